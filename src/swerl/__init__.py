@@ -1,0 +1,1 @@
+"""Reinforcement learning of coding agents, from a public dataset to a trained checkpoint."""

@@ -1,0 +1,1 @@
+"""Algorithms; the file name is `algorithm.type`."""

@@ -1,0 +1,95 @@
+"""A conversation as every dialect, family and engine sees it: messages, tools, request, reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+class Role(StrEnum):
+    """Who speaks."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Finish(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"
+    """The model ended its turn."""
+    TOOL_CALLS = "tool_calls"
+    """The model ended its turn with calls to tools."""
+    LENGTH = "length"
+    """The token limit cut the reply."""
+    ABORT = "abort"
+    """The generation was aborted from outside; the reply never reached its client."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool. `id` is minted by the gateway and unique in its session."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. A tool result is a message with role `tool` and the id of its call."""
+
+    role: Role
+    text: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the client offers; `parameters` is its JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One request for the next assistant message."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    max_tokens: int | None = None
+    """Most tokens the client wants back; None leaves it to the session's limit."""
+    stream: bool = False
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one reply. `cached_tokens` is the part of the prompt that was reused."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """The next assistant message as the client gets it."""
+
+    id: str
+    message: Message
+    finish: Finish
+    usage: Usage = Usage()
+    model: str = ""
+    malformed_calls: int = 0
+    """Calls in the reply that could not be parsed; they stay in `message.text`."""

@@ -1,0 +1,1 @@
+"""Engines; the file name is `engine.type`."""

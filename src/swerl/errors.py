@@ -1,0 +1,109 @@
+"""Every error that swerl raises on purpose, in one tree.
+
+SwerlError
+├── InputError            your input: recipe, command line, dataset row, file (exit code 2)
+│   ├── RecipeError       a recipe that cannot be run as written
+│   ├── TaskError         a task or dataset row that cannot be used
+│   └── UnknownNameError  a name that nothing answers to; the hint lists the nearest ones
+├── SandboxError          a sandbox could not be created or used
+│   ├── SandboxUnavailableError  this machine cannot run the backend at all
+│   └── SandboxLostError         the sandbox died under us
+├── ImageError            an image or source tree could not be had
+├── GatewayError          the gateway refused or could not answer a request
+├── EngineError           the engine answered wrongly
+│   └── EngineLostError   the engine is gone
+├── TrainerError          the trainer failed
+├── GradingError          grading could not reach a verdict
+├── BudgetError           a declared time budget ran out
+└── RunError              the run folder cannot be used as asked
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SwerlError(Exception):
+    """Base of all errors raised on purpose.
+
+    `hint` says what to do about it; `retryable` says that the same call may work a moment later.
+    """
+
+    retryable = False
+
+    def __init__(self, message: str, *, hint: str = "", retryable: bool | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class InputError(SwerlError, ValueError):
+    """The input is wrong; nothing was started."""
+
+
+class RecipeError(InputError):
+    """A recipe cannot be run as written."""
+
+
+class TaskError(InputError):
+    """A task or dataset row cannot be used."""
+
+
+class UnknownNameError(InputError, LookupError):
+    """Nothing answers to this name."""
+
+
+class SandboxError(SwerlError, RuntimeError):
+    """A sandbox could not be created or used."""
+
+
+class SandboxUnavailableError(SandboxError):
+    """This machine cannot run the sandbox backend."""
+
+
+class SandboxLostError(SandboxError, ConnectionError):
+    """A sandbox died while in use; its state is gone."""
+
+
+class ImageError(SwerlError, RuntimeError):
+    """An image or source tree could not be had."""
+
+
+class GatewayError(SwerlError, RuntimeError):
+    """The gateway refused or could not answer a request."""
+
+
+class EngineError(SwerlError, RuntimeError):
+    """The engine answered wrongly."""
+
+
+class EngineLostError(EngineError, ConnectionError):
+    """The engine cannot be reached any more."""
+
+    retryable = True
+
+
+class TrainerError(SwerlError, RuntimeError):
+    """The trainer failed; the run stops."""
+
+
+class GradingError(SwerlError, RuntimeError):
+    """Grading could not reach a verdict."""
+
+
+class BudgetError(SwerlError, TimeoutError):
+    """A declared time budget ran out."""
+
+
+class RunError(SwerlError, RuntimeError):
+    """The run folder cannot be used as asked."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """Build the error for a name that nothing answers to, naming the nearest known ones."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or names[:8]
+    hint = f"did you mean {', '.join(near)}?" if near else f"no {kind} is known here"
+    return UnknownNameError(f"unknown {kind} {name!r}", hint=hint)

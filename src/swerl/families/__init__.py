@@ -1,0 +1,1 @@
+"""Model families; the file name is `model.family`."""

@@ -1,0 +1,1 @@
+"""The HTTP service between agents and engines that records exact tokens."""

@@ -1,0 +1,1 @@
+"""Graders; the file name is a task's `grader`."""

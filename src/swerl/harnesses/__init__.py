@@ -1,0 +1,1 @@
+"""Coding agents; the file name is `harness.type`."""

@@ -1,0 +1,1 @@
+"""Task images: building, storing, mirroring."""

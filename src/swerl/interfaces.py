@@ -1,0 +1,397 @@
+"""Every contract between swerl's parts, on one page; a plug-in implements one of these."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from swerl.chat import ChatReply, ChatRequest, Json, Message
+from swerl.episode import Group
+from swerl.grade import Grade
+from swerl.patch import FileEdit
+from swerl.sample import Sample
+from swerl.task import Task
+from swerl.turn import Completion, Sampling
+
+if TYPE_CHECKING:
+    import torch
+
+# Sandboxes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use."""
+
+    memory_mib: int = 2048
+    num_processes: int = 256
+    num_cpus: float = 1.0
+    disk_mib: int = 4096
+    lifetime_s: float = 3600.0
+    """Seconds after which the sandbox is gone even if its owner forgot it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host folder that a sandbox sees read-only."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exec:
+    """The end of one command in a sandbox."""
+
+    exit_code: int
+    """Exit code; 128 + n after signal n; 124 when `timed_out`."""
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+    truncated: bool = False
+    """Whether output over the cap was dropped."""
+    duration_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Stdout and stderr as one text."""
+        return (self.stdout + self.stderr).decode("utf-8", "replace")
+
+
+class Listener(Protocol):
+    """Somebody who serves connections made inside a sandbox."""
+
+    async def attach(self, sock: socket.socket) -> None:
+        """Accept connections from this listening socket until closed. Takes the socket over."""
+
+
+class Sandbox(Protocol):
+    """One live isolated machine."""
+
+    @property
+    def id(self) -> str:
+        """Identify the sandbox in logs and in the ledger."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+        stdin: bytes | None = None,
+    ) -> Exec:
+        """Run a command to its end; at the timeout its whole process tree is killed."""
+
+    async def read(self, path: str) -> bytes:
+        """Return a file. Raises FileNotFoundError; a link never leads out of the sandbox."""
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file, making its parents; a link never leads out of the sandbox."""
+
+    async def expose(self, listener: Listener) -> str:
+        """Make `listener` reachable from inside and return its base URL there."""
+
+
+class SandboxBackend(Protocol):
+    """Makes sandboxes of one kind."""
+
+    def open(
+        self, image: str, limits: Limits, *, workdir: str, mounts: Sequence[Mount] = ()
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """Create a sandbox of `image`; leaving the context removes it whatever happened."""
+
+
+# The agent's side
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a harness finds its model."""
+
+    url: str
+    """Base URL as seen from where the harness runs, without a trailing slash."""
+    key: str
+    """Session key, sent as the vendor's API key."""
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a harness ended."""
+
+    code: int
+    timed_out: bool = False
+    limit: bool = False
+    """Whether a turn limit stopped it."""
+    log: str = ""
+
+
+class Harness(Protocol):
+    """A coding agent."""
+
+    dialect: str
+    """Name of the dialect that it speaks."""
+    inside: bool
+    """Whether its requests come from inside the sandbox."""
+
+    def mounts(self) -> Sequence[Mount]:
+        """Return what the sandbox must mount for it."""
+
+    async def install(self, sandbox: Sandbox) -> None:
+        """Prepare the sandbox; called once before `run`."""
+
+    async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
+        """Work on the Task until done or until `budget_s` seconds are over."""
+
+    def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
+        """Return the replies of a model that makes these edits with this agent's own tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireReply:
+    """One HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Dialect(Protocol):
+    """One chat wire format."""
+
+    routes: Mapping[str, str]
+    """Path -> operation: `chat`, `count_tokens` or `models`."""
+
+    def session_key(self, headers: Mapping[str, str]) -> str | None:
+        """Return the session key that the client sent as its API key."""
+
+    def parse(self, body: Mapping[str, Json]) -> ChatRequest:
+        """Read a request. Raises GatewayError on a body that the vendor would refuse too."""
+
+    def reply(self, reply: ChatReply) -> Json:
+        """Build the body of an answer without streaming."""
+
+    def events(self, reply: ChatReply) -> Iterator[bytes]:
+        """Yield the server-sent events of a streamed answer."""
+
+    def error(self, error: Exception) -> WireReply:
+        """Build the vendor-shaped answer for a failure."""
+
+
+# The model's side
+
+
+class Engine(Protocol):
+    """Token ids in, token ids and log-probabilities out."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        """Sample one reply. Raises EngineLostError when the engine is gone."""
+
+    async def abort(self, session: str) -> None:
+        """Stop what the session is generating."""
+
+    async def pause(self) -> None:
+        """Stop taking up work until `resume`."""
+
+    async def load(self, weights: WeightRef) -> str:
+        """Load published weights and return the version that now serves."""
+
+    async def resume(self) -> None:
+        """Take up work again."""
+
+    async def close(self) -> None:
+        """Release what the client holds; the server lives on."""
+
+
+class ChatEngine(Protocol):
+    """An engine that answers messages without token ids: for debugging, never for training."""
+
+    async def chat(self, request: ChatRequest, session: str) -> ChatReply:
+        """Return the next assistant message."""
+
+    async def close(self) -> None:
+        """Release what the client holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What an engine module's `open(options, setup)` may need to start its engine."""
+
+    family: Family
+    log_dir: Path
+    model: Path | None = None
+    """Folder of the model to serve, in Hugging Face format."""
+    script: Callable[[str], Sequence[Message]] | None = None
+    """Session id -> the replies to give, for scripted engines."""
+
+
+class Family(Protocol):
+    """What one model line needs."""
+
+    stop_ids: tuple[int, ...]
+    """Token ids that end an assistant turn."""
+
+    def render(self, request: ChatRequest) -> list[int]:
+        """Return the whole prompt, up to where the assistant begins to speak."""
+
+    def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+        """Return the tokens that follow an assistant turn: new messages and the next opening.
+
+        `closed` says whether the assistant's own tokens end with a stop id; if not, the tail
+        begins with what closes the turn.
+        """
+
+    def parse(self, ids: Sequence[int]) -> ParsedReply:
+        """Read sampled ids as thinking, text and tool calls."""
+
+    def encode_reply(self, message: Message) -> list[int]:
+        """Return the ids with which the model would say this message, stop id included."""
+
+    def megatron(self) -> MegatronMapping:
+        """Return how Hugging Face weights and Megatron-Core parameters correspond."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A model's reply in parts. Tool calls carry no ids yet: the gateway mints them."""
+
+    text: str
+    thinking: str
+    calls: tuple[tuple[str, Mapping[str, Json]], ...]
+    malformed_calls: int = 0
+
+
+class MegatronMapping(Protocol):
+    """Moves weights between Hugging Face's names and one rank's Megatron-Core parameters."""
+
+    def config(self, hf_config: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Return the keyword arguments of Megatron's TransformerConfig and GPTModel."""
+
+    def to_megatron(
+        self, name: str, hf: Mapping[str, torch.Tensor], hf_config: Mapping[str, Json]
+    ) -> torch.Tensor:
+        """Return the full (unsharded) tensor of one Megatron parameter."""
+
+    def to_hf(
+        self, full: Mapping[str, torch.Tensor], hf_config: Mapping[str, Json]
+    ) -> dict[str, torch.Tensor]:
+        """Return the Hugging Face tensors of full Megatron parameters."""
+
+
+# Grading and learning
+
+
+class Grader(Protocol):
+    """Turns a patch into facts."""
+
+    async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
+        """Apply the patch in a clean sandbox, run the tests, and judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """Published weights: a folder in Hugging Face format, its version and its checksum."""
+
+    path: Path
+    version: str
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples with advantages for one optimizer step."""
+
+    step: int
+    samples: tuple[Sample, ...]
+    num_episodes: int
+    """Episodes behind the samples: the divisor that gives each one vote."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one optimizer step reports."""
+
+    loss: float
+    grad_norm: float
+    num_tokens: int
+    """Tokens that entered the loss."""
+    mismatch: float
+    """Mean absolute difference of the trainer's and the engine's log-probabilities."""
+    duration_s: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+class Trainer(Protocol):
+    """Owns the weights."""
+
+    async def step(self, batch: Batch) -> StepStats:
+        """Take one optimizer step."""
+
+    async def publish(self) -> WeightRef:
+        """Write the current weights where engines can load them."""
+
+    async def save(self, step: int) -> None:
+        """Write a checkpoint that `restore` continues from."""
+
+    async def restore(self, step: int) -> None:
+        """Continue from the checkpoint of this step."""
+
+    async def close(self) -> None:
+        """Stop the trainer's processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a loss reads, for one micro-batch. Axes: B rows, T positions."""
+
+    logp_BT: torch.Tensor
+    """Log-probability of each token under the weights in training, with gradient."""
+    old_logp_BT: torch.Tensor
+    """Under the policy that sampled it."""
+    ref_logp_BT: torch.Tensor | None
+    """Under the reference policy, where the algorithm asks for one."""
+    mask_BT: torch.Tensor
+    """1 on trained tokens."""
+    advantage_B: torch.Tensor
+    weight_B: torch.Tensor
+    """Each row's part of the batch's mean; sums to one over a whole batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossResult:
+    """A loss to differentiate and figures to report."""
+
+    loss: torch.Tensor
+    stats: Mapping[str, float]
+
+
+class Algorithm(Protocol):
+    """How a Group's rewards become gradients."""
+
+    needs_reference: bool
+    """Whether the loss reads `ref_logp_BT`."""
+
+    def advantages(self, group: Group) -> Sequence[float]:
+        """Return one advantage per Episode; Episodes that are not learnable get 0."""
+
+    def loss(self, inputs: LossInputs) -> LossResult:
+        """Return the loss of one micro-batch."""
+
+
+# Data
+
+
+class Converter(Protocol):
+    """Reads one dataset."""
+
+    source: str
+    """Where the dataset lives: its hub id."""
+
+    def tasks(self, rows: Iterable[Mapping[str, Json]]) -> Iterator[Task]:
+        """Yield a Task per row. Raises TaskError on a row that cannot be used."""

@@ -1,0 +1,40 @@
+"""From a name that users type to the part that answers to it: built in, or an entry point.
+
+A built-in is a module `swerl.<kind>.<name>` (a dash becomes an underscore) with `Options`, a
+pydantic model of its settings, and `build(options, …)`. A third party registers such a module
+under the entry point group `swerl.<kind>`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from types import ModuleType
+
+from swerl.errors import unknown
+
+
+def load(kind: str, name: str) -> ModuleType:
+    """Return the module that implements `name`. Raises UnknownNameError with the nearest names."""
+    module_name = name.replace("-", "_")
+    if not module_name.startswith("_") and module_name in _built_in(kind):
+        return importlib.import_module(f"swerl.{kind}.{module_name}")
+    for entry in entry_points(group=f"swerl.{kind}"):
+        if entry.name == name:
+            module = entry.load()
+            assert isinstance(module, ModuleType)
+            return module
+    raise unknown(kind.rstrip("s"), name, names(kind))
+
+
+def names(kind: str) -> Iterator[str]:
+    """Yield every name of this kind, as users type it."""
+    yield from (name.replace("_", "-") for name in _built_in(kind))
+    yield from (entry.name for entry in entry_points(group=f"swerl.{kind}"))
+
+
+def _built_in(kind: str) -> list[str]:
+    package = importlib.import_module(f"swerl.{kind}")
+    return [info.name for info in pkgutil.iter_modules(package.__path__) if info.name[0] != "_"]

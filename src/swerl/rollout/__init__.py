@@ -1,0 +1,1 @@
+"""From a Task to a graded Episode."""

@@ -1,0 +1,77 @@
+"""Sample: one root-to-leaf token row, what the trainer eats; every sampled token in exactly one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from swerl.tree import Trajectory
+from swerl.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One token row of length T.
+
+    `mask[t]` is 1 where token t was sampled and is trained here; everywhere else the token is
+    context. The prefix `ids[:t]` of a trained token is exactly what the engine saw.
+    """
+
+    episode: str
+    task: str
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-probability under the policy that sampled it; 0.0 on context."""
+    weight_versions: tuple[str, ...] = ()
+    """Weight versions of the trained Turns, oldest first, without repeats."""
+    advantage: float = 0.0
+    share: float = 1.0
+    """Trained tokens of this Sample over those of its whole Episode: its part of one vote."""
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens that enter the loss."""
+        return sum(self.mask)
+
+
+def to_samples(trajectory: Trajectory, *, episode: str, task: str) -> list[Sample]:
+    """Linearise a Trajectory: one Sample a leaf; a shared Turn is trained with its first leaf.
+
+    Turns without token ids (`trainable` false) are left out. The shares of the result sum to one.
+    """
+    trained: set[int] = set()
+    samples = []
+    for leaf in trajectory.leaves():
+        path = trajectory.path(leaf)
+        if not all(turn.trainable for turn in path):
+            continue
+        fresh = {turn.index for turn in path} - trained
+        trained |= fresh
+        sample = _row(path, fresh, episode, task)
+        if sample.num_trained_tokens:
+            samples.append(sample)
+    total = sum(sample.num_trained_tokens for sample in samples)
+    return [replace(sample, share=sample.num_trained_tokens / total) for sample in samples]
+
+
+def _row(path: tuple[Turn, ...], fresh: set[int], episode: str, task: str) -> Sample:
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    versions: dict[str, None] = {}
+    for turn in path:
+        is_fresh = turn.index in fresh
+        ids += turn.prompt_ids + turn.output_ids
+        mask += [0] * len(turn.prompt_ids) + [int(is_fresh)] * len(turn.output_ids)
+        logprobs += [0.0] * len(turn.prompt_ids)
+        logprobs += turn.logprobs if is_fresh else [0.0] * len(turn.output_ids)
+        if is_fresh:
+            versions[turn.weight_version] = None
+    return Sample(
+        episode=episode,
+        task=task,
+        ids=tuple(ids),
+        mask=tuple(mask),
+        logprobs=tuple(logprobs),
+        weight_versions=tuple(versions),
+    )

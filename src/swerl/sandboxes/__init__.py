@@ -1,0 +1,1 @@
+"""Sandbox backends; the file name is `sandbox.type`."""

@@ -1,0 +1,144 @@
+"""Task: one frozen problem, and its slime-compatible JSONL row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swerl.chat import Json
+from swerl.errors import TaskError, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class GradingSpec:
+    """What decides whether a patch solves a Task. Never shown to the agent."""
+
+    grader: str
+    """Name of the grader: `swebench`, `command`, …"""
+    fail_to_pass: tuple[str, ...] = ()
+    """Test ids that must fail before and pass after the patch."""
+    pass_to_pass: tuple[str, ...] = ()
+    """Test ids that must pass before and after the patch."""
+    test_patch: str = ""
+    """Unified diff that brings the hidden tests; applied after the agent's patch."""
+    test_files: Mapping[str, str] = field(default_factory=dict)
+    """Hidden files by path relative to the workdir; written after the agent's patch."""
+    test_command: str = ""
+    """Shell command that runs the tests in the workdir."""
+    log_parser: str = ""
+    """Name of the parser that turns the test log into statuses per test id."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the test command."""
+    timeout_s: float = 600.0
+    """Most seconds for the test command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem: a repository at one commit, a prompt, and the tests that judge a patch."""
+
+    id: str
+    repo: str
+    image: str
+    """Image reference: an OCI name, or a local one such as `host` or `built:<name>`."""
+    workdir: str
+    """Absolute path of the repository inside the sandbox."""
+    prompt: str
+    grading: GradingSpec
+    base_commit: str = ""
+    """Commit that the image's work tree stands at; empty for its HEAD."""
+    gold_patch: str = ""
+    """The known solution as a unified diff. Never shown to the agent."""
+    dataset: str = ""
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+
+
+def to_row(task: Task) -> dict[str, Json]:
+    """Turn a Task into one row of slime-compatible JSONL; `from_row` reverses it without loss."""
+    fields = asdict(task)
+    return {
+        "prompt": task.prompt,
+        "label": task.id,
+        "metadata": {
+            "instance_id": task.id,
+            "image": task.image,
+            "workdir": task.workdir,
+            "remote_env_info": {
+                "instance_id": task.id,
+                "image_url": task.image,
+                "workdir": task.workdir,
+                "repo": task.repo,
+                "base_commit": task.base_commit,
+                "test_patch": task.grading.test_patch,
+                "FAIL_TO_PASS": list(task.grading.fail_to_pass),
+                "PASS_TO_PASS": list(task.grading.pass_to_pass),
+            },
+            "swerl": {k: v for k, v in fields.items() if k not in {"id", "prompt"}},
+        },
+    }
+
+
+def from_row(row: Mapping[str, Json]) -> Task:
+    """Read a Task from a row written by `to_row`. Raises TaskError on anything else."""
+    try:
+        fields: dict[str, Any] = dict(_object(_object(row["metadata"])["swerl"]))
+        grading: dict[str, Any] = dict(_object(fields.pop("grading")))
+        for name in ("fail_to_pass", "pass_to_pass"):
+            grading[name] = tuple(grading[name])
+        spec = GradingSpec(**grading)
+        return Task(id=str(row["label"]), prompt=str(row["prompt"]), grading=spec, **fields)
+    except (KeyError, TypeError) as error:
+        message = f"a task row lacks or misnames a field: {error}"
+        raise TaskError(message, hint="write the file with `swerl convert`") from error
+
+
+def read_tasks(path: Path) -> Iterator[Task]:
+    """Yield the Tasks of a JSONL file. Raises TaskError with the line number of a bad row."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _parse_line(path, number, line)
+    except OSError as error:
+        message = f"cannot read task file {path}: {error.strerror}"
+        raise TaskError(message, hint="make one with `swerl convert`") from error
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
+    """Write Tasks as JSONL under a temporary name, then rename; return how many."""
+    temporary = path.with_name(path.name + ".part")
+    count = 0
+    with temporary.open("w", encoding="utf-8") as out:
+        for task in tasks:
+            out.write(json.dumps(to_row(task), ensure_ascii=False) + "\n")
+            count += 1
+    temporary.replace(path)
+    return count
+
+
+def find_task(tasks: Iterable[Task], task_id: str) -> Task:
+    """Return the Task with this id. Raises UnknownNameError with the nearest ids."""
+    seen = []
+    for task in tasks:
+        if task.id == task_id:
+            return task
+        seen.append(task.id)
+    raise unknown("instance", task_id, seen)  # noqa: EM101: a kind, not a message
+
+
+def _parse_line(path: Path, number: int, line: str) -> Task:
+    try:
+        return from_row(json.loads(line))
+    except (json.JSONDecodeError, TaskError) as error:
+        message = f"{path}:{number}: {error}"
+        raise TaskError(message, hint="write it with `swerl convert`") from error
+
+
+def _object(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        message = f"expected an object, found {value!r:.40}"
+        raise TypeError(message)
+    return value

@@ -1,0 +1,1 @@
+"""Task files: made, vetted, chosen."""

@@ -1,0 +1,1 @@
+"""From graded Groups to new weights."""
