@@ -126,7 +126,7 @@ def find_task(tasks: Iterable[Task], task_id: str) -> Task:
         if task.id == task_id:
             return task
         seen.append(task.id)
-    raise unknown("instance", task_id, seen)  # noqa: EM101: a kind, not a message
+    raise unknown("instance", task_id, seen)
 
 
 def _parse_line(path: Path, number: int, line: str) -> Task:
