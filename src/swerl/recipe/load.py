@@ -1,0 +1,97 @@
+"""From TOML files and `--set` to a Recipe: defaults < files left to right < settings."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from swerl.errors import RecipeError
+from swerl.recipe.schema import Recipe
+
+
+def load(files: Sequence[Path], settings: Iterable[str] = ()) -> Recipe:
+    """Read a recipe. Raises RecipeError naming the file, the key and the nearest known key."""
+    merged: dict[str, Any] = {}
+    for file in files:
+        merged = _merge(merged, _read(file))
+    for setting in settings:
+        merged = _merge(merged, _parse_setting(setting))
+    try:
+        return Recipe.model_validate(merged)
+    except ValidationError as error:
+        raise _explain(error) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        near = difflib.get_close_matches(file.name, _recipes_beside(file), n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}?" if near else "recipes live in recipes/*.toml"
+        message = f"cannot read recipe {file}: {error.strerror}"
+        raise RecipeError(message, hint=hint) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{file} is not TOML: {error}"
+        raise RecipeError(
+            message, hint="write strings in quotes, one key = value a line"
+        ) from error
+
+
+def _recipes_beside(file: Path) -> list[str]:
+    folder = file.parent if file.parent.is_dir() else Path("recipes")
+    return [path.name for path in folder.glob("*.toml")]
+
+
+def _parse_setting(setting: str) -> dict[str, Any]:
+    key, equals, text = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        message = f"--set {setting!r} is not key=value"
+        raise RecipeError(message, hint="for example --set trainer.lr=1e-4")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merge(old, value) if both and old is not None else value
+    return merged
+
+
+def _explain(error: ValidationError) -> RecipeError:
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"]]
+    key = ".".join(where)
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(where[-1], _fields(where[:-1]), n=3, cutoff=0.4)
+        known = near or _fields(where[:-1])
+        hint = f"did you mean {', '.join(near)}?" if near else f"known here: {', '.join(known)}"
+        return RecipeError(f"unknown recipe key {key!r}", hint=hint)
+    if first["type"] == "missing":
+        return RecipeError(f"the recipe lacks {key!r}", hint=f"add {key} = … to it")
+    message = f"recipe key {key} = {first['input']!r}: {first['msg']}"
+    return RecipeError(message, hint="docs/recipes.md lists every key with its unit")
+
+
+def _fields(section: Sequence[str]) -> list[str]:
+    model: type[BaseModel] = Recipe
+    for name in section:
+        field = model.model_fields.get(name)
+        types = [field.annotation, *get_args(field.annotation)] if field else []
+        inner = [t for t in types if isinstance(t, type) and issubclass(t, BaseModel)]
+        if not inner:
+            return []
+        model = inner[0]
+    return sorted(model.model_fields)

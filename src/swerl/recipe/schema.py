@@ -1,0 +1,191 @@
+"""Every setting of a run, by section, with its unit and the reason for its default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of a recipe: frozen, and no key that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PluginSection(BaseModel):
+    """A section whose `type` names a plug-in; the plug-in's own `Options` validate the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    type: str
+    """Name of the plug-in."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is set besides `type`."""
+        return dict(self.model_extra or {})
+
+
+class TasksSection(Section):
+    """Which problems to train on."""
+
+    source: str = "twin"
+    """`twin` for the generated tasks, or a JSONL file written by `swerl convert`."""
+    heldout: str | None = None
+    """JSONL file of evaluation tasks; the generated tasks bring their own."""
+    num_train: int = Field(512, ge=1)
+    """Generated training tasks. Enough that few repeat within a run of the twin."""
+    num_heldout: int = Field(200, ge=0)
+    """Generated evaluation tasks: held-out variants of the trained templates."""
+    num_unseen: int = Field(100, ge=0)
+    """Generated evaluation tasks of the two templates that are never trained on."""
+
+
+class ModelShape(Section):
+    """Shape of a model that swerl makes itself (Qwen3 architecture)."""
+
+    num_layers: int = 2
+    hidden_size: int = 128
+    ffn_hidden_size: int = 384
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    vocab_size: int = 512
+    max_positions: int = 1024
+
+
+class WarmStartSection(Section):
+    """Supervised warm start of a model that swerl makes itself."""
+
+    steps: int = Field(450, ge=0)
+    """Optimizer steps; the policy starts at about a quarter solved."""
+    batch_size: int = Field(32, ge=1)
+    """Scripted trajectories a step."""
+    lr: float = 3e-3
+    """Peak learning rate; falls linearly to a tenth."""
+    wrong_share: float = Field(0.75, ge=0, le=1)
+    """Share of trajectories with a random fix, so that the policy is left something to learn."""
+
+
+class ModelSection(Section):
+    """The policy that is trained."""
+
+    family: str = "tiny"
+    """Name of the model family."""
+    path: Path | None = None
+    """Folder in Hugging Face format; none makes and warm-starts a tiny model."""
+    shape: ModelShape = ModelShape()
+    warm_start: WarmStartSection = WarmStartSection()
+
+
+class RolloutSection(Section):
+    """How Episodes are made."""
+
+    groups_per_step: int = Field(8, ge=1)
+    """Tasks an optimizer step."""
+    episodes_per_group: int = Field(8, ge=1)
+    """Attempts at each Task of a step."""
+    concurrency: int = Field(16, ge=1)
+    """Episodes at once, each with one sandbox; bounded by the machine, not by the engine."""
+    temperature: float = Field(1.0, gt=0)
+    max_new_tokens: int = Field(96, ge=1)
+    """Most tokens of one reply."""
+    max_context_tokens: int = Field(1024, ge=16)
+    """Most tokens of one conversation."""
+    max_turns: int = Field(8, ge=1)
+    """Most replies of one Episode."""
+    reward: str = "solved"
+    """Name of the reward rule."""
+    refills: int = Field(2, ge=0)
+    """How often an Episode lost to machinery is tried again."""
+    max_infra_rate: float = Field(0.25, ge=0, le=1)
+    """Share of a step's Episodes that may be lost to machinery before the run stops."""
+
+
+class BudgetsSection(Section):
+    """Time budgets in seconds, each inside the next."""
+
+    model_call_s: float = Field(30, gt=0)
+    """One reply of the model."""
+    tool_s: float = Field(60, gt=0)
+    """One tool call of the agent; the built-in agent enforces it."""
+    agent_s: float = Field(120, gt=0)
+    """The agent's whole work on one Task."""
+    grading_s: float = Field(150, gt=0)
+    """Grading one patch, its sandbox's start included."""
+    episode_s: float = Field(300, gt=0)
+    """A whole Episode: agent, diff and grading."""
+    sandbox_s: float = Field(600, gt=0)
+    """Life of one sandbox, after which it is gone even if its owner died."""
+
+
+class LimitsSection(Section):
+    """What one sandbox may use."""
+
+    memory_mib: int = Field(1024, ge=16)
+    num_processes: int = Field(128, ge=8)
+    num_cpus: float = Field(1.0, gt=0)
+    disk_mib: int = Field(1024, ge=16)
+
+
+class TrainerSection(Section):
+    """The optimizer and its processes."""
+
+    ranks: int = Field(1, ge=1)
+    """Trainer processes."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks that share one copy of the weights."""
+    threads: int = Field(1, ge=1)
+    """Torch threads a rank."""
+    lr: float = Field(4e-4, gt=0)
+    """Peak learning rate."""
+    warmup_steps: int = Field(10, ge=0)
+    """Steps of linear warm-up; without it small models collapse."""
+    lr_end: float = Field(1.0, ge=0, le=1)
+    """Learning rate at the last step over its peak; 1 keeps it constant."""
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.98
+    weight_decay: float = Field(0.0, ge=0)
+    clip_grad: float = Field(1.0, gt=0)
+    """Largest gradient norm."""
+    tokens_per_micro_batch: int = Field(16384, ge=16)
+    """Padded tokens of one forward pass of one rank."""
+
+
+class EvalSection(Section):
+    """Evaluation on held-out Tasks before and after training."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations during training; 0 evaluates at start and end only."""
+
+
+class MetricsSection(Section):
+    """Where metrics go besides the run folder."""
+
+    sinks: tuple[str, ...] = ()
+    """Any of `trackio` and `wandb`."""
+    project: str = "swerl"
+
+
+class Recipe(Section):
+    """One run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run and of its folder under `runs/`."""
+    seed: int = 0
+    steps: int = Field(45, ge=1)
+    """Optimizer steps."""
+    tasks: TasksSection = TasksSection()
+    model: ModelSection = ModelSection()
+    sandbox: PluginSection = PluginSection(type="local")
+    harness: PluginSection = PluginSection(type="builtin")
+    engine: PluginSection = PluginSection(type="torch-cpu")
+    algorithm: PluginSection = PluginSection(type="gspo")
+    trainer: TrainerSection = TrainerSection()
+    rollout: RolloutSection = RolloutSection()
+    budgets: BudgetsSection = BudgetsSection()
+    limits: LimitsSection = LimitsSection()
+    eval: EvalSection = EvalSection()
+    metrics: MetricsSection = MetricsSection()
