@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from itertools import pairwise
 
 from pydantic import BaseModel, ValidationError
 
@@ -44,7 +45,7 @@ def check_budgets(budgets: BudgetsSection) -> None:
         ("episode_s", budgets.episode_s),
         ("sandbox_s", budgets.sandbox_s),
     ]
-    for (inner, inner_s), (outer, outer_s) in zip(chain, chain[1:], strict=False):
+    for (inner, inner_s), (outer, outer_s) in pairwise(chain):
         if inner_s >= outer_s:
             message = f"budgets.{inner} = {inner_s:g} must be below budgets.{outer} = {outer_s:g}"
             raise RecipeError(message, hint=f"raise {outer} or lower {inner}")

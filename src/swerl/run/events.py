@@ -1,0 +1,125 @@
+"""Typed events: what the core tells to progress bars, metrics and the run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+from swerl.grade import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """An Episode entered a phase: boot, agent, diff, grade."""
+
+    episode: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEnded:
+    """An Episode left a phase after `seconds`."""
+
+    episode: str
+    phase: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The gateway answered one request of an Episode."""
+
+    episode: str
+    turn: int
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float
+    said: str
+    """First line of what the model said."""
+    calls: tuple[str, ...]
+    """Tool calls, as `name(arguments)` in short."""
+    results: tuple[str, ...] = ()
+    """First lines of the tool results that the request brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnded:
+    """An Episode is over and written."""
+
+    episode: str
+    task: str
+    verdict: Verdict
+    reward: float
+    turns: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """The run begins the rollouts of a step."""
+
+    step: int
+    num_episodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """A step is committed."""
+
+    step: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalEnded:
+    """An evaluation is over."""
+
+    step: int
+    split: str
+    solve_rate: float
+    num_episodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A stage other than rollouts moved on: warm start, building, starting."""
+
+    stage: str
+    done: int
+    total: int
+    note: str = ""
+
+
+Event: TypeAlias = (
+    PhaseStarted
+    | PhaseEnded
+    | TurnEnded
+    | EpisodeEnded
+    | StepStarted
+    | StepEnded
+    | EvalEnded
+    | Progress
+)
+Emit: TypeAlias = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Take an event and do nothing with it."""
+
+
+def fan_out(*listeners: Emit) -> Emit:
+    """Return a function that hands every event to each listener in turn."""
+
+    def emit(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return emit
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """Return the event as one line of `events.jsonl`: its name, the time and its fields."""
+    return {"event": type(event).__name__, "time": round(time.time(), 3), **asdict(event)}
