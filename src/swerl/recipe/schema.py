@@ -136,7 +136,19 @@ class TrainerSection(Section):
     ranks: int = Field(1, ge=1)
     """Trainer processes."""
     tensor_parallel: int = Field(1, ge=1)
-    """Ranks that share one copy of the weights."""
+    """Ranks that share one copy of the weights. Above 1 turns sequence parallelism on."""
+    pipeline_parallel: int = Field(1, ge=1)
+    """Stages that the layers are split into."""
+    context_parallel: int = Field(1, ge=1)
+    """Ranks that share one sequence; long contexts need it to fit."""
+    expert_parallel: int = Field(1, ge=1)
+    """Ranks that share one set of experts; 1 for a dense model."""
+    expert_tensor_parallel: int = Field(1, ge=1)
+    """Ranks that share one expert; small experts are slower when split."""
+    recompute: bool = False
+    """Whether activations are computed again in the backward pass: slower, far less memory."""
+    offload_optimizer: bool = False
+    """Whether the optimizer's state lives in the host's memory."""
     threads: int = Field(1, ge=1)
     """Torch threads a rank."""
     lr: float = Field(4e-4, gt=0)
@@ -152,6 +164,30 @@ class TrainerSection(Section):
     """Largest gradient norm."""
     tokens_per_micro_batch: int = Field(16384, ge=16)
     """Padded tokens of one forward pass of one rank."""
+
+
+class ClusterSection(Section):
+    """The GPUs of a run."""
+
+    nodes: int = Field(1, ge=1)
+    gpus_per_node: int = Field(0, ge=0)
+    """0 runs on CPU."""
+    gpu: str = "h100"
+    """Kind of GPU: a name in the price book."""
+    gpus_per_engine: int = Field(8, ge=1)
+    """GPUs of one engine; one node's, so that its traffic stays inside the node."""
+    colocate: bool = True
+    """Whether engines and trainer take turns on the same GPUs; else each has its own."""
+
+
+class CostSection(Section):
+    """What a run is assumed to need, as low, middle and high case."""
+
+    step_minutes: tuple[float, float, float] = (20, 25, 30)
+    """Minutes of one step; the published estimate for 64 episodes on 64 H100."""
+    sandbox_seconds: tuple[float, float, float] | None = None
+    """Sandbox-seconds of one Episode, the agent's and the grading sandbox together; none scales
+    520, 1,140 and 2,400 s, which belong to an agent budget of 1,800 s, to this recipe's."""
 
 
 class EvalSection(Section):
@@ -187,5 +223,7 @@ class Recipe(Section):
     rollout: RolloutSection = RolloutSection()
     budgets: BudgetsSection = BudgetsSection()
     limits: LimitsSection = LimitsSection()
+    cluster: ClusterSection = ClusterSection()
     eval: EvalSection = EvalSection()
+    cost: CostSection = CostSection()
     metrics: MetricsSection = MetricsSection()
