@@ -1,0 +1,36 @@
+"""Seconds per phase of an Episode, told as events while they pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from swerl.run.events import Emit, PhaseEnded, PhaseStarted
+
+
+class Clock:
+    """Measures the phases of one Episode; `seconds` adds up phases of the same name."""
+
+    def __init__(self, episode: str, emit: Emit) -> None:
+        self._episode = episode
+        self._emit = emit
+        self._started = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure what happens inside."""
+        self._emit(PhaseStarted(self._episode, name))
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            self._emit(PhaseEnded(self._episode, name, seconds))
+
+    @property
+    def total(self) -> float:
+        """Return the seconds since the Episode began."""
+        return time.monotonic() - self._started

@@ -1,0 +1,145 @@
+"""One Episode from Task to Reward: `run` reads like the path of one datum.
+
+Every way to fail ends in a Verdict, not in an exception: a budget in `timeout`, broken machinery
+in `infra`. What was finished by then (Turns, patch) is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from swerl import plugins
+from swerl.episode import Episode, Status
+from swerl.errors import BudgetError, SwerlError
+from swerl.gateway.sessions import Session
+from swerl.grade import Grade, Verdict
+from swerl.interfaces import Exit, Sandbox
+from swerl.rollout import workspace
+from swerl.rollout.clock import Clock
+from swerl.rollout.parts import Parts
+from swerl.rollout.session import open_session
+from swerl.run.events import EpisodeEnded
+from swerl.task import Task
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What an Episode has come to so far."""
+
+    status: Status = Status.FAILED
+    patch: str | None = None
+    log: str = ""
+    grade: Grade | None = None
+
+
+async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
+    """Attempt a Task once: the agent in one Sandbox, grading in a fresh one."""
+    draft, clock = _Draft(), Clock(episode_id, parts.emit)
+    session = open_session(episode_id, parts)
+    try:
+        async with _budget("episode_s", parts.budgets.episode_s):
+            await _work(task, session, parts, draft, clock)
+            draft.grade = await _grade(task, parts, draft, clock)
+    except SwerlError as error:
+        draft.grade = _failed(error)
+    finally:
+        trajectory = await session.close()
+    grade = _failed(session.failure) if session.failure else draft.grade
+    assert grade is not None
+    clock.seconds["total"] = clock.total
+    episode = Episode(
+        id=episode_id,
+        task_id=task.id,
+        status=draft.status,
+        grade=grade,
+        reward=parts.reward(grade, draft.status),
+        trajectory=trajectory,
+        patch=draft.patch or "",
+        timings=clock.seconds,
+        log=draft.log,
+        error=grade.reason if grade.verdict is Verdict.INFRA else "",
+    )
+    parts.emit(_ended(episode))
+    return episode
+
+
+async def _work(task: Task, session: Session, parts: Parts, draft: _Draft, clock: Clock) -> None:
+    """Let the agent work in a Sandbox of its own, then take its patch."""
+    opened = parts.provisioner.for_agent(task, parts.harness)
+    async with _boot(opened, "boot", clock) as sandbox:
+        base = await workspace.base_commit(sandbox, task.workdir)
+        url = await sandbox.expose(session) if parts.harness.inside else session.url
+        with clock.phase("agent"):
+            done = await parts.harness.run(
+                sandbox, task, session.endpoint(url), parts.budgets.agent_s
+            )
+        draft.status, draft.log = _status(done), done.log
+        with clock.phase("diff"):
+            draft.patch = await workspace.take_patch(sandbox, task.workdir, base)
+
+
+async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade:
+    """Grade the patch in a clean Sandbox, unless there is nothing left to grade."""
+    if draft.status is Status.TIMEOUT:
+        return Grade(Verdict.TIMEOUT, f"the agent used up agent_s = {parts.budgets.agent_s:g} s")
+    if draft.patch is None:
+        return Grade(Verdict.UNSOLVED, "the agent left no readable work tree, or a huge patch")
+    grader = plugins.load("graders", task.grading.grader).build()
+    async with (
+        _budget("grading_s", parts.budgets.grading_s),
+        _boot(parts.provisioner.for_grading(task), "grade_boot", clock) as sandbox,
+    ):
+        with clock.phase("grade"):
+            grade: Grade = await grader.grade(task, draft.patch, sandbox)
+    clock.seconds["test"] = grade.test_s
+    return grade
+
+
+@asynccontextmanager
+async def _boot(
+    opened: AbstractAsyncContextManager[Sandbox], name: str, clock: Clock
+) -> AsyncIterator[Sandbox]:
+    async with AsyncExitStack() as stack:
+        with clock.phase(name):
+            sandbox = await stack.enter_async_context(opened)
+        yield sandbox
+
+
+@asynccontextmanager
+async def _budget(name: str, seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds) as timer:
+            yield
+    except TimeoutError as error:
+        if not timer.expired():
+            raise
+        message = f"budgets.{name} = {seconds:g} s ran out"
+        raise BudgetError(message) from error
+
+
+def _failed(error: SwerlError) -> Grade:
+    verdict = Verdict.TIMEOUT if isinstance(error, BudgetError) else Verdict.INFRA
+    return Grade(verdict, f"{type(error).__name__}: {error}")
+
+
+def _status(done: Exit) -> Status:
+    if done.timed_out:
+        return Status.TIMEOUT
+    if done.limit:
+        return Status.LIMIT
+    return Status.COMPLETED if done.code == 0 else Status.FAILED
+
+
+def _ended(episode: Episode) -> EpisodeEnded:
+    return EpisodeEnded(
+        episode=episode.id,
+        task=episode.task_id,
+        verdict=episode.verdict,
+        reward=episode.reward,
+        turns=len(episode.trajectory.turns),
+        tokens=episode.trajectory.num_sampled_tokens,
+        seconds=episode.timings["total"],
+    )

@@ -1,0 +1,26 @@
+"""What every Episode of a run shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swerl.gateway.app import Gateway
+from swerl.interfaces import Harness
+from swerl.recipe.schema import BudgetsSection, RolloutSection
+from swerl.rollout.provision import Provisioner
+from swerl.rollout.reward import Rule
+from swerl.run.events import Emit
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every Episode of a run shares."""
+
+    gateway: Gateway
+    provisioner: Provisioner
+    harness: Harness
+    reward: Rule
+    rollout: RolloutSection
+    budgets: BudgetsSection
+    seed: int
+    emit: Emit

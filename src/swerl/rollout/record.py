@@ -1,0 +1,86 @@
+"""An Episode as a folder: patch, grade, log, exact tokens; `episode.json` is written last."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from swerl.chat import Finish
+from swerl.episode import Episode, Status
+from swerl.grade import Grade, TestStatus, Verdict
+from swerl.run.files import disk_errors, read_json, write_bytes, write_json
+from swerl.tree import Trajectory
+from swerl.turn import Turn
+
+
+def write(folder: Path, episode: Episode) -> None:
+    """Write an Episode. Raises RunError where the disk refuses."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "patch.diff").write_bytes(episode.patch.encode("utf-8", "surrogateescape"))
+        (folder / "agent.log").write_text(episode.log, encoding="utf-8", errors="replace")
+        (folder / "grade.json").write_bytes(_dump(asdict(episode.grade)))
+        (folder / "trajectory.json").write_bytes(_dump(asdict(episode.trajectory)))
+    summary = {
+        "id": episode.id,
+        "task_id": episode.task_id,
+        "status": episode.status,
+        "verdict": episode.verdict,
+        "reward": episode.reward,
+        "turns": len(episode.trajectory.turns),
+        "sampled_tokens": episode.trajectory.num_sampled_tokens,
+        "timings": dict(episode.timings),
+        "error": episode.error,
+    }
+    write_bytes(folder / "episode.json", _dump(summary))
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the folder holds a whole Episode."""
+    return (folder / "episode.json").exists()
+
+
+def read(folder: Path) -> Episode:
+    """Read an Episode back. Raises RunError where the folder is damaged."""
+    summary = read_json(folder / "episode.json")
+    return Episode(
+        id=summary["id"],
+        task_id=summary["task_id"],
+        status=Status(summary["status"]),
+        grade=_grade(read_json(folder / "grade.json")),
+        reward=summary["reward"],
+        trajectory=_trajectory(read_json(folder / "trajectory.json")),
+        patch=(folder / "patch.diff").read_bytes().decode("utf-8", "surrogateescape"),
+        timings=summary["timings"],
+        log=(folder / "agent.log").read_text(encoding="utf-8", errors="replace"),
+        error=summary["error"],
+    )
+
+
+def write_transcript(folder: Path, messages: list[dict[str, Any]]) -> None:
+    """Write the conversation as a person reads it."""
+    write_json(folder / "transcript.json", messages)
+
+
+def _dump(value: Any) -> bytes:
+    return orjson.dumps(value, default=str)
+
+
+def _grade(value: dict[str, Any]) -> Grade:
+    tests = {name: TestStatus(status) for name, status in value.pop("tests").items()}
+    verdict = Verdict(value.pop("verdict"))
+    restored = tuple(value.pop("restored"))
+    return Grade(verdict=verdict, tests=tests, restored=restored, **value)
+
+
+def _trajectory(value: dict[str, Any]) -> Trajectory:
+    return Trajectory(value["session"], tuple(map(_turn, value["turns"])), value["dropped"])
+
+
+def _turn(value: dict[str, Any]) -> Turn:
+    for name in ("prompt_ids", "output_ids", "logprobs"):
+        value[name] = tuple(value[name])
+    return Turn(finish=Finish(value.pop("finish")), **value)

@@ -1,0 +1,32 @@
+"""Reward rules: from a Grade and a status to one number, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swerl.episode import Status
+from swerl.errors import unknown
+from swerl.grade import Grade, Verdict
+
+Rule = Callable[[Grade, Status], float]
+
+
+def rule(name: str) -> Rule:
+    """Return the rule of this name. Raises UnknownNameError."""
+    if name not in _RULES:
+        raise unknown("reward rule", name, _RULES)
+    return _RULES[name]
+
+
+def _solved(grade: Grade, status: Status) -> float:
+    """1 for a solved Task, 0 for everything else; a timeout counts as not solved."""
+    return float(grade.verdict is Verdict.SOLVED)
+
+
+def _solved_in_time(grade: Grade, status: Status) -> float:
+    """Like `solved`, but an Episode that ran into a time budget gets -0.5."""
+    timed_out = Verdict.TIMEOUT is grade.verdict or status is Status.TIMEOUT
+    return -0.5 if timed_out else _solved(grade, status)
+
+
+_RULES: dict[str, Rule] = {"solved": _solved, "solved-in-time": _solved_in_time}

@@ -1,0 +1,67 @@
+"""Opening an Episode's Session: its sampling, its caps, and its Turns told as events."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+
+from swerl.chat import ToolCall
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.sessions import Session, TurnRecord
+from swerl.rollout.parts import Parts
+from swerl.run.events import Emit, TurnEnded
+from swerl.turn import Sampling
+
+
+def open_session(episode_id: str, parts: Parts) -> Session:
+    """Open the Session of an Episode; its draws depend on the run's seed and the id alone."""
+    rollout = parts.rollout
+    return parts.gateway.open(
+        episode_id,
+        sampling=Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            seed=seed_of(parts.seed, episode_id),
+        ),
+        limits=SessionLimits(
+            max_turns=rollout.max_turns,
+            max_context_tokens=rollout.max_context_tokens,
+            model_call_s=parts.budgets.model_call_s,
+        ),
+        on_turn=_announce(episode_id, parts.emit),
+    )
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Return the 31-bit seed that belongs to this name in a run of this seed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) >> 1
+
+
+def _announce(episode_id: str, emit: Emit) -> Callable[[TurnRecord], None]:
+    def on_turn(record: TurnRecord) -> None:
+        turn = record.turn
+        message = record.reply.message
+        emit(
+            TurnEnded(
+                episode=episode_id,
+                turn=turn.index,
+                prompt_tokens=record.reply.usage.prompt_tokens,
+                output_tokens=len(turn.output_ids),
+                seconds=turn.duration_s,
+                said=_first_line(message.text),
+                calls=tuple(map(_brief, message.tool_calls)),
+                results=tuple(_first_line(message.text) for message in record.new_messages),
+            )
+        )
+
+    return on_turn
+
+
+def _brief(call: ToolCall) -> str:
+    return f"{call.name}({_first_line(json.dumps(dict(call.arguments), ensure_ascii=False))})"
+
+
+def _first_line(text: str, width: int = 200) -> str:
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= width else line[: width - 1] + "…"
