@@ -1,0 +1,132 @@
+"""Test logs to statuses per test id: one parser per test runner.
+
+The rules are those by which SWE-bench judges, so that verdicts agree: the id is the word after
+the status, the last line about a test counts, and what is no status line is ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from swerl.errors import unknown
+from swerl.grade import TestStatus
+
+Statuses: TypeAlias = dict[str, TestStatus]
+Parser: TypeAlias = Callable[[str], Statuses]
+
+_WORDS: Mapping[str, TestStatus] = {
+    "PASSED": TestStatus.PASSED,
+    "FAILED": TestStatus.FAILED,
+    "ERROR": TestStatus.ERROR,
+    "SKIPPED": TestStatus.SKIPPED,
+    "XFAIL": TestStatus.XFAIL,
+}
+_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +(\S.*?) *$", re.MULTILINE)
+_OPTION = re.compile(r"(.*?)\[(.*)\]")
+_COLOUR = re.compile(r"\[\d+m")
+_CONTROL = dict.fromkeys(range(1, 32))
+
+
+def find_parser(name: str) -> Parser:
+    """Return the parser of this name. Raises UnknownNameError with the nearest names."""
+    if name not in PARSERS:
+        raise unknown("log parser", name, PARSERS)
+    return PARSERS[name]
+
+
+def status_lines(log: str) -> Statuses:
+    """Read lines `PASSED id`, `FAILED id`, … of a runner that reports each test once.
+
+    A second line about a test makes it fail: an honest runner writes none.
+    """
+    found: Statuses = {}
+    for word, name in _LINE.findall(log):
+        found[name] = TestStatus.FAILED if name in found else _WORDS[word]
+    return found
+
+
+def pytest(log: str) -> Statuses:
+    """Read the short summary of `pytest -rA`."""
+    return dict(_summary_lines(log))
+
+
+def pytest_options(log: str) -> Statuses:
+    """Read `pytest -rA` and shorten parameters that are absolute paths to their last part."""
+    return {_short_option(name): status for name, status in _summary_lines(log)}
+
+
+def pytest_coloured(log: str) -> Statuses:
+    """Read `pytest -rA` with colours, and the `id STATUS` lines of pytest before `-rA`."""
+    found: Statuses = {}
+    for raw in log.split("\n"):
+        line = _COLOUR.sub("", raw).translate(_CONTROL)
+        if line.startswith(tuple(_WORDS)):
+            found.update(_summary_lines(line))
+        elif line.endswith(tuple(_WORDS)):
+            words = line.split()
+            if len(words) > 1 and words[1] in _WORDS:
+                found[words[0]] = _WORDS[words[1]]
+    return found
+
+
+def matplotlib(log: str) -> Statuses:
+    """Read `pytest -rA` where enum members stand in ids by name instead of by value."""
+    return pytest(log.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
+
+
+def seaborn(log: str) -> Statuses:
+    """Read passes and failures of either pytest layout: `STATUS id` or `id PASSED`."""
+    found: Statuses = {}
+    for line in log.split("\n"):
+        words = line.split()
+        if line.startswith(("FAILED", "PASSED")) and len(words) > 1 and words[0] in _WORDS:
+            found[words[1]] = _WORDS[words[0]]
+        elif " PASSED " in line and words[1] == "PASSED":
+            found[words[0]] = TestStatus.PASSED
+    return found
+
+
+def sympy(log: str) -> Statuses:
+    """Read sympy's own runner: `test_name ok|F|E` lines and the headings of failures."""
+    headings = re.findall(r"_* (.*)\.py:(.*) _*", log)
+    found = {f"{path}.py:{name}": TestStatus.FAILED for path, name in headings}
+    endings = {" E": TestStatus.ERROR, " F": TestStatus.FAILED, " ok": TestStatus.PASSED}
+    for line in map(str.strip, log.split("\n")):
+        for ending, status in endings.items():
+            if line.startswith("test_") and line.endswith(ending):
+                found[line.split()[0]] = status
+    return found
+
+
+def _summary_lines(log: str) -> list[tuple[str, TestStatus]]:
+    found = []
+    for line in log.split("\n"):
+        if line.startswith(tuple(_WORDS)):
+            words = line.replace(" - ", " ").split() if line.startswith("FAILED") else line.split()
+            if len(words) > 1 and words[0] in _WORDS:
+                found.append((words[1], _WORDS[words[0]]))
+    return found
+
+
+def _short_option(name: str) -> str:
+    match = _OPTION.search(name)
+    if not match:
+        return name
+    main, option = match.groups()
+    if option.startswith("/") and not option.startswith("//") and "*" not in option:
+        option = "/" + option.split("/")[-1]
+    return f"{main}[{option}]"
+
+
+PARSERS: Mapping[str, Parser] = {
+    "status_lines": status_lines,
+    "pytest": pytest,
+    "pytest_options": pytest_options,
+    "pytest_coloured": pytest_coloured,
+    "matplotlib": matplotlib,
+    "seaborn": seaborn,
+    "sympy": sympy,
+}
+"""Parsers by the name that a Task's `log_parser` gives."""
