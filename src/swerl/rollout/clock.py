@@ -26,9 +26,12 @@ class Clock:
         try:
             yield
         finally:
-            seconds = time.monotonic() - started
-            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-            self._emit(PhaseEnded(self._episode, name, seconds))
+            self.add(name, time.monotonic() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Take over a phase that somebody else measured and that has just ended."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self._emit(PhaseEnded(self._episode, name, seconds))
 
     @property
     def total(self) -> float:

@@ -94,7 +94,7 @@ async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade
     ):
         with clock.phase("grade"):
             grade: Grade = await grader.grade(task, draft.patch, sandbox)
-    clock.seconds["test"] = grade.test_s
+    clock.add("test", grade.test_s)
     return grade
 
 

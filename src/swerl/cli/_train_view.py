@@ -1,0 +1,171 @@
+"""What `swerl train` shows: stages, live rollouts, one line a step, and the closing summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from swerl.cli._output import console
+from swerl.recipe.schema import Recipe
+from swerl.run.events import (
+    EpisodeEnded,
+    EvalEnded,
+    Event,
+    PhaseEnded,
+    PhaseStarted,
+    Progress,
+    StepEnded,
+    StepStarted,
+)
+from swerl.run.history import History
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+_BARS = "▁▂▃▄▅▆▇█"
+_REFRESH_S = 0.25
+
+
+class TrainView:
+    """Listens to a run's events; a live line on a terminal, plain lines everywhere else."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._live: Live | None = None
+        self._open_phases: Counter[str] = Counter()
+        self._stage = "starting"
+        self._verdicts: Counter[str] = Counter()
+        self._expected = 0
+        self._tokens = 0
+        self._since = time.monotonic()
+        self._drawn = 0.0
+        self._printed_stage = ""
+
+    def __enter__(self) -> TrainView:
+        from rich.live import Live
+
+        if sys.stdout.isatty():
+            self._live = Live(console=console(), auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case PhaseStarted(phase=phase):
+                self._open_phases[phase] += 1
+            case PhaseEnded(phase=phase):
+                self._open_phases[phase] -= 1
+            case EpisodeEnded():
+                self._verdicts[event.verdict] += 1
+                self._tokens += event.tokens
+            case StepStarted():
+                self._begin(f"step {event.step + 1}/{self._recipe.steps}", event.num_episodes)
+            case StepEnded():
+                console().print(self._step_line(event))
+            case EvalEnded():
+                console().print(_eval_line(event))
+            case Progress():
+                self._progress(event)
+        self._draw()
+
+    def _begin(self, stage: str, expected: int) -> None:
+        self._stage, self._expected = stage, expected
+        self._verdicts.clear()
+        self._tokens = 0
+        self._since = time.monotonic()
+
+    def _progress(self, event: Progress) -> None:
+        self._stage = f"{event.stage} {event.done}/{event.total} {event.note}".rstrip()
+        is_milestone = event.done in (0, event.total) or event.done % max(event.total // 5, 1) == 0
+        if self._live is None and is_milestone and self._stage != self._printed_stage:
+            self._printed_stage = self._stage
+            console().print(f"  {self._stage}")
+        self._expected = 0
+
+    def _draw(self) -> None:
+        now = time.monotonic()
+        if self._live is not None and now - self._drawn >= _REFRESH_S:
+            self._drawn = now
+            self._live.update(self._status_line(now), refresh=True)
+
+    def _status_line(self, now: float) -> str:
+        if not self._expected:
+            return f"  {self._stage}"
+        done = sum(self._verdicts.values())
+        sandboxes = self._open_phases["agent"] + self._open_phases["grade"]
+        rate = self._tokens / max(now - self._since, 1e-9)
+        return (
+            f"  {self._stage}: {done}/{self._expected} episodes, "
+            f"{self._verdicts['solved']} solved, {sandboxes} sandboxes busy, {rate:,.0f} tokens/s"
+        )
+
+    def _step_line(self, event: StepEnded) -> str:
+        m = event.metrics
+        rollout_s = max(m["step_s"] - m.get("train_s", 0.0) - m.get("publish_s", 0.0), 1e-9)
+        return (
+            f"  step {event.step + 1:>3}/{self._recipe.steps}  reward {m['reward']:.2f}  "
+            f"{m['sampled_tokens'] / rollout_s:>6,.0f} tokens/s  "
+            f"mismatch {m['mismatch']:.0e}  grad {m['grad_norm']:.2f}  "
+            f"{m['step_s']:.1f} s (train {m.get('train_s', 0):.1f}, other {m['other_share']:.0%})"
+        )
+
+
+def show_summary(recipe: Recipe, folder: Path, past: History) -> None:
+    """Print what a finished run came to, its reward curve, and what to look at next."""
+    from rich.table import Table
+
+    rewards = past.series("reward")
+    out = console()
+    out.print(f"\nreward by step  {_sparkline(rewards)}")
+    table = Table(box=None, pad_edge=False)
+    for title in ("evaluation", "before", "after", "episodes are at temperature"):
+        table.add_column(title)
+    for split, points in past.evals.items():
+        before, after = f"{points[0][1]:.2f}", f"{points[-1][1]:.2f}"
+        table.add_row(split, before, after, f"{recipe.rollout.temperature:g}")
+    out.print(table)
+    sampled, trained = sum(past.series("sampled_tokens")), sum(past.series("trained_tokens"))
+    mismatch = past.series("mismatch")
+    shares = past.series("other_share")
+    seconds = past.series("step_s")
+    other = sum(s * t for s, t in zip(shares, seconds, strict=True)) / max(sum(seconds), 1e-9)
+    out.print(
+        f"tokens          {sampled:,.0f} sampled, {trained:,.0f} trained "
+        f"({trained / max(sampled, 1):.0%}); stale turns {sum(past.series('stale_turns')):,.0f}\n"
+        f"mismatch        {max(mismatch, default=0):.1e} at most (engine against trainer)\n"
+        f"wall time       {sum(seconds):,.0f} s of steps; {other:.0%} neither model, trainer "
+        "nor tests"
+    )
+    out.print(f"\nrun folder      {folder}\nreward curve    {folder / 'reward.png'}")
+    out.print(f"next            swerl rollout --engine torch-cpu --model {folder / 'model'}")
+
+
+def _eval_line(event: EvalEnded) -> str:
+    return (
+        f"  [bold]eval[/] {event.split:<8} after {event.step} steps: "
+        f"[bold]{event.solve_rate:.2f}[/] solved of {event.num_episodes} episodes"
+    )
+
+
+def _sparkline(values: list[float], width: int = 60) -> str:
+    if not values:
+        return ""
+    count = min(width, len(values))
+    bounds = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    marks = "".join(_BARS[min(int(mean * len(_BARS)), len(_BARS) - 1)] for mean in means)
+    return f"{values[0]:.2f} {marks} {values[-1]:.2f}"

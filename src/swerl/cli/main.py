@@ -1,0 +1,91 @@
+"""The `swerl` command: wires the commands, and turns every error into one clear line or two."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from swerl.cli import (
+    agents,
+    convert,
+    cost,
+    doctor,
+    images,
+    rollout,
+    sandbox,
+    train,
+)
+
+HELP = "Train coding agents by reinforcement learning, from a dataset to a checkpoint."
+
+typer_app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False)
+typer_app.command("train")(train.train)
+typer_app.command("rollout")(rollout.rollout)
+typer_app.command("convert")(convert.convert)
+typer_app.command("doctor")(doctor.doctor)
+typer_app.add_typer(sandbox.app, name="sandbox", help="Start, check and measure sandboxes.")
+typer_app.add_typer(images.app, name="images", help="Build and mirror task images.")
+typer_app.add_typer(agents.app, name="agents", help="Fetch coding agents for offline use.")
+typer_app.add_typer(cost.app, name="cost", help="Say what a run costs before it starts.")
+
+
+def _version(show: bool) -> None:
+    if show:
+        from importlib.metadata import version
+
+        from swerl.cli._output import console
+
+        console().print(f"swerl {version('swerl')}")
+        raise typer.Exit
+
+
+@typer_app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
+
+
+def app() -> None:
+    """Run the command line. Exit codes: 2 your input, 1 failure, 130 interrupted."""
+    from swerl.errors import SwerlError
+
+    try:
+        typer_app()
+    except SwerlError as error:
+        sys.exit(_report(error))
+    except ExceptionGroup as group:
+        known, unknown = group.split(SwerlError)
+        if unknown or known is None:
+            raise
+        sys.exit(_report(_first(known)))
+    except KeyboardInterrupt:
+        _say("[yellow]interrupted[/]: the same command goes on where this one stopped")
+        sys.exit(130)
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _report(error: BaseException) -> int:
+    from rich.markup import escape
+
+    from swerl.errors import InputError
+
+    _say(f"[bold red]error:[/] {escape(str(error))}")
+    if hint := getattr(error, "hint", ""):
+        _say(f"[bold]hint:[/]  {escape(hint)}")
+    return 2 if isinstance(error, InputError) else 1
+
+
+def _say(text: str) -> None:
+    from swerl.cli._output import stderr
+
+    stderr().print(text, soft_wrap=True)

@@ -1,0 +1,41 @@
+"""`swerl train`: run a recipe, resume it, or print its plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipes: Annotated[
+        list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
+    ],
+    settings: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key.")
+    ] = [],  # noqa: B006: typer reads the default, nobody changes it
+    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipe, print its plan, start nothing.")
+    ] = False,
+) -> None:
+    """Train a model by a recipe; the same command resumes an interrupted run."""
+    import asyncio
+
+    from swerl.recipe.check import check
+    from swerl.recipe.load import load
+
+    recipe = load(recipes, settings)
+    check(recipe)
+    if dry_run:
+        from swerl.cli._plan_view import show_plan
+
+        show_plan(recipe)
+        return
+    from swerl.cli._train_view import TrainView, show_summary
+    from swerl.run_recipe import run_recipe
+
+    with TrainView(recipe) as view:
+        past = asyncio.run(run_recipe(recipe, runs / recipe.name, view))
+    show_summary(recipe, runs / recipe.name, past)

@@ -1,0 +1,52 @@
+"""Where the wall time of a step went, measured while it passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from swerl.run.events import Event, PhaseEnded
+from swerl.training.walltime import Span, covered
+
+BusySpans = Callable[[], Awaitable[Sequence[Span]]]
+"""Returns the spans, in seconds of CLOCK_MONOTONIC, in which an engine computed."""
+
+
+class Meter:
+    """Collects spans of one step: model (the engine computes), trainer and tests."""
+
+    def __init__(self, engine_busy: BusySpans | None = None) -> None:
+        self._engine_busy = engine_busy
+        self._started = time.monotonic()
+        self._spans: dict[str, list[Span]] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Take the test spans out of the stream of events."""
+        if isinstance(event, PhaseEnded) and event.phase == "test":
+            now = time.monotonic()
+            self._spans.setdefault("test", []).append((now - event.seconds, now))
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._spans.clear()
+        self._started = time.monotonic()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Measure a part of the step."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spans.setdefault(name, []).append((started, time.monotonic()))
+
+    async def stop(self) -> dict[str, float]:
+        """End the step; return its seconds, by part, and the share that no part explains."""
+        window = (self._started, time.monotonic())
+        if self._engine_busy is not None:
+            self._spans["model"] = list(await self._engine_busy())
+        seconds = window[1] - window[0]
+        work = [span for name in ("model", "train", "test") for span in self._spans.get(name, ())]
+        parts = {f"{name}_s": covered(spans, window) for name, spans in self._spans.items()}
+        return {"step_s": seconds, **parts, "other_share": 1 - covered(work, window) / seconds}
