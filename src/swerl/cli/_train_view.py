@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -166,6 +167,6 @@ def _sparkline(values: list[float], width: int = 60) -> str:
         return ""
     count = min(width, len(values))
     bounds = [round(i * len(values) / count) for i in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds) if b > a]
     marks = "".join(_BARS[min(int(mean * len(_BARS)), len(_BARS) - 1)] for mean in means)
     return f"{values[0]:.2f} {marks} {values[-1]:.2f}"

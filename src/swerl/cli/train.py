@@ -13,8 +13,9 @@ def train(
         list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
     ],
     settings: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key.")
-    ] = [],  # noqa: B006: typer reads the default, nobody changes it
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe, print its plan, start nothing.")
@@ -26,7 +27,7 @@ def train(
     from swerl.recipe.check import check
     from swerl.recipe.load import load
 
-    recipe = load(recipes, settings)
+    recipe = load(recipes, settings or ())
     check(recipe)
     if dry_run:
         from swerl.cli._plan_view import show_plan

@@ -1,0 +1,115 @@
+"""Set up everything that swerl needs on this machine, then run it.
+
+    python3 bootstrap.py train    train the CPU twin from nothing (recipes/twin_cpu.toml)
+    python3 bootstrap.py test     run the linter, the type checker and all tests
+    python3 bootstrap.py setup    only set up
+
+Needs Python 3.11 or newer with venv, and git. Where it runs as root on a Debian machine it also
+installs bubblewrap; everywhere else the sandbox falls back on what the kernel offers. More
+arguments go on to the command: `python3 bootstrap.py train --set seed=1`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+EXTRAS = {"train": "twin", "setup": "twin", "test": "twin,swebench,dev"}
+COMMANDS = {
+    "train": ["swerl", "train", "recipes/twin_cpu.toml"],
+    "test": ["nox"],
+}
+DEBIAN_PACKAGES = {"bwrap": "bubblewrap"}
+TORCH_PYTHON = (3, 11)
+"""The Python for which the pinned torch has a CPU build; others get a far larger one."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the commands; return its exit code."""
+    if not arguments or arguments[0] not in EXTRAS:
+        print(__doc__)
+        return 0 if arguments in (["-h"], ["--help"]) else 2
+    job, *rest = arguments
+    _check_git()
+    _make_venv(_choose_python())
+    _install(EXTRAS[job])
+    _install_debian_packages()
+    if job not in COMMANDS:
+        _say("ready: .venv/bin/swerl --help")
+        return 0
+    command = [*COMMANDS[job], *rest]
+    _say(f"running {' '.join(command)}")
+    path = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    return subprocess.call(command, cwd=ROOT, env={**os.environ, "PATH": path})
+
+
+def _check_git() -> None:
+    if shutil.which("git") is None:
+        sys.exit("error: git is missing\nhint:  install git, then run this command again")
+
+
+def _choose_python() -> str:
+    if sys.version_info[:2] == TORCH_PYTHON:
+        return sys.executable
+    wanted = shutil.which(f"python{TORCH_PYTHON[0]}.{TORCH_PYTHON[1]}")
+    if wanted and subprocess.call([wanted, "-c", "import venv, ensurepip"]) == 0:
+        return wanted
+    if sys.version_info < TORCH_PYTHON:
+        version = ".".join(map(str, sys.version_info[:2]))
+        sys.exit(f"error: this is Python {version}\nhint:  install Python 3.11, run this again")
+    _say("no Python 3.11 here: torch will come with its GPU libraries, several gigabytes")
+    return sys.executable
+
+
+def _make_venv(python: str) -> None:
+    if (VENV / "bin" / "python").exists():
+        return
+    _say(f"making {VENV.name} with {python}")
+    _run([python, "-m", "venv", str(VENV)], "is the venv module installed (python3-venv)?")
+
+
+def _install(extras: str) -> None:
+    stamp = VENV / f".swerl-{extras.replace(',', '-')}"
+    wanted = (ROOT / "pyproject.toml").read_text()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    _say(f"installing swerl[{extras}]: about a gigabyte, most of it torch")
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    _run([*pip, "install", "-e", f".[{extras}]"], "is a package registry reachable?")
+    stamp.write_text(wanted)
+
+
+def _install_debian_packages() -> None:
+    missing = [package for tool, package in DEBIAN_PACKAGES.items() if not shutil.which(tool)]
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        _say(f"{', '.join(missing)} not installed: sandboxes use the kernel's namespaces directly")
+        return
+    _say(f"installing {', '.join(missing)}")
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+    if subprocess.call(install) and (
+        subprocess.call(["apt-get", "update", "-qq"]) or subprocess.call(install)
+    ):
+        _say("that failed: sandboxes use the kernel's namespaces directly")
+
+
+def _run(command: list[str], hint: str) -> None:
+    started = time.monotonic()
+    if subprocess.call(command, cwd=ROOT):
+        sys.exit(f"error: {' '.join(command)} failed\nhint:  {hint}")
+    _say(f"done in {time.monotonic() - started:.0f} s")
+
+
+def _say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
