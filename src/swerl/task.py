@@ -22,6 +22,8 @@ class GradingSpec:
     """Test ids that must fail before and pass after the patch."""
     pass_to_pass: tuple[str, ...] = ()
     """Test ids that must pass before and after the patch."""
+    expected: Mapping[str, str] = field(default_factory=dict)
+    """Status of every test after the solution, for datasets that fix the whole report."""
     test_patch: str = ""
     """Unified diff that brings the hidden tests; applied after the agent's patch."""
     test_files: Mapping[str, str] = field(default_factory=dict)

@@ -25,6 +25,12 @@ _WORDS: Mapping[str, TestStatus] = {
 }
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +(\S.*?) *$", re.MULTILINE)
 _OPTION = re.compile(r"(.*?)\[(.*)\]")
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_DJANGO_VERSION = "--version is equivalent to version"
+_MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
+_DJANGO_BANNER = re.compile(
+    r"^(.*?) \.\.\. Testing against Django installed in (?s:.*?) silenced\)\.\nok$", re.MULTILINE
+)
 _COLOUR = re.compile(r"\[\d+m")
 _CONTROL = dict.fromkeys(range(1, 32))
 
@@ -100,6 +106,54 @@ def sympy(log: str) -> Statuses:
     return found
 
 
+def django(log: str) -> Statuses:
+    """Read unittest's verbose lines `test (class) ... ok`, also where other output cuts in."""
+    found: Statuses = {}
+    open_test = ""
+    for line in map(str.strip, log.split("\n")):
+        if _DJANGO_VERSION in line:
+            found[_DJANGO_VERSION] = TestStatus.PASSED
+        if " ... " in line:
+            open_test = line.split(" ... ")[0]
+        if result := _django_result(line):
+            found[result[0]] = result[1]
+        if line.startswith("ok") and open_test:
+            found[open_test] = TestStatus.PASSED
+    for test in _DJANGO_BANNER.findall(log):
+        found[test] = TestStatus.PASSED
+    return found
+
+
+def _django_result(line: str) -> tuple[str, TestStatus] | None:
+    for ending in (" ... ok", " ... OK", " ...  OK"):
+        if line.endswith(ending):
+            # A migration's own progress may stand before the name of its test.
+            shown = line.split("...", 1)[1].strip() if line.startswith(_MIGRATION) else line
+            return shown.removesuffix(ending), TestStatus.PASSED
+    if " ... skipped" in line:
+        return line.split(" ... skipped")[0], TestStatus.SKIPPED
+    for word, status in (("FAIL", TestStatus.FAILED), ("ERROR", TestStatus.ERROR)):
+        if line.endswith(f" ... {word}"):
+            return line.split(f" ... {word}")[0], status
+        if line.startswith(f"{word}:") and len(line.split()) > 1:
+            return line.split()[1], status
+    return None
+
+
+def r2e(log: str) -> Statuses:
+    """Read `pytest -rA` as R2E-Gym names tests: the parts after the file, joined with dots."""
+    found: Statuses = {}
+    _, _, summary = _COLOUR_CODE.sub("", log).rpartition("short test summary info")
+    for line in summary.split("\n"):
+        for word in ("PASSED", "FAILED", "ERROR"):
+            if word in line:
+                name = ".".join(line.split("::")[1:]).split(" - ")[0]
+                found[name] = _WORDS[word]
+                break
+    found.pop("", None)
+    return found
+
+
 def _summary_lines(log: str) -> list[tuple[str, TestStatus]]:
     found = []
     for line in log.split("\n"):
@@ -125,7 +179,9 @@ PARSERS: Mapping[str, Parser] = {
     "pytest": pytest,
     "pytest_options": pytest_options,
     "pytest_coloured": pytest_coloured,
+    "django": django,
     "matplotlib": matplotlib,
+    "r2e": r2e,
     "seaborn": seaborn,
     "sympy": sympy,
 }

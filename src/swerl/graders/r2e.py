@@ -1,0 +1,41 @@
+"""Grade as R2E-Gym does: the whole report must equal the one recorded with the solution.
+
+A recorded report may hold failures, so neither the exit code nor a single test decides.
+"""
+
+from __future__ import annotations
+
+from swerl.grade import Grade, TestStatus, Verdict
+from swerl.graders._flow import TestRun, grade
+from swerl.graders._log_parsers import r2e
+from swerl.graders._verdict import Judgement
+from swerl.interfaces import Grader, Sandbox
+from swerl.task import Task
+
+_NUM_NAMED = 3
+"""Differing tests that a reason names; the rest are counted."""
+
+
+def build() -> Grader:
+    """Return the grader."""
+    return _R2eGrader()
+
+
+class _R2eGrader:
+    async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
+        return await grade(task, patch, sandbox, _judge)
+
+
+def _judge(task: Task, run: TestRun) -> Judgement:
+    expected = {name: status.lower() for name, status in task.grading.expected.items()}
+    if not expected:
+        return Judgement(Verdict.INVALID, "the task records no expected report")
+    found = r2e(run.log)
+    tests = {name: found.get(name, TestStatus.MISSING) for name in expected}
+    wrong = [f"{name} ({tests[name]})" for name, want in expected.items() if tests[name] != want]
+    wrong += [f"{name} (not expected)" for name in found if name not in expected]
+    if not wrong:
+        return Judgement(Verdict.SOLVED, f"all {len(expected)} tests are as recorded", tests)
+    more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
+    reason = f"{len(wrong)} tests differ from the record: {', '.join(wrong[:_NUM_NAMED])}{more}"
+    return Judgement(Verdict.UNSOLVED, reason, tests)
