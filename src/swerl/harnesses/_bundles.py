@@ -44,9 +44,7 @@ def fetch(package: str, version: str, *, integrity: str | None = None) -> Path:
     Raises InputError for a package or version that cannot be named so, ImageError where npm is
     missing, the registry cannot be reached or the tarball is not the promised one.
     """
-    if not re.fullmatch(r"(@[\w.-]+/)?[\w.-]+", package) or not re.fullmatch(
-        r"\d[\w.+-]*", version
-    ):
+    if not _PACKAGE.fullmatch(package) or not _VERSION.fullmatch(version):
         message = f"{package}@{version} does not name one npm package version"
         raise InputError(message, hint="give an exact version such as 2.1.112")
 

@@ -1,0 +1,34 @@
+"""`swerl agents`: the agent CLIs that sandboxes mount."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Fetch agent CLIs for use in offline sandboxes.")
+
+
+@app.callback()
+def _agents() -> None:
+    """Fetch agent CLIs for use in offline sandboxes."""
+
+
+@app.command()
+def fetch(
+    agent: Annotated[str, typer.Argument(help="An agent, such as claude-code.")],
+    version: Annotated[
+        str | None, typer.Option(help="Exact release; the tested one by default.")
+    ] = None,
+) -> None:
+    """Download an agent's CLI into the cache, once."""
+    from swerl import plugins
+    from swerl.cli._output import console
+
+    module = plugins.load("harnesses", agent)
+    if not hasattr(module, "fetch"):
+        console().print(f"{agent} is part of swerl; there is nothing to fetch")
+        return
+    for mount in module.fetch(version or module.DEFAULT_VERSION):
+        console().print(f"{mount.target}  [dim]from[/] {mount.source}", soft_wrap=True)
+    console().print(f"next: swerl rollout --agent {agent} --engine scripted:gold")

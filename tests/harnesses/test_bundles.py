@@ -1,0 +1,128 @@
+"""Bundles: made once, checked, never half there."""
+
+from __future__ import annotations
+
+import io
+import stat
+import subprocess
+import sys
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import ImageError, InputError
+from swerl.harnesses import _bundles
+
+_NPM = """#!{python}
+import pathlib, shutil, sys
+calls = pathlib.Path({folder!r}, "calls")
+calls.open("a").write(sys.argv[1] + "\\n")
+if "9.9.9" in sys.argv[2]:
+    sys.exit("npm error code ETARGET")
+if "0.0.0" in sys.argv[2]:
+    sys.exit("npm warn old lockfile\\nnpm error network request failed")
+if sys.argv[1] == "pack":
+    target = sys.argv[sys.argv.index("--pack-destination") + 1]
+    shutil.copy(pathlib.Path({folder!r}, "tool.tgz"), target)
+else:
+    print(pathlib.Path({folder!r}, "integrity").read_text())
+"""
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an `npm` that serves one package from disk, first on PATH."""
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    with tarfile.open(folder / "tool.tgz", "w:gz") as archive:
+        for name, text in (("package/cli.js", b"go()"), ("package/vendor/rg", b"search")):
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    (folder / "integrity").write_text(f'"{_bundles._sha512(folder / "tool.tgz")}"')
+    npm = folder / "npm"
+    npm.write_text(_NPM.format(python=sys.executable, folder=str(folder)))
+    npm.chmod(npm.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def _packs(registry: Path) -> int:
+    return (registry / "calls").read_text().split().count("pack")
+
+
+def test_package_is_unpacked_once_under_its_name_and_version(registry: Path) -> None:
+    package = _bundles.fetch("@some/tool", "1.2.3")
+    assert (package / "cli.js").read_bytes() == b"go()"
+    assert package.parts[-4:] == ("agents", "tool", "1.2.3", "package")
+    assert _bundles.fetch("@some/tool", "1.2.3") == package
+    assert _packs(registry) == 1
+
+
+def test_concurrent_fetches_download_once(registry: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: _bundles.fetch("tool", "1.2.3"), range(8)))
+    assert len(found) == 1
+    assert _packs(registry) == 1
+
+
+def test_tarball_with_another_hash_is_refused_and_leaves_nothing(registry: Path) -> None:
+    with pytest.raises(ImageError, match="sha512"):
+        _bundles.fetch("tool", "1.2.3", integrity="sha512-AAAA")
+    assert not list(Path(registry.parent, "cache").rglob("cli.js"))
+
+
+def test_damaged_bundle_is_made_again(registry: Path) -> None:
+    package = _bundles.fetch("tool", "1.2.3")
+    (package / "vendor" / "rg").write_bytes(b"cut")
+    assert (_bundles.fetch("tool", "1.2.3") / "vendor" / "rg").read_bytes() == b"search"
+    assert _packs(registry) == 2
+
+
+def test_bundle_left_half_made_by_a_killed_process_is_replaced(registry: Path) -> None:
+    leftover = registry.parent / "cache" / "agents" / "tool" / ".making-1.2.3"
+    leftover.mkdir(parents=True)
+    (leftover / "junk").write_text("x")
+    package = _bundles.fetch("tool", "1.2.3")
+    assert not (package.parent / "junk").exists()
+    assert not leftover.exists()
+
+
+def test_unknown_version_is_the_users_error(registry: Path) -> None:
+    with pytest.raises(InputError, match=r"no tool@9\.9\.9"):
+        _bundles.fetch("tool", "9.9.9")
+
+
+def test_network_failure_shows_npms_own_reason(registry: Path) -> None:
+    with pytest.raises(ImageError, match="network request failed") as caught:
+        _bundles.fetch("tool", "0.0.0")
+    assert "network" in caught.value.hint
+
+
+def test_missing_npm_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path))
+    with pytest.raises(ImageError, match="npm is not installed") as caught:
+        _bundles.fetch("tool", "1.2.3")
+    assert "install" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("package", "version"), [("../up", "1.0.0"), ("tool", "latest"), ("--flag", "1.0.0")]
+)
+def test_names_that_could_reach_elsewhere_are_refused(package: str, version: str) -> None:
+    with pytest.raises(InputError, match="does not name one npm package version"):
+        _bundles.fetch(package, version)
+
+
+def test_hosts_node_becomes_a_bundle_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if _bundles._host_node() is None:
+        pytest.skip("this machine has no self-contained Node")
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path))
+    node = _bundles.node() / "bin" / "node"
+    assert subprocess.run([node, "-p", "6 * 7"], capture_output=True, text=True).stdout == "42\n"
