@@ -358,6 +358,8 @@ class LossInputs:
     """Under the reference policy, where the algorithm asks for one."""
     mask_BT: torch.Tensor
     """1 on trained tokens."""
+    token_BT: torch.Tensor
+    """1 on tokens, 0 on padding. Log-probabilities are 0 where nothing reads them."""
     advantage_B: torch.Tensor
     weight_B: torch.Tensor
     """Each row's part of the batch's mean; sums to one over a whole batch."""
@@ -369,6 +371,7 @@ class LossResult:
 
     loss: torch.Tensor
     stats: Mapping[str, float]
+    """Parts of the batch's means, weighted like the loss: those of micro-batches add up."""
 
 
 class Algorithm(Protocol):
@@ -376,6 +379,8 @@ class Algorithm(Protocol):
 
     needs_reference: bool
     """Whether the loss reads `ref_logp_BT`."""
+    needs_context: bool
+    """Whether the loss reads log-probabilities of tokens that are not trained."""
 
     def advantages(self, group: Group) -> Sequence[float]:
         """Return one advantage per Episode; Episodes that are not learnable get 0."""

@@ -1,0 +1,161 @@
+"""Lets unmodified Megatron-Core run where there is no CUDA, over gloo process groups.
+
+Megatron-Core names CUDA in three ways: it calls `torch.cuda` for the current device, streams and
+random state; it asks factories for `device="cuda"`; and it compares `tensor.type()` with
+`"torch.cuda.FloatTensor"`. `install` answers the first with the CPU's equivalents and the other
+two with a torch function mode. Where CUDA exists it does nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_active: list[_CudaMeansCpu] = []
+
+
+def install() -> None:
+    """Send every CUDA call that Megatron-Core makes to the CPU, for the rest of this process."""
+    if torch.cuda.is_available() or _active:
+        return
+    _import_megatron_uncompiled()
+    _replace_runtime()
+    _replace_random_state()
+    mode = _CudaMeansCpu()
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    _active.append(mode)
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Reads `cuda` as `cpu` in every torch call."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func in _IDENTITY:
+            return args[0]
+        if func is _TENSOR_TYPE and len(args) == 1 and not kwargs:
+            return str(func(*args)).replace("torch.", "torch.cuda.", 1)
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], "cpu", *args[2:])
+        if kwargs:
+            kwargs = _on_cpu(kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+_IDENTITY = frozenset({torch.Tensor.cuda, torch.Tensor.pin_memory})
+"""Calls that only move a tensor to where it already is."""
+
+_TENSOR_TYPE: Callable[..., object] = torch.Tensor.type
+
+
+def _on_cpu(kwargs: Mapping[str, object]) -> Mapping[str, object]:
+    changes: dict[str, object] = {}
+    if _is_cuda(kwargs.get("device")):
+        changes["device"] = "cpu"
+    if kwargs.get("pin_memory"):
+        changes["pin_memory"] = False
+    return {**kwargs, **changes} if changes else kwargs
+
+
+def _is_cuda(device: object) -> bool:
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+class _Event(torch.cpu.Event):
+    """An event that has always happened: CPU work is done when its call returns."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__()
+
+    def elapsed_time(self, end_event: _Event) -> float:
+        """Return 0: nothing runs between two events."""
+        return 0.0
+
+
+class _Stream(torch.cpu.Stream):
+    """The one stream of the CPU."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__()
+
+    def record_event(self, event: _Event | None = None) -> _Event:  # type: ignore[override]
+        """Return an event that has happened."""
+        return event or _Event()
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def wait_stream(self, stream: torch.cpu.Stream) -> None:
+        """Return at once."""
+
+    def wait_event(self, event: _Event) -> None:
+        """Return at once."""
+
+
+def _import_megatron_uncompiled() -> None:
+    compile_function = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment]
+    try:
+        importlib.import_module("megatron.core")
+    finally:
+        torch.compile = compile_function
+
+
+def _replace_runtime() -> None:
+    stream = _Stream()
+    replacements: dict[str, object] = {
+        "Stream": _Stream,
+        "Event": _Event,
+        "current_device": _returning(lambda: "cpu"),
+        "set_device": _returning(lambda: None),
+        "synchronize": _returning(lambda: None),
+        "empty_cache": _returning(lambda: None),
+        "device": _returning(nullcontext),
+        "stream": _returning(nullcontext),
+        "current_stream": _returning(lambda: stream),
+        "default_stream": _returning(lambda: stream),
+        "memory_allocated": _returning(lambda: 0),
+        "max_memory_allocated": _returning(lambda: 0),
+    }
+    for name, value in replacements.items():
+        setattr(torch.cuda, name, value)
+
+
+def _returning(make: Callable[[], object]) -> Callable[..., object]:
+    """Return a new function each time: torch's compiler refuses one function under two names."""
+
+    def replacement(*args: object, **kwargs: object) -> object:
+        return make()
+
+    return replacement
+
+
+def _replace_random_state() -> None:
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    def seed(value: int) -> None:
+        torch.manual_seed(value)
+
+    def get_state(device: object = None, **flags: bool) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_state(state: torch.Tensor, device: object = None, **flags: bool) -> None:
+        torch.set_rng_state(state)
+
+    torch.cuda.manual_seed = seed  # type: ignore[assignment]
+    for module in (torch.cuda, torch.cuda.random):
+        module.get_rng_state = get_state  # type: ignore[attr-defined]
+        module.set_rng_state = set_state  # type: ignore[attr-defined]
+    megatron_random._get_cuda_rng_state = get_state
+    megatron_random._set_cuda_rng_state = set_state

@@ -1,0 +1,209 @@
+"""The model in training: Megatron-Core's GPTModel on packed rows.
+
+Rows are packed end to end without padding (Megatron's `thd` format); attention never crosses from
+one row to the next. Megatron's local layer spec refuses packed rows, so this file brings its own core
+attention, and a norm that knows of sequence parallelism. The model answers with log-probabilities,
+and its output layer runs only on the positions that are asked for.
+
+Axes: N tokens of all rows of a micro-batch, S selected positions, H hidden, V vocabulary (of this
+tensor-parallel rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from swerl.chat import Json
+from swerl.errors import TrainerError
+from swerl.interfaces import MegatronMapping
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The input of one forward pass."""
+
+    ids_N: torch.Tensor
+    """Input token ids of all rows, end to end."""
+    lengths: tuple[int, ...]
+    """Tokens of each row; their sum is N."""
+    selected_S: torch.Tensor
+    """Positions whose next token's log-probability is wanted."""
+    labels_S: torch.Tensor
+    """The next token at each selected position."""
+
+
+class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
+    """GPTModel that answers with the log-probability of given next tokens."""
+
+    def forward(self, rows: PackedRows) -> torch.Tensor:
+        """Return `logp_S`, the log-probability of `labels_S`, in fp32."""
+        hidden_SH = self._hidden(rows)
+        weight = self.shared_embedding_or_output_weight() if self._tied else None
+        logits_S1V, _ = self.output_layer(hidden_SH.unsqueeze(1), weight=weight)
+        return _log_prob(logits_S1V.squeeze(1), rows.labels_S)
+
+    @property
+    def _tied(self) -> bool:
+        return bool(self.share_embeddings_and_output_weights)
+
+    def _hidden(self, rows: PackedRows) -> torch.Tensor:
+        bounds = torch.tensor([0, *rows.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        longest = max(rows.lengths)
+        packed = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=bounds,
+            cu_seqlens_kv=bounds,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        )
+        embedded, rope, *_ = self._preprocess(
+            input_ids=rows.ids_N.unsqueeze(0), position_ids=None, packed_seq_params=packed
+        )
+        hidden_N1H = self.decoder(
+            hidden_states=embedded,
+            attention_mask=None,
+            rotary_pos_emb=rope,
+            packed_seq_params=packed,
+        )
+        hidden_SH: torch.Tensor = hidden_N1H.squeeze(1).index_select(0, rows.selected_S)
+        return hidden_SH
+
+
+def build_model(mapping: MegatronMapping, hf_config: Mapping[str, Json]) -> TokenModel:
+    """Build this rank's part of the model, with weights that still have to be loaded.
+
+    Raises TrainerError where the model does not divide over the tensor-parallel ranks.
+    """
+    shapes = mapping.config(hf_config)
+    transformer, model = shapes["transformer"], shapes["model"]
+    assert isinstance(transformer, Mapping)
+    assert isinstance(model, Mapping)
+    tensor_ranks = parallel_state.get_tensor_model_parallel_world_size()
+    _check_divides(transformer, model, tensor_ranks)
+    config = TransformerConfig(
+        **transformer,
+        activation_func=F.silu,
+        tensor_model_parallel_size=tensor_ranks,
+        params_dtype=torch.float32,
+        pipeline_dtype=torch.float32,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        # Gradients of micro-batches and ranks are summed: the rows' weights hold the divisor.
+        calculate_per_token_loss=True,
+    )
+    return TokenModel(
+        config=config,
+        transformer_layer_spec=_block_spec(config),
+        max_sequence_length=hf_config.get("max_position_embeddings", 4096),
+        **model,
+    )
+
+
+class RMSNorm(torch.nn.Module):
+    """Root-mean-square norm, computed in fp32 (Zhang and Sennrich 2019, eq. 4)."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **unused: object
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise the last axis."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight
+
+
+class PackedAttention(torch.nn.Module):
+    """Causal grouped-query attention, row by row."""
+
+    def __init__(
+        self, config: TransformerConfig, softmax_scale: float | None = None, **unused: object
+    ) -> None:
+        super().__init__()
+        self.scale = softmax_scale
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        packed_seq_params: PackedSeqParams,
+        **unused: object,
+    ) -> torch.Tensor:
+        """Attend within rows: (N, heads, head_dim) in, (N, heads * head_dim) out."""
+        bounds = packed_seq_params.cu_seqlens_q.tolist()
+        lengths = [end - start for start, end in pairwise(bounds)]
+        rows = zip(*(torch.split(part, lengths) for part in (query, key, value)), strict=True)
+        return torch.cat([self._row(*row) for row in rows]).flatten(1)
+
+    def _row(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out = F.scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0),
+            key.transpose(0, 1).unsqueeze(0),
+            value.transpose(0, 1).unsqueeze(0),
+            is_causal=True,
+            scale=self.scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out.squeeze(0).transpose(0, 1)
+
+
+def _log_prob(logits_SV: torch.Tensor, labels_S: torch.Tensor) -> torch.Tensor:
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return -F.cross_entropy(logits_SV.float(), labels_S, reduction="none")
+    loss_S: torch.Tensor = tensor_parallel.vocab_parallel_cross_entropy(logits_SV, labels_S)
+    return -loss_S
+
+
+def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
+    layer: ModuleSpec = get_gpt_layer_local_spec(
+        qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+    )
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    attention = parts.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=RMSNorm)
+
+
+def _check_divides(
+    transformer: Mapping[str, Json], model: Mapping[str, Json], tensor_ranks: int
+) -> None:
+    sizes: Sequence[tuple[str, Json]] = (
+        ("attention heads", transformer["num_attention_heads"]),
+        ("query groups", transformer["num_query_groups"]),
+        ("feed-forward width", transformer["ffn_hidden_size"]),
+        ("vocabulary", model["vocab_size"]),
+    )
+    for what, size in sizes:
+        assert isinstance(size, int)
+        if size % tensor_ranks:
+            message = (
+                f"the model's {what} ({size}) does not divide by tensor_parallel={tensor_ranks}"
+            )
+            raise TrainerError(message, hint="choose a tensor_parallel that divides it")
