@@ -1,0 +1,108 @@
+"""A tokenizer that keeps special tokens and text apart.
+
+Text is always encoded as plain text: the name of a special token inside it never becomes the
+special id. Special ids are put in by name, and only by the code that writes a chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swerl.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class Special(str):
+    """The written form of a special token, told apart from the same text."""
+
+    __slots__ = ()
+
+
+class SplitTokenizer:
+    """Encodes pieces of plain text and special tokens, over a `tokenizers.Tokenizer`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = _without_parsing(tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._names = {index: Special(token.content) for index, token in added.items()}
+        self._ids: dict[str, int] = {str(name): index for index, name in self._names.items()}
+
+    def id(self, special: Special) -> int:
+        """Return the id of a special token. Raises InputError where the tokenizer lacks it."""
+        try:
+            return self._ids[special]
+        except KeyError:
+            message = f"the tokenizer has no special token {special}"
+            raise InputError(message, hint="use the family that the model was made for") from None
+
+    def encode(self, pieces: Iterable[str]) -> list[int]:
+        """Return the ids of text and Special pieces; text between two specials is one run."""
+        ids: list[int] = []
+        run: list[str] = []
+        for piece in pieces:
+            if isinstance(piece, Special):
+                ids += self._encode_run(run)
+                ids.append(self._ids[piece])
+                run = []
+            else:
+                run.append(piece)
+        return ids + self._encode_run(run)
+
+    def pieces(self, ids: Sequence[int]) -> Iterator[str]:
+        """Yield plain text and Special pieces in the order in which they stand in `ids`."""
+        run: list[int] = []
+        for index in ids:
+            special = self._names.get(index)
+            if special is None:
+                run.append(index)
+                continue
+            if run:
+                yield self._decode(run)
+                run = []
+            yield special
+        if run:
+            yield self._decode(run)
+
+    def _encode_run(self, texts: Sequence[str]) -> list[int]:
+        if not texts:
+            return []
+        encoding = self._tokenizer.encode("".join(texts), add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def load_tokenizer(folder: Path) -> SplitTokenizer:
+    """Load `tokenizer.json` of a model folder. Raises InputError where it is absent or broken."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    try:
+        return SplitTokenizer(Tokenizer.from_str(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        hint = "name a model folder in Hugging Face format"
+        raise InputError(message, hint=hint) from error
+    except Exception as error:  # the library raises bare Exception on a file it cannot read
+        message = f"{path} is not a tokenizer: {error}"
+        raise InputError(message, hint="write the model folder again") from error
+
+
+def _without_parsing(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy whose encoder takes every text literally."""
+    from tokenizers import Tokenizer
+
+    spec: dict[str, Any] = json.loads(tokenizer.to_str())
+    for token in spec["added_tokens"]:
+        token["special"] = True
+    copy = Tokenizer.from_str(json.dumps(spec))
+    copy.encode_special_tokens = True
+    return copy
