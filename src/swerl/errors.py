@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from enum import StrEnum
 
 
 class SwerlError(Exception):
@@ -71,8 +72,31 @@ class ImageError(SwerlError, RuntimeError):
     """An image or source tree could not be had."""
 
 
+class Refusal(StrEnum):
+    """Why the gateway refuses a request; each dialect has its own status and shape for it."""
+
+    INVALID = "invalid"
+    """The request is malformed."""
+    AUTHENTICATION = "authentication"
+    """No open session answers to the key."""
+    NOT_FOUND = "not_found"
+    """Nothing is served at this path."""
+    TOO_LARGE = "too_large"
+    """The body is over the session's cap."""
+    CONTEXT = "context"
+    """The prompt is over the session's context limit."""
+    LIMIT = "limit"
+    """The session used up its turns; asking again does not help."""
+    OVERLOADED = "overloaded"
+    """No answer for the moment; asking again may help."""
+
+
 class GatewayError(SwerlError, RuntimeError):
     """The gateway refused or could not answer a request."""
+
+    def __init__(self, message: str, *, hint: str = "", refusal: Refusal = Refusal.INVALID) -> None:
+        super().__init__(message, hint=hint, retryable=refusal is Refusal.OVERLOADED)
+        self.refusal = refusal
 
 
 class EngineError(SwerlError, RuntimeError):
