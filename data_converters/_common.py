@@ -1,0 +1,126 @@
+"""What converters share: checked columns, lists of tests, the prompt, tests of a diff."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from swerl.chat import Json
+from swerl.errors import TaskError
+
+Row = Mapping[str, Json]
+
+MAX_PATCH_BYTES = 10_000_000
+"""Largest diff that a row may carry: no known row has a tenth of it."""
+
+_DIFF_TARGET = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
+_DATA_ENDINGS = (
+    ".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml",
+)  # fmt: skip
+"""Endings of files that a test patch brings but no runner takes as an argument."""
+
+
+def text(row: Row, column: str) -> str:
+    """Return a text column that must not be empty."""
+    value = optional_text(row, column)
+    if not value.strip():
+        message = f"column {column} is empty" if column in row else f"column {column} is missing"
+        raise TaskError(message, hint="check that the rows belong to this dataset")
+    return value
+
+
+def optional_text(row: Row, column: str) -> str:
+    """Return a text column, or nothing where the row has none."""
+    value = row.get(column)
+    if value is not None and not isinstance(value, str):
+        message = f"column {column} holds {type(value).__name__}, not text"
+        raise TaskError(message, hint="check that the rows belong to this dataset")
+    return value or ""
+
+
+def diff(row: Row, column: str) -> str:
+    """Return a column with a unified diff."""
+    value = text(row, column)
+    if len(value) > MAX_PATCH_BYTES:
+        message = f"column {column} holds a diff over {MAX_PATCH_BYTES // 1_000_000} MB"
+        raise TaskError(message)
+    if "\n@@ " not in value and "\ndiff --git " not in "\n" + value:
+        message = f"column {column} holds no unified diff"
+        raise TaskError(message)
+    return value
+
+
+def test_ids(row: Row, column: str) -> tuple[str, ...]:
+    """Return a column of test ids, given as a list or as JSON text of one."""
+    if column not in row:
+        message = f"column {column} is missing"
+        raise TaskError(message)
+    value = row[column]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            message = f"column {column} is no JSON list: {error.msg}"
+            raise TaskError(message) from error
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        message = f"column {column} is not a list of test ids"
+        raise TaskError(message)
+    return tuple(dict.fromkeys(str(item) for item in value))
+
+
+def tests_to_mend(row: Row, column: str = "FAIL_TO_PASS") -> tuple[str, ...]:
+    """Return the tests that a patch must mend; a row without any cannot be graded."""
+    ids = test_ids(row, column)
+    if not ids:
+        message = f"{column} is empty: every patch would count as a solution"
+        raise TaskError(message)
+    return ids
+
+
+def json_object(row: Row, column: str) -> dict[str, Json]:
+    """Return a column that holds an object, or JSON text of one."""
+    value = row.get(column)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            message = f"column {column} is no JSON object: {error.msg}"
+            raise TaskError(message) from error
+    if not isinstance(value, dict):
+        raise TaskError(f"column {column} is not an object" if column in row
+                        else f"column {column} is missing")  # fmt: skip
+    return value
+
+
+def prompt(problem: str, workdir: str) -> str:
+    """Return what the agent is asked: the issue, where the code is, and what is wanted."""
+    return (
+        f"You are in {workdir}, a repository with the following issue:\n\n"
+        f"<issue>\n{problem.strip()}\n</issue>\n\n"
+        "Change the code so that the issue is resolved. Hidden tests will check the result, so "
+        "fix the cause and keep everything else working. Do not change the existing tests."
+    )
+
+
+def test_files(test_patch: str) -> list[str]:
+    """Return the files of a test patch that a test runner takes as arguments."""
+    return [path for path in _DIFF_TARGET.findall(test_patch) if not path.endswith(_DATA_ENDINGS)]
+
+
+def script_commands(script: str) -> str:
+    """Return what a dataset's evaluation script does to run tests, without its git steps.
+
+    Grading restores test files and applies the test patch by itself.
+    """
+    commands: list[str] = []
+    until = ""
+    for line in script.split("\n"):
+        if until:
+            until = "" if line == until else until
+        elif heredoc := re.search(r"<<'(\w+)'$", line):
+            until = heredoc[1]
+        elif line and not line.startswith(("#!", "set -", "cd ", "git ", ": '")):
+            commands.append(line)
+    # Scripts activate their environment twice; the last one counts.
+    return "\n".join(line for i, line in enumerate(commands) if line not in commands[i + 1 :])

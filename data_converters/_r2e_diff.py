@@ -1,0 +1,78 @@
+"""The solution of an R2E-Gym row as a unified diff, rebuilt from its parsed commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from swerl.chat import Json
+from swerl.errors import TaskError
+
+_MARKS = {"context": " ", "added": "+", "deleted": "-"}
+
+
+def solution(commit: dict[str, Json]) -> str:
+    """Return the commit's diff without its test files. Raises TaskError where nothing is left."""
+    try:
+        parts = [_file(each) for each in _list(commit["file_diffs"])]
+    except (KeyError, TypeError) as error:
+        message = f"parsed_commit_content lacks or misnames a field: {error}"
+        raise TaskError(message) from error
+    text = "".join(parts)
+    if not text:
+        raise TaskError("the commit changes no file outside its tests")
+    return text
+
+
+def _file(entry: Json) -> str:
+    parts = _dict(entry)
+    header = _dict(parts["header"])
+    path = str(_dict(header["file"])["path"])
+    hunks = _list(parts["hunks"]) if parts.get("hunks") else []
+    if _is_test(path) or parts.get("is_binary_file"):
+        return ""
+    misc = header.get("misc_line")
+    lines = [f"diff --git a/{path} b/{path}", *([str(misc)] if misc else [])]
+    if hunks:
+        for mark, side in (("---", "minus_file"), ("+++", "plus_file")):
+            lines.append(f"{mark} {_dict(parts[side])['path']}")
+        lines.extend(line for hunk in hunks for line in _hunk(_dict(hunk)))
+    elif not misc:
+        return ""
+    return "\n".join(lines) + "\n"
+
+
+def _hunk(hunk: dict[str, Json]) -> Iterator[str]:
+    where = _dict(hunk["descriptor"])
+    section = f" {where['section']}" if where.get("section") else ""
+    yield f"@@ -{_range(where['old_range'])} +{_range(where['new_range'])} @@{section}"
+    for entry in _list(_dict(hunk["line_group"])["all_lines"]):
+        line = _dict(entry)
+        # Any other kind is git's note that a file ends without a newline.
+        mark = _MARKS.get(str(line["type"]))
+        yield f"{mark}{line['content']}" if mark else "\\ No newline at end of file"
+
+
+def _range(value: Json) -> str:
+    span = _dict(value)
+    length = span.get("length")
+    return f"{span['start']}" if length is None else f"{span['start']},{length}"
+
+
+def _is_test(path: str) -> bool:
+    folders = path.split("/")
+    is_file = path.endswith("_test.py") or folders[-1].startswith("test_")
+    return is_file or bool({"tests", "Tests", "test", "Test"} & set(folders))
+
+
+def _dict(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        message = f"expected an object, found {value!r:.40}"
+        raise TypeError(message)
+    return value
+
+
+def _list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        message = f"expected a list, found {value!r:.40}"
+        raise TypeError(message)
+    return value

@@ -1,0 +1,78 @@
+"""SWE-bench (full, Lite, Verified): classic columns, and those of 2026-08 with a script per row."""
+
+from __future__ import annotations
+
+from swerl.errors import TaskError
+from swerl.task import GradingSpec, Task
+
+from ._common import (
+    Row,
+    diff,
+    optional_text,
+    prompt,
+    script_commands,
+    test_ids,
+    tests_to_mend,
+    text,
+)
+from ._swe_bench_commands import PARSERS, runner, test_command
+
+SOURCE = "SWE-bench/SWE-bench"
+SPLITS = ("test", "dev", "train")
+
+WORKDIR = "/testbed"
+OFFLINE_PIP = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
+"""Lets the scripts' own install step run without a network. For pip, "0" means: no isolation."""
+TIMEOUT_S = 1800.0
+"""The official harness's limit."""
+
+
+def to_task(row: Row) -> Task:
+    """Turn a row of either generation of columns into a Task."""
+    task_id, repo = text(row, "instance_id"), text(row, "repo")
+    test_patch = diff(row, "test_patch")
+    spec = GradingSpec(
+        grader="swebench",
+        fail_to_pass=tests_to_mend(row),
+        pass_to_pass=test_ids(row, "PASS_TO_PASS"),
+        test_patch=test_patch,
+        test_command=_command(row, repo, test_patch),
+        log_parser=_parser(row, repo),
+        env=OFFLINE_PIP,
+        timeout_s=TIMEOUT_S,
+    )
+    return Task(
+        id=task_id,
+        repo=repo,
+        image=optional_text(row, "image") or image(task_id),
+        workdir=WORKDIR,
+        prompt=prompt(text(row, "problem_statement"), WORKDIR),
+        grading=spec,
+        base_commit=text(row, "base_commit"),
+        gold_patch=diff(row, "patch"),
+        dataset=SOURCE,
+        metadata={"version": optional_text(row, "version")},
+    )
+
+
+def image(task_id: str) -> str:
+    """Return the name under which the dataset's authors publish a row's image."""
+    return f"swebench/sweb.eval.x86_64.{task_id.lower().replace('__', '_1776_')}:latest"
+
+
+def _command(row: Row, repo: str, test_patch: str) -> str:
+    if optional_text(row, "eval_type") == "fail_only":
+        raise TaskError("eval_type fail_only is judged by silence: an empty log would be a pass")
+    if script := optional_text(row, "eval_script"):
+        return script_commands(script)
+    return test_command(repo, optional_text(row, "version"), test_patch)
+
+
+def _parser(row: Row, repo: str) -> str:
+    name = optional_text(row, "log_parser")
+    if not name:
+        return runner(repo).parser
+    if name not in PARSERS:
+        message = f"no parser reads logs of kind {name}"
+        raise TaskError(message)
+    return PARSERS[name]
