@@ -1,0 +1,86 @@
+"""Run an engine's server as a child process: start, wait until it serves, stop, leave nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from swerl.errors import EngineError
+from swerl.secrets import child_environment
+
+GUARD = Path(__file__).with_name("_deathwatch.py")
+STOP_S = 5.0
+"""Seconds a server gets to end by itself before it is killed."""
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def child(
+    command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a command with its output in `log`; leaving the context ends its whole process group."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-S", str(GUARD), str(os.getpid()), *command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=child_environment(**(env or {})),
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        await asyncio.shield(_stop(process))
+
+
+async def until_ready(
+    probe: Callable[[], Awaitable[T | None]],
+    process: asyncio.subprocess.Process,
+    log: Path,
+    *,
+    timeout_s: float,
+) -> T:
+    """Poll `probe` until it returns something. Raises EngineError if the process ends first."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if process.returncode is not None:
+                    raise _died(process.returncode, log)
+                if (found := await probe()) is not None:
+                    return found
+                await asyncio.sleep(0.05)
+    message = f"the engine did not serve within {timeout_s:.0f} s\n{_tail(log)}"
+    raise EngineError(message, hint=f"its whole log is {log}; raise engine.start_timeout_s")
+
+
+def _died(code: int, log: Path) -> EngineError:
+    lines = _tail(log).splitlines()
+    told = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
+    rest = "\n".join(line for line in lines if not line.startswith("hint: "))
+    message = f"the engine ended with exit code {code} before it served\n{rest}"
+    return EngineError(message, hint=told[-1] if told else f"its whole log is {log}")
+
+
+def _tail(log: Path, num_lines: int = 12) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(lines[-num_lines:])
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError, TimeoutError):
+        process.terminate()
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

@@ -1,0 +1,254 @@
+"""Continuous batching: requests join and leave the running batch at every step.
+
+One step places waiting requests in rows, prefills one chunk of what their rows do not hold yet,
+and decodes one token for every row whose prompt is complete. Nothing here knows HTTP or clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from swerl.engines._torch_jobs import Counters, Ended, Job, PauseMode, Request
+from swerl.engines._torch_model import Model, Weights
+from swerl.engines._torch_rows import Rows
+from swerl.engines._torch_sample import Draws, draw
+from swerl.errors import EngineError
+
+PREFILL_TOKENS = 4096
+"""Most padded prompt tokens of one step: large enough to be efficient, small enough that the rows
+which decode are not starved."""
+WORTH_WAITING = 32
+"""A request waits for a running prefill when that will save it more prompt tokens than this."""
+
+
+class Batch:
+    """All requests in flight. Single-threaded: call its methods from one thread."""
+
+    def __init__(self, model: Model, *, num_rows: int, max_running: int, context: int) -> None:
+        self.model = model
+        self.version = "default"
+        self.context = context
+        self.counters = Counters()
+        self.paused = False
+        self._rows = Rows(model.new_cache(num_rows))
+        self._max_running = min(max_running, num_rows)
+        self._waiting: deque[Job] = deque()
+        self._jobs: list[Job] = []
+        """Jobs of the running rows, in row order."""
+        self._num_decoding = 0
+        self._clock = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._jobs)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return not self.paused and bool(self._jobs or self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it joins at a coming step."""
+        ids = np.array(request.ids, dtype=np.int64)
+        self._waiting.append(Job(request, ids, np.zeros(0, dtype=np.float32)))
+        self.counters.num_requests += 1
+        self.counters.num_prompt_tokens += len(ids)
+
+    def step(self) -> list[Ended]:
+        """Advance every request by one move and return those that ended."""
+        self._clock += 1
+        self.counters.num_steps += 1
+        with torch.inference_mode():
+            self._join()
+            return self._prefill() + self._decode()
+
+    def abort(self, chosen: Callable[[Request], bool]) -> list[Ended]:
+        """End the chosen requests with what they have so far."""
+        gone = [job for job in self._waiting if chosen(job.request)]
+        self._waiting = deque(job for job in self._waiting if not chosen(job.request))
+        running = [row for row, job in enumerate(self._jobs) if chosen(job.request)]
+        return [job.end("abort") for job in gone] + self._leave(dict.fromkeys(running, "abort"))
+
+    def pause(self, mode: PauseMode) -> list[Ended]:
+        """Stop stepping until `resume`. Returns the requests that the mode ended."""
+        self.paused = True
+        if mode is PauseMode.ABORT:
+            return self.abort(lambda request: True)
+        if mode is PauseMode.RETRACT:
+            jobs = [self._collect(row) for row in range(self.num_running)]
+            self._jobs.clear()
+            self._num_decoding = 0
+            self._waiting.extendleft(reversed(jobs))
+        return []
+
+    def resume(self) -> None:
+        """Step again."""
+        self.paused = False
+
+    def flush(self) -> None:
+        """Forget all cached prefixes. Raises EngineError while requests hold rows."""
+        if self._jobs:
+            message = f"{self.num_running} requests are running: their cache cannot be flushed"
+            raise EngineError(
+                message,
+                hint="pause generation with mode abort or retract first",
+            )
+        self._rows.forget()
+
+    def set_weights(self, weights: Weights, version: str) -> None:
+        """Serve other weights from the next step on. Raises EngineError as `flush` does."""
+        self.flush()
+        self.model.weights = weights
+        self.version = version
+
+    def _join(self) -> None:
+        held_back = []
+        while self._waiting and self.num_running < self._max_running:
+            job = self._waiting.popleft()
+            if not self._place(job):
+                held_back.append(job)
+        self._waiting.extendleft(reversed(held_back))
+
+    def _place(self, job: Job) -> bool:
+        """Give the job a row, with the longest prefix any row holds; False to wait for a better."""
+        rows, row = self._rows, self.num_running
+        prefix = rows.find_prefix(job.ids)
+        if prefix.promised > prefix.length + WORTH_WAITING:
+            return False
+        reusable = prefix.row >= row and prefix.length == rows.table["num_cached"][prefix.row]
+        target = prefix.row if reusable else rows.oldest(row)
+        if target != prefix.row and prefix.length:
+            rows.copy_prefix(prefix.row, target, prefix.length)
+        rows.table["num_cached"][target] = prefix.length
+        rows.swap(target, row)
+        self._fill(row, job)
+        self._jobs.append(job)
+        if not job.versions:
+            job.cached_tokens = prefix.length
+            self.counters.num_cached_tokens += prefix.length
+        job.serve_under(self.version)
+        return True
+
+    def _fill(self, row: int, job: Job) -> None:
+        request, rows = job.request, self._rows
+        num_tokens, num_prompt = len(job.ids), len(request.ids)
+        rows.tokens_SP[row, :num_tokens] = job.ids
+        rows.logprobs_SP[row, num_prompt:num_tokens] = job.logprobs
+        record = rows.table[row]
+        record["num_tokens"] = num_tokens
+        record["num_prompt"] = num_prompt
+        record["limit"] = num_prompt + request.max_new_tokens
+        record["temperature"] = request.temperature
+        record["top_p"] = request.top_p
+        record["top_k"] = request.top_k
+        record["seed"] = request.seed
+        record["used"] = self._clock
+        rows.set_stop_ids(row, request.stop_ids)
+
+    def _prefill(self) -> list[Ended]:
+        """Prefill one chunk of the first rows that lack prompt tokens."""
+        first, stop = self._num_decoding, self.num_running
+        if first == stop:
+            return []
+        table = self._rows.table
+        lacking = np.minimum(
+            (table["num_tokens"] - table["num_cached"])[first:stop], PREFILL_TOKENS
+        )
+        padded = np.maximum.accumulate(lacking) * np.arange(1, len(lacking) + 1)
+        chunk_B = lacking[: max(1, int((padded <= PREFILL_TOKENS).sum()))]
+        stop = first + len(chunk_B)
+        draws = self._forward(first, chunk_B)
+        table["num_cached"][first:stop] += chunk_B
+        self.counters.num_prefilled_tokens += int(chunk_B.sum())
+        complete = np.flatnonzero((table["num_cached"] == table["num_tokens"])[first:stop])
+        accepted = Draws(draws.ids_B[complete], draws.logprobs_B[complete])
+        self._accept(first + complete, accepted)
+        for row in first + complete:
+            self._swap(int(row), self._num_decoding)
+            self._num_decoding += 1
+        return self._leave(self._finished(first))
+
+    def _decode(self) -> list[Ended]:
+        num_rows = self._num_decoding
+        if num_rows == 0:
+            return []
+        draws = self._forward(0, np.ones(num_rows, dtype=np.int64))
+        self._rows.table["num_cached"][:num_rows] += 1
+        self._accept(np.arange(num_rows), draws)
+        return self._leave(self._finished(0))
+
+    def _forward(self, first: int, chunk_B: NDArray[np.int64]) -> Draws:
+        """Run `chunk_B[i]` new tokens of row first + i and draw a token after the last of each."""
+        rows, num_rows = self._rows, len(chunk_B)
+        table = rows.table[first : first + num_rows]
+        start_B1 = table["num_cached"][:, None]
+        # Padding runs on behind the chunk; it is overwritten before anything reads it.
+        positions_BT = start_B1 + np.arange(chunk_B.max())
+        scratch = rows.tokens_SP.shape[1] - 1
+        np.minimum(positions_BT, scratch, out=positions_BT)
+        ids_BT = rows.tokens_SP[first + np.arange(num_rows)[:, None], positions_BT]
+        length = int(positions_BT.max()) + 1
+        hidden = self.model.forward(
+            torch.from_numpy(ids_BT),
+            torch.from_numpy(positions_BT),
+            rows.cache[:, :, first : first + num_rows],
+            length,
+        )
+        last = hidden[torch.arange(num_rows), torch.from_numpy(chunk_B - 1)]
+        return draw(self.model.logits(last), table)
+
+    def _accept(self, rows_B: NDArray[np.int64], draws: Draws) -> None:
+        rows = self._rows
+        end_B = rows.table["num_tokens"][rows_B]
+        rows.tokens_SP[rows_B, end_B] = draws.ids_B
+        rows.logprobs_SP[rows_B, end_B] = draws.logprobs_B
+        rows.table["num_tokens"][rows_B] += 1
+        self.counters.num_generated_tokens += len(rows_B)
+
+    def _finished(self, first: int) -> dict[int, str]:
+        """Return why decoding rows from `first` on are done, for those that are."""
+        table = self._rows.table[first : self._num_decoding]
+        rows_B = np.arange(first, self._num_decoding)
+        last_B = self._rows.tokens_SP[rows_B, table["num_tokens"] - 1]
+        stopped_B = (table["stop_ids"] == last_B[:, None]).any(axis=1)
+        full_B = table["num_tokens"] >= table["limit"]
+        done = np.flatnonzero(stopped_B | full_B)
+        return {first + int(i): "stop" if stopped_B[i] else "length" for i in done}
+
+    def _leave(self, reasons: dict[int, str]) -> list[Ended]:
+        """Free the rows, highest first, so that no row moves before its turn."""
+        ended = []
+        for row in sorted(reasons, reverse=True):
+            ended.append(self._collect(row).end(reasons[row]))
+            if row < self._num_decoding:
+                self._num_decoding -= 1
+                self._swap(row, self._num_decoding)
+                row = self._num_decoding
+            self._swap(row, self.num_running - 1)
+            self._jobs.pop()
+        return ended
+
+    def _collect(self, row: int) -> Job:
+        """Take what has been sampled from the row into its job; the row keeps its cached prefix."""
+        job, record = self._jobs[row], self._rows.table[row]
+        end = int(record["num_tokens"])
+        job.ids = self._rows.tokens_SP[row, :end].copy()
+        job.logprobs = self._rows.logprobs_SP[row, len(job.request.ids) : end].copy()
+        record["num_tokens"] = record["num_cached"]
+        record["used"] = self._clock
+        return job
+
+    def _swap(self, a: int, b: int) -> None:
+        self._rows.swap(a, b)
+        self._jobs[a], self._jobs[b] = self._jobs[b], self._jobs[a]

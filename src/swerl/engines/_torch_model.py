@@ -1,0 +1,276 @@
+"""A dense Qwen3 forward in plain torch over a cache of rows, in float32.
+
+Axes: B rows of the batch, T new positions, L cached positions, V vocabulary, H hidden, Q query
+heads, K key-value heads, G = Q / K, D head dimension, P positions a row can hold.
+
+A row of the cache is the memory of one token sequence. `forward` writes keys and values of the new
+tokens at their positions and attends to every position up to the token's own, so whatever lies
+beyond in the row is never read. Position P - 1 is scratch: padding goes there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+from torch.nn import functional
+
+from swerl.engines._weights import digest, shards
+from swerl.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of a config.json that the forward needs."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+    tied: bool
+    max_positions: int
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one block; projections that read the same input are stored as one matrix."""
+
+    input_norm_H: Tensor
+    qkv: Tensor
+    """[(Q + 2K)·D, H]"""
+    qk_norm: Tensor
+    """[Q + K, D]; the attention's scale is folded into the query part."""
+    out: Tensor
+    post_norm_H: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights, checked and ready: replacing them is one assignment."""
+
+    embed_VH: Tensor
+    layers: tuple[Layer, ...]
+    norm_H: Tensor
+    head_VH: Tensor
+    checksum: str
+
+
+class Model:
+    """Weights plus rotary tables; knows nothing of requests."""
+
+    def __init__(self, shape: Shape, weights: Weights, num_positions: int) -> None:
+        self.shape = shape
+        self.weights = weights
+        self._cos_PD, self._sin_PD = _rotary(shape, num_positions)
+
+    def new_cache(self, num_rows: int) -> Tensor:
+        """Return zeroed memory [layers, 2, rows, K, P, D]; pages are taken when first written."""
+        positions = self._cos_PD.shape[0]
+        size = (self.shape.num_layers, 2, num_rows, self.shape.num_kv_heads, positions)
+        return torch.from_numpy(np.zeros((*size, self.shape.head_dim), dtype=np.float32))
+
+    def forward(self, ids_BT: Tensor, positions_BT: Tensor, cache: Tensor, length: int) -> Tensor:
+        """Return hidden states [B, T, H] and fill the cache, whose rows are the batch's rows.
+
+        `cache` is `[layers, 2, B, K, P, D]`; `length` is one more than the largest position.
+        """
+        visible_L = torch.arange(length)
+        mask_BTL = visible_L <= positions_BT[:, :, None]
+        mask = mask_BTL.repeat(1, self.shape.num_heads // self.shape.num_kv_heads, 1)[:, None]
+        rotary = self._cos_PD[positions_BT][:, :, None], self._sin_PD[positions_BT][:, :, None]
+        x = functional.embedding(ids_BT, self.weights.embed_VH)
+        for layer, kv in zip(self.weights.layers, cache, strict=True):
+            normed = self._norm(x, layer.input_norm_H)
+            heads = self._heads(normed, layer, rotary)
+            x = x + self._attend(heads, positions_BT, kv, mask) @ layer.out.T
+            gate, up = (self._norm(x, layer.post_norm_H) @ layer.gate_up.T).chunk(2, -1)
+            x = x + (functional.silu(gate) * up) @ layer.down.T
+        return self._norm(x, self.weights.norm_H)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [..., V] of hidden states [..., H]."""
+        return hidden @ self.weights.head_VH.T
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, (self.shape.hidden,), weight, self.shape.eps)
+
+    def _heads(self, x: Tensor, layer: Layer, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Return queries, keys and values of all heads [B, T, Q + 2K, D], the first two rotated."""
+        shape = self.shape
+        heads = (x @ layer.qkv.T).view(*x.shape[:2], -1, shape.head_dim)
+        qk = heads[:, :, : shape.num_heads + shape.num_kv_heads]
+        qk = functional.rms_norm(qk, (shape.head_dim,), None, shape.eps) * layer.qk_norm
+        cos, sin = rotary
+        qk = torch.addcmul(qk * cos, qk.roll(shape.head_dim // 2, -1), sin)
+        return torch.cat((qk, heads[:, :, shape.num_heads + shape.num_kv_heads :]), 2)
+
+    def _attend(self, heads: Tensor, positions_BT: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
+        shape = self.shape
+        num_rows, num_new = positions_BT.shape
+        num_kv, dim = shape.num_kv_heads, shape.head_dim
+        q, k, v = torch.split(heads, [shape.num_heads, num_kv, num_kv], 2)
+        row_B1 = torch.arange(num_rows)[:, None]
+        kv[0][row_B1, :, positions_BT] = k
+        kv[1][row_B1, :, positions_BT] = v
+        # Query heads that share a key head become more queries of it: [B, K, G·T, D].
+        split = q.view(num_rows, num_new, num_kv, -1, dim).permute(0, 2, 3, 1, 4)
+        grouped = split.reshape(num_rows, num_kv, -1, dim)
+        length = mask.shape[-1]
+        mixed = functional.scaled_dot_product_attention(
+            grouped, kv[0, :, :, :length], kv[1, :, :, :length], attn_mask=mask, scale=1.0
+        )
+        per_token = mixed.view(num_rows, num_kv, -1, num_new, dim).permute(0, 3, 1, 2, 4)
+        return per_token.reshape(num_rows, num_new, -1)
+
+
+def read_shape(folder: Path) -> Shape:
+    """Read config.json. Raises EngineError when it describes anything but a dense Qwen3."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        _refuse_other_models(config)
+        return _shape(config)
+    except FileNotFoundError as error:
+        message = f"no config.json in {str(folder)!r}"
+        raise EngineError(message, hint="name a model folder in Hugging Face format") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{str(path)!r} cannot be served: {error!r}"
+        raise EngineError(
+            message,
+            hint="torch-cpu serves dense Qwen3 models; use engine.type = 'sglang' for others",
+        ) from error
+
+
+def read_weights(folder: Path, shape: Shape) -> Weights:
+    """Read and check a folder of weights. Raises EngineError naming the first wrong tensor."""
+    blobs = [path.read_bytes() for path in shards(folder)]
+    checksum = digest(blobs)
+    tensors = {name: t for blob in blobs for name, t in load_safetensors(blob).items()}
+    expected = _expected(shape)
+    if shape.tied:
+        tensors.pop("lm_head.weight", None)
+    for name, size in expected.items():
+        found = tuple(tensors[name].shape) if name in tensors else "nothing"
+        if found != size:
+            message = f"tensor {name!r} must be {size}, the folder has {found}"
+            raise EngineError(
+                message,
+                hint="the weights belong to another model than the one that is served",
+            )
+    if extra := sorted(set(tensors) - set(expected)):
+        message = f"tensor {extra[0]!r} is not part of the served model"
+        raise EngineError(message)
+    return _assemble(shape, {name: tensors[name].float() for name in expected}, checksum)
+
+
+def _refuse_other_models(config: Mapping[str, Any]) -> None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    wanted = {
+        "model_type": (config["model_type"], "qwen3"),
+        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
+        "attention_bias": (config.get("attention_bias", False), False),
+        "use_sliding_window": (config.get("use_sliding_window", False), False),
+        "rope_type": (rope.get("rope_type", "default"), "default"),
+    }
+    for key, (found, supported) in wanted.items():
+        if found != supported:
+            message = f"{key} is {found!r}, supported is {supported!r}"
+            raise ValueError(message)
+
+
+def _shape(config: Mapping[str, Any]) -> Shape:
+    rope = config.get("rope_parameters") or config
+    eos = config.get("eos_token_id")
+    return Shape(
+        vocab=config["vocab_size"],
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        eps=config["rms_norm_eps"],
+        rope_theta=rope.get("rope_theta", 10000.0),
+        tied=config.get("tie_word_embeddings", False),
+        max_positions=config.get("max_position_embeddings", 32768),
+        eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+    )
+
+
+def _expected(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor by its Hugging Face name."""
+    hidden, inner, dim = shape.hidden, shape.intermediate, shape.head_dim
+    query, key = shape.num_heads * dim, shape.num_kv_heads * dim
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape.vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not shape.tied:
+        sizes["lm_head.weight"] = (shape.vocab, hidden)
+    for index in range(shape.num_layers):
+        parts = {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (query, hidden),
+            "self_attn.k_proj": (key, hidden),
+            "self_attn.v_proj": (key, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "self_attn.q_norm": (dim,),
+            "self_attn.k_norm": (dim,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        sizes |= {f"model.layers.{index}.{part}.weight": size for part, size in parts.items()}
+    return sizes
+
+
+def _assemble(shape: Shape, tensors: Mapping[str, Tensor], checksum: str) -> Weights:
+    embed_VH = tensors["model.embed_tokens.weight"]
+    return Weights(
+        embed_VH=embed_VH,
+        layers=tuple(_layer(shape, tensors, index) for index in range(shape.num_layers)),
+        norm_H=tensors["model.norm.weight"],
+        head_VH=embed_VH if shape.tied else tensors["lm_head.weight"],
+        checksum=checksum,
+    )
+
+
+def _layer(shape: Shape, tensors: Mapping[str, Tensor], index: int) -> Layer:
+    def part(name: str) -> Tensor:
+        return tensors[f"model.layers.{index}.{name}.weight"]
+
+    q_norm = part("self_attn.q_norm") * shape.head_dim**-0.5
+    norms = [q_norm] * shape.num_heads + [part("self_attn.k_norm")] * shape.num_kv_heads
+    return Layer(
+        input_norm_H=part("input_layernorm"),
+        qkv=torch.cat([part(f"self_attn.{name}_proj") for name in "qkv"]),
+        qk_norm=torch.stack(norms),
+        out=part("self_attn.o_proj"),
+        post_norm_H=part("post_attention_layernorm"),
+        gate_up=torch.cat([part("mlp.gate_proj"), part("mlp.up_proj")]),
+        down=part("mlp.down_proj"),
+    )
+
+
+def _rotary(shape: Shape, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and signed sines [P, D]; the sign makes a half-roll a quarter turn."""
+    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
+    angles = torch.arange(num_positions).float()[:, None] / shape.rope_theta**exponents
+    sin = angles.sin()
+    return angles.cos().repeat(1, 2), torch.cat((-sin, sin), -1)

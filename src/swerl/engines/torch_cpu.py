@@ -1,0 +1,72 @@
+"""A CPU engine for dense Qwen3 models: plain torch, continuous batching, SGLang's contract."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swerl.engines._process import child, until_ready
+from swerl.engines._sglang_http import HttpEngine, connect
+from swerl.errors import EngineError
+from swerl.interfaces import EngineSetup
+
+
+class Options(BaseModel):
+    """Settings of `engine.type = "torch-cpu"`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    port: int = Field(default=0, ge=0, lt=65536)
+    """Port on the loopback interface; 0 takes any free one, so that runs never collide."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of the server; small models are slower with more than one."""
+    max_running: int = Field(default=64, ge=1)
+    """Requests that are batched at once; decoding gains little beyond 64 on one core."""
+    num_rows: int = Field(default=128, ge=1)
+    """Token sequences whose keys and values are kept; twice `max_running` keeps the prefixes of
+    sessions that wait for a tool."""
+    context_length: int = Field(default=4096, ge=2)
+    """Most tokens of one sequence; the model's own limit applies where it is lower."""
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds until the server must serve; it takes about 4 on an idle machine."""
+
+
+@asynccontextmanager
+async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine]:
+    """Start the server on `setup.model` and yield its client; leaving the context stops it.
+
+    Raises EngineError with the end of the server's log when it does not come up.
+    """
+    if setup.model is None:
+        raise EngineError("torch-cpu needs a model", hint="name a model folder to serve")
+    log, ready = setup.log_dir / "engine.log", setup.log_dir / "engine.ready.json"
+    ready.unlink(missing_ok=True)
+    command = _command(options, setup.model, ready)
+    async with child(command, log) as process:
+
+        async def port() -> int | None:
+            return json.loads(ready.read_text())["port"] if ready.exists() else None
+
+        found = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
+        vocab = json.loads((setup.model / "config.json").read_text())["vocab_size"]
+        async with connect(f"http://127.0.0.1:{found}", num_vocab=vocab) as engine:
+            yield engine
+
+
+def _command(options: Options, model: Path, ready: Path) -> list[str]:
+    settings = {
+        "--model": model.resolve(),
+        "--ready-file": ready.resolve(),
+        "--port": options.port,
+        "--threads": options.threads,
+        "--max-running": options.max_running,
+        "--num-rows": options.num_rows,
+        "--context-length": options.context_length,
+    }
+    flags = [str(part) for pair in settings.items() for part in pair]
+    return [sys.executable, "-m", "swerl.engines._torch_server", *flags]
