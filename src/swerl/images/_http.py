@@ -1,0 +1,162 @@
+"""Requests to one registry: logins, refusals as errors, and when to try again.
+
+A request is one attempt, plus one answer to a challenge. What may work a moment later raises an
+ImageError marked retryable; `patiently` is the one place that tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+from yarl import URL
+
+from swerl.errors import ImageError
+from swerl.images._auth import Auth
+from swerl.images._reference import base_url
+
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=120)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a refusal that may pass is waited out."""
+
+    tries: int = 5
+    first_wait_s: float = 0.5
+    """Wait before the second try; doubles with each, plus up to half of it at random."""
+    max_wait_s: float = 900.0
+    """Longest wait that a registry may ask for. Docker Hub counts pulls over six hours, so what
+    it asks for is either shorter than this or not worth waiting for."""
+
+
+class BusyError(ImageError):
+    """The registry asks to come back after `wait_s` seconds; None where it does not say."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, hint: str, wait_s: float | None) -> None:
+        super().__init__(message, hint=hint)
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. `path` is below the API's root, or a whole URL that the registry gave."""
+
+    method: str
+    path: str
+    scope: str = ""
+    """Which requests share an authorization: one text per set of rights."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    data: bytes | None = None
+
+
+@asynccontextmanager
+async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """Open the connections that registries share; proxies are taken from the environment."""
+    async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True) as session:
+        yield session
+
+
+async def patiently(call: Callable[[], Awaitable[_T]], patience: Patience) -> _T:
+    """Return what `call` returns, trying again after errors marked retryable."""
+    for attempt in range(1, patience.tries + 1):
+        try:
+            return await call()
+        except ImageError as error:
+            wait_s = patience.first_wait_s * 2 ** (attempt - 1) * (1 + random.random() / 2)
+            if isinstance(error, BusyError) and error.wait_s is not None:
+                wait_s = error.wait_s
+            if not error.retryable or attempt == patience.tries or wait_s > patience.max_wait_s:
+                raise
+            await asyncio.sleep(wait_s)
+    message = "no try at all"
+    raise ImageError(message, hint="set patience.tries to 1 or more")
+
+
+class Connection:
+    """Sends requests to one registry."""
+
+    def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
+        self.host = host
+        self._http = http
+        self._auth = Auth(host, http, docker_config)
+
+    @asynccontextmanager
+    async def send(self, ask: Ask) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield the answer, whatever its status. Raises ImageError."""
+        try:
+            response = await self._once(ask)
+            if response.status == 401:
+                response.release()
+                response = await self._challenged(ask, response)
+            async with response:
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._lost(ask, error) from error
+
+    async def _once(self, ask: Ask) -> aiohttp.ClientResponse:
+        url = ask.path if "://" in ask.path else f"{base_url(self.host)}/v2/{ask.path}"
+        headers = {**ask.headers, **self._auth.headers(ask.scope)}
+        return await self._http.request(
+            ask.method, URL(url, encoded=True), headers=headers, data=ask.data
+        )
+
+    async def _challenged(
+        self, ask: Ask, response: aiohttp.ClientResponse
+    ) -> aiohttp.ClientResponse:
+        self._auth.forget(ask.scope)
+        if await self._auth.answer(ask.scope, response.headers.get("WWW-Authenticate", "")):
+            return await self._once(ask)
+        return response
+
+    def _lost(self, ask: Ask, error: Exception) -> ImageError:
+        if isinstance(error, aiohttp.ClientPayloadError):
+            message = f"registry {self.host} broke off in the middle of {ask.path}"
+            return ImageError(message, hint="run the same command again", retryable=True)
+        message = f"registry {self.host} does not answer: {error or type(error).__name__}"
+        hint = "check the name and the network, then run the same command again"
+        return ImageError(message, hint=hint, retryable=True)
+
+
+def expect(response: aiohttp.ClientResponse, wanted: set[int], *, host: str, what: str) -> None:
+    """Raise the ImageError of an HTTP status unless it is one of those wanted."""
+    status = response.status
+    if status in wanted:
+        return
+    if status == 404:
+        hint = "check the name and the tag; private images need `docker login`"
+        message = f"registry {host} has no {what}"
+        raise ImageError(message, hint=hint)
+    if status in {401, 403}:
+        message = f"registry {host} refuses access to {what} ({status})"
+        raise ImageError(message, hint=f"run `docker login {host}`, or check the name")
+    if status == 429:
+        message = f"registry {host} limits how often it may be asked, here for {what}"
+        hint = "log in for a higher limit, or run the same command later: what is done is kept"
+        raise BusyError(message, hint=hint, wait_s=_seconds(response.headers.get("Retry-After")))
+    message = f"registry {host} answers {status} on {what}"
+    raise ImageError(message, hint="run the same command again", retryable=status >= 500)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Read a `Retry-After` header: seconds or a date (RFC 9110, section 10.2.3)."""
+    if not retry_after:
+        return None
+    if retry_after.isdecimal():
+        return float(retry_after)
+    try:
+        until = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max(0.0, (until - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,174 @@
+"""A client of one registry: manifests, blobs, mounts and uploads of the OCI distribution API.
+
+Each method is one attempt; `patiently` tries again where its caller wants that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from urllib.parse import urlencode, urljoin
+
+import aiohttp
+
+from swerl.errors import ImageError
+from swerl.images._http import Ask, Connection, expect
+from swerl.images._manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest
+
+_ACCEPT = {"Accept": ", ".join(IMAGE_TYPES + INDEX_TYPES)}
+_CHUNK = 1 << 20
+_PART = 16 << 20
+"""Bytes of one upload request: what an upload holds in memory."""
+_MAX_MANIFEST = 4 << 20
+
+
+class Registry:
+    """One registry."""
+
+    def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
+        self.host = host
+        self._connection = Connection(host, http, docker_config)
+
+    async def ping(self) -> None:
+        """Raise ImageError unless a registry answers and takes our login."""
+        async with self._connection.send(Ask("GET", "")) as response:
+            self._expect(response, {200}, "its API")
+
+    async def manifest(self, repository: str, version: str) -> Manifest:
+        """Return the manifest of a tag or digest; a digest is verified."""
+        what = f"{repository}{'@' if ':' in version else ':'}{version}"
+        ask = Ask("GET", f"{repository}/manifests/{version}", repository, _ACCEPT)
+        body = b""
+        async with self._connection.send(ask) as response:
+            self._expect(response, {200}, what)
+            async for chunk in response.content.iter_chunked(_CHUNK):
+                body += chunk
+                if len(body) > _MAX_MANIFEST:
+                    message = f"the manifest of {self.host}/{what} is larger than 4 MiB"
+                    raise ImageError(message, hint="no image needs that; check the registry")
+            found = Manifest(f"{self.host}/{what}", body, response.content_type)
+        if ":" in version and found.digest != version:
+            message = f"registry {self.host} sent other content than {what}: {found.digest}"
+            raise ImageError(message, hint="a proxy or cache in between may be broken")
+        return found
+
+    async def has_manifest(self, repository: str, digest: str) -> bool:
+        """Say whether a repository holds this manifest."""
+        return await self._has(Ask("HEAD", f"{repository}/manifests/{digest}", repository, _ACCEPT))
+
+    async def has_blob(self, repository: str, digest: str) -> bool:
+        """Say whether a repository that we push to holds this blob."""
+        return await self._has(Ask("HEAD", f"{repository}/blobs/{digest}", f"{repository} push"))
+
+    async def blob(self, repository: str, blob: Blob) -> AsyncGenerator[bytes]:
+        """Yield a blob's bytes; the last ones only after size and digest proved right."""
+        what = f"{repository}@{blob.digest}"
+        digest, size, held = hashlib.sha256(), 0, b""
+        ask = Ask("GET", f"{repository}/blobs/{blob.digest}", repository)
+        async with self._connection.send(ask) as response:
+            self._expect(response, {200}, what)
+            async for chunk in response.content.iter_chunked(_CHUNK):
+                if held:
+                    yield held
+                digest.update(chunk)
+                size += len(chunk)
+                held = chunk
+        if size < blob.size:
+            message = f"registry {self.host} sent {size} of {blob.size} bytes of {what}"
+            raise ImageError(message, hint="run the same command again", retryable=True)
+        if f"sha256:{digest.hexdigest()}" != blob.digest or size > blob.size:
+            message = f"registry {self.host} sent other content than {what}"
+            raise ImageError(message, hint="its copy is damaged; push the image there anew")
+        yield held
+
+    async def mount(self, repository: str, digest: str, *, home: str) -> bool:
+        """Let `repository` share a blob that `home` holds here; return whether it worked."""
+        query = urlencode({"mount": digest, "from": home})
+        scope = f"{repository} push, {home} pull"
+        ask = Ask("POST", f"{repository}/blobs/uploads/?{query}", scope)
+        async with self._connection.send(ask) as response:
+            self._expect(response, {201, 202}, repository)
+            if response.status == 201:
+                return True
+            location = _location(response)
+        await self._cancel(location, scope)
+        return False
+
+    async def upload(self, repository: str, blob: Blob, chunks: AsyncIterator[bytes]) -> None:
+        """Store a blob. Where `chunks` or the connection fails, nothing of it stays.
+
+        The blob goes in parts, each a whole request, so that a failure of the source never meets
+        a request under way: a registry cannot cancel an upload that it is still reading.
+        """
+        scope = f"{repository} push"
+        location = await self._step(Ask("POST", f"{repository}/blobs/uploads/", scope), {202})
+        try:
+            offset = 0
+            async for part in _parts(chunks):
+                headers = {
+                    "Content-Range": f"{offset}-{offset + len(part) - 1}",
+                    "Content-Type": "application/octet-stream",
+                }
+                location = await self._step(Ask("PATCH", location, scope, headers, part), {202})
+                offset += len(part)
+            digest = urlencode({"digest": blob.digest})
+            whole = f"{location}{'&' if '?' in location else '?'}{digest}"
+            await self._step(Ask("PUT", whole, scope), {201, 204})
+        except BaseException:
+            await asyncio.shield(self._cancel(location, scope))
+            raise
+
+    async def put_manifest(self, repository: str, version: str, manifest: Manifest) -> None:
+        """Store a manifest under a tag or digest; its blobs must be there."""
+        what = f"{repository}:{version}"
+        ask = Ask(
+            "PUT",
+            f"{repository}/manifests/{version}",
+            f"{repository} push",
+            {"Content-Type": manifest.media_type},
+            manifest.body,
+        )
+        async with self._connection.send(ask) as response:
+            self._expect(response, {200, 201}, what)
+            stored = response.headers.get("Docker-Content-Digest", manifest.digest)
+        if stored != manifest.digest:
+            message = f"registry {self.host} stored {what} as {stored}"
+            raise ImageError(message, hint=f"expected {manifest.digest}; is a proxy in between?")
+
+    async def _has(self, ask: Ask) -> bool:
+        async with self._connection.send(ask) as response:
+            self._expect(response, {200, 404}, ask.path)
+            return response.status == 200
+
+    async def _step(self, ask: Ask, wanted: set[int]) -> str:
+        """Take one step of an upload and return where the next one goes."""
+        async with self._connection.send(ask) as response:
+            self._expect(response, wanted, ask.scope.removesuffix(" push"))
+            return _location(response)
+
+    async def _cancel(self, location: str, scope: str) -> None:
+        try:
+            async with self._connection.send(Ask("DELETE", location, scope)):
+                pass
+        except ImageError:
+            return  # the registry drops abandoned uploads by itself; the first error is the news
+
+    def _expect(self, response: aiohttp.ClientResponse, wanted: set[int], what: str) -> None:
+        expect(response, wanted, host=self.host, what=what)
+
+
+async def _parts(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    held = bytearray()
+    async for chunk in chunks:
+        held += chunk
+        if len(held) >= _PART:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def _location(response: aiohttp.ClientResponse) -> str:
+    return urljoin(str(response.url), response.headers.get("Location", ""))

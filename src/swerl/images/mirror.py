@@ -1,0 +1,266 @@
+"""Copies task images from registry to registry by digest, so that training never pulls elsewhere.
+
+Per image: the manifest is read and reduced to linux/amd64; each blob that the target lacks is
+mounted from a repository of the target that has it, or else streamed across and verified on the
+way; the manifest is stored last, so that an image is there whole or not at all. A lock file keeps
+what is done: the same command goes on where it stopped, and a moved tag changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+
+from swerl.errors import ImageError, InputError
+from swerl.images import _reference
+from swerl.images._http import Patience, http_session, patiently
+from swerl.images._lock import Lock, Pinned
+from swerl.images._login import default_config
+from swerl.images._manifest import Blob, Manifest
+from swerl.images._reference import Reference, Target
+from swerl.images._registry import Registry
+from swerl.task import Task
+
+_T = TypeVar("_T")
+
+
+class Way(StrEnum):
+    """How a blob came to be where it is wanted."""
+
+    PRESENT = "present"
+    """The repository had it."""
+    MOUNTED = "mounted"
+    """The target had it in another repository, and shares it."""
+    MOVED = "moved"
+    """It was streamed from the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """The end of one image: `pinned`, or the `error` that stopped it."""
+
+    image: str
+    pinned: Pinned | None = None
+    error: ImageError | None = None
+    blobs: Mapping[Way, int] = field(default_factory=dict)
+    """Number of blobs by the way they went; empty where the whole image was there."""
+    moved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The end of a whole mirror run."""
+
+    images: tuple[Mirrored, ...]
+    num_local: int = 0
+    """Images that live on this machine only and need no mirror."""
+
+    @property
+    def failed(self) -> tuple[Mirrored, ...]:
+        """Images that did not make it."""
+        return tuple(image for image in self.images if image.error)
+
+    def num_blobs(self, way: Way) -> int:
+        """Count the blobs that went this way."""
+        return sum(image.blobs.get(way, 0) for image in self.images)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes streamed from source to target."""
+        return sum(image.moved_bytes for image in self.images)
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorOptions:
+    """How to mirror."""
+
+    workers: int = 4
+    """Images at once: enough to fill a gigabit line, few enough for a registry's limits."""
+    rewrites: Mapping[str, str] = field(default_factory=dict)
+    """Beginning of an image name -> what to read instead, such as a cache near by."""
+    docker_config: Path = field(default_factory=default_config)
+    patience: Patience = field(default_factory=Patience)
+
+
+async def mirror(
+    images: Iterable[str],
+    target: Target,
+    lock_file: Path,
+    *,
+    options: MirrorOptions | None = None,
+    on_done: Callable[[Mirrored], None] = lambda _: None,
+) -> Report:
+    """Mirror images to `target`; an image that fails is reported and stops no other.
+
+    Raises ImageError where the target itself cannot be used, InputError where two images would
+    land on one name.
+    """
+    options = options or MirrorOptions()
+    names = list(dict.fromkeys(images))
+    remote = [name for name in names if not _reference.is_local(name)]
+    sources = {name: _reference.parse(_rewritten(name, options.rewrites)) for name in remote}
+    _refuse_clashes(sources, target)
+    lock = Lock(lock_file)
+    async with http_session() as http:
+        run = _Run(http, target, lock, options)
+        await run.check_target()
+        try:
+            done = await run.all(sources, on_done)
+        finally:
+            lock.save()
+    return Report(tuple(done), num_local=len(names) - len(remote))
+
+
+def rewrite(tasks: Iterable[Task], lock_file: Path) -> list[Task]:
+    """Return the Tasks with mirrored images, by digest. Raises ImageError on one not mirrored."""
+    pinned = Lock(lock_file).images
+    rewritten = []
+    for task in tasks:
+        if _reference.is_local(task.image):
+            rewritten.append(task)
+        elif task.image in pinned:
+            rewritten.append(replace(task, image=pinned[task.image].reference))
+        else:
+            message = f"image {task.image} of task {task.id} is not in {lock_file}"
+            raise ImageError(message, hint="mirror it first: run the same command again")
+    return rewritten
+
+
+class _Run:
+    """What one mirror run knows: its registries, and which repository of the target has what."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, target: Target, lock: Lock, options: MirrorOptions
+    ) -> None:
+        self._http = http
+        self._target = target
+        self._lock = lock
+        self._options = options
+        self._registries: dict[str, Registry] = {}
+        self._homes: dict[str, str] = {}
+        self._moving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._slots = asyncio.Semaphore(options.workers)
+
+    async def check_target(self) -> None:
+        await self._patiently(self._registry(self._target.registry).ping)
+
+    async def all(
+        self, sources: Mapping[str, Reference], on_done: Callable[[Mirrored], None]
+    ) -> Sequence[Mirrored]:
+        async def one(image: str, source: Reference) -> Mirrored:
+            async with self._slots:
+                done = await self._image(image, source)
+            on_done(done)
+            return done
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(*item)) for item in sources.items()]
+        return [task.result() for task in tasks]
+
+    async def _image(self, image: str, source: Reference) -> Mirrored:
+        try:
+            place = self._target.place(source)
+            known = self._lock.images.get(image)
+            if known and known.reference == str(place.pinned(known.digest)):
+                if await self._has(place.pinned(known.digest)):
+                    return Mirrored(image, known)
+                source = source.pinned(known.digest)
+            mirrored = await self._copy(image, source, place)
+        except ImageError as error:
+            return Mirrored(image, error=error)
+        if mirrored.pinned:
+            self._lock.put(image, mirrored.pinned)
+        return mirrored
+
+    async def _has(self, place: Reference) -> bool:
+        registry = self._registry(place.registry)
+        return await self._patiently(lambda: registry.has_manifest(place.repository, place.digest))
+
+    async def _copy(self, image: str, source: Reference, place: Reference) -> Mirrored:
+        manifest = await self._manifest(source)
+        blobs = manifest.blobs()
+        ways: Counter[Way] = Counter()
+        moved_bytes = 0
+        for blob in blobs:
+            way = await self._blob(source, place.repository, blob)
+            ways[way] += 1
+            moved_bytes += blob.size if way is Way.MOVED else 0
+        registry = self._registry(place.registry)
+        await self._patiently(lambda: registry.put_manifest(place.repository, place.tag, manifest))
+        reference = str(place.pinned(manifest.digest))
+        size = sum(blob.size for blob in blobs)
+        pinned = Pinned(str(source), manifest.digest, reference, size)
+        return Mirrored(image, pinned, None, ways, moved_bytes)
+
+    async def _manifest(self, source: Reference) -> Manifest:
+        registry = self._registry(source.registry)
+        manifest = await self._patiently(
+            lambda: registry.manifest(source.repository, source.version)
+        )
+        if not manifest.is_index:
+            return manifest
+        digest = manifest.platform_digest()
+        return await self._patiently(lambda: registry.manifest(source.repository, digest))
+
+    async def _blob(self, source: Reference, repository: str, blob: Blob) -> Way:
+        target = self._registry(self._target.registry)
+        async with self._moving[blob.digest]:
+            if await self._patiently(lambda: target.has_blob(repository, blob.digest)):
+                way = Way.PRESENT
+            elif await self._mount(source, repository, blob):
+                way = Way.MOUNTED
+            else:
+                await self._patiently(lambda: self._move(source, repository, blob))
+                way = Way.MOVED
+            self._homes[blob.digest] = repository
+        return way
+
+    async def _mount(self, source: Reference, repository: str, blob: Blob) -> bool:
+        target = self._registry(self._target.registry)
+        home = self._homes.get(blob.digest)
+        if home is None and source.registry == self._target.registry:
+            home = source.repository
+        if home is None:
+            return False
+        return await self._patiently(lambda: target.mount(repository, blob.digest, home=home))
+
+    async def _move(self, source: Reference, repository: str, blob: Blob) -> None:
+        origin = self._registry(source.registry)
+        target = self._registry(self._target.registry)
+        async with aclosing(origin.blob(source.repository, blob)) as chunks:
+            await target.upload(repository, blob, chunks)
+
+    def _registry(self, host: str) -> Registry:
+        if host not in self._registries:
+            self._registries[host] = Registry(host, self._http, self._options.docker_config)
+        return self._registries[host]
+
+    async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        return await patiently(call, self._options.patience)
+
+
+def _rewritten(image: str, rewrites: Mapping[str, str]) -> str:
+    full = str(_reference.parse(image))
+    for name in (image, full):
+        for old, new in rewrites.items():
+            if name.startswith(old):
+                return new + name.removeprefix(old)
+    return image
+
+
+def _refuse_clashes(sources: Mapping[str, Reference], target: Target) -> None:
+    seen: dict[tuple[Reference, str], Reference] = {}
+    for source in sources.values():
+        key = (target.place(source), source.digest)
+        other = seen.setdefault(key, source)
+        if other.registry != source.registry:
+            message = f"{other} and {source} would both become {key[0]}"
+            raise InputError(message, hint="mirror the tasks in two files, to two prefixes")

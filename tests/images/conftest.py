@@ -1,0 +1,240 @@
+"""A real registry on loopback, images made by hand, and a proxy that misbehaves on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import shutil
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from swerl.images._http import http_session
+from swerl.images._manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
+from swerl.images._registry import Registry
+
+CONFIG = """
+version: 0.1
+log: {{level: error, accesslog: {{disabled: true}}}}
+storage:
+  filesystem: {{rootdirectory: {folder}/data}}
+  delete: {{enabled: true}}
+http: {{addr: 127.0.0.1:{port}}}
+{auth}
+"""
+
+
+@dataclass
+class Server:
+    """A running registry: its address and where it keeps its files."""
+
+    host: str
+    folder: Path
+
+    def half_written(self) -> list[Path]:
+        """Content of uploads that were begun and neither finished nor cancelled.
+
+        docker-registry leaves an empty hash state of a cancelled upload behind; only data counts.
+        """
+        return list(self.folder.rglob("_uploads/*/data"))
+
+
+@dataclass
+class Image:
+    """An image made in memory."""
+
+    blobs: dict[str, bytes]
+    manifest: Manifest
+
+    @property
+    def layers(self) -> list[str]:
+        return [entry["digest"] for entry in json.loads(self.manifest.body)["layers"]]
+
+
+@dataclass
+class Faults:
+    """What a proxy does to the next requests: path ending -> the answer to give instead."""
+
+    host: str
+    answers: dict[str, Callable[[web.Request, bytes], web.StreamResponse]] = field(
+        default_factory=dict
+    )
+    asked: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def start_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """Start registries on free loopback ports; all stop with the test."""
+    if shutil.which("docker-registry") is None:
+        pytest.skip("docker-registry is not installed (apt-get install docker-registry)")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(auth: str = "") -> Server:
+        folder = tmp_path_factory.mktemp("registry")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        config = folder / "config.yml"
+        config.write_text(CONFIG.format(folder=folder, port=port, auth=auth))
+        started.append(
+            subprocess.Popen(
+                ["docker-registry", "serve", str(config)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+        _wait_for(port)
+        return Server(f"127.0.0.1:{port}", folder)
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+def registry(start_registry: Callable[..., Server]) -> Server:
+    """An empty registry without logins."""
+    return start_registry()
+
+
+@pytest.fixture
+def push(registry: Server, tmp_path: Path) -> Callable[..., Awaitable[None]]:
+    """Push an image to `registry` with the project's own client."""
+
+    async def push(image: Image, repository: str, tag: str = "latest") -> None:
+        async with http_session() as http:
+            client = Registry(registry.host, http, tmp_path / "no-config.json")
+            for digest, data in image.blobs.items():
+                await client.upload(repository, Blob(digest, len(data)), _chunks(data))
+            await client.put_manifest(repository, tag, image.manifest)
+
+    return push
+
+
+@pytest.fixture
+def make_image() -> Callable[..., Image]:
+    """Make an OCI image of one layer per text."""
+    return _image
+
+
+@pytest.fixture
+def make_index() -> Callable[..., Manifest]:
+    """Make an index of manifests by architecture."""
+    return _index
+
+
+@pytest.fixture
+async def faulty(registry: Server) -> AsyncIterator[Faults]:
+    """A proxy before `registry` that answers as told in `answers` and forwards the rest."""
+    faults = Faults(host="")
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        faults.asked.append(f"{request.method} {request.path}")
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(
+                request.method,
+                f"http://{registry.host}{request.raw_path}",
+                headers={"Accept": request.headers.get("Accept", "*/*")},
+            ) as real,
+        ):
+            body = await real.read()
+            for ending, answer in faults.answers.items():
+                if request.path.endswith(ending):
+                    given = answer(request, body)
+                    return await given if isawaitable(given) else given
+            headers = {"Content-Type": real.headers.get("Content-Type", "text/plain")}
+            return web.Response(status=real.status, body=body, headers=headers)
+
+    async with _serving(handle) as host:
+        faults.host = host
+        yield faults
+
+
+def _image(*texts: str) -> Image:
+    layers = [_layer(text) for text in texts]
+    config = json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "rootfs": {
+                "type": "layers",
+                "diff_ids": [sha256(gzip.decompress(layer)) for layer in layers],
+            },
+        }
+    ).encode()
+    layer_type = "application/vnd.oci.image.layer.v1.tar+gzip"
+    body = {
+        "schemaVersion": 2,
+        "mediaType": IMAGE_TYPES[0],
+        "config": _entry(config, "application/vnd.oci.image.config.v1+json"),
+        "layers": [_entry(layer, layer_type) for layer in layers],
+    }
+    blobs = {sha256(data): data for data in (config, *layers)}
+    return Image(blobs, Manifest("made", json.dumps(body).encode(), IMAGE_TYPES[0]))
+
+
+def _index(**manifests: Manifest) -> Manifest:
+    entries = [
+        {**_entry(found.body, found.media_type), "platform": {"os": "linux", "architecture": name}}
+        for name, found in manifests.items()
+    ]
+    body = {"schemaVersion": 2, "mediaType": INDEX_TYPES[0], "manifests": entries}
+    return Manifest("made", json.dumps(body).encode(), INDEX_TYPES[0])
+
+
+def _layer(text: str) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        entry = tarfile.TarInfo("etc/motd")
+        entry.size = len(text)
+        tar.addfile(entry, io.BytesIO(text.encode()))
+    return gzip.compress(out.getvalue(), mtime=0)
+
+
+def _entry(data: bytes, media_type: str) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": sha256(data), "size": len(data)}
+
+
+async def _chunks(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+def _wait_for(port: int) -> None:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"docker-registry does not answer on port {port}")
+
+
+@asynccontextmanager
+async def _serving(
+    handle: Callable[[web.Request], object],
+) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert site._server is not None
+    port = site._server.sockets[0].getsockname()[1]
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
