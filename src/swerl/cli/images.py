@@ -1,0 +1,118 @@
+"""`swerl images`: build task images, and mirror them next to the sandboxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from swerl.images.mirror import Mirrored, MirrorOptions, Report
+    from swerl.task import Task
+
+app = typer.Typer(no_args_is_help=True, help="Build and mirror task images.")
+
+
+@app.callback()
+def _images() -> None:
+    """Build and mirror task images."""
+
+
+@app.command("mirror")
+def mirror_images(
+    tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
+    to: Annotated[str, typer.Option(metavar="HOST:PORT/PREFIX", help="Where images go.")],
+    *,
+    rewrites: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="OLD=NEW", help="Read names beginning with OLD from NEW."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Images at once.")] = 4,
+    lock: Annotated[
+        Path | None, typer.Option(help="Lock file of digests; TASKS.images.json by default.")
+    ] = None,
+    tasks_out: Annotated[
+        Path | None, typer.Option(help="Write the tasks anew, with the mirrored images by digest.")
+    ] = None,
+    docker_config: Annotated[
+        Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
+    ] = None,
+) -> None:
+    """Copy the images of a task file to another registry, by digest; goes on where it stopped."""
+    from swerl.images._login import default_config
+    from swerl.images.mirror import MirrorOptions
+    from swerl.task import read_tasks
+
+    options = MirrorOptions(
+        workers=workers,
+        rewrites=dict(_rewrite(text) for text in rewrites or ()),
+        docker_config=docker_config or default_config(),
+    )
+    lock = lock or tasks.with_suffix(".images.json")
+    found = list(read_tasks(tasks))
+    report = _mirror(found, to, lock, options)
+    _show(report, lock)
+    if report.failed:
+        raise typer.Exit(1)
+    if tasks_out:
+        _write_rewritten(found, lock, tasks_out)
+
+
+def _rewrite(text: str) -> tuple[str, str]:
+    from swerl.errors import InputError
+
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        message = f"--from {text!r} is not OLD=NEW"
+        raise InputError(message, hint="for example --from docker.io/=127.0.0.1:5000/hub/")
+    return old, new
+
+
+def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> Report:
+    import asyncio
+
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from swerl.cli._output import stderr
+    from swerl.images._reference import parse_target
+    from swerl.images.mirror import mirror
+
+    images = list(dict.fromkeys(task.image for task in tasks))
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr()) as progress:
+        bar = progress.add_task("images", total=len(images))
+
+        def advance(_: Mirrored) -> None:
+            progress.advance(bar)
+
+        target = parse_target(to)
+        return asyncio.run(mirror(images, target, lock, options=options, on_done=advance))
+
+
+def _show(report: Report, lock: Path) -> None:
+    from swerl.cli._output import console, stderr
+    from swerl.images.mirror import Way
+
+    for done in report.failed:
+        hint = f" ({done.error.hint})" if done.error and done.error.hint else ""
+        stderr().print(f"[red]failed[/] {done.image}: {done.error}{hint}", soft_wrap=True)
+    moved_mib = report.moved_bytes / 2**20
+    ways = ", ".join(f"{report.num_blobs(way)} blobs {way}" for way in Way)
+    unchanged = sum(1 for done in report.images if done.pinned and not done.blobs)
+    console().print(
+        f"{len(report.images) - len(report.failed)} images mirrored ({unchanged} were there), "
+        f"{len(report.failed)} failed, {report.num_local} local; {ways}; {moved_mib:,.1f} MiB moved"
+    )
+    console().print(f"digests: {lock}", soft_wrap=True)
+    if report.failed:
+        console().print("next: the same command tries the failed images again")
+
+
+def _write_rewritten(tasks: list[Task], lock: Path, out: Path) -> None:
+    from swerl.cli._output import console
+    from swerl.images.mirror import rewrite
+    from swerl.task import write_tasks
+
+    write_tasks(out, rewrite(tasks, lock))
+    console().print(f"tasks:   {out}\nnext: set tasks.source to it in a recipe", soft_wrap=True)
