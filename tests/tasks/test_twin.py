@@ -1,0 +1,151 @@
+"""The twin's repositories are broken as declared, repairable as declared, and split cleanly."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import ImageError, InputError
+from swerl.patch import edits, touched
+from swerl.task import Task
+from swerl.tasks._twin_templates import TRAINED, UNSEEN
+from swerl.tasks.twin import TEST_COMMAND, TEST_FILE, make_tasks, make_variants
+
+
+def _functions(source: str) -> set[tuple[str, ...]]:
+    """Each function of a module as its name, parameters and constants."""
+    found = set()
+    for node in ast.parse(source).body:
+        assert isinstance(node, ast.FunctionDef)
+        constants = [str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)]
+        found.add((node.name, *(arg.arg for arg in node.args.args), *constants))
+    return found
+
+
+def _run_tests(task: Task, work: Path, *, patch: str) -> dict[str, str]:
+    """Run the hidden tests in a copy of the repository and return test -> status."""
+    shutil.copytree(task.image.removeprefix("dir:"), work)
+    if patch:
+        subprocess.run(["git", "apply", "-"], cwd=work, input=patch.encode(), check=True)
+    (work / TEST_FILE).parent.mkdir()
+    (work / TEST_FILE).write_text(task.grading.test_files[TEST_FILE])
+    command = [sys.executable, *TEST_COMMAND.split()[1:]]
+    done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=20)
+    return {name: status for status, name in (line.split() for line in done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("twin")
+
+
+@pytest.mark.parametrize("split", ["train", "heldout", "unseen"])
+def test_declared_tests_fail_before_and_pass_after_the_gold_patch(
+    split: str, repositories: Path, tmp_path: Path
+) -> None:
+    for task in make_tasks(repositories, split=split, count=4, seed=3):
+        spec = task.grading
+        before = _run_tests(task, tmp_path / f"{task.id}.before", patch="")
+        after = _run_tests(task, tmp_path / f"{task.id}.after", patch=task.gold_patch)
+        declared = {*spec.fail_to_pass, *spec.pass_to_pass}
+        assert spec.fail_to_pass
+        assert set(before) == set(after) == declared
+        assert {name for name, status in before.items() if status != "PASSED"} == {
+            *spec.fail_to_pass
+        }
+        assert set(after.values()) == {"PASSED"}
+
+
+def test_only_the_right_expression_passes() -> None:
+    for variant in make_variants(split="train", count=40, seed=5):
+        calls = (*variant.failing, *variant.passing)
+        for guess in variant.guesses():
+            namespace: dict[str, object] = {}
+            exec(variant.source.replace(f"return {variant.bad}", f"return {guess}"), namespace)
+            got = [eval(call.text, namespace) for call in calls]
+            want = [call.want for call in calls]
+            passes = list(map(repr, got)) == list(map(repr, want))
+            assert passes == (guess == variant.good), (variant.source, guess)
+
+
+def test_a_printing_module_cannot_forge_the_report(repositories: Path, tmp_path: Path) -> None:
+    task = make_tasks(repositories, split="train", count=1, seed=3)[0]
+    clean = _run_tests(task, tmp_path / "clean", patch="")
+    module = touched(task.gold_patch)[0]
+    lines = "".join(f"PASSED {name}\\n" for name in task.grading.fail_to_pass)
+    forged = f"import os\nos.write(1, b'{lines}')\nprint('{lines}')\n"
+    image = tmp_path / "forged-image"
+    shutil.copytree(task.image.removeprefix("dir:"), image)
+    (image / module).write_text(forged + (image / module).read_text())
+    forging = dataclasses.replace(task, image=f"dir:{image}")
+    assert _run_tests(forging, tmp_path / "forged", patch="") == clean
+
+
+def test_a_repository_is_a_clean_git_work_tree_at_the_base_commit(repositories: Path) -> None:
+    task = make_tasks(repositories, split="train", count=1, seed=3)[0]
+    folder = task.image.removeprefix("dir:")
+
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(["git", *arguments], cwd=folder, text=True).strip()
+
+    assert git("rev-parse", "HEAD") == task.base_commit
+    assert git("status", "--porcelain") == ""
+    assert git("rev-list", "--count", "--all") == "1"
+
+
+def test_no_heldout_function_stands_in_a_training_repository() -> None:
+    train = make_variants(split="train", count=2000, seed=0)
+    seen = set().union(*(_functions(variant.source) for variant in train))
+    for variant in make_variants(split="heldout", count=300, seed=0):
+        function = variant.function
+        constants = [word for word in function.operands if word.isdigit()]
+        assert (function.name, *function.params, *constants) not in seen
+
+
+def test_unseen_templates_never_occur_in_training() -> None:
+    assert len(TRAINED) >= 8
+    assert len(UNSEEN) >= 2
+    assert {v.template for v in make_variants(split="train", count=500, seed=1)} == {*TRAINED}
+    assert {v.template for v in make_variants(split="unseen", count=100, seed=1)} == {*UNSEEN}
+    assert not {*TRAINED} & {*UNSEEN}
+
+
+def test_the_same_arguments_give_the_same_tasks_and_write_nothing_twice(tmp_path: Path) -> None:
+    first = make_tasks(tmp_path, split="heldout", count=3, seed=7)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert make_tasks(tmp_path, split="heldout", count=3, seed=7) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
+    assert make_tasks(tmp_path, split="heldout", count=3, seed=8) != first
+
+
+def test_repositories_do_not_depend_on_where_they_are_written(tmp_path: Path) -> None:
+    one = make_tasks(tmp_path / "one", split="train", count=2, seed=1)
+    two = make_tasks(tmp_path / "two", split="train", count=2, seed=1)
+    assert [task.id for task in one] == [task.id for task in two]
+    assert [task.base_commit for task in one] == [task.base_commit for task in two]
+
+
+def test_the_gold_patch_is_one_edit_that_git_and_swerl_read_alike(repositories: Path) -> None:
+    task = make_tasks(repositories, split="train", count=1, seed=3)[0]
+    (edit,) = edits(task.gold_patch)
+    source = (Path(task.image.removeprefix("dir:")) / edit.path).read_text()
+    assert touched(task.gold_patch) == (edit.path,)
+    assert source.count(edit.old) == 1
+
+
+def test_an_unknown_split_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        make_tasks(tmp_path, split="valid", count=1, seed=0)
+    assert "train, heldout, unseen" in caught.value.hint
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ImageError, match="cannot write a twin repository"):
+        make_tasks(tmp_path / "file", split="train", count=1, seed=0)
