@@ -9,7 +9,7 @@ rows that no engine sampled). The step and the number of Episodes stand in the f
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swerl.errors import TrainerError
 from swerl.interfaces import Batch
@@ -95,12 +95,17 @@ def _check(sample: Sample) -> None:
         raise TrainerError(message, hint="leave it out: it has no share in its episode's vote")
 
 
-def _sample(row: dict[str, object]) -> Sample:
-    columns = dict(row)
-    del columns["weight"]
-    versions = columns.pop("versions")
-    lists = {name: tuple(columns.pop(name)) for name in ("ids", "mask", "logprobs")}  # type: ignore[arg-type]
-    return Sample(**columns, **lists, weight_versions=tuple(versions))  # type: ignore[arg-type]
+def _sample(row: dict[str, Any]) -> Sample:
+    return Sample(
+        episode=row["episode"],
+        task=row["task"],
+        ids=tuple(row["ids"]),
+        mask=tuple(row["mask"]),
+        logprobs=tuple(row["logprobs"]),
+        weight_versions=tuple(row["versions"]),
+        advantage=row["advantage"],
+        share=row["share"],
+    )
 
 
 def _schema(batch: Batch) -> pa.Schema:

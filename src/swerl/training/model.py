@@ -1,9 +1,9 @@
 """The model in training: Megatron-Core's GPTModel on packed rows.
 
 Rows are packed end to end without padding (Megatron's `thd` format); attention never crosses from
-one row to the next. Megatron's local layer spec refuses packed rows, so this file brings its own core
-attention, and a norm that knows of sequence parallelism. The model answers with log-probabilities,
-and its output layer runs only on the positions that are asked for.
+one row to the next. Megatron's local layer spec refuses packed rows, so this file brings its own
+core attention, and a norm that knows of sequence parallelism. The model answers with
+log-probabilities, and its output layer runs only on the positions that are asked for.
 
 Axes: N tokens of all rows of a micro-batch, S selected positions, H hidden, V vocabulary (of this
 tensor-parallel rank).

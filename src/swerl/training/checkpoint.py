@@ -1,0 +1,77 @@
+"""Checkpoints in Megatron-Core's distributed format: weights, optimizer, schedule, random state.
+
+The format names every tensor by the whole model, so another number of ranks can load it.
+"""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+
+from swerl.errors import TrainerError
+from swerl.run.files import disk_errors
+from swerl.training import weights
+from swerl.training.learner import Learner
+
+KEPT_CHECKPOINTS = 2
+"""Checkpoints kept: the newest, and the one before it in case a run stops while committing."""
+
+_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+
+def save(learner: Learner, folder: Path) -> None:
+    """Write a checkpoint folder that appears at once. All ranks must call it together.
+
+    Older checkpoints beside it are removed. Raises RunError on a full disk.
+    """
+    temporary = folder.with_name(f".{folder.name}.part")
+    is_first = torch.distributed.get_rank() == 0
+    with disk_errors(folder):
+        if is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        torch.distributed.barrier()
+        dist_checkpointing.save(_state(learner, is_loading=False), str(temporary))
+        torch.distributed.barrier()
+        if is_first:
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+            weights.keep_newest(folder.parent, KEPT_CHECKPOINTS)
+
+
+def restore(learner: Learner, folder: Path) -> None:
+    """Continue from a checkpoint. All ranks must call it together.
+
+    Raises TrainerError where it is missing, damaged or of another model.
+    """
+    hint = "remove the folder to resume from an older checkpoint, or start the run anew"
+    try:
+        state = dist_checkpointing.load(_state(learner, is_loading=True), str(folder))
+    except (CheckpointingException, OSError, EOFError, pickle.UnpicklingError, RuntimeError) as err:
+        first_line = (str(err) or repr(err)).splitlines()[0]
+        message = f"cannot restore the checkpoint {folder}: {first_line}"
+        raise TrainerError(message, hint=hint) from err
+    learner.model.load_state_dict(state["model"])
+    learner.optimizer.load_state_dict(state["optimizer"])
+    learner.scheduler.load_state_dict(state["scheduler"])
+    torch.set_rng_state(state["random_state"])
+
+
+def _state(learner: Learner, *, is_loading: bool) -> dict[str, Any]:
+    model = learner.model.sharded_state_dict()
+    return {
+        "model": model,
+        "optimizer": learner.optimizer.sharded_state_dict(
+            model, is_loading=is_loading, metadata=_FORMAT
+        ),
+        "scheduler": learner.scheduler.state_dict(),
+        "random_state": torch.get_rng_state(),
+    }

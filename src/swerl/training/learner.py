@@ -1,0 +1,261 @@
+"""One rank's model, optimizer and schedule, and the optimizer step.
+
+The loss of a micro-batch is a sum over its rows of weight times row loss, and the weights of a
+whole batch sum to one. So gradients of micro-batches and of ranks are summed, never averaged.
+"""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from swerl.errors import TrainerError
+from swerl.interfaces import Algorithm, Batch, Family, StepStats
+from swerl.training import weights
+from swerl.training.microbatch import MicroBatch, cut, rank_rows, to_tensors
+from swerl.training.model import TokenModel, build_model
+from swerl.training.options import TrainerOptions, WorkerSettings
+
+
+class Learner:
+    """What one rank trains. Every method must be called on all ranks together."""
+
+    def __init__(self, settings: WorkerSettings, family: Family, algorithm: Algorithm) -> None:
+        self.options = settings.options
+        self.mapping = family.megatron()
+        self.hf_config = weights.read_config(settings.model)
+        self._algorithm = algorithm
+        self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+        self.model = build_model(self.mapping, self.hf_config).to(self._device)
+        weights.load(self.model, settings.model, self.mapping, self.hf_config)
+        self._reference = self._frozen_copy() if algorithm.needs_reference else None
+        self.parallel_model = _wrap(self.model)
+        self.optimizer = _optimizer(self.parallel_model, self.options)
+        self.scheduler = _scheduler(self.optimizer, self.options)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken so far."""
+        return int(self.scheduler.num_steps)
+
+    def step(self, batch: Batch) -> StepStats:
+        """Take one optimizer step. Raises TrainerError, weights untouched, where it is not finite."""
+        clock = _Clock()
+        micro_batches = self._micro_batches(batch, all_tokens=self._algorithm.needs_context)
+        reference = [self._reference_logp(micro) for micro in micro_batches]
+        clock.lap("reference_s")
+        figures = self._gradients(micro_batches, reference)
+        clock.lap("forward_backward_s")
+        grad_norm = self._update(figures, batch.step)
+        clock.lap("optimizer_s")
+        return _stats(figures, grad_norm, clock.laps, self.optimizer.param_groups[0]["lr"])
+
+    def logprobs(self, batch: Batch) -> list[list[float]]:
+        """Return the log-probability of every token of every row, 0 for the first, rank 0 only."""
+        micro_batches = self._micro_batches(batch, all_tokens=True, whole=True)
+        found: list[list[float]] = []
+        with torch.no_grad():
+            for micro in micro_batches:
+                grid_BT = micro.grid(self.model(micro.rows)).tolist()
+                found += [
+                    [0.0, *row[:length]]
+                    for row, length in zip(grid_BT, micro.rows.lengths, strict=True)
+                ]
+        order = sorted(range(len(found)), key=lambda i: -len(batch.samples[i].ids))
+        return [row for _, row in sorted(zip(order, found, strict=True))]
+
+    def whole_weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights as Hugging Face tensors."""
+        return self.mapping.to_hf(weights.gather(self.model), self.hf_config)
+
+    def _frozen_copy(self) -> TokenModel:
+        copy = build_model(self.mapping, self.hf_config).to(self._device)
+        copy.load_state_dict(self.model.state_dict())
+        return copy.requires_grad_(False)
+
+    def _micro_batches(
+        self, batch: Batch, *, all_tokens: bool, whole: bool = False
+    ) -> list[MicroBatch]:
+        rank = 0 if whole else parallel_state.get_data_parallel_rank()
+        num_ranks = 1 if whole else parallel_state.get_data_parallel_world_size()
+        rows = rank_rows(batch, rank=rank, num_ranks=num_ranks)
+        return [
+            to_tensors(part, all_tokens=all_tokens, device=self._device)
+            for part in cut(rows, self.options.tokens_per_micro_batch)
+        ]
+
+    def _reference_logp(self, micro: MicroBatch) -> torch.Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            logp_S: torch.Tensor = self._reference(micro.rows)
+        return logp_S
+
+    def _gradients(
+        self, micro_batches: Sequence[MicroBatch], reference: Sequence[torch.Tensor | None]
+    ) -> dict[str, float]:
+        """Fill the gradient buffers; return figures of the whole batch, the same on all ranks."""
+        self.parallel_model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        results = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=iter(zip(micro_batches, reference, strict=True)),
+            model=[self.parallel_model],
+            num_microbatches=len(micro_batches),
+            seq_length=0,
+            micro_batch_size=0,
+            forward_only=False,
+        )
+        return _sum_over_ranks(results)
+
+    def _forward(
+        self, data: Iterator[tuple[MicroBatch, torch.Tensor | None]], model: torch.nn.Module
+    ) -> tuple[torch.Tensor, object]:
+        """Run one micro-batch, in the form that Megatron's schedules call."""
+        micro, ref_logp_S = next(data)
+
+        def loss(logp_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+            inputs = micro.loss_inputs(logp_S, ref_logp_S)
+            result = self._algorithm.loss(inputs)
+            figures = {"loss": float(result.loss.detach()), **result.stats}
+            figures |= _mismatch(inputs.logp_BT.detach(), micro)
+            return result.loss, _NO_TOKENS, figures
+
+        return model(micro.rows), loss
+
+    def _update(self, figures: Mapping[str, float], step: int) -> float:
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        if not (math.isfinite(figures["loss"]) and math.isfinite(grad_norm)):
+            message = f"step {step} has loss {figures['loss']} and gradient norm {grad_norm}"
+            hint = "the weights are unchanged; lower trainer.lr or look at the step's samples"
+            raise TrainerError(message, hint=hint)
+        # Before the update, so that the first step already has a learning rate above zero.
+        self.scheduler.step(1)
+        self.optimizer.step()
+        return grad_norm
+
+
+_NO_TOKENS = torch.tensor(0, dtype=torch.int)
+"""What Megatron would divide gradients by; ours need no divisor."""
+
+
+class _Clock:
+    """Wall time of the phases of a step."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+
+
+def _mismatch(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
+    """Return how far the trainer's log-probabilities are from the engine's, as sums and a peak."""
+    compared_BT = micro.mask_BT * micro.sampled_B.unsqueeze(1)
+    gap_BT = (logp_BT - micro.old_logp_BT).abs() * compared_BT
+    return {
+        "num_tokens": float(micro.mask_BT.sum()),
+        "num_compared": float(compared_BT.sum()),
+        "mismatch_sum": float(gap_BT.sum()),
+        "mismatch_max": float(gap_BT.max()),
+    }
+
+
+def _sum_over_ranks(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    group = parallel_state.get_data_parallel_group_gloo()
+    gathered: list[Sequence[Mapping[str, float]]] = [[] for _ in range(group.size())]
+    torch.distributed.all_gather_object(gathered, results, group=group)
+    everything = [figures for part in gathered for figures in part]
+    total: Counter[str] = Counter()
+    for figures in everything:
+        total.update(figures)
+    peak = max(figures["mismatch_max"] for figures in everything)
+    return {**total, "mismatch_max": peak}
+
+
+def _stats(
+    figures: dict[str, float], grad_norm: float, laps: Mapping[str, float], lr: float
+) -> StepStats:
+    num_tokens = int(figures.pop("num_tokens"))
+    duration_s = sum(laps.values())
+    mismatch = figures.pop("mismatch_sum") / max(figures.pop("num_compared"), 1.0)
+    return StepStats(
+        loss=figures.pop("loss"),
+        grad_norm=grad_norm,
+        num_tokens=num_tokens,
+        mismatch=mismatch,
+        duration_s=duration_s,
+        extra={
+            **figures,
+            **laps,
+            "lr": lr,
+            "trained_tokens_per_s": num_tokens / duration_s,
+        },
+    )
+
+
+def _wrap(model: TokenModel) -> DistributedDataParallel:
+    config = DistributedDataParallelConfig(
+        use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
+    )
+    wrapped = DistributedDataParallel(model.config, config, model)
+    model.config.finalize_model_grads_func = _finalize
+    return wrapped
+
+
+def _finalize(model: list[torch.nn.Module], num_tokens: object, **groups: object) -> None:
+    """Reduce gradients over ranks without dividing them by a number of tokens."""
+    finalize_model_grads(model, None, **groups)
+
+
+def _optimizer(model: DistributedDataParallel, options: TrainerOptions) -> MegatronOptimizer:
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=options.lr,
+        min_lr=options.lr * options.lr_end,
+        weight_decay=options.weight_decay,
+        adam_beta1=options.adam_beta1,
+        adam_beta2=options.adam_beta2,
+        clip_grad=options.clip_grad,
+        use_distributed_optimizer=True,
+        params_dtype=torch.float32,
+    )
+    return get_megatron_optimizer(config, [model])
+
+
+def _scheduler(optimizer: MegatronOptimizer, options: TrainerOptions) -> OptimizerParamScheduler:
+    """Build the schedule. Its `step` also keeps weight decay off the norms."""
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=options.lr,
+        min_lr=options.lr * options.lr_end,
+        lr_warmup_steps=options.warmup_steps,
+        lr_decay_steps=max(options.steps, options.warmup_steps + 1),
+        lr_decay_style="linear",
+        start_wd=options.weight_decay,
+        end_wd=options.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )
