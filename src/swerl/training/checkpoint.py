@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.optimizer import ChainedOptimizer
 
 from swerl.errors import TrainerError
 from swerl.run.files import disk_errors
@@ -60,7 +61,8 @@ def restore(learner: Learner, folder: Path) -> None:
         message = f"cannot restore the checkpoint {folder}: {first_line}"
         raise TrainerError(message, hint=hint) from err
     learner.model.load_state_dict(state["model"])
-    learner.optimizer.load_state_dict(state["optimizer"])
+    _load_optimizer(learner.optimizer, state["optimizer"])
+    learner.scheduler.num_steps = 0  # loading adds to it
     learner.scheduler.load_state_dict(state["scheduler"])
     torch.set_rng_state(state["random_state"])
 
@@ -75,3 +77,20 @@ def _state(learner: Learner, *, is_loading: bool) -> dict[str, Any]:
         "scheduler": learner.scheduler.state_dict(),
         "random_state": torch.get_rng_state(),
     }
+
+
+def _load_optimizer(optimizer: ChainedOptimizer, state: dict[str, Any]) -> None:
+    """Load a dense model's optimizer, whose base is torch's Adam.
+
+    Megatron-Core 0.16.1 looks for torch Adam's `step` among the saved tensors, where it is not,
+    and gives all parameters one shared step tensor, which torch then counts up once a parameter.
+    So the steps are taken out while the tensors load, and put back one each.
+    """
+    (distributed,) = optimizer.chained_optimizers
+    tensors = state.pop("param_state")
+    distributed.load_state_dict(state)
+    adam_state = distributed.optimizer.state
+    steps = [(entry, entry.pop("step")) for entry in adam_state.values()]
+    distributed.load_parameter_state_from_fully_reshardable(tensors)
+    for entry, step in steps:
+        entry["step"] = step.clone()

@@ -84,8 +84,9 @@ def publish(tensors: Mapping[str, torch.Tensor], source: Path, target: Path) -> 
 
 
 def keep_newest(parent: Path, num_kept: int) -> None:
-    """Remove all but the folders whose names sort last."""
-    folders = sorted(path for path in parent.iterdir() if path.is_dir() and path.name[0] != ".")
+    """Remove all but the folders written last, whatever their names: a run may step back."""
+    folders = [path for path in parent.iterdir() if path.is_dir() and path.name[0] != "."]
+    folders.sort(key=lambda path: path.stat().st_mtime_ns)
     for old in folders[:-num_kept]:
         shutil.rmtree(old, ignore_errors=True)
 
