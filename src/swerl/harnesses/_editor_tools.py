@@ -1,0 +1,241 @@
+"""The built-in agent's tools, run in its Sandbox: bash, and an editor that replaces exact text.
+
+Nothing that a model asks for raises: what is wrong with a call goes back to it as text. Answers are
+short, since they stand in the model's context.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from swerl.chat import Json
+from swerl.errors import SandboxError
+from swerl.interfaces import Exec, Sandbox
+
+BASH = "bash"
+EDITOR = "str_replace_editor"
+SUBMIT = "submit"
+_LISTING_S = 10.0
+_LISTING_LINES = 100
+_TEXT = {"type": "string"}
+_INTEGER = {"type": "integer"}
+
+DEFINITIONS = [
+    {
+        "name": BASH,
+        "description": "Run a bash command in the repository. Every call is a fresh shell.",
+        "input_schema": {
+            "type": "object",
+            "properties": {"command": _TEXT},
+            "required": ["command"],
+        },
+    },
+    {
+        "name": EDITOR,
+        "description": (
+            "Look at and change files. view: show a file, or a range [first, last] of its lines, "
+            "or list a folder. create: write a new file. str_replace: replace old_str, which must "
+            "occur exactly once, by new_str. insert: put new_str after line insert_line."
+        ),
+        "input_schema": {
+            "type": "object",
+            "properties": {
+                "command": {**_TEXT, "enum": ["view", "create", "str_replace", "insert"]},
+                "path": _TEXT,
+                "file_text": _TEXT,
+                "old_str": _TEXT,
+                "new_str": _TEXT,
+                "insert_line": _INTEGER,
+                "view_range": {"type": "array", "items": _INTEGER},
+            },
+            "required": ["command", "path"],
+        },
+    },
+    {
+        "name": SUBMIT,
+        "description": "Hand in the work. Call it once, when the repository is as it should be.",
+        "input_schema": {"type": "object", "properties": {}},
+    },
+]
+"""The tools as Anthropic's Messages API describes them."""
+
+
+class ToolError(Exception):
+    """A call that cannot be done as asked; its text goes to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of one run."""
+
+    sandbox: Sandbox
+    workdir: str
+    timeout_s: float
+    max_chars: int
+
+    async def use(self, name: str, arguments: Mapping[str, Json]) -> str:
+        """Do one call and return what the model reads. Raises only what the Sandbox raises."""
+        try:
+            if name == BASH:
+                text = await self._bash(_text(arguments, "command"))
+            elif name == EDITOR:
+                text = await self._edit(arguments)
+            else:
+                text = f"error: no tool {name!r}"
+        except ToolError as error:
+            text = f"error: {error}"
+        return _shorten(text, self.max_chars)
+
+    async def _bash(self, command: str) -> str:
+        if "\0" in command:
+            message = "a command cannot hold a null byte"
+            raise ToolError(message)
+        argv = ["bash", "-c", command]
+        done = await self.sandbox.run(argv, cwd=self.workdir, timeout_s=self.timeout_s)
+        lines = [done.text.rstrip("\n")] if done.text.strip("\n") else []
+        if done.truncated:
+            lines.append("(more output was dropped)")
+        if done.timed_out:
+            lines.append(f"timed out after {self.timeout_s:g} s")
+        elif done.exit_code:
+            lines.append(f"exit code {done.exit_code}")
+        return "\n".join(lines) or "ok"
+
+    async def _edit(self, arguments: Mapping[str, Json]) -> str:
+        command = _text(arguments, "command")
+        path = _text(arguments, "path")
+        if not path or "\0" in path:
+            message = "path must name a file"
+            raise ToolError(message)
+        path = posixpath.normpath(posixpath.join(self.workdir, path))
+        if command == "view":
+            return await self._view(path, arguments)
+        if command == "create":
+            return await self._create(path, _text(arguments, "file_text"))
+        if command == "str_replace":
+            return await self._replace(path, arguments)
+        if command == "insert":
+            return await self._insert(path, arguments)
+        message = f"no command {command!r}; use view, create, str_replace or insert"
+        raise ToolError(message)
+
+    async def _view(self, path: str, arguments: Mapping[str, Json]) -> str:
+        text = await self._read(path)
+        if text is None:
+            return await self._list(path)
+        lines = text.splitlines()
+        first, last = _range(arguments.get("view_range"), len(lines))
+        return "\n".join(f"{n:6}\t{lines[n - 1]}" for n in range(first, last + 1))
+
+    async def _list(self, path: str) -> str:
+        argv = ["find", path, "-maxdepth", "2", "-not", "-path", f"{path}/.*"]
+        found = await self.sandbox.run(argv, timeout_s=_LISTING_S)
+        if found.exit_code:
+            raise ToolError(_missing(path))
+        lines = sorted(_output(found).splitlines())
+        more = [f"({len(lines) - _LISTING_LINES} more)"] if len(lines) > _LISTING_LINES else []
+        return "\n".join(lines[:_LISTING_LINES] + more)
+
+    async def _create(self, path: str, text: str) -> str:
+        found = await self.sandbox.run(["test", "-d", path, "-o", "-s", path], timeout_s=_LISTING_S)
+        if found.exit_code == 0:
+            message = f"{path} exists; change it with str_replace"
+            raise ToolError(message)
+        return await self._write(path, text)
+
+    async def _replace(self, path: str, arguments: Mapping[str, Json]) -> str:
+        old = _text(arguments, "old_str")
+        new = _text(arguments, "new_str", default="")
+        text = await self._existing(path)
+        count = text.count(old) if old else 0
+        if count != 1:
+            times = "does not occur" if count == 0 else f"occurs {count} times"
+            message = f"old_str {times} in {path}; it must occur exactly once"
+            raise ToolError(message)
+        return await self._write(path, text.replace(old, new))
+
+    async def _insert(self, path: str, arguments: Mapping[str, Json]) -> str:
+        after = arguments.get("insert_line")
+        if not _is_integer(after):
+            message = "insert_line must be an integer"
+            raise ToolError(message)
+        new = _text(arguments, "new_str")
+        lines = (await self._existing(path)).splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):
+            lines[-1] += "\n"
+        at = min(max(after, 0), len(lines))
+        return await self._write(path, "".join([*lines[:at], new.rstrip("\n") + "\n", *lines[at:]]))
+
+    async def _existing(self, path: str) -> str:
+        text = await self._read(path)
+        if text is None:
+            raise ToolError(_missing(path))
+        return text
+
+    async def _read(self, path: str) -> str | None:
+        """Return the text of a file; None where there is no such file."""
+        try:
+            return (await self.sandbox.read(path)).decode()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        except SandboxError:
+            raise
+        except OSError as error:
+            message = f"cannot read {path}: {error.strerror or error}"
+            raise ToolError(message) from error
+        except UnicodeDecodeError:
+            message = f"{path} is not a text file"
+            raise ToolError(message) from None
+
+    async def _write(self, path: str, text: str) -> str:
+        try:
+            await self.sandbox.write(path, text.encode())
+        except SandboxError:
+            raise
+        except OSError as error:
+            message = f"cannot write {path}: {error.strerror or error}"
+            raise ToolError(message) from error
+        return "ok"
+
+
+def _text(arguments: Mapping[str, Json], name: str, *, default: str | None = None) -> str:
+    value = arguments.get(name, default)
+    if not isinstance(value, str):
+        message = f"{name} must be given, as a text"
+        raise ToolError(message)
+    return value
+
+
+def _range(value: Json, num_lines: int) -> tuple[int, int]:
+    """Return first and last line to show, counted from 1; -1 as the last means the end."""
+    if value is None:
+        return 1, num_lines
+    match value:
+        case [first, last] if _is_integer(first) and _is_integer(last):
+            return max(first, 1), num_lines if last == -1 else min(last, num_lines)
+        case _:
+            message = "view_range must be two integers"
+            raise ToolError(message)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _missing(path: str) -> str:
+    return f"no file {path}"
+
+
+def _output(done: Exec) -> str:
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _shorten(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n({left_out} characters left out)\n{text[-half:]}"
