@@ -61,6 +61,7 @@ class HttpEngine:
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError when the engine is gone."""
+        self._check_prompt(ids)
         rid = uuid4().hex
         self._rids[session].add(rid)
         self._note_start()
@@ -132,15 +133,21 @@ class HttpEngine:
             if not was_paused:
                 await asyncio.shield(self.resume())
 
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        """Refuse what SGLang does not survive: it dies of an id outside its embedding."""
+        top = self._num_vocab if self._num_vocab is not None else math.inf
+        if wrong := [token for token in ids if not 0 <= token < top]:
+            message = f"prompt id {wrong[0]} is outside the vocabulary of {self._num_vocab}"
+            raise EngineError(message, hint="tokenizer and model belong to different families")
+
     async def _verify(self, weights: WeightRef) -> str:
-        """Check that the engine serves these weights; SGLang's own checksums are not ours."""
+        """Check that the engine serves these weights; a server of ours names its checksum."""
         info = await self._call("GET", "/model_info", None)
         version = str(info.get("weight_version"))
         if version != weights.version:
             message = f"the engine serves weights {version!r} after loading {weights.version!r}"
             raise EngineError(message, hint="another client updates the same engine")
-        answer = await self._post("/weights_checker", {"action": "checksum"})
-        if (checksum := answer.get("checksum")) and checksum != weights.checksum:
+        if (checksum := info.get("checksum")) and checksum != weights.checksum:
             message = f"weights {version!r} arrived changed: {checksum} is not {weights.checksum}"
             raise EngineError(message, hint="the folder was written to after it was published")
         return version

@@ -189,6 +189,7 @@ class Server:
             "model_path": str(self.model_dir),
             "is_generation": True,
             "weight_version": self.batch.version,
+            "checksum": self.batch.model.weights.checksum,
             "vocab_size": self.batch.model.shape.vocab,
             "context_length": self.batch.context,
         })  # fmt: skip

@@ -1,4 +1,4 @@
-"""Published weights on disk: find the safetensors files of a folder and name their content.
+"""Model folders on disk: find their safetensors files and name their content by a checksum.
 
 The checksum depends on names, types, shapes and bytes of the tensors, not on how they are spread
 over files or ordered in them. Only the standard library is needed, so trainers and engines agree.
@@ -29,6 +29,16 @@ def shards(folder: Path) -> list[Path]:
             hint="name a model folder in Hugging Face format: config.json, model.safetensors",
         )
     return found
+
+
+def num_vocab(folder: Path) -> int | None:
+    """Return the vocabulary size that the folder's config.json states, if it states one."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return int(size)
 
 
 def digest(blobs: Iterable[bytes]) -> str:

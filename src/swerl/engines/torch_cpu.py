@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.engines._process import child, until_ready
 from swerl.engines._sglang_http import HttpEngine, connect
+from swerl.engines._weights import num_vocab
 from swerl.errors import EngineError
 from swerl.interfaces import EngineSetup
 
@@ -53,8 +54,8 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
             return json.loads(ready.read_text())["port"] if ready.exists() else None
 
         found = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
-        vocab = json.loads((setup.model / "config.json").read_text())["vocab_size"]
-        async with connect(f"http://127.0.0.1:{found}", num_vocab=vocab) as engine:
+        url = f"http://127.0.0.1:{found}"
+        async with connect(url, num_vocab=num_vocab(setup.model)) as engine:
             yield engine
 
 

@@ -1,0 +1,68 @@
+"""Let unmodified SGLang start where its GPU-only dependencies cannot be installed.
+
+SGLang imports torchvision and sgl_kernel at the top of modules that a text model on a CPU never
+calls into. With this folder on PYTHONPATH those two names resolve to empty stand-ins; everything
+else, SGLang included, is what pip installed.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+
+ABSENT = frozenset({"torchvision", "sgl_kernel"})
+
+
+class _NothingType(type):
+    def __call__(cls, *args: object, **kwargs: object) -> object:
+        """Return a decorated function as it was; else an instance."""
+        if len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType):
+            return args[0]
+        return super().__call__()
+
+    def __getattr__(cls, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class Nothing(metaclass=_NothingType):
+    """A class, a function, a decorator or a value, whichever the import site expects."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Act as `Nothing(...)`."""
+        return type(self)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> object:
+        """Return Nothing for every attribute that Python itself does not look for."""
+        return getattr(type(self), name)
+
+
+class _Module(types.ModuleType):
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] in ABSENT:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = _Module(spec.name)
+        module.__path__ = []
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+sys.meta_path.append(_Finder())
