@@ -1,0 +1,107 @@
+"""Memory, process and CPU limits by cgroup, version 1 or 2, where this user may make them.
+
+A sandbox's groups lie below the group of the process that makes it, so that whatever bounds the
+controller bounds its sandboxes too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from swerl.sandboxes._wire import Plan
+
+_CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+
+
+def find(proc: Path = Path("/proc/self")) -> dict[str, Path]:
+    """Return controller -> this process's writable group, for the controllers at hand."""
+    paths = {}
+    for line in (proc / "cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        paths.update(dict.fromkeys(names.split(","), path))
+    found: dict[str, Path] = {}
+    for line in (proc / "mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        root, point = before.split()[3:5]
+        kind, _, options = after.split(" ", 2)
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        for name in _mounted(kind, options, paths, Path(point)):
+            path = paths["" if kind == "cgroup2" else name]
+            folder = Path(point, os.path.relpath(path, root))
+            if os.access(folder, os.W_OK) and _usable(kind, folder, name):
+                found.setdefault(name, folder)
+    return found
+
+
+def enter(groups: Mapping[str, Path], plan: Plan) -> set[str]:
+    """Make the sandbox's groups and move this process in; return the limits that hold."""
+    held = set()
+    for name, parent in groups.items():
+        folder = parent / plan.id
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            for file, value in _limits(name, plan, unified=_is_unified(parent)):
+                (folder / file).write_text(value)
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+            held.add(name)
+    return held
+
+
+def remove(groups: Mapping[str, Path], name: str) -> None:
+    """Remove a dead sandbox's groups."""
+    for parent in set(groups.values()):
+        folder = parent / name
+        for _ in range(50):
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.002)  # the kernel still counts a process that has just died
+            else:
+                break
+
+
+def leftovers(groups: Mapping[str, Path]) -> set[str]:
+    """Return the names of all groups that sandboxes made here, dead or alive."""
+    return {path.name for parent in set(groups.values()) for path in parent.glob("swerl-*-*")}
+
+
+def _mounted(kind: str, options: str, paths: Mapping[str, str], point: Path) -> tuple[str, ...]:
+    if kind == "cgroup2":
+        return _CONTROLLERS if "" in paths else ()
+    listed = options.split()[-1].split(",")
+    return tuple(name for name in _CONTROLLERS if name in listed and name in paths)
+
+
+def _usable(kind: str, folder: Path, name: str) -> bool:
+    if kind == "cgroup":
+        return True
+    try:  # children get only the controllers that their parent hands down
+        return name in (folder / "cgroup.subtree_control").read_text().split()
+    except OSError:
+        return False
+
+
+def _is_unified(folder: Path) -> bool:
+    return (folder / "cgroup.controllers").exists()
+
+
+def _limits(name: str, plan: Plan, *, unified: bool) -> list[tuple[str, str]]:
+    if name == "pids":
+        return [("pids.max", str(plan.num_processes))]
+    if name == "memory":
+        size = str(plan.memory_mib << 20)
+        if unified:
+            return [("memory.max", size), ("memory.swap.max", "0")]
+        return [("memory.limit_in_bytes", size)]
+    quota = max(1000, int(plan.num_cpus * _PERIOD_US))
+    if unified:
+        return [("cpu.max", f"{quota} {_PERIOD_US}")]
+    return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]

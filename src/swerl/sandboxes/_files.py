@@ -1,0 +1,68 @@
+"""Files inside a directory tree that is not trusted: no link in it leads out of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import FileIO
+from pathlib import PurePosixPath
+
+from swerl.sandboxes import _kernel as kernel
+
+
+def open_file(root: int, path: str) -> FileIO:
+    """Open a regular file for reading. Raises OSError, FileNotFoundError among them."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+    return _regular(kernel.openat2(root, path, flags), "rb", path)
+
+
+def write_file(root: int, path: str, data: bytes) -> None:
+    """Replace a regular file's bytes, making it and its parents. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        fd = kernel.openat2(root, path, flags, 0o644)
+    except FileNotFoundError:
+        os.close(make_folder(root, str(PurePosixPath(path).parent)))
+        fd = kernel.openat2(root, path, flags, 0o644)
+    with _regular(fd, "wb", path) as file:
+        file.truncate(0)
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+
+
+def make_folder(root: int, path: str) -> int:
+    """Return a descriptor of a folder, making it and its parents. Raises OSError."""
+    flags = os.O_PATH | os.O_DIRECTORY
+    try:
+        return kernel.openat2(root, path, flags)
+    except FileNotFoundError:
+        parent = make_folder(root, str(PurePosixPath("/", path).parent))
+    try:
+        os.mkdir(PurePosixPath(path).name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        pass  # a link that leads nowhere, or another writer was faster: the open below tells
+    finally:
+        os.close(parent)
+    return kernel.openat2(root, path, flags)
+
+
+def make_file(root: int, path: str) -> int:
+    """Return a descriptor of a file, making it empty, and its parents. Raises OSError."""
+    os.close(make_folder(root, str(PurePosixPath("/", path).parent)))
+    try:
+        return kernel.openat2(root, path, os.O_PATH)
+    except FileNotFoundError:
+        return kernel.openat2(root, path, os.O_WRONLY | os.O_CREAT, 0o644)
+
+
+def _regular(fd: int, mode: str, path: str) -> FileIO:
+    """Take a descriptor over as a file, refusing what could block or is no file."""
+    kind = os.fstat(fd).st_mode
+    if stat.S_ISREG(kind):
+        return FileIO(fd, mode)
+    os.close(fd)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
+    raise OSError(errno.EINVAL, "it is not a regular file", path)

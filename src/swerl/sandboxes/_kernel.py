@@ -1,0 +1,127 @@
+"""Linux system calls that Python has no function for; each raises OSError as `os` does."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import platform
+import socket
+import struct
+
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000
+NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
+
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
+PR_SET_NO_NEW_PRIVS = 38
+
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
+
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_MNT_DETACH = 2
+_NS_GET_USERNS = 0xB701
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_SYS_OPENAT2, _SYS_MOUNT_SETATTR = 437, 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 41)
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), 91)
+_CAPABILITY_VERSION_3 = 0x2008_0522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces."""
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def setns(fd: int, kind: int = 0) -> None:
+    """Move this process into the namespace behind `fd`."""
+    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+
+
+def owner_namespace(fd: int) -> int:
+    """Return a descriptor of the user namespace that owns the namespace behind `fd`."""
+    return fcntl.ioctl(fd, _NS_GET_USERNS)
+
+
+def mount(source: str, target: str, kind: str = "", *, flags: int = 0, data: str = "") -> None:
+    """Mount, or bind where `flags` says so."""
+    arguments = (_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(data))
+    _check(_libc.mount(*arguments), f"mount {kind or source} on {target}")
+
+
+def restrict(target: str, attributes: int, *, recursive: bool = True) -> None:
+    """Add mount attributes (ATTR_…) to a mount and to those below it."""
+    flags = _AT_RECURSIVE if recursive else 0
+    request = struct.pack("QQQQ", attributes, 0, 0, 0)
+    _call(_SYS_MOUNT_SETATTR, _AT_FDCWD, _text(target), flags, request, len(request))
+
+
+def detach(target: str) -> None:
+    """Unmount a tree of mounts; it vanishes when its last user leaves."""
+    _check(_libc.umount2(_text(target), ctypes.c_int(_MNT_DETACH)), f"unmount {target}")
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """Make `new_root` the root of this mount namespace; the old one appears at `put_old`."""
+    _call(_SYS_PIVOT_ROOT, _text(new_root), _text(put_old))
+
+
+def prctl(option: int, value: int, extra: bytes | int = 0) -> None:
+    """Set one of the process's own properties."""
+    third = extra if isinstance(extra, bytes) else ctypes.c_ulong(extra)
+    _check(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), third, 0, 0), "prctl")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability for good: bounding set, permitted, effective, inheritable."""
+    for capability in range(64):
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # past the last capability that this kernel knows, or already dropped
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _call(_SYS_CAPSET, header, bytes(24))
+
+
+def openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open `path` as if the directory `root` were "/"; no link leads out of it."""
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    for _ in range(32):
+        fd = _libc.syscall(_SYS_OPENAT2, root, _text(path), how, len(how))
+        if fd >= 0:
+            return int(fd)
+        if ctypes.get_errno() != 11:  # EAGAIN: a rename raced with "..", so try again
+            break
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number), path)
+
+
+def set_hostname(name: str) -> None:
+    """Name the machine in this UTS namespace."""
+    _check(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name))), "sethostname")
+
+
+def loopback_up() -> None:
+    """Bring `lo` up in this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack("16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+def _call(number: int, *arguments: int | bytes | ctypes.c_char_p) -> int:
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _text(value: str) -> ctypes.c_char_p:
+    return ctypes.c_char_p(os.fsencode(value))

@@ -1,0 +1,209 @@
+"""One open sandbox of the `local` backend, as the controller sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from swerl.errors import SandboxError, SandboxLostError
+from swerl.interfaces import Exec, Listener
+from swerl.sandboxes import _files as files
+from swerl.sandboxes._link import Link, Request
+from swerl.sandboxes._output import Output
+from swerl.sandboxes._wire import Command, Packet, Plan
+
+TIMED_OUT = 124
+_THREAD_BYTES = 4 << 20
+"""Files from this size on are moved in a thread, so that the event loop goes on."""
+_KILL_TIMEOUT_S = 10.0
+_USERS = {None: False, "agent": False, "1000": False, "root": True, "0": True}
+
+
+class LocalSandbox:
+    """A sandbox on this machine."""
+
+    def __init__(self, link: Link, plan: Plan, env: Mapping[str, str], cap: int) -> None:
+        self.id = plan.id
+        self.limits: frozenset[str] = frozenset()
+        """Limits that a cgroup holds: `memory`, `pids`, `cpu`."""
+        self._link = link
+        self._workdir = plan.workdir
+        self._env = env
+        self._cap = cap
+        self._root = -1
+        self._upper = -1
+        self.pid = 0
+        """The host's number of the sandbox's first process."""
+
+    async def boot(self) -> None:
+        """Wait until it stands. Raises OSError as the warden met it, or SandboxLostError."""
+        packet = await asyncio.shield(self._link.first)
+        body: dict[str, Any] = packet.body
+        if "failed" in body:
+            raise OSError(body["errno"], body["failed"])
+        self._root, self._upper = (*packet.fds, -1)[:2]
+        self.limits = frozenset(body["limits"])
+        self.pid = body["ready"]
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+        stdin: bytes | None = None,
+    ) -> Exec:
+        """Run a command to its end; at the timeout its whole process tree is killed."""
+        if user not in _USERS:
+            message = f"no user {user!r} in sandbox {self.id}"
+            raise SandboxError(message, hint="the users are `agent` and `root`")
+        as_root = _USERS[user]
+        home = {"HOME": "/root", "USER": "root", "LOGNAME": "root"} if as_root else {}
+        merged = {**self._env, **home, **(env or {})}
+
+        def command(number: int) -> Command:
+            return Command(number, list(argv), cwd or self._workdir, merged, as_root)
+
+        started = time.monotonic()
+        out, err = Output(self._cap), Output(self._cap)
+        try:
+            number, answer = await self._start(command, out, err, stdin)
+            code, timed_out = await self._wait(number, answer, timeout_s)
+            texts = await out.rest(), await err.rest()
+        finally:
+            out.close()
+            err.close()
+        return Exec(
+            exit_code=TIMED_OUT if timed_out else code,
+            stdout=texts[0],
+            stderr=texts[1],
+            timed_out=timed_out,
+            truncated=out.truncated or err.truncated,
+            duration_s=time.monotonic() - started,
+        )
+
+    async def read(self, path: str) -> bytes:
+        """Return a file. Raises FileNotFoundError; a link never leads out of the sandbox."""
+        self._link.require_alive()
+        with self._own_errors("read", path), files.open_file(self._root, path) as file:
+            if os.fstat(file.fileno()).st_size < _THREAD_BYTES:
+                return file.readall()
+            return await asyncio.to_thread(file.readall)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file, making its parents; a link never leads out of the sandbox."""
+        self._link.require_alive()
+        with self._own_errors("write", path):
+            if len(data) < _THREAD_BYTES:
+                files.write_file(self._root, path, data)
+            else:
+                await asyncio.to_thread(files.write_file, self._root, path, data)
+
+    async def expose(self, listener: Listener) -> str:
+        """Make `listener` reachable from inside and return its base URL there."""
+        _, answer = await self._link.ask(lambda number: {"listen": number})
+        packet = await answer
+        await listener.attach(socket.socket(fileno=packet.fds[0]))
+        return f"http://127.0.0.1:{packet.body['port']}"
+
+    async def capture(self, dest: Path) -> None:
+        """Copy what was changed in an overlay to the new host folder `dest`, whiteouts kept.
+
+        That is the root of a `built:` image, or the workdir of a `dir:` one; with /tmp left out.
+        Raises SandboxError where the sandbox has no overlay.
+        """
+        self._link.require_alive()
+        if self._upper < 0:
+            message = f"sandbox {self.id} keeps no list of its changes"
+            raise SandboxError(message, hint="capture a sandbox of a `built:` or `dir:` image")
+        dest.mkdir(parents=True)
+        source = f"/proc/self/fd/{self._upper}/."
+        copy = await asyncio.create_subprocess_exec(
+            *("cp", "-a", source, str(dest)),
+            pass_fds=(self._upper,),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await copy.communicate()
+        if copy.returncode != 0:
+            message = f"cannot capture sandbox {self.id}: {said.decode().strip()[:300]}"
+            raise SandboxError(message, hint=f"is there room at {dest}?")
+
+    async def close(self) -> None:
+        """End everything in it; returns when nothing of it runs any more. Safe to call twice."""
+        try:
+            await self._link.close()
+        finally:
+            for fd in (self._root, self._upper):
+                if fd >= 0:
+                    os.close(fd)
+            self._root = self._upper = -1
+
+    async def _start(
+        self, request: Request, out: Output, err: Output, stdin: bytes | None
+    ) -> tuple[int, asyncio.Future[Packet]]:
+        source = _open_stdin(stdin)
+        try:
+            return await self._link.ask(request, (source, out.inside, err.inside))
+        finally:
+            os.close(source)
+            out.started()
+            err.started()
+
+    async def _wait(
+        self, number: int, answer: asyncio.Future[Packet], timeout_s: float | None
+    ) -> tuple[int, bool]:
+        """Return the exit code, and whether the timeout had to end the command."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return _exit_code(await asyncio.shield(answer)), False
+        except TimeoutError:
+            self._link.tell_now({"kill": number})
+        except asyncio.CancelledError:
+            self._link.tell_now({"kill": number})
+            raise
+        try:
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
+                await answer
+        except TimeoutError as error:
+            await self.close()
+            message = f"sandbox {self.id} is gone: a command did not die at its timeout"
+            raise SandboxLostError(message, hint="open a fresh sandbox") from error
+        return TIMED_OUT, True
+
+    @contextmanager
+    def _own_errors(self, verb: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            message = f"cannot {verb} {path} in sandbox {self.id}: {error.strerror}"
+            full = error.errno == errno.ENOSPC
+            hint = "raise the limit disk_mib" if full else "name a plain file in a writable folder"
+            raise SandboxError(message, hint=hint) from error
+
+
+def _exit_code(packet: Packet) -> int:
+    code = packet.body["exit_code"]
+    assert isinstance(code, int)
+    return code
+
+
+def _open_stdin(data: bytes | None) -> int:
+    if data is None:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.memfd_create("stdin")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,101 @@
+"""The system call filter of every process in a sandbox.
+
+A deny list: what reaches outside the namespaces (keys, eBPF, performance counters, modules,
+vsock), what makes new namespaces or mounts, and io_uring, which no filter can look into. A denied
+call fails with EPERM; those for which programs have a fallback fail with ENOSYS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import struct
+
+from swerl.sandboxes import _kernel as kernel
+
+_EPERM, _ENOSYS = 1, 38
+_ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
+_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+_X32_BIT = 0x4000_0000
+_NAMESPACES = 0x7E02_0000
+_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+
+# name: (x86_64, aarch64)
+_DENIED = {
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142), "acct": (163, 89),
+    "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266), "sethostname": (170, 161), "setdomainname": (171, 162),
+    "init_module": (175, 105), "delete_module": (176, 106), "finit_module": (313, 273),
+    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "quotactl": (179, 60),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    "unshare": (272, 97), "setns": (308, 268), "syslog": (103, 116),
+    "perf_event_open": (298, 241), "bpf": (321, 280), "userfaultfd": (323, 282),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "lookup_dcookie": (212, 18),
+    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
+    "mount_setattr": (442, 442), "quotactl_fd": (443, 443),
+}  # fmt: skip
+_ABSENT = {
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "clone3": (435, 435),
+}  # fmt: skip
+_CLONE = (56, 220)
+_SOCKET = (41, 198)
+
+
+def build() -> bytes | None:
+    """Return the filter for this machine, or None on a processor that the tables do not know."""
+    machine = platform.machine()
+    if machine not in _ARCH:
+        return None
+    column = list(_ARCH).index(machine)
+    code = [_load(4), *_unless(_ARCH[machine], _ERRNO | _ENOSYS), _load(0)]
+    if machine == "x86_64":
+        code += [_jump(0x35, _X32_BIT, 0, 1), _return(_ERRNO | _ENOSYS)]
+    code += _deny(_DENIED, column, _EPERM) + _deny(_ABSENT, column, _ENOSYS)
+    code += [
+        # clone: refused when it asks for a namespace
+        _jump(0x15, _CLONE[column], 0, 4),
+        _load(16),
+        _jump(0x45, _NAMESPACES, 0, 1),
+        _return(_ERRNO | _EPERM),
+        _return(_ALLOW),
+        # socket: only families that end inside the network namespace
+        _jump(0x15, _SOCKET[column], 0, 2 + len(_FAMILIES)),
+        _load(16),
+        *(_jump(0x15, family, len(_FAMILIES) - place, 0) for place, family in enumerate(_FAMILIES)),
+        _return(_ERRNO | _EPERM),
+        _return(_ALLOW),
+    ]
+    return b"".join(code)
+
+
+def install(code: bytes) -> None:
+    """Bind this process and all that it starts to the filter; needs no_new_privs."""
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
+    kernel.prctl(kernel.PR_SET_SECCOMP, 2, program)
+
+
+def _deny(table: dict[str, tuple[int, int]], column: int, error: int) -> list[bytes]:
+    code = []
+    for numbers in table.values():
+        code += [_jump(0x15, numbers[column], 0, 1), _return(_ERRNO | error)]
+    return code
+
+
+def _unless(value: int, otherwise: int) -> list[bytes]:
+    return [_jump(0x15, value, 1, 0), _return(otherwise)]
+
+
+def _load(offset: int) -> bytes:
+    return struct.pack("HBBI", 0x20, 0, 0, offset)
+
+
+def _jump(operation: int, value: int, if_true: int, if_false: int) -> bytes:
+    return struct.pack("HBBI", operation, if_true, if_false, value)
+
+
+def _return(value: int) -> bytes:
+    return struct.pack("HBBI", 0x06, 0, 0, value)

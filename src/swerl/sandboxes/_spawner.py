@@ -1,0 +1,100 @@
+"""The small process that forks a warden per sandbox and clears away after it.
+
+It is started once per backend as `python -I -S`, holds nothing of the controller's memory or
+environment, and ends when the controller has gone and the last sandbox is cleared away.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swerl.sandboxes import _cgroup as cgroup
+from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes import _warden as warden
+from swerl.sandboxes import _wire as wire
+from swerl.sandboxes._wire import Plan
+
+
+def main(fd: int) -> None:
+    """Serve the controller on the socket `fd` until it closes and no sandbox is left."""
+    os.umask(0o022)
+    with suppress(PermissionError):
+        os.setgroups([])
+    gc.disable()
+    gc.freeze()  # forks share memory that nothing touches
+    groups = cgroup.find()
+    for name in cgroup.leftovers(groups):
+        if not owner_lives(name):
+            cgroup.remove(groups, name)
+    _Spawner(socket.socket(fileno=fd), groups).serve()
+
+
+def owner_lives(name: str) -> bool:
+    """Say whether the controller named in `swerl-<pid>-<token>` still runs."""
+    pid = name.split("-")[1]
+    return not pid.isdigit() or Path("/proc", pid).exists()
+
+
+@dataclass(slots=True)
+class _Spawner:
+    channel: socket.socket
+    groups: dict[str, Path]
+    wardens: dict[int, tuple[int, Plan]] = field(default_factory=dict)
+
+    def serve(self) -> None:
+        poll = select.poll()
+        poll.register(self.channel, select.POLLIN)
+        listening = True
+        while listening or self.wardens:
+            for fd, _ in poll.poll():
+                if fd in self.wardens:
+                    poll.unregister(fd)
+                    self._clear(fd)
+                elif not self._spawn(poll):
+                    poll.unregister(self.channel)
+                    listening = False
+
+    def _spawn(self, poll: select.poll) -> bool:
+        packet = wire.receive(self.channel)
+        if packet is None:
+            return False
+        plan = Plan(**packet.body)  # type: ignore[arg-type]
+        with socket.socket(fileno=packet.fds[0]) as channel:
+            try:
+                if plan.scratch:
+                    Path(plan.scratch).mkdir(mode=0o700)
+                pid = os.fork()
+            except OSError as error:
+                wire.send(channel, {"failed": error.strerror, "errno": error.errno or 0})
+                return True
+            if pid == 0:
+                self._run_warden(plan, channel)
+        fd = os.pidfd_open(pid)
+        self.wardens[fd] = (pid, plan)
+        poll.register(fd, select.POLLIN)
+        return True
+
+    def _run_warden(self, plan: Plan, channel: socket.socket) -> None:
+        try:
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            for fd in (self.channel.fileno(), *self.wardens):
+                os.close(fd)
+            warden.main(plan, channel, self.groups)
+        finally:
+            os._exit(0)
+
+    def _clear(self, fd: int) -> None:
+        pid, plan = self.wardens.pop(fd)
+        os.close(fd)
+        os.waitpid(pid, 0)
+        cgroup.remove(self.groups, plan.id)
+        if plan.scratch:
+            shutil.rmtree(plan.scratch, ignore_errors=True)

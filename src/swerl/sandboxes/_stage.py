@@ -1,0 +1,167 @@
+"""The file system of one sandbox, put together in a mount namespace of its own.
+
+Everything that a sandbox writes lies in one memory file system of bounded size, mounted in that
+namespace only. So nothing is left on the host when the last process is gone, however it went.
+The mount point is /sys: it exists everywhere, and no sandbox needs what lies there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from swerl.sandboxes import _files as files
+from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes._wire import Plan
+
+STAGE = "/sys"
+ROOT = STAGE + "/root"
+
+_FOLDERS = ("/proc", "/dev", "/sys", "/run", "/var/tmp", "/home/agent", "/root", "/etc", "/tmp")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+)
+
+
+def build(plan: Plan) -> int | None:
+    """Build the tree at ROOT; return a descriptor of the folder that collects its changes.
+
+    There is such a folder where the root or the workdir is an overlay. Raises OSError.
+    """
+    kernel.mount("none", "/", flags=kernel.MS_PRIVATE | kernel.MS_REC)
+    if plan.scratch:
+        kernel.mount(plan.scratch, STAGE, flags=kernel.MS_BIND)
+    else:
+        options = f"size={plan.disk_mib}m,mode=755"
+        kernel.mount(
+            "tmpfs", STAGE, "tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data=options
+        )
+    Path(ROOT).mkdir()
+    upper = _make_base(plan)
+    root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
+    for source, target in plan.binds:
+        _bind(root, source, target)
+    _make_tmp(root)
+    if plan.content:
+        upper = _make_content(root, plan)
+    else:
+        os.close(files.make_folder(root, plan.workdir))
+    os.close(root)
+    kernel.mount(ROOT, ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
+    return upper
+
+
+def make_devices() -> None:
+    """Fill /dev of the tree at ROOT."""
+    folder = Path(ROOT, "dev")
+    for name in _DEVICES:
+        (folder / name).touch()
+        with suppress(FileNotFoundError):
+            kernel.mount(f"/dev/{name}", str(folder / name), flags=kernel.MS_BIND)
+    for name, target in _DEVICE_LINKS:
+        (folder / name).symlink_to(target)
+    for name in ("pts", "shm"):
+        (folder / name).mkdir()
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", str(folder / "shm"), "tmpfs", flags=flags, data="mode=1777,size=64m")
+    kernel.mount("devpts", str(folder / "pts"), "devpts", data="newinstance,ptmxmode=0666,mode=620")
+
+
+def _make_base(plan: Plan) -> int | None:
+    if not plan.layers:
+        _write_base(Path(ROOT), plan)
+        return None
+    base = Path(STAGE, "base")
+    base.mkdir()
+    _write_base(base, plan)
+    return _overlay([str(base), *plan.layers], ROOT, "root")
+
+
+def _write_base(base: Path, plan: Plan) -> None:
+    for name in _FOLDERS:
+        Path(f"{base}{name}").mkdir(parents=True)
+    (base / "var/tmp").chmod(0o1777)
+    for name, target in plan.links:
+        Path(f"{base}{name}").symlink_to(target)
+    for name, text in plan.files:
+        Path(f"{base}{name}").write_text(text)
+
+
+def _bind(root: int, source: str, target: str) -> None:
+    make = files.make_folder if Path(source).is_dir() else files.make_file
+    fd = make(root, target)
+    place = f"/proc/self/fd/{fd}"
+    kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
+    os.close(fd)
+    fd = kernel.openat2(root, target, os.O_PATH)
+    attributes = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+    kernel.restrict(f"/proc/self/fd/{fd}", attributes)
+    os.close(fd)
+
+
+def _make_tmp(root: int) -> None:
+    """Keep /tmp out of the changes that `capture` collects."""
+    folder = Path(STAGE, "tmp")
+    folder.mkdir()
+    folder.chmod(0o1777)
+    fd = files.make_folder(root, "/tmp")
+    kernel.mount(str(folder), f"/proc/self/fd/{fd}", flags=kernel.MS_BIND)
+    os.close(fd)
+
+
+def _make_content(root: int, plan: Plan) -> int | None:
+    fd = files.make_folder(root, plan.workdir)
+    place = f"/proc/self/fd/{fd}"
+    try:
+        return _overlay([plan.content], place, "content")
+    except OSError:  # a kernel without overlays in user namespaces, or without their attributes
+        shutil.copytree(plan.content, place, symlinks=True, dirs_exist_ok=True)
+        return None
+    finally:
+        os.close(fd)
+
+
+def _overlay(lowers: Sequence[str], target: str, name: str) -> int:
+    """Mount folders over each other, lowest first, writable; return where changes go.
+
+    Folders are named by descriptor, so that no path in them needs escapes or exceeds a limit.
+    """
+    upper, work = Path(STAGE, name + ".upper"), Path(STAGE, name + ".work")
+    for folder in (upper, work):
+        folder.mkdir()
+    if _in_user_namespace() and not _keeps_attributes(upper):
+        raise OSError(95, "the scratch file system keeps no user attributes")
+    fds = [os.open(lower, os.O_PATH | os.O_DIRECTORY) for lower in reversed(lowers)]
+    data = (
+        f"lowerdir={':'.join(f'/proc/self/fd/{fd}' for fd in fds)},upperdir={upper},workdir={work}"
+    )
+    if _in_user_namespace():
+        data += ",userxattr"
+    try:
+        kernel.mount("overlay", target, "overlay", data=data)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _in_user_namespace() -> bool:
+    return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
+
+
+def _keeps_attributes(folder: Path) -> bool:
+    with tempfile.TemporaryDirectory(dir=folder) as probe:
+        try:
+            os.setxattr(probe, "user.overlay.probe", b"y")
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,189 @@
+"""The process that makes one sandbox and answers for it: start, kill, expose, end.
+
+It is a fork of the spawner, one per sandbox, joined to the controller by a socket. What it forks
+is inside the sandbox, so a command costs one fork and one exec. When the controller goes away the
+socket ends, the warden kills the sandbox's first process, and the kernel kills the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swerl.chat import Json
+from swerl.sandboxes import _boot as boot
+from swerl.sandboxes import _cgroup as cgroup
+from swerl.sandboxes import _child as child
+from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes import _seccomp as seccomp
+from swerl.sandboxes import _wire as wire
+from swerl.sandboxes._wire import Command, Plan
+
+_FIRST_PORT = 41414
+_KILL_ROUNDS = 200
+
+
+def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None:
+    """Make a sandbox, report on `channel`, and serve it until the channel or its life ends."""
+    deadline = time.monotonic() + plan.lifetime_s
+    try:
+        held = cgroup.enter(groups, plan)
+        _limit(plan, held)
+        booted = boot.boot(plan)
+        _become_harmless()
+        root = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        wire.send(channel, {"failed": error.strerror or str(error), "errno": error.errno or 0})
+        return
+    fds = [root] if booted.upper is None else [root, booted.upper]
+    wire.send(channel, {"ready": booted.pid, "limits": [*held]}, fds)
+    for fd in fds:
+        os.close(fd)
+    _Warden(channel, booted.init, deadline).serve()
+
+
+def _limit(plan: Plan, held: set[str]) -> None:
+    """Bound what cgroups do not: memory per process, processes per user, no core files."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    wanted = {}
+    if "memory" not in held:
+        wanted[resource.RLIMIT_DATA] = plan.memory_mib << 20
+    if "pids" not in held:
+        wanted[resource.RLIMIT_NPROC] = plan.num_processes
+    for kind, value in wanted.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _become_harmless() -> None:
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class _Warden:
+    channel: socket.socket
+    init: int
+    deadline: float
+    running: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Process descriptor of a command's first process -> (its pid, the command's number)."""
+    next_port: int = _FIRST_PORT
+    filter: bytes | None = field(default_factory=seccomp.build)
+
+    def serve(self) -> None:
+        poll = select.poll()
+        poll.register(self.channel, select.POLLIN)
+        poll.register(self.init, select.POLLIN)
+        reason = self._serve_until_lost(poll)
+        signal.pidfd_send_signal(self.init, signal.SIGKILL)
+        # the first process ends only after every other one in its namespace has been reaped
+        while True:
+            try:
+                os.wait()
+            except ChildProcessError:
+                break
+        if reason:
+            wire.send(self.channel, {"lost": reason})
+
+    def _serve_until_lost(self, poll: select.poll) -> str:
+        while True:
+            left_s = self.deadline - time.monotonic()
+            if left_s <= 0:
+                return "its lifetime is over"
+            for fd, _ in poll.poll(min(left_s, 3600.0) * 1000 + 1):
+                if fd in self.running:
+                    self._finish(poll, fd)
+                elif fd == self.init:
+                    return "its first process was killed"
+                elif not self._answer(poll):
+                    return ""
+
+    def _answer(self, poll: select.poll) -> bool:
+        packet = wire.receive(self.channel)
+        if packet is None:
+            return False
+        body: dict[str, Any] = packet.body
+        if "argv" in body:
+            self._start(poll, Command(**body), packet.fds)
+        elif "kill" in body:
+            _kill_tree(int(body["kill"]))
+        else:
+            self._listen(int(body["listen"]))
+        for fd in packet.fds:
+            os.close(fd)
+        return True
+
+    def _start(self, poll: select.poll, command: Command, streams: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell({"number": command.number, "refused": error.strerror})
+            return
+        if pid == 0:
+            child.run(command, streams, self.filter)
+        fd = os.pidfd_open(pid)
+        self.running[fd] = (pid, command.number)
+        poll.register(fd, select.POLLIN)
+
+    def _finish(self, poll: select.poll, fd: int) -> None:
+        pid, number = self.running.pop(fd)
+        poll.unregister(fd)
+        os.close(fd)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._tell({"number": number, "exit_code": code if code >= 0 else 128 - code})
+
+    def _listen(self, number: int) -> None:
+        """Make a listening socket inside, on a port of its own, and hand it out."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            for port in range(self.next_port, self.next_port + 100):
+                try:
+                    sock.bind(("127.0.0.1", port))
+                    break
+                except OSError:
+                    continue
+            sock.listen(128)
+            self.next_port = sock.getsockname()[1] + 1
+            wire.send(self.channel, {"number": number, "port": self.next_port - 1}, [sock.fileno()])
+
+    def _tell(self, body: Mapping[str, Json]) -> None:
+        with suppress(ConnectionError):  # a controller that is gone is noticed next
+            wire.send(self.channel, body)
+
+
+def _kill_tree(number: int) -> None:
+    """Kill every process that the command started, daemons of its own session included."""
+    for _ in range(_KILL_ROUNDS):
+        found = False
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit() and _kill_marked(path, number):
+                found = True
+        if not found:
+            return
+        time.sleep(0.001)
+
+
+def _kill_marked(path: Path, number: int) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        if child.is_dead(fd) or child.mark_of(fd) != number:
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

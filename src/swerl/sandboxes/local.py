@@ -1,0 +1,197 @@
+"""The `local` sandbox: namespaces on this machine, no daemon, no container engine, no network.
+
+One spawner process per backend forks a warden per sandbox. The warden makes the sandbox, by
+bubblewrap or by the same system calls without it, and starts its commands. Mounts and files live
+in the sandbox's own namespaces and vanish with its last process, also after `kill -9`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swerl.errors import SandboxError, SandboxUnavailableError
+from swerl.interfaces import Limits, Mount
+from swerl.sandboxes import _wire as wire
+from swerl.sandboxes._image import LocalImage, resolve
+from swerl.sandboxes._link import Link
+from swerl.sandboxes._sandbox import LocalSandbox
+from swerl.sandboxes._spawner import owner_lives
+from swerl.sandboxes._wire import Plan
+
+_SOURCE = str(Path(__file__).resolve().parents[2])
+_SPAWNER = """
+import sys
+sys.path.append(sys.argv[1])
+from swerl.sandboxes import _spawner
+_spawner.main(int(sys.argv[2]))
+"""
+_FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EUSERS, errno.ENOSPC, errno.ENOSYS}
+_NO_NAMESPACES = (
+    "run as root, or allow user namespaces: `sysctl user.max_user_namespaces=10000`, "
+    "`kernel.unprivileged_userns_clone=1`, `kernel.apparmor_restrict_unprivileged_userns=0`"
+)
+
+
+class Options(BaseModel):
+    """Settings of the `local` sandbox."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    isolator: Literal["auto", "bwrap", "unshare"] = "auto"
+    """Who makes the namespaces; `auto` takes bubblewrap where it is installed."""
+    scratch: Path | None = None
+    """Folder for what sandboxes write. By default they write to memory, which is fastest and
+    leaves nothing behind; name a folder on disk where that does not fit."""
+    output_cap_mib: float = Field(default=8.0, gt=0)
+    """Most MiB kept of each of a command's two output streams; test logs are below 2."""
+
+
+def build(options: Options) -> LocalBackend:
+    """Return the backend. Raises SandboxUnavailableError where a named isolator is missing."""
+    return LocalBackend(options)
+
+
+def sweep(scratch: Path) -> int:
+    """Remove the folders that dead controllers left in `scratch`; return how many."""
+    dead = [path for path in scratch.glob("swerl-*-*") if not owner_lives(path.name)]
+    for path in dead:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(dead)
+
+
+class LocalBackend:
+    """Makes sandboxes on this machine."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._bwrap = _find_bwrap(options.isolator)
+        self._spawner: socket.socket | None = None
+
+    def open(
+        self, image: str, limits: Limits, *, workdir: str, mounts: Sequence[Mount] = ()
+    ) -> AbstractAsyncContextManager[LocalSandbox]:
+        """Create a sandbox of `image`; leaving the context removes it whatever happened."""
+        return self._open(image, limits, workdir, mounts)
+
+    @asynccontextmanager
+    async def _open(
+        self, image: str, limits: Limits, workdir: str, mounts: Sequence[Mount]
+    ) -> AsyncIterator[LocalSandbox]:
+        plan = self._plan(resolve(image), limits, workdir, mounts)
+        link = Link(self._spawn(plan), plan.id)
+        env = dict(resolve(image).env)
+        sandbox = LocalSandbox(link, plan, env, int(self._options.output_cap_mib * 2**20))
+        try:
+            await _boot(sandbox)
+            yield sandbox
+        finally:
+            await asyncio.shield(sandbox.close())
+
+    def _plan(
+        self, image: LocalImage, limits: Limits, workdir: str, mounts: Sequence[Mount]
+    ) -> Plan:
+        name = f"swerl-{os.getpid()}-{secrets.token_hex(5)}"
+        scratch = self._options.scratch
+        return Plan(
+            id=name,
+            workdir=workdir,
+            bwrap=self._bwrap,
+            layers=[str(path) for path in image.layers],
+            content=str(image.content) if image.content else "",
+            binds=[(str(mount.source), mount.target) for mount in (*image.binds, *mounts)],
+            links=list(image.links.items()),
+            files=list(image.files.items()),
+            scratch=str(scratch / name) if scratch else "",
+            memory_mib=limits.memory_mib,
+            num_processes=limits.num_processes,
+            num_cpus=limits.num_cpus,
+            disk_mib=limits.disk_mib,
+            lifetime_s=limits.lifetime_s,
+        )
+
+    def _spawn(self, plan: Plan) -> socket.socket:
+        """Ask the spawner for a warden; return this side's end of the warden's socket."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            for _ in range(2):
+                spawner = self._spawner or self._start_spawner()
+                try:
+                    wire.send(spawner, plan, [theirs.fileno()])
+                except ConnectionError:
+                    self._spawner = None  # somebody killed it; its sandboxes are gone too
+                else:
+                    return ours
+        ours.close()
+        message = "the sandbox spawner dies as it starts"
+        raise SandboxError(message, hint="look for `killed process` in the kernel's log")
+
+    def _start_spawner(self) -> socket.socket:
+        if self._options.scratch:
+            sweep(self._options.scratch)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-X",
+                    "utf8",
+                    "-c",
+                    _SPAWNER,
+                    _SOURCE,
+                    str(theirs.fileno()),
+                ],
+                pass_fds=[theirs.fileno()],
+                env={},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        weakref.finalize(self, _stop_spawner, ours, process)
+        self._spawner = ours
+        return ours
+
+
+def _find_bwrap(isolator: str) -> str:
+    found = "" if isolator == "unshare" else shutil.which("bwrap") or ""
+    if isolator == "bwrap" and not found:
+        message = "bubblewrap is not installed, and isolator is `bwrap`"
+        hint = 'install the package `bubblewrap`, or set isolator = "unshare"'
+        raise SandboxUnavailableError(message, hint=hint)
+    return found
+
+
+async def _boot(sandbox: LocalSandbox) -> None:
+    try:
+        await sandbox.boot()
+    except SandboxError:
+        raise
+    except OSError as error:
+        message = f"sandbox {sandbox.id} cannot start: {error.strerror}"
+        if error.errno in _FORBIDDEN:
+            raise SandboxUnavailableError(message, hint=_NO_NAMESPACES) from error
+        raise SandboxError(message, hint="`swerl doctor` tells what this machine lacks") from error
+
+
+def _stop_spawner(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End the spawner, which first ends and clears away what it still holds."""
+    channel.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
