@@ -1,0 +1,154 @@
+"""A given release line of Python on this machine, and what its pip can fetch."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swerl.errors import ImageError
+from swerl.secrets import child_environment
+
+_FETCH_S = 1200.0
+"""Most seconds for one pip command: a slow index and a dozen large wheels."""
+_SHADOWS = ("PYTHON", "PYENV_VERSION", "VIRTUAL_ENV", "__PYVENV")
+"""Variables of this process's own Python that would mislead another."""
+_ASK = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix, sys.executable)"
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """One installed Python."""
+
+    version: str
+    """Release line, such as `3.9`."""
+    executable: Path
+    prefix: Path
+    """Folder that holds all of it."""
+
+
+def find_python(version: str) -> Python:
+    """Return a Python of this release line. Raises ImageError where there is none."""
+    for candidate in _candidates(version):
+        if found := _ask(candidate, version):
+            return found
+    message = f"no Python {version} on this machine"
+    raise ImageError(message, hint=f"install one, for example with `pyenv install {version}`")
+
+
+def fetch_wheels(python: Python, requirements: Sequence[str], folder: Path) -> None:
+    """Bring a wheel of every pinned requirement into the folder; those there are kept.
+
+    The index is the one that the user's pip is configured with. Raises ImageError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [pin for pin in requirements if not _has_wheel(folder, pin)]
+    if missing:
+        arguments = ["wheel", "--no-deps", "--wheel-dir", str(folder), *missing]
+        _pip(python.executable, arguments, f"wheels for Python {python.version}")
+
+
+def fetch_sdist(python: Path, pin: str, folder: Path) -> Path:
+    """Bring a project's source archive `name==version` into the folder and return its path.
+
+    pip builds the archive's metadata before it lets go of it, so `python` must hold what that
+    takes. Raises ImageError.
+    """
+    if found := _sdist(folder, pin):
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    name = pin.split("==")[0]
+    flags = ["--no-deps", "--no-build-isolation", "--no-binary", name, "--dest", str(folder)]
+    _pip(python, ["download", *flags, pin], f"the source archive {pin}")
+    if found := _sdist(folder, pin):
+        return found
+    message = f"pip fetched no source archive for {pin}"
+    raise ImageError(message, hint="check the name and version")
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without what would mislead another Python."""
+    ours = child_environment(PIP_DISABLE_PIP_VERSION_CHECK="1")
+    return {name: value for name, value in ours.items() if not name.startswith(_SHADOWS)}
+
+
+def _candidates(version: str) -> Iterator[Path]:
+    """Yield where a Python of this line may be: PATH first, then pyenv's folders."""
+    if on_path := shutil.which(f"python{version}"):
+        yield Path(on_path)
+    environment = child_environment()
+    roots = [Path(environment.get("PYENV_ROOT") or Path.home() / ".pyenv")]
+    for root in roots:
+        found = root.glob(f"versions/{version}.*/bin/python{version}")
+        yield from sorted(found, key=lambda path: _numbers(path.parts[-3]), reverse=True)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _ask(candidate: Path, version: str) -> Python | None:
+    """Return the Python behind a name; a pyenv shim may stand there and answer for none."""
+    try:
+        done = subprocess.run(
+            [candidate, "-c", _ASK],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    words = done.stdout.split()
+    if done.returncode or len(words) != 3 or words[0] != version:
+        return None
+    return Python(version, Path(words[2]), Path(words[1]))
+
+
+def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:
+    try:
+        done = subprocess.run(
+            [python, "-m", "pip", "--quiet", "--no-input", *arguments],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_FETCH_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"fetching {wanted} took over {_FETCH_S:g} s"
+        raise ImageError(
+            message, hint="try again; what is there is kept", retryable=True
+        ) from error
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        said = (errors or done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        message = f"cannot fetch {wanted}: {said:.300}"
+        raise ImageError(
+            message, hint="check the network and the index that `pip config list` names"
+        )
+
+
+def _has_wheel(folder: Path, pin: str) -> bool:
+    name, _, version = pin.partition("==")
+    return any(
+        _normal(path.name.split("-")[0]) == _normal(name) and path.name.split("-")[1] == version
+        for path in folder.glob("*.whl")
+    )
+
+
+def _sdist(folder: Path, pin: str) -> Path | None:
+    name, _, version = pin.partition("==")
+    for path in folder.glob("*"):
+        stem = re.sub(r"\.(tar\.gz|tgz|tar\.bz2|zip)$", "", path.name)
+        if stem != path.name and _normal(stem) == _normal(f"{name}-{version}"):
+            return path
+    return None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
