@@ -8,6 +8,7 @@ The format names every tensor by the whole model, so another number of ranks can
 from __future__ import annotations
 
 import pickle
+import queue
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.optimizer import ChainedOptimizer
 
 from swerl.errors import TrainerError
@@ -40,7 +43,7 @@ def save(learner: Learner, folder: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         torch.distributed.barrier()
-        dist_checkpointing.save(_state(learner, is_loading=False), str(temporary))
+        dist_checkpointing.save(_state(learner, is_loading=False), str(temporary), _strategy())
         torch.distributed.barrier()
         if is_first:
             shutil.rmtree(folder, ignore_errors=True)
@@ -65,6 +68,15 @@ def restore(learner: Learner, folder: Path) -> None:
     learner.scheduler.num_steps = 0  # loading adds to it
     learner.scheduler.load_state_dict(state["scheduler"])
     torch.set_rng_state(state["random_state"])
+
+
+def _strategy() -> TorchDistSaveShardedStrategy:
+    """Return a writer without the server process of Megatron-Core's own results queue.
+
+    That process takes a second to start and outlives a killed rank; a plain queue serves as well.
+    """
+    filesystem_async._results_queue = queue.Queue()
+    return TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
 
 
 def _state(learner: Learner, *, is_loading: bool) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from megatron.core import parallel_state
@@ -55,7 +54,10 @@ class Learner:
         return int(self.scheduler.num_steps)
 
     def step(self, batch: Batch) -> StepStats:
-        """Take one optimizer step. Raises TrainerError, weights untouched, where it is not finite."""
+        """Take one optimizer step.
+
+        Raises TrainerError, the weights untouched, where loss or gradients are not finite.
+        """
         clock = _Clock()
         micro_batches = self._micro_batches(batch, all_tokens=self._algorithm.needs_context)
         reference = [self._reference_logp(micro) for micro in micro_batches]
@@ -87,7 +89,8 @@ class Learner:
     def _frozen_copy(self) -> TokenModel:
         copy = build_model(self.mapping, self.hf_config).to(self._device)
         copy.load_state_dict(self.model.state_dict())
-        return copy.requires_grad_(False)
+        copy.requires_grad_(False)
+        return copy
 
     def _micro_batches(
         self, batch: Batch, *, all_tokens: bool, whole: bool = False

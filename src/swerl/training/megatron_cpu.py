@@ -6,6 +6,8 @@ random state; it asks factories for `device="cuda"`; and it compares `tensor.typ
 two with a torch function mode. Where CUDA exists it does nothing.
 """
 
+# heavy imports: this file only runs in the trainer's own processes
+
 from __future__ import annotations
 
 import importlib

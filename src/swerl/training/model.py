@@ -9,6 +9,8 @@ Axes: N tokens of all rows of a micro-batch, S selected positions, H hidden, V v
 tensor-parallel rank).
 """
 
+# heavy imports: this file only runs in the trainer's own processes
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

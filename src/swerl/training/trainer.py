@@ -82,7 +82,8 @@ class MegatronTrainer:
             async with asyncio.timeout(START_S):
                 await self._answer()
         except TimeoutError:
-            raise self._failure(f"the trainer did not start within {START_S:.0f} s") from None
+            what = f"the trainer did not start within {START_S:.0f} s"
+            raise self._failure(what) from None
 
     async def step(self, batch: Batch) -> StepStats:
         """Take one optimizer step. Raises TrainerError; after NaN the weights are unchanged."""
@@ -160,7 +161,8 @@ class MegatronTrainer:
             self._writer.write(line.encode() + b"\n")
             await self._writer.drain()
         except ConnectionError:
-            raise self._failure(f"the trainer died before {command}") from None
+            what = f"the trainer died before it could {command}"
+            raise self._failure(what) from None
         return await self._answer()
 
     async def _answer(self) -> Any:

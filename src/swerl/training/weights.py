@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -111,25 +112,41 @@ def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 def _own_part(full: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
-    """Cut this tensor-parallel rank's part out of a whole tensor.
-
-    `partition_stride` counts the stacked matrices of a parameter, each of which is cut by itself.
-    """
-    num_ranks = parallel_state.get_tensor_model_parallel_world_size()
-    if num_ranks == 1 or not getattr(param, "tensor_model_parallel", False):
+    """Cut this tensor-parallel rank's part out of a whole tensor."""
+    split = _split(param)
+    if split is None:
         return full
-    rank, dim = parallel_state.get_tensor_model_parallel_rank(), param.partition_dim
-    stacked = full.chunk(param.partition_stride, dim)
-    return torch.cat([matrix.chunk(num_ranks, dim)[rank] for matrix in stacked], dim)
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    stacked = full.chunk(split.num_stacked, split.dim)
+    return torch.cat([part.chunk(split.num_ranks, split.dim)[rank] for part in stacked], split.dim)
 
 
 def _whole(param: torch.nn.Parameter) -> torch.Tensor:
-    num_ranks = parallel_state.get_tensor_model_parallel_world_size()
-    if num_ranks == 1 or not getattr(param, "tensor_model_parallel", False):
+    split = _split(param)
+    if split is None:
         return param
-    parts = [torch.empty_like(param) for _ in range(num_ranks)]
+    parts = [torch.empty_like(param) for _ in range(split.num_ranks)]
     group = parallel_state.get_tensor_model_parallel_group()
     torch.distributed.all_gather(parts, param.detach().contiguous(), group=group)
-    dim, stride = param.partition_dim, param.partition_stride
-    pieces = [part.chunk(stride, dim) for part in parts]
-    return torch.cat([piece[i] for i in range(stride) for piece in pieces], dim)
+    pieces = [part.chunk(split.num_stacked, split.dim) for part in parts]
+    ordered = [piece[i] for i in range(split.num_stacked) for piece in pieces]
+    return torch.cat(ordered, split.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How tensor-parallel ranks share a parameter."""
+
+    num_ranks: int
+    dim: int
+    num_stacked: int
+    """Matrices stacked in the parameter, each of which is cut by itself."""
+
+
+def _split(param: torch.nn.Parameter) -> _Split | None:
+    num_ranks = parallel_state.get_tensor_model_parallel_world_size()
+    if num_ranks == 1 or not getattr(param, "tensor_model_parallel", False):
+        return None
+    # Attributes that Megatron-Core sets on the parameters of its parallel layers.
+    values = vars(param)
+    return _Split(num_ranks, values["partition_dim"], values["partition_stride"])

@@ -9,6 +9,7 @@ its log holds the reason.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -44,13 +45,17 @@ def main() -> None:
     torch.set_num_threads(settings.options.threads)
     _join_ranks(settings)
     link = None if settings.socket_fd is None else socket.socket(fileno=settings.socket_fd)
-    commands = Commands(settings)
-    if link:
-        _answer(link, {"result": "ready"})
+    try:
+        commands = Commands(settings)
+    except SwerlError as error:
+        _answer(link, {"error": str(error), "hint": error.hint})
+        return
+    # What is loaded stays: full collections, of which Megatron-Core's saving makes some, need not
+    # walk it again.
+    gc.freeze()
+    _answer(link, {"result": "ready"})
     for command in _commands(link):
-        answer = _run(commands, command)
-        if link:
-            _answer(link, answer)
+        _answer(link, _run(commands, command))
     dist.destroy_process_group()
 
 
@@ -147,7 +152,9 @@ def _run(commands: Commands, command: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": str(error), "hint": error.hint}
 
 
-def _answer(link: socket.socket, answer: Mapping[str, Any]) -> None:
+def _answer(link: socket.socket | None, answer: Mapping[str, Any]) -> None:
+    if link is None:
+        return
     # A controller that is gone is noticed at the next read.
     with suppress(BrokenPipeError):
         link.sendall(json.dumps(answer).encode() + b"\n")
