@@ -1,0 +1,95 @@
+"""Reading requests and writing answers over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import orjson
+from aiohttp import web
+from aiohttp.web_exceptions import HTTPException
+
+from swerl.chat import Json
+from swerl.errors import GatewayError, Refusal
+
+if TYPE_CHECKING:
+    from swerl.interfaces import WireReply
+
+PING = b": ping\n\n"
+"""A comment: every reader of server-sent events skips it."""
+
+
+async def read_object(request: web.BaseRequest, max_bytes: int) -> dict[str, Json]:
+    """Return the JSON object in a request's body.
+
+    Raises GatewayError where it is too large, no JSON, or no object.
+    """
+    body = bytearray()
+    try:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > max_bytes:
+                message = f"the request is larger than {max_bytes} bytes"
+                raise GatewayError(message, refusal=Refusal.TOO_LARGE)
+        value: Json = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        message = f"the request body is not valid JSON: {error}"
+        raise GatewayError(message) from error
+    except HTTPException as error:
+        message = f"the request body cannot be read: {error.reason}"
+        raise GatewayError(message) from error
+    if not isinstance(value, dict):
+        message = f"the request body must be a JSON object, not {type(value).__name__}"
+        raise GatewayError(message)
+    return value
+
+
+async def send(request: web.BaseRequest, reply: WireReply) -> web.StreamResponse:
+    """Send a whole answer. Raises ConnectionError where the client is gone."""
+    response = web.Response(status=reply.status, headers=dict(reply.headers), body=reply.body)
+    await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
+async def send_json(request: web.BaseRequest, value: Json) -> web.StreamResponse:
+    """Send a JSON answer."""
+    response = web.Response(body=orjson.dumps(value), content_type="application/json")
+    await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
+class EventStream:
+    """Server-sent events. Raises ConnectionError where the client is gone."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self._request = request
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether the status line is out; from there on an error is an event."""
+        return self._response is not None
+
+    async def ping(self) -> None:
+        """Show the client that the answer is still being made."""
+        await (await self._open()).write(PING)
+
+    async def finish(self, events: Iterable[bytes]) -> web.StreamResponse:
+        """Send the events, all in one piece, and end the stream."""
+        response = await self._open()
+        await response.write(b"".join(events))
+        await response.write_eof()
+        return response
+
+    async def fail(self, error: WireReply) -> web.StreamResponse:
+        """End the stream with an error event."""
+        return await self.finish([b"event: error\ndata: " + error.body + b"\n\n"])
+
+    async def _open(self) -> web.StreamResponse:
+        if self._response is None:
+            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            self._response = web.StreamResponse(headers=headers)
+            await self._response.prepare(self._request)
+        return self._response

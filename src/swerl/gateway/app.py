@@ -1,0 +1,122 @@
+"""Gateway: the HTTP service that answers every dialect from one engine.
+
+The main port serves all open sessions by key; a socket attached to a session serves it alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from aiohttp import web
+
+from swerl.errors import GatewayError
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.pipeline import Conversation
+from swerl.gateway.router import Router
+from swerl.gateway.sessions import Session, TurnRecord, new_key, recorder
+from swerl.gateway.speakers import speaker
+from swerl.interfaces import ChatEngine, Endpoint, Engine, Family
+from swerl.turn import Sampling
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+HOST = "127.0.0.1"
+_BACKLOG = 1024
+_SHUTDOWN_S = 0.5
+
+
+class Gateway:
+    """Answers agents from an engine and records exact tokens, session by session."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine | ChatEngine,
+        family: Family,
+        model_name: str = "swerl",
+        port: int = 0,
+    ) -> None:
+        self.url = ""
+        self._engine = engine
+        self._family = family
+        self._model_name = model_name
+        self._port = port
+        self._router = Router(model_name)
+        self._session_ids: set[str] = set()
+        self._server = self._make_server(None)
+        self._listener: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        try:
+            self._listener = await loop.create_server(
+                self._server, HOST, self._port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            message = f"cannot listen on {HOST}:{self._port}: {error.strerror}"
+            hint = "leave the port at 0 to get a free one, or stop what uses it"
+            raise GatewayError(message, hint=hint) from error
+        port = self._listener.sockets[0].getsockname()[1]
+        self.url = f"http://{HOST}:{port}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for session in list(self._router.sessions.values()):
+            await session.close()
+        if self._listener:
+            self._listener.close()
+        await self._server.shutdown(_SHUTDOWN_S)
+
+    def open(
+        self,
+        session_id: str,
+        *,
+        sampling: Sampling,
+        limits: SessionLimits,
+        on_turn: Callable[[TurnRecord], None] | None = None,
+    ) -> Session:
+        """Open a session: only an open session is served.
+
+        Raises GatewayError where a session of this id is open already.
+        """
+        if session_id in self._session_ids:
+            message = f"session {session_id!r} is already open"
+            raise GatewayError(message, hint="close it, or choose another id")
+        conversation = Conversation(
+            session_id,
+            speaker(self._engine, self._family, session_id),
+            sampling=sampling,
+            limits=limits,
+            on_delivered=recorder(on_turn) if on_turn else None,
+        )
+        session = Session(
+            session_id,
+            conversation,
+            endpoint=Endpoint(self.url, new_key(), self._model_name),
+            server=self._make_server,
+            on_close=self._forget,
+        )
+        self._router.sessions[session.key] = session
+        self._session_ids.add(session_id)
+        return session
+
+    def _forget(self, session: Session) -> None:
+        self._router.sessions.pop(session.key, None)
+        self._session_ids.discard(session.id)
+
+    def _make_server(self, session: Session | None) -> web.Server:
+        """Return a server of all sessions, or of one alone.
+
+        With `handler_cancellation` a client that goes away cancels its answer.
+        """
+        handler = partial(self._router.handle, session)
+        return web.Server(handler, handler_cancellation=True, access_log=None)

@@ -1,0 +1,74 @@
+"""What one Session may ask of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from swerl.errors import GatewayError, Refusal
+
+_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Caps of one Session."""
+
+    max_turns: int = 200
+    """Replies. Agents without a cap of their own would go on for ever."""
+    max_context_tokens: int = 131_072
+    """Prompt and reply together, in tokens."""
+    max_body_bytes: int = 32 * 2**20
+    """Bytes of one request: the cap of Anthropic's API."""
+    max_concurrency: int = 8
+    """Replies in the making at once; further requests wait. Sub-agents run side by side."""
+    requests_per_minute: int = 600
+    """Breaks loops: an agent that compacts in circles sent 900 requests in a minute."""
+    model_call_s: float = 600.0
+    """Seconds for one reply; a slower one is aborted."""
+
+
+class Admission:
+    """Lets requests of one Session in, within its limits."""
+
+    def __init__(self, limits: SessionLimits) -> None:
+        self._limits = limits
+        self._recent: deque[float] = deque()
+        self._slots = asyncio.Semaphore(limits.max_concurrency)
+        self._num_turns = 0
+        self.reached = ""
+        """Name of the cap that refused a request; empty while none did."""
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncIterator[None]:
+        """Hold a place for one reply; an answer that fails gives its turn back.
+
+        Raises GatewayError at a cap.
+        """
+        self._check_rate()
+        if self._num_turns >= self._limits.max_turns:
+            raise self._refuse("max_turns", f"this session used up its {self._num_turns} turns")
+        self._num_turns += 1
+        try:
+            async with self._slots:
+                yield
+        except BaseException:
+            self._num_turns -= 1
+            raise
+
+    def _check_rate(self) -> None:
+        now = time.monotonic()
+        while self._recent and self._recent[0] < now - _WINDOW_S:
+            self._recent.popleft()
+        if len(self._recent) >= self._limits.requests_per_minute:
+            message = f"{len(self._recent)} requests within a minute: the agent runs in a loop"
+            raise self._refuse("requests_per_minute", message)
+        self._recent.append(now)
+
+    def _refuse(self, cap: str, message: str) -> GatewayError:
+        self.reached = cap
+        return GatewayError(message, refusal=Refusal.LIMIT)

@@ -1,0 +1,293 @@
+"""From a request to a recorded reply: its prompt, the engine's answer, the message for the client.
+
+A reply joins the tree just before it is sent, so that the client's next request finds it, and
+becomes a Turn once it was sent. One that is not received leaves the tree again and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from secrets import token_hex
+from typing import TypeAlias
+
+from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, ToolCall
+from swerl.errors import BudgetError, EngineError, GatewayError, Refusal
+from swerl.gateway.arguments import coerce
+from swerl.gateway.history import History, Node
+from swerl.gateway.limits import Admission, SessionLimits
+from swerl.gateway.speakers import Prompt, Speaker, Spoken
+from swerl.tree import Trajectory
+from swerl.turn import Sampling, Turn
+
+OnDelivered: TypeAlias = Callable[[Turn, Sequence[Message], ChatReply], None]
+"""Told of each Turn, with the messages that were new and the reply."""
+
+_ABORT_S = 1.0
+"""Seconds to wait for what an aborted reply came to, so that its tokens can be counted."""
+
+
+class Conversation:
+    """Everything that is said in one Session, in all its branches."""
+
+    def __init__(
+        self,
+        session: str,
+        speaker: Speaker,
+        *,
+        sampling: Sampling,
+        limits: SessionLimits,
+        on_delivered: OnDelivered | None,
+    ) -> None:
+        self.failure: EngineError | BudgetError | None = None
+        self.admission = Admission(limits)
+        self._session = session
+        self._speaker = speaker
+        self._sampling = sampling
+        self.limits = limits
+        self._on_delivered = on_delivered
+        self._history = History()
+        self._delivered: list[Node] = []
+        self._dropped: Counter[str] = Counter()
+        self._running: set[asyncio.Task[Spoken]] = set()
+        self._answers: set[Answer] = set()
+        self._sent: dict[Node, Answer] = {}
+        """Replies in the tree whose arrival is not yet certain."""
+        self._opened_s = time.monotonic()
+        self._salt = token_hex(4)
+        self._num_minted = 0
+        self._num_spoken = 0
+        self._closed = False
+
+    def count(self, request: ChatRequest) -> int:
+        """Return the tokens of the prompt that this request would make."""
+        self._check_open()
+        return len(self._speaker.prompt(request, self._history.match(request)).ids)
+
+    @asynccontextmanager
+    async def answer(self, request: ChatRequest) -> AsyncIterator[Answer]:
+        """Begin to answer; leaving the context drops the reply unless it was delivered.
+
+        Raises GatewayError where the session's limits refuse the request.
+        """
+        self._check_open()
+        async with self.admission.enter():
+            self._check_open()
+            answer = Answer(self, self._prompt(request))
+            self._answers.add(answer)
+            try:
+                yield answer
+            finally:
+                self._answers.discard(answer)
+                await answer.finish()
+
+    async def close(self) -> Trajectory:
+        """Stop what is in the making and return the tree of what was delivered."""
+        self._closed = True
+        await self.stop(self._running)
+        for answer in self._answers:
+            answer.drop()
+        turns = tuple(node.turn() for node in self._delivered)
+        return Trajectory(self._session, turns, dict(self._dropped))
+
+    def start(self, prompt: Prompt) -> asyncio.Task[Spoken]:
+        """Let the engine answer in a task of its own."""
+        task = asyncio.create_task(self._speak(prompt))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def stop(self, tasks: set[asyncio.Task[Spoken]]) -> None:
+        """End these tasks. The engine hears of it where they are all that the session has."""
+        tasks = set(tasks)
+        if not tasks:
+            return
+        if tasks == self._running:
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(_ABORT_S):
+                    await self._speaker.abort()
+                    await asyncio.wait(tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    def record(self, answer: Answer, spoken: Spoken) -> tuple[ChatReply, Node]:
+        """Put a reply into the tree, with call ids of its own."""
+        request = answer.prompt.request
+        message = self._message(spoken, request)
+        node = self._node(answer, spoken, _finish(spoken.completion.finish, message))
+        reply = ChatReply(
+            id=token_hex(12),
+            message=message,
+            finish=node.finish,
+            usage=spoken.usage,
+            model=request.model,
+            malformed_calls=node.malformed_calls,
+        )
+        self._history.add(answer.prompt.match, message, node)
+        self._sent[node] = answer
+        return reply, node
+
+    def commit(self, node: Node, answer: Answer, reply: ChatReply) -> None:
+        """Make a delivered reply a Turn."""
+        del self._sent[node]
+        node.index = len(self._delivered)
+        self._delivered.append(node)
+        if self._on_delivered:
+            self._on_delivered(node.turn(), answer.prompt.match.new, reply)
+
+    def discard(self, node: Node, answer: Answer, reply: ChatReply) -> None:
+        """Take an undelivered reply out of the tree."""
+        del self._sent[node]
+        self._history.discard(answer.prompt.match, reply.message, node)
+
+    def count_dropped(self, reason: str, num_tokens: int) -> None:
+        """Note sampled tokens that no Turn holds."""
+        self._dropped[reason] += num_tokens
+
+    def _prompt(self, request: ChatRequest) -> Prompt:
+        match = self._history.match(request)
+        if match.parent in self._sent:
+            self._sent[match.parent].delivered()
+        prompt = self._speaker.prompt(request, match)
+        try:
+            self._speaker.check(prompt, self.limits)
+        except GatewayError:
+            self.admission.reached = "max_context_tokens"
+            raise
+        return prompt
+
+    async def _speak(self, prompt: Prompt) -> Spoken:
+        sampling = replace(self._sampling, seed=self._seed())
+        budget_s = self.limits.model_call_s
+        try:
+            async with asyncio.timeout(budget_s):
+                spoken = await self._speaker.speak(prompt, self.limits, sampling)
+        except TimeoutError as error:
+            message = f"the engine gave no reply within {budget_s:g} s"
+            hint = "raise budgets.model_call_s, or lower rollout.max_new_tokens"
+            self.failure = BudgetError(message, hint=hint)
+            await self._abort_alone()
+            raise self.failure from error
+        except EngineError as error:
+            self.failure = error
+            raise
+        self.failure = None
+        if spoken.completion.finish is Finish.ABORT:
+            self.count_dropped("aborted", len(spoken.completion.ids))
+            raise GatewayError("the reply was aborted", refusal=Refusal.OVERLOADED)
+        return spoken
+
+    def _node(self, answer: Answer, spoken: Spoken, finish: Finish) -> Node:
+        completion = spoken.completion
+        return Node(
+            parent=answer.prompt.match.parent,
+            prompt_ids=answer.prompt.tail,
+            output_ids=array("i", completion.ids),
+            logprobs=array("d", completion.logprobs),
+            finish=finish,
+            weight_version=completion.weight_version,
+            started_s=answer.started_s - self._opened_s,
+            duration_s=time.monotonic() - answer.started_s,
+            trainable=spoken.trainable,
+            malformed_calls=spoken.parsed.malformed_calls,
+        )
+
+    def _seed(self) -> int | None:
+        """Return a seed for the next reply: the same draws for the same turn of the same run."""
+        if self._sampling.seed is None:
+            return None
+        name = f"{self._sampling.seed}/{self._num_spoken}"
+        self._num_spoken += 1
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) >> 1
+
+    def _message(self, spoken: Spoken, request: ChatRequest) -> Message:
+        calls = []
+        for name, arguments in spoken.parsed.calls:
+            self._num_minted += 1
+            call_id = f"call_{self._salt}_{self._num_minted}"
+            calls.append(ToolCall(call_id, name, coerce(name, arguments, request.tools)))
+        parsed = spoken.parsed
+        return Message(Role.ASSISTANT, parsed.text, parsed.thinking, tuple(calls))
+
+    async def _abort_alone(self) -> None:
+        """Tell the engine to stop, unless that would stop another branch's reply too."""
+        if len(self._running) == 1:
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(_ABORT_S):
+                    await self._speaker.abort()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed()
+
+
+class Answer:
+    """One reply in the making."""
+
+    def __init__(self, conversation: Conversation, prompt: Prompt) -> None:
+        self.prompt = prompt
+        self.started_s = time.monotonic()
+        self._conversation = conversation
+        self._task = conversation.start(prompt)
+        self._recorded: tuple[ChatReply, Node] | None = None
+        self._settled = False
+
+    async def ready(self, timeout_s: float) -> bool:
+        """Wait so long for the reply and say whether it (or its failure) is there."""
+        done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
+        return bool(done)
+
+    async def reply(self) -> ChatReply:
+        """Return the reply, put into the tree.
+
+        Raises EngineError, BudgetError at `model_call_s`, GatewayError where it was aborted.
+        """
+        await asyncio.wait({self._task})
+        if self._task.cancelled() or self._settled:
+            raise _closed()
+        self._recorded = self._conversation.record(self, self._task.result())
+        return self._recorded[0]
+
+    def delivered(self) -> None:
+        """Note that the client has the reply."""
+        if self._recorded and not self._settled:
+            self._settled = True
+            reply, node = self._recorded
+            self._conversation.commit(node, self, reply)
+
+    def drop(self) -> None:
+        """Note that the client will never have the reply."""
+        if self._settled:
+            return
+        self._settled = True
+        if self._recorded:
+            reply, node = self._recorded
+            self._conversation.discard(node, self, reply)
+            self._conversation.count_dropped("undelivered", len(node.output_ids))
+        elif not self._task.cancelled() and self._task.exception() is None:
+            num_tokens = len(self._task.result().completion.ids)
+            self._conversation.count_dropped("undelivered", num_tokens)
+
+    async def finish(self) -> None:
+        """Stop what still runs and drop what was not delivered."""
+        if not self._task.done():
+            await self._conversation.stop({self._task})
+        self.drop()
+
+
+def _finish(finish: Finish, message: Message) -> Finish:
+    """Say that a reply ended with calls exactly where the client will see some."""
+    if finish in (Finish.STOP, Finish.TOOL_CALLS):
+        return Finish.TOOL_CALLS if message.tool_calls else Finish.STOP
+    return finish
+
+
+def _closed() -> GatewayError:
+    return GatewayError("this session is closed", refusal=Refusal.AUTHENTICATION)

@@ -1,0 +1,117 @@
+"""One HTTP request from its path to its answer; every failure leaves in its vendor's shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from swerl import plugins
+from swerl.chat import Json
+from swerl.errors import GatewayError, Refusal, SwerlError
+from swerl.gateway._http import EventStream, read_object, send, send_json
+from swerl.gateway.sessions import Session
+from swerl.interfaces import Dialect
+
+PING_S = 5.0
+"""Seconds of silence after which a streaming client is shown that its answer is being made."""
+
+_CHECKS = frozenset({"", "/api/hello", "/healthz"})
+"""Paths at which agents and people look whether somebody is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    dialect: Dialect
+    operation: str
+
+
+class Router:
+    """Answers requests for the sessions that are open."""
+
+    def __init__(self, model_name: str) -> None:
+        self.sessions: dict[str, Session] = {}
+        """Open sessions by key."""
+        self._model_name = model_name
+        dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
+        self._routes: dict[str, _Route] = {}
+        for dialect in dialects:
+            for path, operation in dialect.routes.items():
+                self._routes.setdefault(path, _Route(dialect, operation))
+        self._fallback: Dialect = dialects[0]
+
+    async def handle(self, alone: Session | None, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request to one session alone, or to the session that its key names."""
+        path = request.path.rstrip("/")
+        if request.method == "HEAD" or (request.method == "GET" and path in _CHECKS):
+            return web.json_response({"ok": True})
+        route = self._routes.get(path)
+        dialect = route.dialect if route else self._fallback
+        stream = EventStream(request)
+        try:
+            if route is None:
+                message = f"nothing is served at {request.method} {path or '/'}"
+                raise GatewayError(message, refusal=Refusal.NOT_FOUND)
+            session = alone or self._session(request.headers, dialect)
+            return await self._serve(request, stream, route, session)
+        except SwerlError as error:
+            return await _fail(request, stream, dialect, error)
+        except ConnectionError:
+            return web.Response(status=499)
+        except Exception as error:  # noqa: BLE001  # the boundary: a client always gets an answer
+            return await _fail(request, stream, dialect, error)
+
+    def _session(self, headers: Mapping[str, str], dialect: Dialect) -> Session:
+        key = dialect.session_key(headers)
+        session = self.sessions.get(key) if key else None
+        if session is None:
+            message = "no open session answers to this API key" if key else "no API key was sent"
+            raise GatewayError(message, refusal=Refusal.AUTHENTICATION)
+        return session
+
+    async def _serve(
+        self, request: web.BaseRequest, stream: EventStream, route: _Route, session: Session
+    ) -> web.StreamResponse:
+        if route.operation == "models":
+            return await send_json(request, _models(self._model_name))
+        limit = session.conversation.limits.max_body_bytes
+        asked = route.dialect.parse(await read_object(request, limit))
+        if route.operation == "count_tokens":
+            return await send_json(request, {"input_tokens": session.conversation.count(asked)})
+        async with session.conversation.answer(asked) as answer:
+            while asked.stream and not await answer.ready(PING_S):
+                await stream.ping()
+            reply = await answer.reply()
+            if asked.stream:
+                response = await stream.finish(route.dialect.events(reply))
+            else:
+                response = await send_json(request, route.dialect.reply(reply))
+            answer.delivered()
+            return response
+
+
+async def _fail(
+    request: web.BaseRequest, stream: EventStream, dialect: Dialect, error: Exception
+) -> web.StreamResponse:
+    reply = dialect.error(error)
+    try:
+        return await (stream.fail(reply) if stream.started else send(request, reply))
+    except ConnectionError:
+        return web.Response(status=499)
+
+
+def _models(name: str) -> Json:
+    """Return a list of one model that readers of either vendor's list understand."""
+    now = int(time.time())
+    model: Json = {
+        "id": name,
+        "object": "model",
+        "created": now,
+        "owned_by": "swerl",
+        "type": "model",
+        "display_name": name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+    }
+    return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}

@@ -1,0 +1,100 @@
+"""Session: one harness run's traffic, its key, the sockets that serve it alone, its Trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from secrets import token_urlsafe
+from typing import TYPE_CHECKING
+
+from swerl.chat import ChatReply, Message
+from swerl.errors import BudgetError, EngineError
+from swerl.gateway.pipeline import Conversation
+from swerl.interfaces import Endpoint
+from swerl.tree import Trajectory
+from swerl.turn import Turn
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_SHUTDOWN_S = 0.5
+"""Seconds for answers under way to leave; they are errors, because the session is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """A Turn with the words behind its tokens."""
+
+    turn: Turn
+    new_messages: tuple[Message, ...]
+    """What the client said since the Turn's parent."""
+    reply: ChatReply
+
+
+def recorder(
+    on_turn: Callable[[TurnRecord], None],
+) -> Callable[[Turn, Sequence[Message], ChatReply], None]:
+    """Adapt a receiver of TurnRecords to what a Conversation calls."""
+    return lambda turn, new, reply: on_turn(TurnRecord(turn, tuple(new), reply))
+
+
+class Session:
+    """One harness run's traffic. Implements Listener."""
+
+    def __init__(
+        self,
+        session_id: str,
+        conversation: Conversation,
+        *,
+        endpoint: Endpoint,
+        server: Callable[[Session], web.Server],
+        on_close: Callable[[Session], None],
+    ) -> None:
+        self.id = session_id
+        self.conversation = conversation
+        self.key = endpoint.key
+        self.url = endpoint.url
+        self._model = endpoint.model
+        self._server = server
+        self._on_close = on_close
+        self._listeners: list[tuple[asyncio.Server, web.Server]] = []
+        self._trajectory: Trajectory | None = None
+
+    @property
+    def failure(self) -> EngineError | BudgetError | None:
+        """What broke the last call of the engine; None when it worked."""
+        return self.conversation.failure
+
+    @property
+    def limit(self) -> str:
+        """Name of the SessionLimits field that refused a request; empty while none did."""
+        return self.conversation.admission.reached
+
+    def endpoint(self, url: str) -> Endpoint:
+        """Return where a harness finds this session, given its base URL as the harness sees it."""
+        return Endpoint(url.rstrip("/"), self.key, self._model)
+
+    async def attach(self, sock: socket.socket) -> None:
+        """Serve this session alone on a listening socket; requests on it need no key."""
+        sock.setblocking(False)
+        server = self._server(self)
+        listener = await asyncio.get_running_loop().create_server(server, sock=sock)
+        self._listeners.append((listener, server))
+
+    async def close(self) -> Trajectory:
+        """Abort what is in flight, stop the listeners, and return the tree. Idempotent."""
+        if self._trajectory is None:
+            self._trajectory = await self.conversation.close()
+            self._on_close(self)
+            listeners, self._listeners = self._listeners, []
+            for listener, server in listeners:
+                listener.close()
+                await server.shutdown(_SHUTDOWN_S)
+        return self._trajectory
+
+
+def new_key() -> str:
+    """Return a key that nobody guesses, in the style of an API key."""
+    return f"sk-swerl-{token_urlsafe(24)}"

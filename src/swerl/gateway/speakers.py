@@ -1,0 +1,133 @@
+"""The two kinds of engine behind one call: exact tokens for training, plain chat for debugging."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from swerl.chat import ChatRequest, Usage
+from swerl.errors import GatewayError, Refusal
+from swerl.gateway.history import Match, Node, path_ids
+from swerl.gateway.limits import SessionLimits
+from swerl.interfaces import ChatEngine, Engine, Family, ParsedReply
+from swerl.turn import Completion, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request, and what of it is known."""
+
+    request: ChatRequest
+    match: Match
+    tail: array[int]
+    """Tokens of what is new."""
+    ids: list[int]
+    """The engine's whole prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What an engine said."""
+
+    parsed: ParsedReply
+    completion: Completion
+    usage: Usage
+    trainable: bool
+
+
+class Speaker(Protocol):
+    """Turns a request into what the model says."""
+
+    def prompt(self, request: ChatRequest, match: Match) -> Prompt:
+        """Put a request into tokens."""
+
+    def check(self, prompt: Prompt, limits: SessionLimits) -> None:
+        """Raise GatewayError on a prompt that leaves no room for a reply."""
+
+    async def speak(self, prompt: Prompt, limits: SessionLimits, sampling: Sampling) -> Spoken:
+        """Let the engine answer."""
+
+    async def abort(self) -> None:
+        """Stop everything that the session is generating."""
+
+
+def speaker(engine: Engine | ChatEngine, family: Family, session: str) -> Speaker:
+    """Return the speaker for this kind of engine."""
+    if _is_chat(engine):
+        return _ChatSpeaker(engine, session)  # type: ignore[arg-type]  # told apart by `chat`
+    return _TokenSpeaker(engine, family, session)  # type: ignore[arg-type]  # the other kind
+
+
+def _is_chat(engine: Engine | ChatEngine) -> bool:
+    return hasattr(engine, "chat")
+
+
+class _TokenSpeaker:
+    def __init__(self, engine: Engine, family: Family, session: str) -> None:
+        self._engine = engine
+        self._family = family
+        self._session = session
+
+    def prompt(self, request: ChatRequest, match: Match) -> Prompt:
+        if match.parent is None:
+            tail = array("i", self._family.render(request))
+        else:
+            closed = _is_closed(match.parent, self._family)
+            tail = array("i", self._family.render_tail(match.new, closed=closed))
+        return Prompt(request, match, tail, (path_ids(match.parent) + tail).tolist())
+
+    def check(self, prompt: Prompt, limits: SessionLimits) -> None:
+        num_tokens, most = len(prompt.ids), limits.max_context_tokens
+        if num_tokens >= most:
+            message = f"prompt is too long: {num_tokens} tokens > {most - 1} maximum"
+            raise GatewayError(message, refusal=Refusal.CONTEXT)
+
+    async def speak(self, prompt: Prompt, limits: SessionLimits, sampling: Sampling) -> Spoken:
+        room = limits.max_context_tokens - len(prompt.ids)
+        wanted = prompt.request.max_tokens or room
+        stops = dict.fromkeys((*self._family.stop_ids, *sampling.stop_token_ids))
+        sampling = replace(
+            sampling,
+            max_new_tokens=min(sampling.max_new_tokens, wanted, room),
+            stop_token_ids=tuple(stops),
+        )
+        completion = await self._engine.generate(prompt.ids, sampling, self._session)
+        usage = Usage(
+            prompt_tokens=len(prompt.ids),
+            completion_tokens=len(completion.ids),
+            cached_tokens=min(completion.cached_tokens, len(prompt.ids)),
+        )
+        return Spoken(self._family.parse(completion.ids), completion, usage, trainable=True)
+
+    async def abort(self) -> None:
+        await self._engine.abort(self._session)
+
+
+class _ChatSpeaker:
+    def __init__(self, engine: ChatEngine, session: str) -> None:
+        self._engine = engine
+        self._session = session
+
+    def prompt(self, request: ChatRequest, match: Match) -> Prompt:
+        return Prompt(request, match, array("i"), [])
+
+    def check(self, prompt: Prompt, limits: SessionLimits) -> None:
+        """Leave the context limit to the server behind the engine: it has the tokens."""
+
+    async def speak(self, prompt: Prompt, limits: SessionLimits, sampling: Sampling) -> Spoken:
+        wanted = prompt.request.max_tokens or sampling.max_new_tokens
+        capped = replace(prompt.request, max_tokens=min(wanted, sampling.max_new_tokens))
+        reply = await self._engine.chat(capped, self._session)
+        message = reply.message
+        calls = tuple((call.name, call.arguments) for call in message.tool_calls)
+        parsed = ParsedReply(message.text, message.thinking, calls, reply.malformed_calls)
+        completion = Completion((), (), reply.finish, weight_version="")
+        return Spoken(parsed, completion, reply.usage, trainable=False)
+
+    async def abort(self) -> None:
+        """Nothing to do: cancelling the call closes its connection."""
+
+
+def _is_closed(node: Node, family: Family) -> bool:
+    return bool(node.output_ids) and node.output_ids[-1] in family.stop_ids
