@@ -1,0 +1,43 @@
+"""Which HTTP status a failure has; each vendor adds its own name for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swerl.dialects._wire import NO_RETRY, RETRY_SOON
+from swerl.errors import BudgetError, EngineError, GatewayError, Refusal, SwerlError
+
+_REFUSED: Mapping[Refusal, int] = {
+    Refusal.INVALID: 400,
+    Refusal.AUTHENTICATION: 401,
+    Refusal.NOT_FOUND: 404,
+    Refusal.TOO_LARGE: 413,
+    Refusal.CONTEXT: 400,
+    Refusal.LIMIT: 400,
+    Refusal.OVERLOADED: 503,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure as a client is told of it."""
+
+    status: int
+    message: str
+    headers: Mapping[str, str]
+
+
+def failure(error: Exception) -> Failure:
+    """Say how a client hears of this error; what is none of its business stays unsaid."""
+    if isinstance(error, GatewayError):
+        headers = RETRY_SOON if error.refusal is Refusal.OVERLOADED else NO_RETRY
+        return Failure(_REFUSED[error.refusal], str(error), headers)
+    if isinstance(error, BudgetError):
+        return Failure(504, str(error), NO_RETRY)
+    if isinstance(error, EngineError):
+        headers = RETRY_SOON if error.retryable else NO_RETRY
+        return Failure(503 if error.retryable else 500, f"the engine failed: {error}", headers)
+    if isinstance(error, SwerlError):
+        return Failure(500, str(error), NO_RETRY)
+    return Failure(500, f"internal error: {type(error).__name__}", NO_RETRY)

@@ -1,0 +1,95 @@
+"""Reading untrusted JSON and writing what every vendor's wire format shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, TypeVar
+
+import orjson
+
+from swerl.chat import Json, Message, Role
+from swerl.errors import GatewayError, Refusal
+from swerl.interfaces import WireReply
+
+T = TypeVar("T")
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+NO_RETRY = {"x-should-retry": "false"}
+"""Vendors' own clients read this header before they retry."""
+RETRY_SOON = {"retry-after": "1"}
+
+
+def refuse(where: str, problem: str) -> NoReturn:
+    """Refuse a malformed request, naming the place in it. Raises GatewayError."""
+    message = f"{where}: {problem}"
+    raise GatewayError(message, refusal=Refusal.INVALID)
+
+
+def required(body: Mapping[str, Json], key: str, kind: type[T], where: str = "") -> T:
+    """Return a field of this JSON type. Raises GatewayError where it is absent or another type."""
+    value = body.get(key)
+    path = f"{where}.{key}" if where else key
+    if value is None and key not in body:
+        refuse(path, "Field required")
+    return checked(value, kind, path)
+
+
+def optional(body: Mapping[str, Json], key: str, kind: type[T], where: str = "") -> T | None:
+    """Return a field of this JSON type, or None where it is absent or null."""
+    value = body.get(key)
+    path = f"{where}.{key}" if where else key
+    return None if value is None else checked(value, kind, path)
+
+
+def checked(value: Json, kind: type[T], where: str) -> T:
+    """Return the value where it is of this JSON type. Raises GatewayError otherwise."""
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    problem = f"Input should be a valid {_NAMES.get(kind, kind.__name__)}"
+    refuse(where, problem)
+
+
+def max_tokens(body: Mapping[str, Json], *keys: str) -> int | None:
+    """Return the first of these fields that is set. Raises GatewayError below 1."""
+    for key in keys:
+        value = optional(body, key, int)
+        if value is not None:
+            if value < 1:
+                refuse(key, "Input should be greater than or equal to 1")
+            return value
+    return None
+
+
+def check_results(messages: Sequence[Message]) -> None:
+    """Raise GatewayError where a tool result answers no earlier call, or two answer the same.
+
+    Vendors refuse such a conversation too.
+    """
+    open_calls: set[str] = set()
+    for message in messages:
+        open_calls.update(call.id for call in message.tool_calls)
+        if message.role is Role.TOOL:
+            if message.tool_call_id not in open_calls:
+                problem = f"tool result {message.tool_call_id!r} answers no open tool call"
+                refuse("messages", problem)
+            open_calls.discard(message.tool_call_id)
+
+
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """Return the key of an `Authorization: Bearer` header."""
+    scheme, _, key = headers.get("Authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def error_reply(status: int, body: Json, headers: Mapping[str, str]) -> WireReply:
+    """Build an HTTP answer for a failure."""
+    return WireReply(status, {**JSON_HEADERS, **headers}, orjson.dumps(body))
+
+
+_NAMES: Mapping[type, str] = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    int: "integer",
+    bool: "boolean",
+}
