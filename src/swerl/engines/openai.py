@@ -1,0 +1,174 @@
+"""Any OpenAI-compatible server as a ChatEngine: for looking at agents, never for training."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+from pydantic import BaseModel, ConfigDict
+
+from swerl.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool, ToolCall, Usage
+from swerl.errors import EngineError, EngineLostError, InputError
+from swerl.interfaces import EngineSetup
+from swerl.secrets import secret
+
+_FINISHES: Mapping[str, Finish] = {"tool_calls": Finish.TOOL_CALLS, "length": Finish.LENGTH}
+_LOST = frozenset({502, 503, 504})
+
+
+class Options(BaseModel):
+    """Settings of `engine.type = "openai"`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_url: str
+    """URL up to and with `/v1`."""
+    model: str
+    """Name that the server knows the model by."""
+    api_key: str | None = None
+    """Environment variable with the key; none, as servers of one's own need none."""
+
+
+@asynccontextmanager
+async def open(  # the name every engine module has
+    options: Options, setup: EngineSetup
+) -> AsyncIterator[OpenAIEngine]:
+    """Open the engine. Raises InputError where the variable with the key is not set."""
+    key = secret(options.api_key) if options.api_key else None
+    if options.api_key and key is None:
+        message = f"the environment variable {options.api_key} is not set"
+        raise InputError(message, hint="put the server's API key there")
+    engine = OpenAIEngine(options, key)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+class OpenAIEngine:
+    """Implements ChatEngine."""
+
+    def __init__(self, options: Options, key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._url = options.base_url.rstrip("/") + "/chat/completions"
+        self._model = options.model
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        self._http = aiohttp.ClientSession(headers=headers, timeout=timeout)
+
+    async def chat(self, request: ChatRequest, session: str) -> ChatReply:
+        """Return the next assistant message.
+
+        Raises EngineLostError where nobody answers, EngineError on a refusal or a broken answer.
+        """
+        body = orjson.dumps(_request(request, self._model))
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._http.post(self._url, data=body, headers=headers) as response:
+                answer = await response.read()
+        except aiohttp.ClientError as error:
+            message = f"no answer from {self._url}: {error}"
+            hint = "is the server running, and is engine.base_url right?"
+            raise EngineLostError(message, hint=hint) from error
+        if response.status != 200:
+            raise _refused(self._url, response.status, answer)
+        return _reply(_object(answer, self._url), self._url)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+
+def _request(request: ChatRequest, model: str) -> dict[str, Json]:
+    body: dict[str, Json] = {
+        "model": model,
+        "messages": [_message(message) for message in request.messages],
+        "max_tokens": request.max_tokens,
+    }
+    if request.tools:
+        body["tools"] = [_tool(tool) for tool in request.tools]
+    return body
+
+
+def _message(message: Message) -> Json:
+    if message.role is Role.TOOL:
+        return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
+    if not message.tool_calls:
+        return {"role": message.role.value, "content": message.text}
+    calls: list[Json] = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "arguments": orjson.dumps(dict(call.arguments)).decode(),
+            },
+        }
+        for call in message.tool_calls
+    ]
+    return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
+
+
+def _tool(tool: Tool) -> Json:
+    function: Json = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+    }
+    return {"type": "function", "function": function}
+
+
+def _reply(body: dict[str, Any], url: str) -> ChatReply:
+    try:
+        choice = body["choices"][0]
+        said = choice["message"]
+        usage = body.get("usage") or {}
+        calls = [_call(call) for call in said.get("tool_calls") or ()]
+        return ChatReply(
+            id=str(body.get("id", "")),
+            message=Message(
+                Role.ASSISTANT,
+                said.get("content") or "",
+                said.get("reasoning_content") or "",
+                tuple(call for call in calls if call is not None),
+            ),
+            finish=_FINISHES.get(choice.get("finish_reason"), Finish.STOP),
+            usage=Usage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)),
+            malformed_calls=calls.count(None),
+        )
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        message = f"{url} sent no chat completion: {error!r}"
+        raise EngineError(message, hint="engine.base_url must be OpenAI-compatible") from error
+
+
+def _call(call: dict[str, Any]) -> ToolCall | None:
+    """Read a call; None where the model wrote arguments that are no JSON object."""
+    function = call["function"]
+    try:
+        arguments = orjson.loads(function.get("arguments") or "{}")
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(str(call["id"]), str(function["name"]), arguments)
+
+
+def _object(answer: bytes, url: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        message = f"{url} did not answer in JSON: {answer[:80]!r}"
+        raise EngineError(message, hint="engine.base_url must end with /v1")
+    return value
+
+
+def _refused(url: str, status: int, answer: bytes) -> EngineError:
+    message = f"{url} answered {status}: {answer[:200].decode('utf-8', 'replace')}"
+    if status in _LOST or status == 429:
+        return EngineLostError(message, hint="the server is overloaded or starting; try again")
+    hint = "check engine.model, and the key that engine.api_key names"
+    return EngineError(message, hint=hint)
