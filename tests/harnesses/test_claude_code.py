@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from swerl.chat import Message
+from swerl.engines.scripted import ScriptedEngine
+from swerl.errors import SwerlError
+from swerl.families import tiny
+from swerl.gateway.app import Gateway
+from swerl.gateway.limits import SessionLimits
 from swerl.harnesses import claude_code
 from swerl.harnesses.claude_code import ClaudeCode, Options
-from swerl.interfaces import Endpoint, Exec, Mount
+from swerl.interfaces import Endpoint, Exec, Exit, Limits, Mount
 from swerl.patch import FileEdit, edits
+from swerl.sample import to_samples
+from swerl.sandboxes import local
 from swerl.task import GradingSpec, Task
+from swerl.tree import Trajectory
+from swerl.turn import Sampling
 
 HARNESS = ClaudeCode(Options(), ())
 PATCH = """\
@@ -139,3 +151,91 @@ def test_native_releases_mount_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
         ("@anthropic-ai/claude-code-linux-x64", "2.1.143", False),
         ("@anthropic-ai/claude-code", "2.1.112", True),
     ]
+
+
+@pytest.fixture(scope="module")
+def harness() -> ClaudeCode:
+    """The real CLI in its default release; skips where it cannot be had."""
+    try:
+        return claude_code.build(Options())
+    except SwerlError as error:
+        pytest.skip(f"no Claude Code bundle: {error}")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n" + "\n" * 6 + "x = 1\n")
+    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
+        subprocess.run([*git, *command], check=True)
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What one run of the CLI left."""
+
+    exit: Exit
+    files: Mapping[str, str]
+    trajectory: Trajectory
+
+
+async def _work(
+    harness: ClaudeCode, task: Task, read: Sequence[str], *, limits: SessionLimits
+) -> Worked:
+    family = tiny.build(None)
+    backend = local.build(local.Options())
+    engine = ScriptedEngine(family, lambda _: harness.script(edits(PATCH), task.workdir))
+    opened = backend.open(task.image, Limits(), workdir=task.workdir, mounts=harness.mounts())
+    async with Gateway(engine=engine, family=family) as gateway, opened as sandbox:
+        session = gateway.open("s", sampling=Sampling(max_new_tokens=4096), limits=limits)
+        await harness.install(sandbox)
+        url = await sandbox.expose(session)
+        done = await harness.run(sandbox, task, session.endpoint(url), 60.0)
+        files = {path: (await sandbox.read(f"/repo/{path}")).decode() for path in read}
+        return Worked(done, files, await session.close())
+
+
+ROOMY = SessionLimits(max_context_tokens=2**20)
+
+
+@pytest.mark.agents
+async def test_cli_makes_the_gold_edit_and_every_sampled_token_is_trained(
+    harness: ClaudeCode, repository: Path
+) -> None:
+    task = _task(image=f"dir:{repository}")
+    worked = await _work(harness, task, ["calc.py", "new.py"], limits=ROOMY)
+    assert worked.exit.code == 0, worked.exit.log
+    assert worked.files["calc.py"].startswith("def add(a, b):\n    return a + b\n")
+    assert worked.files["calc.py"].endswith("x = 2\n")
+    assert worked.files["new.py"] == "y = 1\n"
+    samples = to_samples(worked.trajectory, episode="e", task=task.id)
+    assert len(worked.trajectory.turns) == 6
+    assert len(samples) == 1
+    assert samples[0].num_trained_tokens == worked.trajectory.num_sampled_tokens > 0
+    assert not worked.trajectory.dropped
+
+
+@pytest.mark.agents
+async def test_clis_own_turn_limit_keeps_the_work_so_far(
+    harness: ClaudeCode, repository: Path
+) -> None:
+    limited = ClaudeCode(Options(max_turns=2), harness.bundle)
+    task = _task(image=f"dir:{repository}")
+    worked = await _work(limited, task, ["calc.py"], limits=ROOMY)
+    assert worked.exit.limit
+    assert len(worked.trajectory.turns) == 2
+    assert "a + b" in worked.files["calc.py"]
+    assert worked.files["calc.py"].endswith("x = 1\n")
+
+
+@pytest.mark.agents
+async def test_full_context_is_a_limit_and_not_a_breakdown(
+    harness: ClaudeCode, repository: Path
+) -> None:
+    task = _task(image=f"dir:{repository}")
+    worked = await _work(harness, task, [], limits=SessionLimits(max_context_tokens=1000))
+    assert worked.exit.limit, worked.exit.log
+    assert not worked.trajectory.turns
