@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from itertools import pairwise
 
 from pydantic import BaseModel, ValidationError
 
 from swerl import plugins
-from swerl.errors import RecipeError
-from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe
+from swerl.errors import RecipeError, UnknownNameError
+from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe, RolloutSection
 
 PLUGIN_SECTIONS = {
     "sandbox": "sandboxes",
@@ -20,19 +21,50 @@ PLUGIN_SECTIONS = {
 
 
 def check(recipe: Recipe) -> None:
-    """Raise RecipeError on the first thing that cannot run as written; starts nothing."""
+    """Raise on the first thing that cannot run as written; starts nothing.
+
+    Raises RecipeError, and UnknownNameError on a `type` that nothing answers to.
+    """
     check_budgets(recipe.budgets)
+    check_rollout(recipe.rollout)
     for section, kind in PLUGIN_SECTIONS.items():
         plugin_options(kind, getattr(recipe, section), section=section)
-    rollout = recipe.rollout
-    if rollout.max_new_tokens >= rollout.max_context_tokens:
-        message = f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no room for a prompt"
-        hint = f"set it below rollout.max_context_tokens = {rollout.max_context_tokens}"
-        raise RecipeError(message, hint=hint)
     trainer = recipe.trainer
     if trainer.ranks % trainer.tensor_parallel:
         message = f"trainer.ranks = {trainer.ranks} is no multiple of trainer.tensor_parallel"
         raise RecipeError(message, hint=f"tensor_parallel is {trainer.tensor_parallel}")
+    for obstacle in obstacles(recipe):
+        raise RecipeError(obstacle, hint="`swerl train RECIPE --dry-run` prints its plan")
+
+
+def check_rollout(rollout: RolloutSection) -> None:
+    """Raise RecipeError unless a reply leaves room for a prompt."""
+    if rollout.max_new_tokens >= rollout.max_context_tokens:
+        message = f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no room for a prompt"
+        hint = f"set it below rollout.max_context_tokens = {rollout.max_context_tokens}"
+        raise RecipeError(message, hint=hint)
+
+
+def obstacles(recipe: Recipe) -> Iterator[str]:
+    """Yield what keeps this version from launching a recipe that is right in itself.
+
+    Raises RecipeError on settings that an installed plug-in does not take.
+    """
+    for section, kind in PLUGIN_SECTIONS.items():
+        chosen = getattr(recipe, section)
+        try:
+            plugin_options(kind, chosen, section=section)
+        except UnknownNameError:
+            yield f"{section}.type = {chosen.type!r} is not installed"
+    if recipe.model.family not in set(plugins.names("families")):
+        yield f"model.family = {recipe.model.family!r} is not installed"
+    trainer = recipe.trainer
+    for key in ("pipeline", "context", "expert", "expert_tensor"):
+        size = getattr(trainer, f"{key}_parallel")
+        if size > 1:
+            yield f"trainer.{key}_parallel = {size}: this version splits by tensor and data only"
+    if recipe.cluster.gpus_per_node:
+        yield "cluster.gpus_per_node above 0: this version starts its processes on CPU"
 
 
 def check_budgets(budgets: BudgetsSection) -> None:

@@ -136,7 +136,7 @@ class TrainerSection(Section):
     ranks: int = Field(1, ge=1)
     """Trainer processes."""
     tensor_parallel: int = Field(1, ge=1)
-    """Ranks that share one copy of the weights. Above 1 turns sequence parallelism on."""
+    """Ranks that share one copy of the weights."""
     pipeline_parallel: int = Field(1, ge=1)
     """Stages that the layers are split into."""
     context_parallel: int = Field(1, ge=1)

@@ -1,0 +1,163 @@
+"""What `swerl train RECIPE --dry-run` shows: the plan, its costs, and what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from swerl.cli._output import console
+from swerl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from swerl.training.plan import Plan
+
+
+def show_plan(recipe: Recipe) -> None:
+    """Print the plan of a recipe. Raises RecipeError where it contradicts itself."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from swerl.cli.cost import cases_table
+    from swerl.training.plan import plan
+
+    found = plan(recipe)
+    table = Table(title=f"Plan of {recipe.name}", title_justify="left", box=SIMPLE, pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, text in _rows(found):
+        table.add_row(name, text)
+    console().print(table)
+    if found.cost is None:
+        console().print("no dollars: the price book lacks a price; see `swerl cost estimate`")
+    elif any(case.total_dollars for case in found.cost.cases):
+        console().print(cases_table(found.cost))
+    for note in found.notes:
+        console().print(f"[yellow]note:[/] {note}")
+    _show_ending(found)
+
+
+def _show_ending(plan: Plan) -> None:
+    if not plan.obstacles:
+        console().print("next: the same command without --dry-run")
+        return
+    console().print("[yellow]the recipe is consistent, but this version cannot launch it:[/]")
+    for obstacle in plan.obstacles:
+        console().print(f"- {obstacle}")
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "model", _model(plan)
+    yield from _machines(plan)
+    yield "parallel layout", _parallel(plan)
+    yield "engines", _engines(plan)
+    yield from _work(plan)
+    yield "budgets", _budgets(plan.recipe)
+    if plan.memory:
+        yield "memory a GPU", _memory(plan)
+
+
+def _model(plan: Plan) -> str:
+    shape = plan.shape
+    text = f"{shape.name}: {_count(shape.params)} parameters"
+    if shape.num_experts:
+        text += f", {_count(shape.active_params)} active, {shape.num_experts} experts a layer"
+    return text
+
+
+def _machines(plan: Plan) -> Iterator[tuple[str, str]]:
+    layout = plan.layout
+    if layout.num_gpus:
+        gpu = plan.recipe.cluster.gpu
+        text = f"{layout.num_nodes} nodes x {layout.gpus_per_node} {gpu} = {layout.num_gpus} GPUs"
+        yield "machines", text
+    yield "trainer", f"{layout.ranks} {'rank' if layout.ranks == 1 else 'ranks'}"
+
+
+def _parallel(plan: Plan) -> str:
+    layout = plan.layout
+    sizes = {
+        "tensor": layout.tensor,
+        "pipeline": layout.pipeline,
+        "context": layout.context,
+        "data": layout.data,
+    }
+    text = " x ".join(f"{name} {size}" for name, size in sizes.items()) + f" = {layout.ranks}"
+    if layout.sequence_parallel:
+        text += "; sequence parallel with tensor"
+    if plan.shape.num_experts:
+        text += (
+            f"\nexperts: expert {layout.expert} x expert tensor {layout.expert_tensor} x "
+            f"pipeline {layout.pipeline} x expert data {layout.expert_data} = {layout.ranks}"
+        )
+    return text
+
+
+def _engines(plan: Plan) -> str:
+    layout = plan.layout
+    kind = plan.recipe.engine.type
+    if not layout.num_gpus:
+        return f"{layout.num_engines} {kind} on CPU"
+    place = "on the trainer's GPUs, in turn" if layout.colocated else "on GPUs of their own"
+    return f"{layout.num_engines} {kind} of {layout.gpus_per_engine} GPUs, {place}"
+
+
+def _work(plan: Plan) -> Iterator[tuple[str, str]]:
+    recipe, rollout = plan.recipe, plan.recipe.rollout
+    part = "GPU" if plan.layout.num_gpus else "rank"
+    yield (
+        "a step",
+        f"{rollout.groups_per_step} tasks x {rollout.episodes_per_group} attempts = "
+        f"{plan.episodes_per_step} episodes",
+    )
+    yield "the run", f"{recipe.steps} steps, {plan.num_episodes:,} episodes"
+    yield (
+        "tokens",
+        f"{rollout.max_context_tokens:,} of context / {plan.layout.context} context ranks = "
+        f"{plan.tokens_per_gpu:,} a {part}; "
+        f"{recipe.trainer.tokens_per_micro_batch:,} a micro-batch",
+    )
+    limits = recipe.limits
+    yield (
+        "sandboxes",
+        f"{plan.sandboxes_at_once} {recipe.sandbox.type} at once, each {limits.num_cpus:g} vCPU "
+        f"and {limits.memory_mib / 1024:g} GiB",
+    )
+
+
+def _budgets(recipe: Recipe) -> str:
+    budgets = recipe.budgets
+    chain = {
+        "model call": budgets.model_call_s,
+        "tool": budgets.tool_s,
+        "agent": budgets.agent_s,
+        "grading": budgets.grading_s,
+        "episode": budgets.episode_s,
+        "sandbox": budgets.sandbox_s,
+    }
+    return " < ".join(f"{name} {seconds:g} s" for name, seconds in chain.items())
+
+
+def _memory(plan: Plan) -> str:
+    from swerl.training.memory import GPU_GIB
+
+    found = plan.memory
+    assert found is not None
+    limit = GPU_GIB.get(plan.recipe.cluster.gpu)
+    parts = {
+        "weights": found.weights,
+        "gradients": found.gradients,
+        "optimizer": found.optimizer,
+        "activations": found.activations,
+        "logits": found.logits,
+    }
+    summed = " + ".join(f"{name} {gib:.1f}" for name, gib in parts.items())
+    text = f"estimate, training: {summed} = {found.training:.0f} GiB"
+    text += f" of {limit:g}" if limit else ""
+    return f"{text}\nestimate, rollout: {found.engine_weights:.1f} GiB of weights, the rest for KV"
+
+
+def _count(number: int) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return str(number)

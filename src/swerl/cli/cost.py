@@ -1,0 +1,108 @@
+"""`swerl cost`: what a run costs before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from swerl.cost.estimate import Estimate
+
+app = typer.Typer(no_args_is_help=True, help="Say what a run costs before it starts.")
+
+
+@app.callback()
+def _cost() -> None:
+    """Say what a run costs before it starts."""
+
+
+@app.command("estimate")
+def estimate_cost(
+    recipes: Annotated[
+        list[Path] | None, typer.Argument(help="Recipe files; without one, the 8-node example.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one assumption."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Estimate the sandbox and GPU dollars of a run, with every assumption and its source."""
+    from swerl.cost.assumptions import example, from_recipe
+    from swerl.cost.estimate import estimate
+    from swerl.recipe.load import load
+
+    assumptions = from_recipe(load(recipes)) if recipes else example()
+    result = estimate(assumptions, settings or ())
+    if as_json:
+        _print_json(result)
+    else:
+        _show(result)
+
+
+def _print_json(result: Estimate) -> None:
+    import json
+    from dataclasses import asdict
+
+    from swerl.cli._output import console
+
+    cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
+    console().print(json.dumps({**asdict(result), "cases": cases}, indent=1), soft_wrap=True)
+
+
+def _show(result: Estimate) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from swerl.cli._output import console
+
+    title = "Assumptions: override one with --set KEY=VALUE"
+    assumed = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    assumed.add_column("key", no_wrap=True)
+    assumed.add_column("value", no_wrap=True, justify="right")
+    assumed.add_column("unit")
+    assumed.add_column("from")
+    for row in result.assumptions:
+        assumed.add_row(row.key, _number(row.value), row.unit, row.source)
+    console().print(assumed)
+    console().print(cases_table(result))
+    console().print(
+        f"{result.num_episodes:,} episodes in {result.num_sandboxes:,} sandboxes at "
+        f"${result.sandbox_dollars_per_second * 3600:.3f} an hour each; "
+        "storage, network traffic and people are not counted"
+    )
+    console().print("next: swerl train RECIPE --dry-run")
+
+
+def cases_table(result: Estimate) -> Table:
+    """Return the table of the low, middle and high case."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title="What the run costs", title_justify="left", box=SIMPLE, pad_edge=False)
+    table.add_column("")
+    for case in result.cases:
+        table.add_column(case.name, justify="right")
+    rows = {
+        "sandbox-seconds an episode": [f"{c.episode_sandbox_seconds:,.0f}" for c in result.cases],
+        "sandbox dollars an episode": [f"${c.episode_sandbox_dollars:.3f}" for c in result.cases],
+        "sandbox dollars": [f"${c.sandbox_dollars:,.0f}" for c in result.cases],
+        "hours": [f"{c.hours:,.1f}" if c.hours else "-" for c in result.cases],
+        "GPU-hours": [f"{c.gpu_hours:,.0f}" for c in result.cases],
+        "GPU dollars": [f"${c.gpu_dollars:,.0f}" for c in result.cases],
+        "total dollars": [f"${c.total_dollars:,.0f}" for c in result.cases],
+    }
+    for name, texts in rows.items():
+        style = "bold" if name.startswith("total") else ""
+        table.add_row(name, *texts, style=style)
+    return table
+
+
+def _number(value: float) -> str:
+    if value and abs(value) < 0.01:
+        return f"{value:.8f}".rstrip("0")
+    return f"{value:,.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,118 @@
+"""What a recipe would do, checked and counted without starting anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from swerl.cost.assumptions import from_recipe
+from swerl.cost.estimate import Estimate, estimate
+from swerl.errors import InputError
+from swerl.recipe.check import check_budgets, check_rollout, obstacles
+from swerl.recipe.schema import Recipe
+from swerl.training.layout import Layout, layout
+from swerl.training.memory import GPU_GIB, Memory, memory
+from swerl.training.shape import Shape, shape_of
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A recipe that is consistent in itself, in numbers."""
+
+    recipe: Recipe
+    shape: Shape
+    layout: Layout
+    memory: Memory | None
+    """Estimate for one GPU; None on CPU."""
+    cost: Estimate | None
+    """None where the price book lacks a price."""
+    notes: tuple[str, ...]
+    """What deserves a look before money is spent."""
+    obstacles: tuple[str, ...]
+    """Why this version cannot launch the recipe; empty where it can."""
+
+    @property
+    def episodes_per_step(self) -> int:
+        """Episodes of one optimizer step."""
+        return self.recipe.rollout.groups_per_step * self.recipe.rollout.episodes_per_group
+
+    @property
+    def num_episodes(self) -> int:
+        """Trained Episodes of the whole run."""
+        return self.recipe.steps * self.episodes_per_step
+
+    @property
+    def sandboxes_at_once(self) -> int:
+        """Most sandboxes that live at the same time: an Episode holds one at a time."""
+        return min(self.recipe.rollout.concurrency, self.episodes_per_step)
+
+    @property
+    def tokens_per_gpu(self) -> int:
+        """Positions of one full-length sequence that one rank computes."""
+        return -(-self.recipe.rollout.max_context_tokens // self.layout.context)
+
+
+def plan(recipe: Recipe) -> Plan:
+    """Check a recipe and count what it needs; starts nothing, needs no GPU and no network.
+
+    Raises RecipeError on the first thing that cannot be right on any machine. What only this
+    version or this machine lacks is told in `obstacles`.
+    """
+    check_budgets(recipe.budgets)
+    check_rollout(recipe.rollout)
+    shape = shape_of(recipe.model)
+    found = layout(recipe, shape)
+    on_gpu = memory(recipe, shape, found) if found.num_gpus else None
+    return Plan(
+        recipe=recipe,
+        shape=shape,
+        layout=found,
+        memory=on_gpu,
+        cost=_cost(recipe),
+        notes=tuple(_notes(recipe, shape, found, on_gpu)),
+        obstacles=(*obstacles(recipe), *_model_obstacles(shape, found)),
+    )
+
+
+def _cost(recipe: Recipe) -> Estimate | None:
+    try:
+        return estimate(from_recipe(recipe))
+    except InputError:
+        return None
+
+
+def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: Memory | None) -> list[str]:
+    notes = []
+    episodes = recipe.rollout.groups_per_step * recipe.rollout.episodes_per_group
+    if found.num_gpus and recipe.rollout.concurrency < episodes:
+        waves = -(-episodes // recipe.rollout.concurrency)
+        notes.append(
+            f"rollout.concurrency = {recipe.rollout.concurrency} makes a step's {episodes} "
+            f"episodes take turns, {waves} rounds of them, while every GPU is paid for"
+        )
+    if episodes % found.data:
+        notes.append(f"{episodes} episodes a step spread unevenly over {found.data} data ranks")
+    if found.expert > found.gpus_per_node > 0:
+        notes.append(f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node")
+    limit = GPU_GIB.get(recipe.cluster.gpu)
+    if on_gpu and limit is None:
+        notes.append(f"the memory of a {recipe.cluster.gpu!r} is not known: compare by hand")
+    elif on_gpu and limit and on_gpu.training > 0.9 * limit:
+        notes.append(
+            f"training needs some {on_gpu.training:.0f} of {limit:.0f} GiB a GPU: set "
+            "trainer.recompute or offload_optimizer, or split the model further"
+        )
+    return notes
+
+
+def _model_obstacles(shape: Shape, found: Layout) -> list[str]:
+    if not shape.num_linear_layers or found.context == 1:
+        return []
+    try:
+        installed = f"megatron-core {version('megatron-core')}"
+    except PackageNotFoundError:
+        installed = "megatron-core"
+    return [
+        f"{shape.num_linear_layers} of {shape.num_layers} layers are linear attention, which "
+        f"{installed} does not split over context_parallel ranks"
+    ]
