@@ -28,12 +28,12 @@ def train(
     from swerl.recipe.load import load
 
     recipe = load(recipes, settings or ())
-    check(recipe)
     if dry_run:
         from swerl.cli._plan_view import show_plan
 
         show_plan(recipe)
         return
+    check(recipe)
     from swerl.cli._train_view import TrainView, show_summary
     from swerl.run_recipe import run_recipe
 
