@@ -121,6 +121,14 @@ class HttpEngine:
         busy_s = info.get("busy_s")
         return replace(self._usage, busy_s=busy_s) if busy_s is not None else self._usage
 
+    async def busy_spans(self) -> list[tuple[float, float]]:
+        """Return when the engine last computed, in seconds of CLOCK_MONOTONIC.
+
+        Empty where the server keeps no such account, or runs on another machine.
+        """
+        info = await self._call("GET", "/server_info", None)
+        return [(start, end) for start, end in info.get("busy_spans", ())]
+
     @asynccontextmanager
     async def _while_paused(self) -> AsyncIterator[None]:
         """Pause around a block unless the caller has paused already."""

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +38,11 @@ from swerl.engines._torch_wire import (
 )
 from swerl.errors import EngineError, SwerlError
 
+NUM_BUSY_SPANS = 4096
+"""Spans of work that are remembered: more than one training step makes."""
+MERGED_GAP_S = 1e-3
+"""Pauses shorter than this are the server answering HTTP between two steps."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -54,6 +60,7 @@ class Server:
         self._seeds = np.random.default_rng()
         self._updating = False
         self._busy_s = 0.0
+        self._busy_spans: deque[tuple[float, float]] = deque(maxlen=NUM_BUSY_SPANS)
         self._started = time.monotonic()
 
     async def step_forever(self) -> None:
@@ -63,10 +70,17 @@ class Server:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            started = time.perf_counter()
+            started = time.monotonic()
             self._settle(self.batch.step())
-            self._busy_s += time.perf_counter() - started
+            self._note_busy(started, time.monotonic())
             await asyncio.sleep(0)
+
+    def _note_busy(self, started: float, ended: float) -> None:
+        """Remember a span of work; steps that follow each other at once are one span."""
+        self._busy_s += ended - started
+        if self._busy_spans and started - self._busy_spans[-1][1] < MERGED_GAP_S:
+            started, _ = self._busy_spans.pop()
+        self._busy_spans.append((started, ended))
 
     def app(self) -> web.Application:
         """Return the HTTP application."""
@@ -198,6 +212,7 @@ class Server:
         return web.json_response({
             **asdict(self.batch.counters),
             "busy_s": self._busy_s,
+            "busy_spans": list(self._busy_spans),
             "uptime_s": time.monotonic() - self._started,
             "num_running": self.batch.num_running,
             "num_waiting": self.batch.num_waiting,

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
 from swerl.run.events import Event, PhaseEnded
 from swerl.training.walltime import Span, covered
 
-BusySpans = Callable[[], Awaitable[Sequence[Span]]]
-"""Returns the spans, in seconds of CLOCK_MONOTONIC, in which an engine computed."""
+
+@runtime_checkable
+class KeepsBusySpans(Protocol):
+    """An engine that accounts for its own time."""
+
+    async def busy_spans(self) -> Sequence[Span]:
+        """Return when it computed, in seconds of CLOCK_MONOTONIC."""
 
 
 class Meter:
     """Collects spans of one step: model (the engine computes), trainer and tests."""
 
-    def __init__(self, engine_busy: BusySpans | None = None) -> None:
-        self._engine_busy = engine_busy
+    def __init__(self, engine: object) -> None:
+        self._engine = engine
         self._started = time.monotonic()
         self._spans: dict[str, list[Span]] = {}
 
@@ -44,8 +50,8 @@ class Meter:
     async def stop(self) -> dict[str, float]:
         """End the step; return its seconds, by part, and the share that no part explains."""
         window = (self._started, time.monotonic())
-        if self._engine_busy is not None:
-            self._spans["model"] = list(await self._engine_busy())
+        if isinstance(self._engine, KeepsBusySpans):
+            self._spans["model"] = list(await self._engine.busy_spans())
         seconds = window[1] - window[0]
         work = [span for name in ("model", "train", "test") for span in self._spans.get(name, ())]
         parts = {f"{name}_s": covered(spans, window) for name, spans in self._spans.items()}
