@@ -63,6 +63,9 @@ def obstacles(recipe: Recipe) -> Iterator[str]:
         size = getattr(trainer, f"{key}_parallel")
         if size > 1:
             yield f"trainer.{key}_parallel = {size}: this version splits by tensor and data only"
+    for key in ("recompute", "offload_optimizer"):
+        if getattr(trainer, key):
+            yield f"trainer.{key} = true: this version's trainer cannot do that"
     if recipe.cluster.gpus_per_node:
         yield "cluster.gpus_per_node above 0: this version starts its processes on CPU"
 
