@@ -11,6 +11,7 @@ import os
 import select
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,7 @@ _KINDS = {
     "user": kernel.NEWUSER, "pid": kernel.NEWPID, "net": kernel.NEWNET, "ipc": kernel.NEWIPC,
     "uts": kernel.NEWUTS, "cgroup": kernel.NEWCGROUP, "mnt": kernel.NEWNS,
 }  # fmt: skip
+_KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 _BOOT_TIMEOUT_MS = 30_000
 _READY = b"R"
 
@@ -98,8 +100,7 @@ def _run_init(old_root: int, ready: int) -> NoReturn:
         os.setsid()
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         kernel.mount("proc", "/proc", "proc", flags=flags)
-        for name in ("sys", "sysrq-trigger", "irq", "bus"):
-            _make_read_only(f"/proc/{name}")
+        _protect_proc()
         os.fchdir(old_root)
         kernel.detach(".")
         os.chdir("/")
@@ -116,12 +117,6 @@ def _run_init(old_root: int, ready: int) -> NoReturn:
         os.write(ready, str(error).encode())
     finally:
         os._exit(1)
-
-
-def _make_read_only(path: str) -> None:
-    if Path(path).exists():
-        kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)
-        kernel.restrict(path, kernel.ATTR_RDONLY)
 
 
 def _reap() -> None:
@@ -195,10 +190,20 @@ def _join(pid: int) -> None:
     for kind, fd in inner.items():
         if kind != "user":
             kernel.setns(fd, _KINDS[kind])
+    _protect_proc()
     if nested:
         kernel.setns(inner["user"], kernel.NEWUSER)
     for fd in (owner, *inner.values()):
         os.close(fd)
+
+
+def _protect_proc() -> None:
+    """Make the kernel's settings read-only: the host's root could write them without capability."""
+    for name in _KERNEL_SETTINGS:
+        path = f"/proc/{name}"
+        with suppress(FileNotFoundError):
+            kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)
+            kernel.restrict(path, kernel.ATTR_RDONLY)
 
 
 def _read(fd: int) -> bytes:

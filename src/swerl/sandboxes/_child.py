@@ -18,6 +18,7 @@ from swerl.sandboxes._wire import Command
 _RLIMIT_LOCKS = 10
 """A limit that Linux no longer enforces but still hands down: it marks a command's processes."""
 _UNLIMITED = 1 << 40
+_PF_EXITING = 4
 _NOT_STARTED, _NOT_FOUND = 126, 127
 
 
@@ -60,11 +61,23 @@ def mark_of(folder: int) -> int:
     return 0
 
 
-def is_dead(folder: int) -> bool:
+def is_zombie(folder: int) -> bool:
     """Say whether a process only waits to be reaped, by its /proc folder."""
-    fd = os.open("stat", os.O_RDONLY, dir_fd=folder)
+    return _stat(os.open("stat", os.O_RDONLY, dir_fd=folder))[0] in b"ZX"
+
+
+def is_ending(folder: str) -> bool:
+    """Say whether a process is dying or gone, by the path of its /proc folder."""
+    try:
+        return bool(int(_stat(os.open(f"{folder}/stat", os.O_RDONLY))[6]) & _PF_EXITING)
+    except OSError:
+        return True
+
+
+def _stat(fd: int) -> list[bytes]:
+    """Return what follows the program's name in a /proc stat file."""
     with FileIO(fd) as file:
-        return file.read().rpartition(b")")[2].split()[0] in b"ZX"
+        return file.readall().rpartition(b")")[2].split()
 
 
 def _mark(number: int) -> None:

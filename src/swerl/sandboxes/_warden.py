@@ -102,10 +102,10 @@ class _Warden:
             if left_s <= 0:
                 return "its lifetime is over"
             for fd, _ in poll.poll(min(left_s, 3600.0) * 1000 + 1):
+                if fd == self.init or (fd in self.running and child.is_ending("/proc/1")):
+                    return "its first process was killed"
                 if fd in self.running:
                     self._finish(poll, fd)
-                elif fd == self.init:
-                    return "its first process was killed"
                 elif not self._answer(poll):
                     return ""
 
@@ -179,7 +179,7 @@ def _kill_marked(path: Path, number: int) -> bool:
     except OSError:
         return False
     try:
-        if child.is_dead(fd) or child.mark_of(fd) != number:
+        if child.is_zombie(fd) or child.mark_of(fd) != number:
             return False
         signal.pidfd_send_signal(fd, signal.SIGKILL)
     except OSError:
