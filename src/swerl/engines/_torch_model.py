@@ -79,10 +79,18 @@ class Model:
         self._cos_PD, self._sin_PD = _rotary(shape, num_positions)
 
     def new_cache(self, num_rows: int) -> Tensor:
-        """Return zeroed memory [layers, 2, rows, K, P, D]; pages are taken when first written."""
+        """Return zeroed memory [layers, 2, rows, K, P, D]; pages are taken when first written.
+
+        Raises EngineError when the system will not promise that much.
+        """
         positions = self._cos_PD.shape[0]
-        size = (self.shape.num_layers, 2, num_rows, self.shape.num_kv_heads, positions)
-        return torch.from_numpy(np.zeros((*size, self.shape.head_dim), dtype=np.float32))
+        shape = self.shape
+        size = (shape.num_layers, 2, num_rows, shape.num_kv_heads, positions, shape.head_dim)
+        try:
+            return torch.from_numpy(np.zeros(size, dtype=np.float32))
+        except (MemoryError, ValueError) as error:
+            message = f"no memory for the cache: {error}"
+            raise EngineError(message, hint="lower num_rows or context_length") from error
 
     def forward(self, ids_BT: Tensor, positions_BT: Tensor, cache: Tensor, length: int) -> Tensor:
         """Return hidden states [B, T, H] and fill the cache, whose rows are the batch's rows.
@@ -194,20 +202,28 @@ def _refuse_other_models(config: Mapping[str, Any]) -> None:
 
 
 def _shape(config: Mapping[str, Any]) -> Shape:
+    def count(key: str, default: int | None = None) -> int:
+        value = config.get(key, default)
+        if type(value) is not int or value < 1:
+            message = f"{key} is {value!r}, not a positive whole number"
+            raise ValueError(message)
+        return value
+
     rope = config.get("rope_parameters") or config
     eos = config.get("eos_token_id")
+    num_heads = count("num_attention_heads")
     return Shape(
-        vocab=config["vocab_size"],
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        vocab=count("vocab_size"),
+        hidden=count("hidden_size"),
+        intermediate=count("intermediate_size"),
+        num_layers=count("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=count("num_key_value_heads", num_heads),
+        head_dim=count("head_dim", count("hidden_size") // num_heads),
         eps=config["rms_norm_eps"],
         rope_theta=rope.get("rope_theta", 10000.0),
         tied=config.get("tie_word_embeddings", False),
-        max_positions=config.get("max_position_embeddings", 32768),
+        max_positions=count("max_position_embeddings", 32768),
         eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     )
 

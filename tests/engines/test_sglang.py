@@ -1,0 +1,83 @@
+"""How SGLang is found, launched and connected to; its answers are tested in test_contract.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from swerl.engines import sglang, torch_cpu
+from swerl.errors import EngineError, EngineLostError
+from swerl.interfaces import EngineSetup
+from swerl.turn import Sampling
+
+
+def setup(log_dir: Path, model: Path | None) -> EngineSetup:
+    return EngineSetup(family=None, log_dir=log_dir, model=model)  # type: ignore[arg-type]
+
+
+async def test_any_server_of_the_contract_is_driven_by_its_url(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, tiny_model)) as server:
+        options = sglang.Options(url=server.url + "/")
+        async with sglang.open(options, setup(tmp_path, None)) as engine:
+            assert (await engine.generate([5], Sampling(1), "s")).ids
+        assert (await server.generate([5], Sampling(1), "s")).ids
+
+
+async def test_a_url_where_nobody_answers_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineLostError, match=r"127\.0\.0\.1:9") as caught:
+        async with sglang.open(sglang.Options(url="http://127.0.0.1:9"), setup(tmp_path, None)):
+            pass
+    assert caught.value.hint
+
+
+async def test_a_launch_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="needs a model"):
+        async with sglang.open(sglang.Options(cpu=True), setup(tmp_path, None)):
+            pass
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/no/such/python"])
+async def test_an_interpreter_without_sglang_gets_the_install_commands(
+    tmp_path: Path, tiny_model: Path, python: str
+) -> None:
+    options = sglang.Options(cpu=True, python=Path(python))
+    with pytest.raises(EngineError, match="has no SGLang") as caught:
+        async with sglang.open(options, setup(tmp_path, tiny_model)):
+            pass
+    assert "sglang==0.5.21" in caught.value.hint
+    assert "requirements.txt" in caught.value.hint
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(ValidationError):
+        sglang.Options.model_validate({"urll": "http://x"})
+
+
+def test_stand_ins_serve_every_kind_of_import() -> None:
+    program = """
+import sys
+import torchvision.transforms.functional as F
+from sgl_kernel import rmsnorm, fp8
+from torchvision.io import decode_jpeg
+class Mine(F.InterpolationMode): pass
+@rmsnorm
+def kept(): return 7
+assert kept() == 7
+assert F.resize.anything(1, size=2) is not None
+assert not isinstance(3, F.Tensor)
+hint = decode_jpeg | None
+import importlib.util
+assert importlib.util.find_spec("no_such_package") is None
+"""
+    env = {**os.environ, "PYTHONPATH": str(sglang.CPU_FOLDER)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()

@@ -1,0 +1,197 @@
+"""Continuous batching: whoever shares the batch, each request gets what it would get alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swerl.engines import _torch_batch
+from swerl.engines._torch_batch import Batch
+from swerl.engines._torch_jobs import Ended, PauseMode, Request
+from swerl.engines._torch_model import Model, read_shape, read_weights
+from swerl.errors import EngineError
+
+CONTEXT = 300
+
+
+def new_batch(folder: Path, *, num_rows: int = 8, max_running: int = 4) -> Batch:
+    shape = read_shape(folder)
+    model = Model(shape, read_weights(folder, shape), CONTEXT + 1)
+    return Batch(model, num_rows=num_rows, max_running=max_running, context=CONTEXT)
+
+
+def ask(rid: str, length: int, max_new: int = 12, **settings: Any) -> Request:
+    rng = random.Random(rid)
+    ids = tuple(rng.randrange(512) for _ in range(length))
+    return Request(rid, ids, max_new, seed=rng.randrange(2**32), **settings)
+
+
+def run(batch: Batch) -> dict[str, Ended]:
+    """Step until nothing is left."""
+    ended = []
+    while batch.has_work:
+        ended += batch.step()
+    return {one.request.rid: one for one in ended}
+
+
+def alone(folder: Path, request: Request) -> Ended:
+    batch = new_batch(folder)
+    batch.add(request)
+    return run(batch)[request.rid]
+
+
+def test_a_request_gets_the_same_reply_in_any_company(tiny_model: Path, reference: Any) -> None:
+    batch = new_batch(tiny_model)
+    requests = [ask(f"r{n}", length) for n, length in enumerate((1, 80, 7, 200, 33, 2, 150, 60))]
+    ended = []
+    for request in requests:  # they join while others decode, more of them than may run at once
+        batch.add(request)
+        ended += batch.step()
+    found = {one.request.rid: one for one in ended} | run(batch)
+    for request in requests:
+        reply = found[request.rid]
+        assert reply.output_ids == alone(tiny_model, request).output_ids
+        expected = reference.logprobs(tiny_model, list(request.ids), reply.output_ids)
+        assert (expected - torch.tensor(reply.logprobs)).abs().max() < 1e-4
+
+
+def test_a_prompt_longer_than_a_chunk_is_prefilled_in_pieces(
+    tiny_model: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_torch_batch, "PREFILL_TOKENS", 32)
+    batch = new_batch(tiny_model)
+    requests = [ask("long", 200), ask("short", 10), ask("middle", 50)]
+    for request in requests:
+        batch.add(request)
+    found = run(batch)
+    for request in requests:
+        reply = found[request.rid]
+        expected = reference.logprobs(tiny_model, list(request.ids), reply.output_ids)
+        assert (expected - torch.tensor(reply.logprobs)).abs().max() < 1e-4
+
+
+def test_equal_prompts_are_prefilled_once(tiny_model: Path) -> None:
+    batch = new_batch(tiny_model)
+    ids = ask("group", 100).ids
+    for n in range(4):
+        batch.add(Request(f"r{n}", ids, 5, seed=n))
+    found = run(batch)
+    assert batch.counters.num_prefilled_tokens == 100 + 3
+    assert sorted(one.cached_tokens for one in found.values()) == [0, 99, 99, 99]
+    assert len({tuple(one.output_ids) for one in found.values()}) > 1
+
+
+def test_a_prefix_survives_until_its_row_is_the_oldest(tiny_model: Path) -> None:
+    batch = new_batch(tiny_model, num_rows=3, max_running=1)
+    first = alone_in(batch, ask("a", 40))
+    follow = Request("a2", (*first.request.ids, *first.output_ids, 9), 2)
+    for rid in ("b", "c"):
+        alone_in(batch, ask(rid, 40))
+    assert alone_in(batch, follow).cached_tokens == 40 + len(first.output_ids) - 1
+    for rid in ("d", "e", "f"):
+        alone_in(batch, ask(rid, 40))
+    assert alone_in(batch, Request("a3", follow.ids, 2)).cached_tokens == 0
+
+
+def test_a_stop_id_ends_a_reply(tiny_model: Path) -> None:
+    plain = alone(tiny_model, ask("r", 20))
+    stop = plain.output_ids[4]
+    ended = alone(tiny_model, ask("r", 20, stop_ids=(stop,)))
+    first = plain.output_ids.index(stop)
+    assert (ended.reason, ended.output_ids) == ("stop", plain.output_ids[: first + 1])
+
+
+def test_a_reply_may_fill_the_context_to_the_last_token(tiny_model: Path, reference: Any) -> None:
+    request = ask("r", CONTEXT - 5, max_new=5)
+    ended = alone(tiny_model, request)
+    assert len(ended.output_ids) == 5
+    expected = reference.logprobs(tiny_model, list(request.ids), ended.output_ids)
+    assert (expected - torch.tensor(ended.logprobs)).abs().max() < 1e-4
+
+
+def test_abort_takes_running_and_waiting_requests_and_no_other(tiny_model: Path) -> None:
+    batch = new_batch(tiny_model, max_running=3)
+    requests = [ask(f"r{n}", 20 + n) for n in range(5)]
+    for request in requests:
+        batch.add(request)
+    for _ in range(3):
+        batch.step()
+    ended = batch.abort(lambda request: request.rid in {"r0", "r4"})
+    assert {one.request.rid: one.reason for one in ended} == {"r0": "abort", "r4": "abort"}
+    assert sorted(len(one.output_ids) for one in ended)[0] == 0
+    found = run(batch)
+    assert set(found) == {"r1", "r2", "r3"}
+    for rid, reply in found.items():
+        assert reply.output_ids == alone(tiny_model, requests[int(rid[1])]).output_ids
+
+
+@pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])
+def test_a_pause_changes_no_reply(tiny_model: Path, mode: PauseMode) -> None:
+    batch = new_batch(tiny_model)
+    requests = [ask(f"r{n}", 30 + n) for n in range(6)]
+    for request in requests:
+        batch.add(request)
+    for _ in range(4):
+        batch.step()
+    assert batch.pause(mode) == []
+    assert not batch.has_work
+    if mode is PauseMode.RETRACT:
+        batch.flush()
+    batch.resume()
+    found = run(batch)
+    for request in requests:
+        assert found[request.rid].output_ids == alone(tiny_model, request).output_ids
+
+
+def test_pause_with_abort_ends_everything(tiny_model: Path) -> None:
+    batch = new_batch(tiny_model)
+    batch.add(ask("r", 30))
+    batch.step()
+    ended = batch.pause(PauseMode.ABORT)
+    assert [one.reason for one in ended] == ["abort"]
+    assert 0 < len(ended[0].output_ids) < 12
+
+
+def test_weights_change_only_when_no_row_holds_old_keys(
+    tiny_model: Path, other_model: Path
+) -> None:
+    batch = new_batch(tiny_model)
+    weights = read_weights(other_model, batch.model.shape)
+    batch.add(ask("r", 30))
+    batch.step()
+    batch.pause(PauseMode.IN_PLACE)
+    with pytest.raises(EngineError, match="running"):
+        batch.set_weights(weights, "v1")
+    batch.pause(PauseMode.RETRACT)
+    batch.set_weights(weights, "v1")
+    batch.resume()
+    ended = run(batch)["r"]
+    assert [version for version, _ in ended.versions] == ["default", "v1"]
+    assert 0 < ended.versions[1][1] < 12
+
+
+def test_random_traffic_matches_requests_served_alone(tiny_model: Path) -> None:
+    rng = random.Random(3)
+    batch = new_batch(tiny_model, num_rows=6, max_running=3)
+    prompts = [ask(f"p{n}", rng.randrange(1, 90)).ids for n in range(5)]
+    requests, ended = [], []
+    for n in range(40):
+        ids = (*rng.choice(prompts)[: rng.randrange(1, 90)], rng.randrange(512))
+        request = Request(f"r{n}", ids, rng.randrange(1, 9), seed=n, top_p=rng.choice((1.0, 0.8)))
+        requests.append(request)
+        batch.add(request)
+        for _ in range(rng.randrange(3)):
+            ended += batch.step()
+    found = {one.request.rid: one for one in ended} | run(batch)
+    assert batch.num_running == batch.num_waiting == 0
+    for request in requests:
+        assert found[request.rid].output_ids == alone(tiny_model, request).output_ids
+
+
+def alone_in(batch: Batch, request: Request) -> Ended:
+    batch.add(request)
+    return run(batch)[request.rid]

@@ -1,0 +1,268 @@
+"""The torch-cpu server as a process: how it starts, fails, refuses and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from swerl.engines import torch_cpu
+from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._weights import checksum
+from swerl.errors import EngineError, EngineLostError
+from swerl.interfaces import EngineSetup
+from swerl.turn import Sampling
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = Sampling(900, temperature=0.0, stop_token_ids=())
+
+
+def setup(log_dir: Path, model: Path | None) -> EngineSetup:
+    return EngineSetup(family=None, log_dir=log_dir, model=model)  # type: ignore[arg-type]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(
+    tmp_path_factory: pytest.TempPathFactory, endless_model: Path
+) -> AsyncIterator[HttpEngine]:
+    opened = torch_cpu.open(
+        torch_cpu.Options(), setup(tmp_path_factory.mktemp("log"), endless_model)
+    )
+    async with opened as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def endless_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A tiny model that has no end token, so that a reply lasts as long as a test needs."""
+    folder = tmp_path_factory.mktemp("endless")
+    config = json.loads((tiny_model / "config.json").read_text()) | {"eos_token_id": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").symlink_to(tiny_model / "model.safetensors")
+    return folder
+
+
+async def call(engine: HttpEngine, path: str, body: Any = None) -> tuple[int, Any]:
+    """Send raw HTTP; without a body it is a GET."""
+    method = "GET" if body is None else "POST"
+    async with (
+        aiohttp.ClientSession() as client,
+        client.request(method, engine.url + path, json=body) as response,
+    ):
+        text = await response.text()
+        is_json = response.content_type == "application/json"
+        return response.status, json.loads(text) if is_json else text
+
+
+async def until(engine: HttpEngine, key: str, value: int) -> None:
+    async with asyncio.timeout(5):
+        # Another process cannot be awaited, only asked again.
+        while (await call(engine, "/server_info"))[1][key] != value:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_reply_has_the_fields_of_the_contract(engine: HttpEngine) -> None:
+    body = {
+        "rid": "r",
+        "input_ids": [5, 6, 7],
+        "sampling_params": {"max_new_tokens": 2, "temperature": 1.0, "ignore_eos": True},
+        "return_logprob": True,
+    }
+    status, answer = await call(engine, "/generate", body)
+    meta = answer["meta_info"]
+    assert (status, meta["id"], meta["finish_reason"]) == (
+        200,
+        "r",
+        {"type": "length", "length": 2},
+    )
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 2)
+    assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": 2}]
+    assert [pair[1] for pair in meta["output_token_logprobs"]] == answer["output_ids"]
+
+
+async def test_a_seed_fixes_the_reply(engine: HttpEngine) -> None:
+    replies = [await engine.generate([5, 6], Sampling(20, seed=s), "s") for s in (1, 1, 2)]
+    assert replies[0].ids == replies[1].ids != replies[2].ids
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/generate", {}, "input_ids"),
+        ("/generate", {"input_ids": [1, "x"]}, "input_ids.1"),
+        ("/generate", {"input_ids": [-1]}, "vocabulary"),
+        ("/generate", {"input_ids": [1], "sampling_params": {"min_p": 0.1}}, "min_p"),
+        ("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 0}}, "max_new"),
+        ("/generate", {"input_ids": [1], "sampling_params": {"top_p": 0}}, "top_p"),
+        (
+            "/generate",
+            {"input_ids": [1], "sampling_params": {"stop_token_ids": list(range(17))}},
+            "stop ids",
+        ),
+        ("/pause_generation", {"mode": "nap"}, "mode"),
+        ("/update_weights_from_disk", {"model_path": "/nowhere"}, "/nowhere"),
+        ("/update_weights_from_disk", {}, "model_path"),
+        ("/end_weight_update", {}, "begin_weight_update"),
+        ("/weights_checker", {"action": "reset_tensors"}, "action"),
+    ],
+)
+async def test_bad_bodies_are_answered_400_with_the_reason(
+    engine: HttpEngine, path: str, body: Any, told: str
+) -> None:
+    status, answer = await call(engine, path, body)
+    assert status == 400
+    assert told in answer["error"]["message"]
+
+
+async def test_a_weight_update_is_opened_once_and_closed_once(engine: HttpEngine) -> None:
+    statuses = [
+        (await call(engine, path, {}))[0]
+        for path in (*["/begin_weight_update"] * 2, *["/end_weight_update"] * 2)
+    ]
+    assert statuses == [200, 400, 200, 400]
+
+
+async def test_running_requests_block_what_would_corrupt_them(
+    engine: HttpEngine, endless_model: Path
+) -> None:
+    task = asyncio.create_task(engine.generate([5], LONG, "busy"))
+    await until(engine, "num_running", 1)
+    update = {"model_path": str(endless_model)}
+    assert (await call(engine, "/update_weights_from_disk", update))[0] == 400
+    assert (await call(engine, "/flush_cache"))[0] == 400
+    assert (await call(engine, "/abort_request", {"abort_all": True}))[0] == 200
+    await task
+    assert (await call(engine, "/flush_cache"))[0] == 200
+    assert (await call(engine, "/update_weights_from_disk", update))[0] == 200
+
+
+async def test_an_id_in_use_is_refused(engine: HttpEngine) -> None:
+    task = asyncio.create_task(
+        call(engine, "/generate", {"rid": "x", "input_ids": [5], "sampling_params": {
+            "max_new_tokens": 900}})
+    )  # fmt: skip
+    await until(engine, "num_running", 1)
+    assert (await call(engine, "/generate", {"rid": "x", "input_ids": [5]}))[0] == 400
+    await call(engine, "/abort_request", {"rid": "x"})
+    assert (await task)[1]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_a_client_that_goes_away_frees_its_row(engine: HttpEngine) -> None:
+    task = asyncio.create_task(engine.generate([5], LONG, "s"))
+    await until(engine, "num_running", 1)
+    task.cancel()
+    await until(engine, "num_running", 0)
+
+
+async def test_more_requests_than_rows_all_get_their_reply(engine: HttpEngine) -> None:
+    tasks = [engine.generate([n % 512, 7], Sampling(3, seed=n), f"s{n}") for n in range(150)]
+    assert all(len(reply.ids) == 3 for reply in await asyncio.gather(*tasks))
+
+
+async def test_health_and_checksum_are_answered(engine: HttpEngine, tiny_model: Path) -> None:
+    assert (await call(engine, "/health"))[0] == 200
+    assert (await call(engine, "/health_generate"))[0] == 200
+    _, answer = await call(engine, "/weights_checker", {"action": "checksum"})
+    assert answer["checksum"] == checksum(tiny_model)
+
+
+async def test_without_a_model_nothing_starts(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="needs a model"):
+        async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, None)):
+            pass
+
+
+async def test_a_bad_model_folder_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no config\.json") as caught:
+        async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, tmp_path)):
+            pass
+    assert "Hugging Face" in caught.value.hint
+
+
+async def test_a_taken_port_is_one_clear_error(tmp_path: Path, tiny_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = torch_cpu.Options(port=taken.getsockname()[1])
+        with pytest.raises(EngineError, match="cannot listen") as caught:
+            async with torch_cpu.open(options, setup(tmp_path, tiny_model)):
+                pass
+    assert "port 0" in caught.value.hint
+
+
+async def test_a_cache_that_cannot_be_had_is_one_clear_error(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    options = torch_cpu.Options(num_rows=10**9)
+    with pytest.raises(EngineError, match="memory") as caught:
+        async with torch_cpu.open(options, setup(tmp_path, tiny_model)):
+            pass
+    assert "num_rows" in caught.value.hint
+
+
+async def test_an_engine_that_dies_mid_reply_is_lost(tmp_path: Path, endless_model: Path) -> None:
+    async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, endless_model)) as engine:
+        task = asyncio.create_task(engine.generate([5], LONG, "s"))
+        await until(engine, "num_running", 1)
+        os.kill(server_pid(tmp_path), signal.SIGKILL)
+        with pytest.raises(EngineLostError) as caught:
+            await task
+        assert caught.value.retryable
+        with pytest.raises(EngineLostError):
+            await engine.generate([5], Sampling(1), "s")
+
+
+async def test_leaving_the_context_ends_the_server(tmp_path: Path, tiny_model: Path) -> None:
+    async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, tiny_model)):
+        pid = server_pid(tmp_path)
+    assert not is_alive(pid)
+
+
+async def test_a_killed_controller_leaves_no_server(tmp_path: Path, tiny_model: Path) -> None:
+    controller = f"""
+import asyncio, pathlib
+from swerl.engines import torch_cpu
+from swerl.interfaces import EngineSetup
+async def main():
+    setup = EngineSetup(family=None, log_dir=pathlib.Path({str(tmp_path)!r}),
+                        model=pathlib.Path({str(tiny_model)!r}))
+    async with torch_cpu.open(torch_cpu.Options(), setup):
+        print("up", flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", controller, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"up\n"
+    pid = server_pid(tmp_path)
+    process.kill()
+    await process.wait()
+    async with asyncio.timeout(5):
+        # Not our child: its end cannot be awaited.
+        while is_alive(pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def server_pid(log_dir: Path) -> int:
+    return int(json.loads((log_dir / "engine.ready.json").read_text())["pid"])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that only waits to be reaped does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False

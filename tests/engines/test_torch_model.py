@@ -1,0 +1,102 @@
+"""The plain torch forward against transformers, and what it refuses to serve."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swerl.engines._torch_model import Model, read_shape, read_weights
+from swerl.errors import EngineError
+
+TOLERANCE = 1e-4
+
+
+def load(folder: Path, num_positions: int = 256) -> Model:
+    shape = read_shape(folder)
+    return Model(shape, read_weights(folder, shape), num_positions)
+
+
+@pytest.mark.parametrize("name", ["tiny_model", "untied_model"])
+def test_logits_agree_with_transformers(
+    name: str, request: pytest.FixtureRequest, reference: Any
+) -> None:
+    folder = request.getfixturevalue(name)
+    model = load(folder)
+    ids_BT = torch.randint(0, 512, (3, 90))
+    positions_BT = torch.arange(90).expand(3, 90)
+    found = model.logits(model.forward(ids_BT, positions_BT, model.new_cache(3), 90))
+    expected = torch.stack([reference.logits(folder, row.tolist()) for row in ids_BT])
+    assert (found - expected).abs().max() < TOLERANCE
+
+
+def test_chunks_of_any_size_give_the_logits_of_the_whole(tiny_model: Path, reference: Any) -> None:
+    model = load(tiny_model)
+    cache, ids_BT = model.new_cache(2), torch.randint(0, 512, (2, 40))
+    parts = []
+    for start, stop in ((0, 17), (17, 18), (18, 39), (39, 40)):
+        positions_BT = torch.arange(start, stop).expand(2, stop - start)
+        hidden = model.forward(ids_BT[:, start:stop], positions_BT, cache, stop)
+        parts.append(model.logits(hidden))
+    expected = torch.stack([reference.logits(tiny_model, row.tolist()) for row in ids_BT])
+    assert (torch.cat(parts, 1) - expected).abs().max() < TOLERANCE
+
+
+def test_what_lies_behind_a_position_is_never_read(tiny_model: Path) -> None:
+    model = load(tiny_model)
+    clean, dirty = model.new_cache(1), model.new_cache(1)
+    dirty[..., 5:, :] = 1e6
+    ids_BT, positions_BT = torch.randint(0, 512, (1, 5)), torch.arange(5)[None]
+    expected = model.forward(ids_BT, positions_BT, clean, 5)
+    found = model.forward(ids_BT, positions_BT, dirty, 9)
+    assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model_type": "llama"}, "model_type"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(
+    tmp_path: Path, tiny_model: Path, change: dict[str, Any], told: str
+) -> None:
+    config = json.loads((tiny_model / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EngineError, match=told) as caught:
+        read_shape(tmp_path)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "shape", "cut short", "none"])
+def test_wrong_weights_are_refused_by_name(tmp_path: Path, tiny_model: Path, fault: str) -> None:
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    if fault == "missing":
+        del tensors[name]
+    elif fault == "extra":
+        name = "model.layers.2.mlp.up_proj.weight"
+        tensors[name] = torch.zeros(1)
+    elif fault == "shape":
+        tensors[name] = tensors[name][:-1].clone()
+    save_file(tensors, path)
+    if fault == "cut short":
+        path.write_bytes(path.read_bytes()[:-8])
+        name = "safetensors"
+    elif fault == "none":
+        path.unlink()
+        name = "safetensors"
+    with pytest.raises(EngineError, match=name):
+        read_weights(tmp_path, read_shape(tmp_path))
