@@ -125,12 +125,17 @@ def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:
             message, hint="try again; what is there is kept", retryable=True
         ) from error
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        said = (errors or done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-        message = f"cannot fetch {wanted}: {said:.300}"
+        message = f"cannot fetch {wanted}: {_errors_of(done.stderr)}"
         raise ImageError(
             message, hint="check the network and the index that `pip config list` names"
         )
+
+
+def _errors_of(said: str) -> str:
+    """Return the lines of pip's output that name an error, else its last one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror:", line, re.IGNORECASE)]
+    return " | ".join(errors or lines[-1:] or ["pip said nothing"])[:400]
 
 
 def _has_wheel(folder: Path, pin: str) -> bool:

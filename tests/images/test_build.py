@@ -1,0 +1,213 @@
+"""Source images: built from an archive, whole or not at all, and graded in a real sandbox."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swerl import plugins
+from swerl.errors import ImageError, InputError, TaskError
+from swerl.grade import Grade, Verdict
+from swerl.images import build as building
+from swerl.images._layer import Layer, run_inside, unpack
+from swerl.images._python import fetch_sdist, fetch_wheels, find_python
+from swerl.images.build import SourceSpec, build, make_task, read_specs
+from swerl.interfaces import Limits
+from swerl.task import Task
+
+THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+FILES = {
+    "PKG-INFO": "Metadata-Version: 2.1\nName: tinycalc\nVersion: 1.0\n",
+    "pyproject.toml": (
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    ),
+    "backend.py": (
+        "from pathlib import Path\n\n\n"
+        "def prepare_metadata_for_build_wheel(folder, settings=None):\n"
+        "    info = Path(folder, 'tinycalc-1.0.dist-info')\n"
+        "    info.mkdir()\n"
+        "    Path(info, 'METADATA').write_text(Path('PKG-INFO').read_text())\n"
+        "    return info.name\n"
+    ),
+    "tinycalc.py": "def add(a, b):\n    return a - b\n",
+}
+SPEC = SourceSpec(
+    instance_id="example__tinycalc-1",
+    sdist="tinycalc==1.0",
+    python=THIS_PYTHON,
+    install="mkdir build && cp tinycalc.py build",
+    env={"TINYCALC": "yes"},
+    test_cmd="python -c 'import tinycalc'",
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder, and a package index of one small project of our own."""
+    if not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
+    folder = tmp_path_factory.mktemp("cache")
+    index = tmp_path_factory.mktemp("index")
+    with tarfile.open(index / "tinycalc-1.0.tar.gz", "w:gz") as archive:
+        for name, text in FILES.items():
+            entry = tarfile.TarInfo(f"tinycalc-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWERL_CACHE", str(folder))
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(index))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def image(home: Path) -> Path:
+    assert build(SPEC) == "built:example__tinycalc-1"
+    return home / "images" / "example__tinycalc-1"
+
+
+def test_image_describes_its_layer_and_environment(image: Path) -> None:
+    body = json.loads((image / "image.json").read_text())
+    assert body["layers"] == ["layer"]
+    assert body["binds"] == [sys.base_prefix]
+    assert body["env"]["TINYCALC"] == "yes"
+    assert body["env"]["PATH"].startswith("/opt/venv/bin:")
+
+
+def test_work_tree_is_one_commit_and_clean(image: Path) -> None:
+    testbed = image / "layer" / "testbed"
+    git = ["git", "-c", "safe.directory=*", "-C", str(testbed)]
+    log = subprocess.run([*git, "log", "--format=%s"], capture_output=True, text=True, check=True)
+    status = subprocess.run([*git, "status", "--short"], capture_output=True, text=True, check=True)
+    assert (log.stdout, status.stdout) == ("base\n", "")
+    assert (testbed / "build").is_dir(), "what the install step wrote belongs to the base"
+
+
+def test_a_standing_image_is_not_built_again(image: Path) -> None:
+    steps: list[str] = []
+    build(SPEC, steps.append)
+    assert steps == []
+
+
+def test_tests_do_not_decide_whether_to_build_again(image: Path) -> None:
+    steps: list[str] = []
+    build(SPEC.model_copy(update={"test_cmd": "other"}), steps.append)
+    assert steps == []
+
+
+def test_a_failed_build_keeps_the_standing_image(image: Path) -> None:
+    before = (image / "image.json").read_text()
+    with pytest.raises(ImageError, match="exit code 7"):
+        build(SPEC.model_copy(update={"install": "exit 7"}))
+    assert (image / "image.json").read_text() == before
+    assert not list(image.parent.glob(".example__tinycalc-1.?*/*"))
+
+
+def test_steps_have_no_network(image: Path) -> None:
+    layer = Layer(image / "layer", find_python(THIS_PYTHON), image, {"PATH": "/usr/bin:/bin"})
+    reach = "import socket; socket.create_connection(('192.0.2.1', 80), 1)"
+    with pytest.raises(ImageError, match="Network is unreachable"):
+        run_inside(layer, ["/opt/venv/bin/python", "-c", reach])
+
+
+async def test_sandbox_runs_the_image_at_its_paths(image: Path) -> None:
+    local = plugins.load("sandboxes", "local")
+    backend = local.build(local.Options())
+    async with backend.open("built:example__tinycalc-1", Limits(), workdir="/testbed") as sandbox:
+        code = (
+            "import os, sys, tinycalc as t; print(sys.prefix, t.add(3, 1), os.environ['TINYCALC'])"
+        )
+        done = await sandbox.run(["python", "-c", code], cwd="/testbed")
+    assert done.text == "/opt/venv 2 yes\n"
+
+
+def test_missing_archive_is_one_clear_error(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"source archive tinycalc==9\.9.*No matching") as caught:
+        fetch_sdist(Path(sys.executable), "tinycalc==9.9", tmp_path)
+    assert "pip config list" in caught.value.hint
+
+
+def test_missing_wheel_is_one_clear_error(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="cannot fetch wheels"):
+        fetch_wheels(find_python(THIS_PYTHON), ["no-such-project-here==1.0"], tmp_path)
+
+
+def test_missing_python_says_how_to_get_it() -> None:
+    with pytest.raises(ImageError, match=r"no Python 2\.4") as caught:
+        find_python("2.4")
+    assert "pyenv install 2.4" in caught.value.hint
+
+
+def test_broken_archive_is_one_clear_error(tmp_path: Path) -> None:
+    archive = tmp_path / "tinycalc-1.0.tar.gz"
+    archive.write_bytes(b"no archive")
+    layer = Layer(tmp_path / "layer", find_python(THIS_PYTHON), tmp_path, {})
+    with pytest.raises(ImageError, match="cannot be unpacked"):
+        unpack(layer, archive)
+
+
+@pytest.mark.parametrize("text", ["{", '[{"instance_id": "a"}]', '[{"sdist": 3}]'])
+def test_broken_specs_are_one_clear_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "specs.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="no list of instance specs"):
+        read_specs(path)
+
+
+def test_row_of_another_instance_is_refused() -> None:
+    with pytest.raises(TaskError, match="the row is of other"):
+        make_task(SPEC, {"instance_id": "other"})
+
+
+# Real instances
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["marshmallow-code__marshmallow-1359", "pytest-dev__pytest-7571"])
+async def test_real_instance_needs_its_gold_patch(shared_dir: Path, name: str) -> None:
+    task = _real_task(shared_dir / "instances", name)
+    assert (await _grade(task, "")).verdict is Verdict.UNSOLVED
+    gold = await _grade(task, task.gold_patch)
+    assert gold.verdict is Verdict.SOLVED, gold.reason
+
+
+def test_real_specs_and_rows_make_tasks(shared_dir: Path) -> None:
+    folder = shared_dir / "instances"
+    rows = _rows(folder)
+    for spec in read_specs(folder / "instances.json"):
+        task = make_task(spec, rows[spec.instance_id])
+        assert task.grading.fail_to_pass
+        assert not set(task.grading.pass_to_pass) & {e.test for e in spec.p2p_exceptions}
+
+
+def _real_task(folder: Path, name: str) -> Task:
+    (spec,) = [spec for spec in read_specs(folder / "instances.json") if spec.instance_id == name]
+    try:
+        find_python(spec.python)
+    except ImageError as error:
+        pytest.skip(str(error))
+    building.build(spec)
+    return make_task(spec, _rows(folder)[name])
+
+
+async def _grade(task: Task, patch: str) -> Grade:
+    local = plugins.load("sandboxes", "local")
+    grader = plugins.load("graders", task.grading.grader).build()
+    backend = local.build(local.Options())
+    async with backend.open(task.image, Limits(), workdir=task.workdir) as sandbox:
+        grade = await grader.grade(task, patch, sandbox)
+    assert isinstance(grade, Grade)
+    return grade
+
+
+def _rows(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "rows.jsonl").open() as lines:
+        return {row["instance_id"]: row for row in map(json.loads, lines)}
