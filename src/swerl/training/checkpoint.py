@@ -57,6 +57,7 @@ def restore(learner: Learner, folder: Path) -> None:
     Raises TrainerError where it is missing, damaged or of another model.
     """
     hint = "remove the folder to resume from an older checkpoint, or start the run anew"
+    _make_adam_state(learner.optimizer)
     try:
         state = dist_checkpointing.load(_state(learner, is_loading=True), str(folder))
     except (CheckpointingException, OSError, EOFError, pickle.UnpicklingError, RuntimeError) as err:
@@ -89,6 +90,19 @@ def _state(learner: Learner, *, is_loading: bool) -> dict[str, Any]:
         "scheduler": learner.scheduler.state_dict(),
         "random_state": torch.get_rng_state(),
     }
+
+
+def _make_adam_state(optimizer: ChainedOptimizer) -> None:
+    """Give a fresh Adam the state that Megatron-Core expects before it loads into it."""
+    (distributed,) = optimizer.chained_optimizers
+    adam = distributed.optimizer
+    for param in (param for group in adam.param_groups for param in group["params"]):
+        if not adam.state[param]:
+            adam.state[param] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(param),
+                "exp_avg_sq": torch.zeros_like(param),
+            }
 
 
 def _load_optimizer(optimizer: ChainedOptimizer, state: dict[str, Any]) -> None:

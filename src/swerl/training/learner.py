@@ -87,7 +87,7 @@ class Learner:
         return self.mapping.to_hf(weights.gather(self.model), self.hf_config)
 
     def _frozen_copy(self) -> TokenModel:
-        copy = build_model(self.mapping, self.hf_config).to(self._device)
+        copy: TokenModel = build_model(self.mapping, self.hf_config).to(self._device)
         copy.load_state_dict(self.model.state_dict())
         copy.requires_grad_(False)
         return copy

@@ -1,7 +1,7 @@
 """A rank's part of a Batch, cut into packed micro-batches of tensors.
 
-Axes: B rows, T positions of the longest row less one, S selected positions of all rows. Position t
-of a row stands for the token t + 1, the one that the model predicts there.
+Axes: B rows, T positions of the longest row less one, N positions of all rows end to end, S
+selected positions. Position t of a row stands for the token t + 1, which the model predicts there.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -16,7 +16,6 @@ import torch
 from swerl.interfaces import Batch, LossInputs
 from swerl.sample import Sample
 from swerl.training import batch as batches
-from swerl.training.model import PackedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,20 @@ class Row:
 
     sample: Sample
     weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The input of one forward pass."""
+
+    ids_N: torch.Tensor
+    """Input token ids of all rows, end to end."""
+    lengths: tuple[int, ...]
+    """Tokens of each row; their sum is N."""
+    selected_S: torch.Tensor
+    """Positions whose next token's log-probability is wanted."""
+    labels_S: torch.Tensor
+    """The next token at each selected position."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ tensor-parallel rank).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -30,20 +29,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from swerl.chat import Json
 from swerl.errors import TrainerError
 from swerl.interfaces import MegatronMapping
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """The input of one forward pass."""
-
-    ids_N: torch.Tensor
-    """Input token ids of all rows, end to end."""
-    lengths: tuple[int, ...]
-    """Tokens of each row; their sum is N."""
-    selected_S: torch.Tensor
-    """Positions whose next token's log-probability is wanted."""
-    labels_S: torch.Tensor
-    """The next token at each selected position."""
+from swerl.training.microbatch import PackedRows
 
 
 class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
@@ -101,7 +87,6 @@ def build_model(mapping: MegatronMapping, hf_config: Mapping[str, Json]) -> Toke
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
         use_cpu_initialization=True,
-        perform_initialization=False,
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
         masked_softmax_fusion=False,

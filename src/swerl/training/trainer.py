@@ -65,25 +65,22 @@ class MegatronTrainer:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks, in the order of the ranks."""
+        return [rank.pid for rank in self._ranks]
+
     async def start(self) -> None:
         """Start the ranks and wait until the model is loaded. Raises TrainerError."""
         with disk_errors(self._options.log_dir):
             self._options.log_dir.mkdir(parents=True, exist_ok=True)
         self._work = Path(tempfile.mkdtemp(prefix="swerl-trainer-"))
-        ours, theirs = socket.socketpair()
         try:
-            for rank in range(self._options.ranks):
-                self._ranks.append(await self._spawn(rank, theirs))
-        finally:
-            theirs.close()
-        self._deaths = [asyncio.create_task(rank.wait()) for rank in self._ranks]
-        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
-        try:
-            async with asyncio.timeout(START_S):
-                await self._answer()
-        except TimeoutError:
-            what = f"the trainer did not start within {START_S:.0f} s"
-            raise self._failure(what) from None
+            await self._start_ranks()
+        except BaseException:
+            self._kill()
+            await self.close()
+            raise
 
     async def step(self, batch: Batch) -> StepStats:
         """Take one optimizer step. Raises TrainerError; after NaN the weights are unchanged."""
@@ -126,6 +123,23 @@ class MegatronTrainer:
         self._ranks, self._deaths, self._writer = [], [], None
         if self._work != Path():
             shutil.rmtree(self._work, ignore_errors=True)
+
+    async def _start_ranks(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            for rank in range(self._options.ranks):
+                process = await self._spawn(rank, theirs)
+                self._ranks.append(process)
+                self._deaths.append(asyncio.create_task(process.wait()))
+        finally:
+            theirs.close()
+        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
+        try:
+            async with asyncio.timeout(START_S):
+                await self._answer()
+        except TimeoutError:
+            what = f"the trainer did not start within {START_S:.0f} s"
+            raise self._failure(what) from None
 
     async def _spawn(self, rank: int, theirs: socket.socket) -> Process:
         settings = WorkerSettings(

@@ -1,0 +1,258 @@
+"""The trainer's ranks as real processes, against transformers and AdamW and against each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from swerl.engines._weights import checksum
+from swerl.errors import TrainerError
+from swerl.interfaces import Batch
+from swerl.training.options import TrainerOptions
+from swerl.training.trainer import MegatronTrainer
+
+MakeBatch = Callable[..., Batch]
+BETAS = (0.9, 0.98)
+
+
+def _trainer(model: Path, options: TrainerOptions, algorithm: str = "gspo") -> MegatronTrainer:
+    return MegatronTrainer(model=model, family="tiny", algorithm=algorithm, options=options)
+
+
+def _transformers(folder: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _logp(model: torch.nn.Module, ids: tuple[int, ...]) -> torch.Tensor:
+    """Return the log-probability of each token but the first."""
+    row = torch.tensor(ids)
+    logits = model(row[None, :-1]).logits[0]
+    return torch.log_softmax(logits, -1).gather(-1, row[1:, None])[:, 0]
+
+
+def _gap(folder: Path, reference: torch.nn.Module) -> float:
+    """Return the largest difference of any weight."""
+    wanted = reference.state_dict()
+    return max(
+        float((weight - wanted[name]).abs().max())
+        for name, weight in load_file(folder / "model.safetensors").items()
+    )
+
+
+def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
+    params = list(model.parameters())
+    groups = [
+        {"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in params if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=BETAS)
+
+
+def _reference_step(
+    model: torch.nn.Module, optimizer: torch.optim.AdamW, loss: torch.Tensor, lr: float
+) -> float:
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return norm.item()
+
+
+def _sft_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    losses = []
+    for row in batch.samples:
+        mask = torch.tensor(row.mask[1:], dtype=torch.float32)
+        weight = mask + 0.1 * (1 - mask)
+        nll = -(_logp(model, row.ids) * weight).sum() / weight.sum()
+        losses.append(nll * row.share / batch.num_episodes)
+    return torch.stack(losses).sum()
+
+
+def _gspo_loss(model: torch.nn.Module, start: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    losses = []
+    for row in batch.samples:
+        mask = torch.tensor(row.mask[1:], dtype=torch.float32)
+        logp = _logp(model, row.ids)
+        with torch.no_grad():
+            ref = _logp(start, row.ids)
+        ratio = (((logp - torch.tensor(row.logprobs[1:])) * mask).sum() / mask.sum()).exp()
+        gain = torch.minimum(ratio * row.advantage, ratio.clamp(1 - 3e-4, 1 + 4e-4) * row.advantage)
+        kl = (((ref - logp).exp() - 1 - (ref - logp)) * mask).sum() / mask.sum()
+        losses.append((0.05 * kl - gain) * row.share / batch.num_episodes)
+    return torch.stack(losses).sum()
+
+
+async def test_sft_matches_transformers_and_adamw(
+    tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
+) -> None:
+    reference = _transformers(tiny_model)
+    optimizer = _adamw(reference)
+    async with _trainer(tiny_model, options, "sft") as trainer:
+        rows = await trainer.logprobs(random_batch(0))
+        for row, sample in zip(rows, random_batch(0).samples, strict=True):
+            expected = _logp(reference, sample.ids)
+            assert row[0] == 0.0
+            assert float((torch.tensor(row[1:]) - expected.detach()).abs().max()) <= 1e-4
+        for step in range(3):
+            batch = random_batch(step, sampled=False)
+            stats = await trainer.step(batch)
+            loss = _sft_loss(reference, batch)
+            norm = _reference_step(reference, optimizer, loss, 1e-3 * min(1.0, (step + 1) / 2))
+            assert stats.loss == pytest.approx(loss.item(), rel=1e-5)
+            assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
+            assert stats.num_tokens == sum(row.num_trained_tokens for row in batch.samples)
+            assert stats.mismatch == 0.0
+        published = await trainer.publish()
+    assert published.version == "000003"
+    assert published.checksum == checksum(published.path)
+    assert _gap(published.path, reference) <= 1e-5
+    ids = random_batch(9).samples[0].ids
+    loaded = _transformers(published.path)
+    assert float((_logp(loaded, ids) - _logp(reference, ids)).detach().abs().max()) <= 1e-4
+
+
+async def test_gspo_matches_transformers_and_resumes_bit_for_bit(
+    tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
+) -> None:
+    reference, start = _transformers(tiny_model), _transformers(tiny_model)
+    optimizer = _adamw(reference)
+    async with _trainer(tiny_model, options) as trainer:
+        for step in range(3):
+            batch = random_batch(step)
+            stats = await trainer.step(batch)
+            loss = _gspo_loss(reference, start, batch)
+            norm = _reference_step(reference, optimizer, loss, 1e-3 * min(1.0, (step + 1) / 2))
+            assert stats.loss == pytest.approx(loss.item(), abs=1e-5)
+            assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
+            assert stats.mismatch > 0
+        before = await trainer.publish()
+        assert _gap(before.path, reference) <= 1e-5
+        await trainer.save(3)
+        unlearnable = replace(batch.samples[0], logprobs=(-1e4,) * len(batch.samples[0].ids))
+        with pytest.raises(TrainerError, match="step 3 has loss") as error:
+            await trainer.step(Batch(3, (unlearnable, *random_batch(3).samples[1:]), 6))
+        assert "unchanged" in error.value.hint
+        assert (await trainer.publish()).checksum == before.checksum
+        await trainer.step(random_batch(3))
+        straight = await trainer.publish()
+    async with _trainer(tiny_model, options) as resumed:
+        await resumed.restore(3)
+        await resumed.step(random_batch(3))
+        again = await resumed.publish()
+    assert again.version == straight.version == "000004"
+    assert again.checksum == straight.checksum
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2], ids=["data-parallel", "tensor-parallel"])
+async def test_two_ranks_equal_one(
+    tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch, tensor_parallel: int
+) -> None:
+    two = options.model_copy(update={"ranks": 2, "tensor_parallel": tensor_parallel})
+    reference, start = _transformers(tiny_model), _transformers(tiny_model)
+    optimizer = _adamw(reference)
+    async with _trainer(tiny_model, two) as trainer:
+        for step in range(3):
+            # The last batch has fewer rows than there are ranks.
+            batch = random_batch(step) if step < 2 else _single_row(random_batch(step))
+            stats = await trainer.step(batch)
+            loss = _gspo_loss(reference, start, batch)
+            _reference_step(reference, optimizer, loss, 1e-3 * min(1.0, (step + 1) / 2))
+            assert stats.loss == pytest.approx(loss.item(), abs=1e-5)
+            assert stats.num_tokens == sum(row.num_trained_tokens for row in batch.samples)
+        published = await trainer.publish()
+        await trainer.save(3)
+    assert _gap(published.path, reference) <= 1e-5
+    async with _trainer(tiny_model, options) as single:
+        await single.restore(3)
+        assert (await single.publish()).checksum == published.checksum
+
+
+def _single_row(batch: Batch) -> Batch:
+    return Batch(batch.step, (replace(batch.samples[2], share=1.0),), 1)
+
+
+async def test_a_rank_that_dies_mid_step_is_a_trainer_error(
+    tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
+) -> None:
+    async with _trainer(tiny_model, options) as trainer:
+        with pytest.raises(TrainerError, match="cannot restore the checkpoint"):
+            await trainer.restore(7)
+        step = asyncio.create_task(trainer.step(random_batch(0, num_rows=300)))
+        await asyncio.sleep(0.1)
+        os.kill(trainer.pids[0], signal.SIGKILL)
+        with pytest.raises(TrainerError, match="a rank of the trainer died") as error:
+            await step
+        assert "trainer-rank0.log" in error.value.hint
+        with pytest.raises(TrainerError):
+            await trainer.publish()
+
+
+async def test_a_model_that_does_not_fit_is_an_error_at_start(
+    tiny_model: Path, options: TrainerOptions
+) -> None:
+    three = options.model_copy(update={"ranks": 3, "tensor_parallel": 3})
+    trainer = _trainer(tiny_model, three)
+    with pytest.raises(TrainerError, match=r"attention heads.*tensor_parallel"):
+        await trainer.start()
+    assert not trainer.pids
+
+
+ORPHAN_SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+from swerl.training.options import TrainerOptions
+from swerl.training.trainer import MegatronTrainer
+
+async def main() -> None:
+    options = TrainerOptions.model_validate_json(sys.argv[2])
+    trainer = MegatronTrainer(
+        model=Path(sys.argv[1]), family="tiny", algorithm="sft", options=options
+    )
+    await trainer.start()
+    print(*trainer.pids, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_no_rank_outlives_a_killed_controller(
+    tiny_model: Path, options: TrainerOptions
+) -> None:
+    controller = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        ORPHAN_SCRIPT,
+        str(tiny_model),
+        options.model_copy(update={"ranks": 2}).model_dump_json(),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert controller.stdout
+    pids = [int(pid) for pid in (await controller.stdout.readline()).split()]
+    assert len(pids) == 2
+    controller.kill()
+    await controller.wait()
+    async with asyncio.timeout(5):
+        while any(_is_alive(pid) for pid in pids):
+            await asyncio.sleep(0.02)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
