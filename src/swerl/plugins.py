@@ -16,6 +16,18 @@ from types import ModuleType
 from swerl.errors import unknown
 
 
+_SINGULAR = {
+    "sandboxes": "sandbox",
+    "harnesses": "harness",
+    "dialects": "dialect",
+    "engines": "engine",
+    "graders": "grader",
+    "algorithms": "algorithm",
+    "families": "family",
+    "converters": "dataset",
+}
+
+
 def load(kind: str, name: str) -> ModuleType:
     """Return the module that implements `name`. Raises UnknownNameError with the nearest names."""
     module_name = name.replace("-", "_")
@@ -26,7 +38,7 @@ def load(kind: str, name: str) -> ModuleType:
             module = entry.load()
             assert isinstance(module, ModuleType)
             return module
-    raise unknown(kind.rstrip("s"), name, names(kind))
+    raise unknown(_SINGULAR[kind], name, names(kind))
 
 
 def names(kind: str) -> Iterator[str]:

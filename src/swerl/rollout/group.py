@@ -35,10 +35,11 @@ async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFold
     path = folder.episode(stage, name)
     if record.is_finished(path):
         return record.read(path)
-    result = await episode.run(task, f"{stage}/{name}", parts)
-    for refill in range(parts.rollout.refills):
-        if result.learnable:
-            break
-        result = await episode.run(task, f"{stage}/{name}+{refill + 1}", parts)
-    record.write(path, result)
+    async with parts.provisioner.slot:
+        result = await episode.run(task, f"{stage}/{name}", parts)
+        for refill in range(parts.rollout.refills):
+            if result.learnable:
+                break
+            result = await episode.run(task, f"{stage}/{name}+{refill + 1}", parts)
+        record.write(path, result)
     return result

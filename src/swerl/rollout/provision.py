@@ -1,4 +1,4 @@
-"""Sandboxes for Episodes: how many at once, with what limits, and the harness inside."""
+"""Sandboxes for Episodes: how many Episodes at once, with what limits, the harness inside."""
 
 from __future__ import annotations
 
@@ -11,30 +11,25 @@ from swerl.task import Task
 
 
 class Provisioner:
-    """Opens Sandboxes; at most `concurrency` live at once."""
+    """Opens Sandboxes. An Episode holds one at a time, so `concurrency` slots bound them."""
 
     def __init__(self, backend: SandboxBackend, limits: Limits, *, concurrency: int) -> None:
         self._backend = backend
         self._limits = limits
-        self._slots = asyncio.Semaphore(concurrency)
+        self.slot = asyncio.Semaphore(concurrency)
+        """Held by an Episode from its start to its end, before any of its budgets runs."""
 
     @asynccontextmanager
     async def for_agent(self, task: Task, harness: Harness) -> AsyncIterator[Sandbox]:
         """Open a Sandbox of the Task's image with the harness installed."""
-        async with (
-            self._slots,
-            self._backend.open(
-                task.image, self._limits, workdir=task.workdir, mounts=harness.mounts()
-            ) as sandbox,
-        ):
+        async with self._backend.open(
+            task.image, self._limits, workdir=task.workdir, mounts=harness.mounts()
+        ) as sandbox:
             await harness.install(sandbox)
             yield sandbox
 
     @asynccontextmanager
     async def for_grading(self, task: Task) -> AsyncIterator[Sandbox]:
         """Open a clean Sandbox of the Task's image that no agent ever saw."""
-        async with (
-            self._slots,
-            self._backend.open(task.image, self._limits, workdir=task.workdir) as sandbox,
-        ):
+        async with self._backend.open(task.image, self._limits, workdir=task.workdir) as sandbox:
             yield sandbox

@@ -1,0 +1,149 @@
+"""From a Recipe to wired objects: the one place that knows which part goes where."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from swerl import plugins
+from swerl.errors import RecipeError
+from swerl.gateway.app import Gateway
+from swerl.interfaces import EngineSetup, Limits
+from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
+from swerl.recipe.schema import Recipe
+from swerl.rollout.parts import Parts
+from swerl.rollout.provision import Provisioner
+from swerl.rollout.reward import rule
+from swerl.run.events import Emit, fan_out
+from swerl.run.history import EventLog, History
+from swerl.run.layout import RunFolder, open_run
+from swerl.task import Task, read_tasks
+from swerl.tasks import twin
+from swerl.training import loop
+from swerl.training.meter import Meter
+from swerl.training.options import TrainerOptions
+from swerl.training.picture import reward_curve
+from swerl.training.trainer import MegatronTrainer
+from swerl.training.warmstart import warm_start
+
+
+async def train(recipe: Recipe, root: Path, show: Emit) -> History:
+    """Run a recipe in its run folder to the end, or on from where it stands."""
+    with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
+        async with _machine(recipe, folder, fan_out(log, show)) as machine:
+            past = await loop.run(machine)
+    reward_curve(root / "reward.png", past.series("reward"), past.evals)
+    return past
+
+
+def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:
+    """Return the training Tasks, and the evaluation Tasks by split.
+
+    Generated repositories are written under `scratch`.
+    """
+    chosen = recipe.tasks
+    if chosen.source != "twin":
+        heldout = {"heldout": list(read_tasks(Path(chosen.heldout)))} if chosen.heldout else {}
+        tasks = list(read_tasks(Path(chosen.source)))
+        if not tasks:
+            message = f"{chosen.source} holds no task"
+            raise RecipeError(message, hint="`swerl convert` says why rows were rejected")
+        return tasks, heldout
+    sizes = {"train": chosen.num_train, "heldout": chosen.num_heldout, "unseen": chosen.num_unseen}
+    made = {
+        split: twin.make_tasks(scratch, split=split, count=count, seed=recipe.seed)
+        for split, count in sizes.items()
+        if count
+    }
+    return made.pop("train"), made
+
+
+def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
+    """Wire what Episodes share."""
+    limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
+    return Parts(
+        gateway=gateway,
+        provisioner=Provisioner(
+            _plugin(recipe, "sandbox"), limits, concurrency=recipe.rollout.concurrency
+        ),
+        harness=_plugin(recipe, "harness"),
+        reward=rule(recipe.rollout.reward),
+        rollout=recipe.rollout,
+        budgets=recipe.budgets,
+        seed=recipe.seed,
+        emit=emit,
+    )
+
+
+@asynccontextmanager
+async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterator[loop.Machine]:
+    logs = folder.new_attempt()
+    train_tasks, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
+    model = await _model(recipe, folder, logs, show)
+    family = plugins.load("families", recipe.model.family).build(model)
+    setup = EngineSetup(family=family, log_dir=logs, model=model)
+    async with (
+        _trainer(recipe, folder, model, logs) as trainer,
+        _plugin(recipe, "engine", setup) as engine,
+        Gateway(engine=engine, family=family, model_name=recipe.name) as gateway,
+    ):
+        meter = Meter(engine)
+        emit = fan_out(meter, show)
+        yield loop.Machine(
+            recipe=recipe,
+            folder=folder,
+            train=train_tasks,
+            evals=evals,
+            engine=engine,
+            trainer=trainer,
+            algorithm=_plugin(recipe, "algorithm"),
+            parts=parts_of(recipe, gateway, emit),
+            meter=meter,
+        )
+
+
+async def _model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emit) -> Path:
+    """Return the run's initial model, copied into its folder so that the cache may go."""
+    if recipe.model.path is not None:
+        if not (recipe.model.path / "config.json").exists():
+            message = f"model.path = {recipe.model.path} holds no model"
+            raise RecipeError(message, hint="give a folder in Hugging Face format")
+        return recipe.model.path
+    kept = folder.root / "initial_model"
+    if not kept.exists():
+        made = await warm_start(recipe, log_dir=logs, emit=emit)
+        partial = kept.with_suffix(".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(made, partial)
+        partial.replace(kept)
+    return kept
+
+
+def _trainer(recipe: Recipe, folder: RunFolder, model: Path, logs: Path) -> MegatronTrainer:
+    return MegatronTrainer(
+        model=model,
+        family=recipe.model.family,
+        algorithm=recipe.algorithm.type,
+        algorithm_options=recipe.algorithm.options,
+        options=TrainerOptions(
+            **recipe.trainer.model_dump(include=set(TrainerOptions.model_fields)),
+            steps=recipe.steps,
+            seed=recipe.seed,
+            checkpoint_dir=folder.checkpoints,
+            publish_dir=folder.weights,
+            log_dir=logs,
+        ),
+    )
+
+
+def _plugin(recipe: Recipe, section: str, *needs: Any) -> Any:
+    chosen = getattr(recipe, section)
+    kind = PLUGIN_SECTIONS[section]
+    module = plugins.load(kind, chosen.type)
+    options = plugin_options(kind, chosen, section=section)
+    make = module.open if section == "engine" else module.build
+    return make(*([] if options is None else [options]), *needs)

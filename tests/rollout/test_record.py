@@ -1,0 +1,50 @@
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swerl.chat import Finish
+from swerl.episode import Episode, Status
+from swerl.grade import Grade, TestStatus, Verdict
+from swerl.rollout import record
+from swerl.tree import Trajectory
+from swerl.turn import Turn
+
+
+def _episode(patch: str, logprob: float) -> Episode:
+    first = Turn(0, None, (1, 2, 3), (4, 5), (logprob, -0.5), Finish.TOOL_CALLS, "v1", 0.1, 0.2)
+    second = Turn(1, 0, (6,), (7,), (-1.0,), Finish.STOP, "v1", malformed_calls=1)
+    tests = {"a": TestStatus.PASSED, "b": TestStatus.MISSING}
+    return Episode(
+        id="00001/t.0",
+        task_id="t",
+        status=Status.COMPLETED,
+        grade=Grade(Verdict.SOLVED, "ok", tests, ("conftest.py",), 1.5, 1.0, "log"),
+        reward=1.0,
+        trajectory=Trajectory("00001/t.0", (first, second), {"aborted": 3}),
+        patch=patch,
+        timings={"boot": 0.01, "total": 2.0},
+        log="said",
+    )
+
+
+@given(
+    patch=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r")),
+    logprob=st.floats(max_value=0, allow_nan=False, allow_infinity=False),
+)
+def test_an_episode_reads_back_as_it_was_written(
+    tmp_path_factory: object, patch: str, logprob: float
+) -> None:
+    folder = tmp_path_factory.mktemp("episode")  # type: ignore[attr-defined]
+    episode = _episode(patch, logprob)
+    assert not record.is_finished(folder)
+    record.write(folder, episode)
+    assert record.is_finished(folder)
+    assert record.read(folder) == episode
+
+
+def test_a_binary_patch_keeps_its_bytes(tmp_path: Path) -> None:
+    patch = b"\xff\x00patch\xfe".decode("utf-8", "surrogateescape")
+    record.write(tmp_path, _episode(patch, -1.0))
+    assert (tmp_path / "patch.diff").read_bytes() == b"\xff\x00patch\xfe"
+    assert record.read(tmp_path).patch == patch
