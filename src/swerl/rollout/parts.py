@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from swerl.gateway.app import Gateway
+from swerl.gateway.sessions import TurnRecord
 from swerl.interfaces import Harness
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.provision import Provisioner
@@ -24,3 +26,5 @@ class Parts:
     budgets: BudgetsSection
     seed: int
     emit: Emit
+    on_turn: Callable[[TurnRecord], None] | None = None
+    """Told of every Turn with all its words, which events leave out; for transcripts."""

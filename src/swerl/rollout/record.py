@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from swerl.chat import Finish
+from swerl.chat import Finish, Message
 from swerl.episode import Episode, Status
+from swerl.gateway.sessions import TurnRecord
 from swerl.grade import Grade, TestStatus, Verdict
 from swerl.run.files import disk_errors, read_json, write_bytes, write_json
 from swerl.tree import Trajectory
@@ -60,9 +62,30 @@ def read(folder: Path) -> Episode:
     )
 
 
-def write_transcript(folder: Path, messages: list[dict[str, Any]]) -> None:
-    """Write the conversation as a person reads it."""
-    write_json(folder / "transcript.json", messages)
+def write_transcript(folder: Path, turns: Iterable[TurnRecord]) -> None:
+    """Write the conversation as a person reads it: what each Turn heard and said, and after whom.
+
+    Raises RunError where the disk refuses.
+    """
+    write_json(folder / "transcript.json", [_words(record) for record in turns])
+
+
+def _words(record: TurnRecord) -> dict[str, Any]:
+    return {
+        "turn": record.turn.index,
+        "parent": record.turn.parent,
+        "heard": [_message(message) for message in record.new_messages],
+        "said": _message(record.reply.message),
+        "finish": record.reply.finish,
+        "tokens_in": record.reply.usage.prompt_tokens,
+        "tokens_out": record.reply.usage.completion_tokens,
+        "duration_s": record.turn.duration_s,
+    }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """Return a message without its empty parts."""
+    return {name: value for name, value in asdict(message).items() if value}
 
 
 def _dump(value: Any) -> bytes:

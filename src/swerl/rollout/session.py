@@ -10,7 +10,7 @@ from swerl.chat import ToolCall
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session, TurnRecord
 from swerl.rollout.parts import Parts
-from swerl.run.events import Emit, TurnEnded
+from swerl.run.events import TurnEnded
 from swerl.turn import Sampling
 
 
@@ -29,7 +29,7 @@ def open_session(episode_id: str, parts: Parts) -> Session:
             max_context_tokens=rollout.max_context_tokens,
             model_call_s=parts.budgets.model_call_s,
         ),
-        on_turn=_announce(episode_id, parts.emit),
+        on_turn=_announce(episode_id, parts),
     )
 
 
@@ -38,11 +38,13 @@ def seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) >> 1
 
 
-def _announce(episode_id: str, emit: Emit) -> Callable[[TurnRecord], None]:
+def _announce(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]:
     def on_turn(record: TurnRecord) -> None:
+        if parts.on_turn:
+            parts.on_turn(record)
         turn = record.turn
         message = record.reply.message
-        emit(
+        parts.emit(
             TurnEnded(
                 episode=episode_id,
                 turn=turn.index,
