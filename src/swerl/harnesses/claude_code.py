@@ -46,9 +46,10 @@ _QUIET = {
 """What keeps the CLI from contacting anybody but the gateway."""
 
 _INSTALL = """
-: "${HOME:?no home folder}" && mkdir -p "$HOME/.claude" && cat > "$HOME/.claude.json"
+: "${HOME:?no home folder}" && mkdir -p "$HOME/.claude" &&
+printf %s '{"hasCompletedOnboarding": true}' > "$HOME/.claude.json" &&
+printf %s '{"skipDangerousModePermissionPrompt": true}' > "$HOME/.claude/settings.json"
 """
-_CONFIG = {"hasCompletedOnboarding": True, "bypassPermissionsModeAccepted": True}
 
 _LIMIT_REASONS = {"max_turns", "prompt_too_long", "blocking_limit", "rapid_refill_breaker"}
 """Terminal reasons of the CLI that mean a turn or context limit, not a breakdown."""
@@ -105,9 +106,7 @@ class ClaudeCode:
 
     async def install(self, sandbox: Sandbox) -> None:
         """Write the user configuration that answers the CLI's first-start questions."""
-        done = await sandbox.run(
-            ["sh", "-c", _INSTALL], stdin=json.dumps(_CONFIG).encode(), timeout_s=60
-        )
+        done = await sandbox.run(["sh", "-c", _INSTALL], timeout_s=60)
         if done.exit_code:
             message = f"cannot prepare Claude Code's home folder: {done.text.strip()[-200:]}"
             raise SandboxError(message, hint="the sandbox's user needs a writable HOME")
