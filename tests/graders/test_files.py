@@ -1,0 +1,110 @@
+"""What of a patch grading accepts: nothing that hidden tests bring or that steers tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl.graders._files import accept, paths
+from swerl.task import GradingSpec, Task
+from swerl.tasks.convert import find_converter
+
+
+def section(path: str, *, old: str = "", extra: str = "") -> str:
+    return (
+        f"diff --git a/{old or path} b/{path}\n{extra}--- a/{old or path}\n+++ b/{path}\n"
+        "@@ -1 +1 @@\n-x\n+y\n"
+    )
+
+
+TEST_PATCH = section("tests/unit/test_calc.py")
+TASK = Task(
+    id="t",
+    repo="r",
+    image="host",
+    workdir="/w",
+    prompt="p",
+    grading=GradingSpec("command", test_patch=TEST_PATCH, test_files={"hidden/run.py": ""}),
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tests/unit/test_calc.py",
+        "hidden/run.py",
+        "conftest.py",
+        "deep/down/conftest.py",
+        "pytest.ini",
+        "tox.ini",
+        "sitecustomize.py",
+        "lib/x.pth",
+        "tests",
+        "tests/unit",
+    ],
+)
+def test_protected_paths_are_dropped_and_named(path: str) -> None:
+    result = accept(TASK, section(path) + section("calc.py"))
+    assert result.patch == section("calc.py")
+    assert result.dropped == (path,)
+
+
+def test_patch_without_protected_paths_is_kept_to_the_byte() -> None:
+    patch = section("calc.py") + section("tests/unit/test_other.py") + section("a b/ü.py")
+    assert accept(TASK, patch).patch == patch
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        section("calc.py", old="conftest.py", extra="rename from conftest.py\nrename to calc.py\n"),
+        section("conftest.py", old="x.py", extra="rename from x.py\nrename to conftest.py\n"),
+        section("x.py", extra="copy from x.py\ncopy to conftest.py\n"),
+        section("x.py").replace("+++ b/x.py", "+++ b/conftest.py"),
+        'diff --git "a/d\\303\\274/conftest.py" "b/d\\303\\274/conftest.py"\n'
+        "new file mode 100644\nGIT binary patch\nliteral 1\nIcmZ\n\n",
+        "diff --git a/conftest.py b/conftest.py\nold mode 100644\nnew mode 100755\n",
+        "diff --git a/conftest.py b/conftest.py\ndeleted file mode 100644\n",
+        "--- a/conftest.py\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+x\n",
+        "--- old/./conftest.py\t2000\n+++ new/./conftest.py\t2001\n@@ -0,0 +1 @@\n+x\n",
+    ],
+)
+def test_no_spelling_of_a_header_escapes(patch: str) -> None:
+    assert accept(TASK, patch).patch == ""
+    assert accept(TASK, section("calc.py") + patch).patch == section("calc.py")
+
+
+def test_headers_inside_content_are_content() -> None:
+    patch = (
+        "diff --git a/doc.txt b/doc.txt\n--- a/doc.txt\n+++ b/doc.txt\n@@ -1,2 +1,2 @@\n"
+        "--- a/conftest.py\n+++ b/conftest.py\n x\x0cdiff --git a/conftest.py b/conftest.py\n"
+    )
+    assert paths(patch) == ("doc.txt",)
+    assert accept(TASK, patch).patch == patch
+
+
+def test_plain_diffs_are_split_at_each_file() -> None:
+    plain = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-x\n+y\n"
+    result = accept(TASK, plain.format("calc.py") + plain.format("conftest.py"))
+    assert result.patch == plain.format("calc.py")
+    assert result.dropped == ("conftest.py",)
+
+
+def test_what_the_solution_changes_is_open_to_the_agent() -> None:
+    task = replace(TASK, gold_patch=section("tox.ini") + section("tests/unit/test_calc.py"))
+    assert accept(task, section("tox.ini")).dropped == ()
+    assert accept(task, section("tests/unit/test_calc.py")).dropped != ()
+
+
+@pytest.mark.parametrize("name", ["swebench_verified_v5", "swebench_lite_v5", "swebench_full_dev"])
+def test_every_known_solution_is_accepted_whole(shared_dir: Path, name: str) -> None:
+    to_task = find_converter("swe-bench").to_task
+    with (shared_dir / "rows" / f"{name}.jsonl").open() as lines:
+        tasks = [to_task(json.loads(line)) for line in lines]
+    for task in tasks:
+        result = accept(task, task.gold_patch)
+        assert result.dropped == ()
+        assert result.patch.rstrip("\n") == task.gold_patch.rstrip("\n")
