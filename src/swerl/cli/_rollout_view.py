@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from swerl.cli._output import console
 from swerl.episode import Episode
 from swerl.grade import LEARNABLE, TestStatus, Verdict
+from swerl.patch import touched
 from swerl.run.events import EpisodeEnded, Event, PhaseEnded, PhaseStarted, Progress, TurnEnded
 
 if TYPE_CHECKING:
@@ -106,10 +107,11 @@ def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str)
     out = console()
     trajectory = episode.trajectory
     trained = sum(len(turn.output_ids) for turn in trajectory.turns if turn.trainable)
+    num_branches = len(list(trajectory.leaves()))
     out.print(
-        f"\n{len(trajectory.turns)} turns, {trained:,} trainable tokens in "
-        f"{len(list(trajectory.leaves()))} branches, {episode.timings['total']:.2f} s; "
-        f"agent {episode.status}"
+        f"\n{_count(len(trajectory.turns), 'turn')}, {trained:,} trainable tokens in "
+        f"{_count(num_branches, 'branch', 'branches')}, {episode.timings['total']:.2f} s; "
+        f"agent {episode.status}; patch to {_count(len(touched(episode.patch)), 'file')}"
     )
     colour = _COLOURS[episode.verdict]
     reward = f"reward {episode.reward:g}" if episode.verdict in LEARNABLE else "no reward"
@@ -133,8 +135,13 @@ def _show_failing(episode: Episode) -> None:
         console().print(f"  … and {len(failing) - _MAX_FAILING} more in grade.json")
 
 
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def _safe(text: str) -> str:
     """Return text that neither rich nor the terminal takes for a command."""
     from rich.markup import escape
 
-    return escape("".join(c if c.isprintable() else "�" for c in text))
+    shown = text.expandtabs(4)
+    return escape("".join(c if c.isprintable() else "�" for c in shown))

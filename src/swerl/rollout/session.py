@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 
-from swerl.chat import ToolCall
+from swerl.chat import Role, ToolCall
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session, TurnRecord
 from swerl.rollout.parts import Parts
@@ -53,7 +53,9 @@ def _announce(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]:
                 seconds=turn.duration_s,
                 said=_first_line(message.text),
                 calls=tuple(map(_brief, message.tool_calls)),
-                results=tuple(_first_line(message.text) for message in record.new_messages),
+                results=tuple(
+                    _first_line(m.text) for m in record.new_messages if m.role is Role.TOOL
+                ),
             )
         )
 

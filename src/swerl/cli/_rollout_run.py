@@ -1,0 +1,61 @@
+"""One Episode without a trainer: recipe and Task in, Episode and its folder out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from swerl import assemble, patch, plugins
+from swerl.chat import Message
+from swerl.episode import Episode
+from swerl.errors import TaskError
+from swerl.gateway.app import Gateway
+from swerl.gateway.sessions import TurnRecord
+from swerl.interfaces import EngineSetup, Harness
+from swerl.recipe.schema import Recipe
+from swerl.rollout import episode, record
+from swerl.run.events import Emit
+from swerl.run.files import disk_errors
+from swerl.task import Task
+
+GOLD, NOOP = "gold", "noop"
+
+
+async def attempt(
+    recipe: Recipe, task: Task, folder: Path, *, script: str | None, emit: Emit
+) -> Episode:
+    """Attempt the Task once and keep everything in `folder`; `script` is `gold`, `noop` or none.
+
+    Raises TaskError for `gold` where the Task has no known solution.
+    """
+    harness = assemble.plugin(recipe, "harness")
+    replies = None if script is None else _replies(script, harness, task)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    family = plugins.load("families", recipe.model.family).build(recipe.model.path)
+    setup = EngineSetup(
+        family=family,
+        log_dir=folder,
+        model=recipe.model.path,
+        script=None if replies is None else lambda _: replies,
+    )
+    turns: list[TurnRecord] = []
+    async with (
+        assemble.plugin(recipe, "engine", setup) as engine,
+        Gateway(engine=engine, family=family, model_name=recipe.name) as gateway,
+    ):
+        parts = replace(assemble.parts_of(recipe, gateway, emit), on_turn=turns.append)
+        result = await episode.run(task, f"{task.id}.0", parts)
+    record.write_transcript(folder, turns)
+    record.write(folder, result)
+    return result
+
+
+def _replies(script: str, harness: Harness, task: Task) -> Sequence[Message]:
+    if script == NOOP:
+        return harness.script([], task.workdir)
+    if not task.gold_patch:
+        message = f"{task.id} brings no known solution for scripted:gold"
+        raise TaskError(message, hint="use --engine scripted:noop, or a model")
+    return harness.script(patch.edits(task.gold_patch), task.workdir)
