@@ -18,7 +18,7 @@ LAYERS = {
     "families": 2,
     "gateway": 3,
     "rollout": 4, "training": 4, "images": 4, "cost": 4, "tasks": 4,
-    "assemble": 5,
+    "assemble": 5, "doctor": 5,
     "cli": 6,
 }  # fmt: skip
 PLURAL = {"sandboxes", "harnesses", "dialects", "engines", "graders", "algorithms", "families"}

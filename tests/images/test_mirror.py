@@ -242,8 +242,8 @@ async def test_rewrite_reads_images_from_elsewhere(
 
 
 async def test_local_images_are_counted_and_left_alone(registry: Any, run: Make) -> None:
-    report = await run(["host", "built:twin", "host"], f"{registry.host}/m")
-    assert (report.images, report.num_local) == ((), 2)
+    report = await run(["host", "built:a", "dir:/b", "host"], f"{registry.host}/m")
+    assert (report.images, report.num_local) == ((), 3)
 
 
 async def test_two_images_for_one_name_are_refused(run: Make) -> None:

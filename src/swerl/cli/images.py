@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli import images_build
+
 if TYPE_CHECKING:
     from swerl.images.mirror import Mirrored, MirrorOptions, Report
     from swerl.task import Task
 
 app = typer.Typer(no_args_is_help=True, help="Build and mirror task images.")
+
+
+app.command("build")(images_build.build)
 
 
 @app.callback()

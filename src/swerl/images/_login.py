@@ -47,6 +47,16 @@ async def find_login(registry: str, config: Path) -> Login | None:
     return None
 
 
+def logged_in(config: Path) -> list[str]:
+    """Return the registries that the config names, without asking helper programs."""
+    try:
+        settings = _read(config)
+    except ImageError:
+        return []
+    keys = [*settings.get("auths", {}), *settings.get("credHelpers", {})]
+    return sorted({_host(key) for key in keys})
+
+
 def _read(config: Path) -> Mapping[str, Any]:
     try:
         settings = json.loads(config.read_text(encoding="utf-8"))

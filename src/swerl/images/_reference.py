@@ -85,7 +85,7 @@ def parse_target(text: str) -> Target:
 
 def is_local(image: str) -> bool:
     """Say whether the image lives on this machine only, so that no registry has it."""
-    return image == "host" or image.startswith("built:")
+    return image == "host" or image.startswith(("built:", "dir:"))
 
 
 def base_url(registry: str) -> str:

@@ -1,0 +1,67 @@
+"""`swerl doctor`: what works on this machine, and what mends the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from swerl.doctor import Check
+
+_COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
+
+
+def doctor(
+    runs: Annotated[Path, typer.Option(help="Folder that would keep the runs.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what of swerl works on this machine; exit code 1 where the twin cannot run."""
+    import asyncio
+
+    from swerl.doctor import examine, twin_runs
+
+    checks = asyncio.run(examine(runs))
+    good = twin_runs(checks)
+    if as_json:
+        _print_json(checks, good)
+    else:
+        _show(checks, good)
+    if not good:
+        raise typer.Exit(1)
+
+
+def _print_json(checks: list[Check], good: bool) -> None:
+    import json
+    from dataclasses import asdict
+
+    from swerl.cli._output import console
+
+    rows = [asdict(check) for check in checks]
+    text = json.dumps({"twin_runs": good, "checks": rows}, indent=1)
+    console().print(text, soft_wrap=True, markup=False)
+
+
+def _show(checks: list[Check], good: bool) -> None:
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table
+
+    from swerl.cli._output import console
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in ("", "check", "found", "enables"):
+        table.add_column(name, no_wrap=name in ("", "check"))
+    for check in checks:
+        state = f"[{_COLOURS[check.state]}]{check.state}[/]"
+        table.add_row(state, check.name, escape(check.found), check.enables)
+    console().print(table)
+    for check in checks:
+        if check.mend:
+            colour = _COLOURS[check.state]
+            console().print(f"[{colour}]{check.name}[/]: {escape(check.mend)}", soft_wrap=True)
+    if good:
+        console().print("next: swerl train recipes/twin_cpu.toml")
+    else:
+        console().print("[red]the twin cannot run here[/]: mend what is missing first")
