@@ -34,9 +34,9 @@ def train(
         show_plan(recipe)
         return
     check(recipe)
+    from swerl import assemble
     from swerl.cli._train_view import TrainView, show_summary
-    from swerl.run_recipe import run_recipe
 
     with TrainView(recipe) as view:
-        past = asyncio.run(run_recipe(recipe, runs / recipe.name, view))
+        past = asyncio.run(assemble.train(recipe, runs / recipe.name, view))
     show_summary(recipe, runs / recipe.name, past)
