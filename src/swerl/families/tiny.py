@@ -37,7 +37,7 @@ class TinyFamily:
     def __init__(self, tokenizer: SplitTokenizer) -> None:
         self._tokenizer = tokenizer
         ids = {token: tokenizer.id(token) for token in tiny.SPECIAL_TOKENS}
-        self.stop_ids = (ids[tiny.END], ids[tiny.PAD])
+        self.stop_ids: tuple[int, ...] = (ids[tiny.END], ids[tiny.PAD])
 
     def render(self, request: ChatRequest) -> list[int]:
         """Return the whole prompt, up to where the assistant begins to speak."""

@@ -87,7 +87,12 @@ class Builtin:
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that show each file, make the edits one by one, and submit."""
-        return [*_edit_calls(edits), _call(SUBMIT)]
+        return script(edits)
+
+
+def script(edits: Sequence[FileEdit]) -> list[Message]:
+    """Return replies that show each file, make the edits one by one, and submit."""
+    return [*_edit_calls(edits), _call(SUBMIT)]
 
 
 class _RefusedError(Exception):

@@ -9,9 +9,10 @@ nor sound as a neighbour of the broken one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -220,6 +221,12 @@ def _breaks(function: Function, pattern: str, call: Call) -> bool:
 def _value(function: Function, pattern: str, args: tuple[int, ...]) -> int | bool:
     """Evaluate the expression; operands are never zero, so every pattern has a value."""
     second = args[1] if len(args) > 1 else int(function.operands[1])
-    value = eval(pattern.format(a=args[0], b=second), {"max": max, "min": min})
-    assert isinstance(value, int)
-    return value
+    return _compiled(pattern)(args[0], second)
+
+
+@functools.cache
+def _compiled(pattern: str) -> Callable[[int, int], int | bool]:
+    compiled: Callable[[int, int], int | bool] = eval(
+        f"lambda a, b: {pattern.format(a='a', b='b')}"
+    )
+    return compiled
