@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
-from aiohttp.web_exceptions import HTTPException
 
 from swerl.chat import Json
 from swerl.errors import GatewayError, Refusal
@@ -35,8 +34,8 @@ async def read_object(request: web.BaseRequest, max_bytes: int) -> dict[str, Jso
     except orjson.JSONDecodeError as error:
         message = f"the request body is not valid JSON: {error}"
         raise GatewayError(message) from error
-    except HTTPException as error:
-        message = f"the request body cannot be read: {error.reason}"
+    except web.RequestPayloadError as error:
+        message = f"the request body cannot be read: {error}"
         raise GatewayError(message) from error
     if not isinstance(value, dict):
         message = f"the request body must be a JSON object, not {type(value).__name__}"

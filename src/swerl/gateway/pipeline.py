@@ -178,6 +178,10 @@ class Conversation:
         except EngineError as error:
             self.failure = error
             raise
+        except Exception as error:  # the edge at which an engine's own errors become ours
+            message = f"the engine's client broke: {type(error).__name__}: {error}"
+            self.failure = EngineError(message, hint="this is a bug of the engine's module")
+            raise self.failure from error
         self.failure = None
         if spoken.completion.finish is Finish.ABORT:
             self.count_dropped("aborted", len(spoken.completion.ids))

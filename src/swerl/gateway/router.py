@@ -22,6 +22,9 @@ _CHECKS = frozenset({"", "/api/hello", "/healthz"})
 """Paths at which agents and people look whether somebody is there."""
 
 
+_METHODS: Mapping[str, str] = {"chat": "POST", "count_tokens": "POST", "models": "GET"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Route:
     dialect: Dialect
@@ -51,7 +54,7 @@ class Router:
         dialect = route.dialect if route else self._fallback
         stream = EventStream(request)
         try:
-            if route is None:
+            if route is None or request.method != _METHODS[route.operation]:
                 message = f"nothing is served at {request.method} {path or '/'}"
                 raise GatewayError(message, refusal=Refusal.NOT_FOUND)
             session = alone or self._session(request.headers, dialect)

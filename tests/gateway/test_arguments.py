@@ -1,0 +1,38 @@
+"""Texts become the JSON types that a tool declares, and only those."""
+
+from __future__ import annotations
+
+import pytest
+
+from swerl.chat import Json, Tool
+from swerl.gateway.arguments import coerce
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, "5000", 5000),
+        ({"type": "integer"}, "5.5", "5.5"),
+        ({"type": "integer"}, "050", "050"),
+        ({"type": "integer"}, "true", "true"),
+        ({"type": "number"}, "0.5", 0.5),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": "array"}, '["a"]', ["a"]),
+        ({"type": "object"}, '{"a": 1}', {"a": 1}),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": "string"}, "5000", "5000"),
+        ({"type": ["string", "integer"]}, "5000", "5000"),
+        ({}, "5000", "5000"),
+        (None, "5000", "5000"),
+    ],
+)
+def test_a_text_is_read_as_its_declared_type(schema: Json, text: str, value: Json) -> None:
+    tool = Tool("t", parameters={"properties": {"x": schema}})
+
+    assert coerce("t", {"x": text, "other": "1"}, [tool]) == {"x": value, "other": "1"}
+
+
+def test_an_unknown_tool_keeps_its_texts() -> None:
+    assert coerce("nobody", {"x": "1"}, [Tool("t")]) == {"x": "1"}
+    assert coerce("t", {"x": "1"}, [Tool("t")]) == {"x": "1"}
