@@ -68,9 +68,9 @@ def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
     return Parts(
         gateway=gateway,
         provisioner=Provisioner(
-            _plugin(recipe, "sandbox"), limits, concurrency=recipe.rollout.concurrency
+            plugin(recipe, "sandbox"), limits, concurrency=recipe.rollout.concurrency
         ),
-        harness=_plugin(recipe, "harness"),
+        harness=plugin(recipe, "harness"),
         reward=rule(recipe.rollout.reward),
         rollout=recipe.rollout,
         budgets=recipe.budgets,
@@ -88,7 +88,7 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
     setup = EngineSetup(family=family, log_dir=logs, model=model)
     async with (
         _trainer(recipe, folder, model, logs) as trainer,
-        _plugin(recipe, "engine", setup) as engine,
+        plugin(recipe, "engine", setup) as engine,
         Gateway(engine=engine, family=family, model_name=recipe.name) as gateway,
     ):
         meter = Meter(engine)
@@ -100,7 +100,7 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
             evals=evals,
             engine=engine,
             trainer=trainer,
-            algorithm=_plugin(recipe, "algorithm"),
+            algorithm=plugin(recipe, "algorithm"),
             parts=parts_of(recipe, gateway, emit),
             meter=meter,
         )
@@ -140,7 +140,8 @@ def _trainer(recipe: Recipe, folder: RunFolder, model: Path, logs: Path) -> Mega
     )
 
 
-def _plugin(recipe: Recipe, section: str, *needs: Any) -> Any:
+def plugin(recipe: Recipe, section: str, *needs: Any) -> Any:
+    """Build (an engine: open) what a recipe's section names, with its validated settings."""
     chosen = getattr(recipe, section)
     kind = PLUGIN_SECTIONS[section]
     module = plugins.load(kind, chosen.type)
