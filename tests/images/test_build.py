@@ -154,7 +154,10 @@ def test_broken_archive_is_one_clear_error(tmp_path: Path) -> None:
         unpack(layer, archive)
 
 
-@pytest.mark.parametrize("text", ["{", '[{"instance_id": "a"}]', '[{"sdist": 3}]'])
+NO_NAME = '[{"instance_id": "../a", "sdist": "a==1", "python": "3.9", "test_cmd": "true"}]'
+
+
+@pytest.mark.parametrize("text", ["{", '[{"instance_id": "a"}]', '[{"sdist": 3}]', NO_NAME])
 def test_broken_specs_are_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "specs.json"
     path.write_text(text)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from swerl.chat import Json
 from swerl.errors import ImageError, InputError, TaskError
@@ -47,10 +47,11 @@ class SourceSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    instance_id: str
-    sdist: str
+    instance_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Also the image's name and that of its folder."""
+    sdist: str = Field(pattern=r"^[^=\s]+==[^=\s]+$")
     """The project's source archive as `name==version`."""
-    python: str
+    python: str = Field(pattern=r"^\d+\.\d+$")
     """Release line of Python, such as `3.9`."""
     requirements: tuple[str, ...] = ()
     """Pinned packages of the environment."""
