@@ -99,14 +99,19 @@ class _Engine:
 
 
 def _read_engine(text: str) -> _Engine:
-    from swerl.errors import InputError
+    from swerl import plugins
+    from swerl.errors import InputError, unknown
 
     if match := re.fullmatch(r"scripted:(gold|noop)", text):
         return _Engine(text, "scripted", script=match[1])
     if match := re.fullmatch(r"(sglang|openai)=(https?://\S+)", text):
         return _Engine(text, match[1], url=match[2])
-    if re.fullmatch(r"[a-z][a-z0-9-]*", text) and text not in {"scripted", "openai"}:
+    known = list(plugins.names("engines"))
+    if text in set(known) - {"scripted", "openai"}:
         return _Engine(text, text)
+    name = re.split("[:=]", text)[0]
+    if name not in known:
+        raise unknown("engine", name, known)
     message = f"--engine {text!r} is not an engine"
     raise InputError(message, hint=f"use {_KINDS}")
 

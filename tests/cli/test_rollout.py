@@ -1,0 +1,196 @@
+"""`swerl rollout`: what it shows and keeps, its exit codes, one clear error for bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import typer
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from typer.testing import CliRunner
+
+from swerl.cli import _output, _rollout_run, rollout
+from swerl.cli._rollout_view import RolloutView
+from swerl.errors import InputError, SwerlError
+from swerl.harnesses import claude_code
+from swerl.run.events import PhaseEnded, TurnEnded, ignore
+from swerl.task import Task, write_tasks
+from swerl.tasks import twin
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What one call of the command came to."""
+
+    code: int
+    text: str
+    error: BaseException | None
+
+
+Run = Callable[..., Shown]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    folder = tmp_path_factory.mktemp("twin")
+    return twin.make_tasks(folder, split="heldout", count=1, seed=0)[0]
+
+
+@pytest.fixture
+def run(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Call the command on a file with one generated task, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    write_tasks(tmp_path / "tasks.jsonl", [task])
+    app = typer.Typer()
+    app.command()(rollout.rollout)
+
+    def call(*arguments: str, tasks: str = "tasks.jsonl") -> Shown:
+        _output.console.cache_clear()
+        done = CliRunner().invoke(app, ["--tasks", tasks, *arguments])
+        return Shown(done.exit_code, done.output, done.exception)
+
+    yield call  # type: ignore[misc]  # a generator fixture
+    _output.console.cache_clear()
+
+
+def test_gold_is_shown_turn_by_turn_and_solved(run: Run, task: Task, tmp_path: Path) -> None:
+    shown = run("--instance", task.id, "--engine", "scripted:gold", "-o", "out")
+    assert shown.code == 0, shown
+    for part in (task.id, "boot", "agent", "turn 1", "str_replace", "SOLVED", "next"):
+        assert part in shown.text
+    kept = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"transcript.json", "patch.diff", "grade.json", "agent.log"} <= kept
+    assert all(f"out/{name}" in shown.text for name in ("trajectory.json", "patch.diff"))
+
+
+def test_noop_is_unsolved_and_no_failure_of_the_command(run: Run) -> None:
+    shown = run("--engine", "scripted:noop")
+    assert shown.code == 0, shown
+    assert "UNSOLVED" in shown.text
+
+
+def test_json_is_one_object_with_paths_that_exist(run: Run, tmp_path: Path) -> None:
+    shown = run("--json")
+    found = json.loads(shown.text)
+    assert (found["verdict"], found["trainable"]) == ("solved", True)
+    assert all((tmp_path / path).exists() for path in found["artefacts"].values())
+
+
+def test_transcript_and_tokens_tell_the_same_turns(run: Run, tmp_path: Path) -> None:
+    run("-o", "out")
+    words = json.loads((tmp_path / "out" / "transcript.json").read_text())
+    tokens = json.loads((tmp_path / "out" / "trajectory.json").read_text())["turns"]
+    assert [turn["turn"] for turn in words] == [turn["index"] for turn in tokens]
+    assert [turn["tokens_out"] for turn in words] == [len(turn["output_ids"]) for turn in tokens]
+    assert words[0]["said"]["tool_calls"]
+
+
+def test_second_rollout_of_a_task_keeps_the_first(run: Run, task: Task, tmp_path: Path) -> None:
+    run()
+    run()
+    kept = {path.name for path in (tmp_path / "runs" / "rollouts").iterdir()}
+    assert kept == {f"{task.id}.0", f"{task.id}.1"}
+
+
+def test_broken_machinery_is_shown_as_infra_with_exit_code_1(
+    run: Run, task: Task, tmp_path: Path
+) -> None:
+    write_tasks(tmp_path / "gone.jsonl", [replace(task, image="dir:/no/such/folder")])
+    shown = run(tasks="gone.jsonl")
+    assert shown.code == 1
+    assert "INFRA" in shown.text
+    assert "no folder at /no/such/folder" in shown.text
+    assert "swerl doctor" in shown.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "hint"),
+    [
+        (["--instance", "twin__x"], "unknown instance", "did you mean"),
+        (["--engine", "scriptd:gold"], "unknown engine 'scriptd'", "scripted"),
+        (["--engine", "scripted:silver"], "is not an engine", "scripted:gold"),
+        (["--engine", "torch-cpu"], "needs --model", "initial_model"),
+        (["--engine", "torch-cpu", "--model", "nowhere"], "holds no model", "Hugging Face"),
+        (["--agent", "claude-cod"], "unknown harness", "claude-code"),
+        (["--set", "harnes.bare=true"], "unknown recipe key", "harness"),
+        (["--agent", "claude-code", "--set", "harness.bar=true"], "unknown recipe key", "bare"),
+    ],
+)
+def test_bad_input_is_one_error_with_a_hint(
+    run: Run, arguments: Sequence[str], says: str, hint: str
+) -> None:
+    shown = run(*arguments)
+    assert isinstance(shown.error, InputError)
+    assert says in str(shown.error)
+    assert hint in shown.error.hint
+
+
+def test_missing_and_empty_task_files_are_the_users_error(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    for name, says in (("absent.jsonl", "cannot read"), ("empty.jsonl", "holds no task")):
+        shown = run(tasks=name)
+        assert isinstance(shown.error, InputError)
+        assert says in str(shown.error)
+
+
+def test_gold_of_a_task_without_solution_says_what_to_use(
+    run: Run, task: Task, tmp_path: Path
+) -> None:
+    write_tasks(tmp_path / "bare.jsonl", [replace(task, gold_patch="")])
+    shown = run(tasks="bare.jsonl")
+    assert isinstance(shown.error, InputError)
+    assert "scripted:noop" in shown.error.hint
+
+
+async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
+    task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        message = {"role": "assistant", "content": "I would rather not."}
+        choice = {"message": message, "finish_reason": "stop"}
+        return web.json_response({"id": "1", "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server:
+        engine = rollout._read_engine(f"openai={server.make_url('/v1')}")
+        recipe = rollout._recipe("builtin", engine, "some-model", ())
+        _output.console.cache_clear()
+        with RolloutView(trainable=engine.trainable) as view:
+            episode = await _rollout_run.attempt(recipe, task, tmp_path, script=None, emit=view)
+    _output.console.cache_clear()
+    assert episode.verdict == "unsolved"
+    assert not any(turn.trainable for turn in episode.trajectory.turns)
+    assert "not trainable" in capsys.readouterr().out
+
+
+def test_terminal_commands_in_what_a_model_says_are_not_obeyed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _output.console.cache_clear()
+    view = RolloutView()
+    view(TurnEnded("e", 0, 1, 1, 0.1, "\x1b[2J[red]hi[/red]", ("bash(\x07)",)))
+    view(PhaseEnded("e", "agent", 1.0))
+    _output.console.cache_clear()
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "[red]hi[/red]" in shown
+
+
+@pytest.mark.agents
+async def test_claude_code_solves_a_generated_task_with_its_own_tools(
+    task: Task, tmp_path: Path
+) -> None:
+    try:
+        claude_code.fetch(claude_code.DEFAULT_VERSION)
+    except SwerlError as error:
+        pytest.skip(f"no Claude Code bundle: {error}")
+    engine = rollout._read_engine("scripted:gold")
+    recipe = rollout._recipe("claude-code", engine, None, ())
+    episode = await _rollout_run.attempt(recipe, task, tmp_path, script="gold", emit=ignore)
+    assert episode.verdict == "solved", episode.grade.reason + episode.log
