@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def image(home: Path) -> Path:
-    assert build(SPEC) == "built:example__tinycalc-1"
+def builds(home: Path) -> list[list[str]]:
+    """The steps of two builds of one image that began at the same time."""
+    steps: list[list[str]] = [[], []]
+    with ThreadPoolExecutor() as pool:
+        references = list(pool.map(lambda said: build(SPEC, said.append), steps))
+    assert references == ["built:example__tinycalc-1"] * 2
+    return steps
+
+
+@pytest.fixture(scope="module")
+def image(home: Path, builds: list[list[str]]) -> Path:
     return home / "images" / "example__tinycalc-1"
+
+
+def test_two_builds_of_one_image_do_the_work_once(builds: list[list[str]]) -> None:
+    assert sorted(map(len, builds)) == [0, 4]
 
 
 def test_image_describes_its_layer_and_environment(image: Path) -> None:
