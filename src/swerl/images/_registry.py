@@ -160,14 +160,14 @@ class Registry:
 
 
 async def _parts(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    held = bytearray()
+    held: list[bytes] = []
     async for chunk in chunks:
-        held += chunk
-        if len(held) >= _PART:
-            yield bytes(held)
+        held.append(chunk)
+        if sum(map(len, held)) >= _PART:
+            yield b"".join(held)
             held.clear()
     if held:
-        yield bytes(held)
+        yield b"".join(held)
 
 
 def _location(response: aiohttp.ClientResponse) -> str:
