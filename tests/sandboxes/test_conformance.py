@@ -361,7 +361,7 @@ async def test_programs_of_the_host_cannot_be_changed(sandbox: Sandbox) -> None:
     for path in ("/usr/bin/env", "/usr/new"):
         done = await sandbox.run(["sh", "-c", f"echo x >> {path}"], user="root")
         assert done.exit_code != 0
-        assert b"Read-only" in done.stderr
+        assert b"Read-only" in done.stderr or b"denied" in done.stderr
 
 
 async def test_kernel_settings_cannot_be_changed(sandbox: Sandbox) -> None:
@@ -412,21 +412,22 @@ async def test_sandboxes_share_nothing(backend: SandboxBackend) -> None:
 # Limits
 
 
-def requires(sandbox: Sandbox, limit: str) -> None:
-    if limit not in getattr(sandbox, "limits", {limit}):
-        pytest.skip(f"no writable cgroup holds the limit {limit} here")
+def require_process_limit(sandbox: Sandbox) -> None:
+    """Skip where neither a cgroup nor, because the kernel spares root, an rlimit holds."""
+    if "pids" not in getattr(sandbox, "limits", {"pids"}) and os.geteuid() == 0:
+        pytest.skip("root without a writable cgroup has no process limit")
 
 
 async def test_a_memory_bomb_dies_alone(sandbox: Sandbox) -> None:
-    requires(sandbox, "memory")
     script = "x = bytearray(); \nwhile True: x += bytes(1 << 24)"
     done = await sandbox.run(["python3", "-c", script], timeout_s=30)
-    assert (done.exit_code, done.timed_out) == (137, False)
+    assert done.exit_code != 0
+    assert not done.timed_out
     assert await sh(sandbox, "echo still here") == "still here\n"
 
 
 async def test_a_fork_bomb_is_contained(sandbox: Sandbox) -> None:
-    requires(sandbox, "pids")
+    require_process_limit(sandbox)
     done = await sandbox.run(["sh", "-c", "b() { b | b & }; b; sleep 60"], timeout_s=0.2)
     assert done.timed_out
     assert await sh(sandbox, "echo still here") == "still here\n"

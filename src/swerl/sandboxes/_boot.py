@@ -72,7 +72,6 @@ def map_ids(inside_uid: int, inside_gid: int, uid: int, gid: int) -> None:
 
 
 def _enter_unshare() -> int:
-    stage.make_devices()
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(sum(_KINDS.values()))
     map_ids(AGENT_ID, AGENT_ID, uid, gid)

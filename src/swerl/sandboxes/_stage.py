@@ -48,9 +48,11 @@ def build(plan: Plan) -> int | None:
     Path(ROOT).mkdir()
     upper = _make_base(plan)
     root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
+    _make_apart(root, "tmp", 0o1777)
+    if not plan.bwrap:
+        _make_apart(root, "dev", 0o755)
     for source, target in plan.binds:
         _bind(root, source, target)
-    _make_tmp(root)
     if plan.content:
         upper = _make_content(root, plan)
     else:
@@ -58,22 +60,6 @@ def build(plan: Plan) -> int | None:
     os.close(root)
     kernel.mount(ROOT, ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     return upper
-
-
-def make_devices() -> None:
-    """Fill /dev of the tree at ROOT."""
-    folder = Path(ROOT, "dev")
-    for name in _DEVICES:
-        (folder / name).touch()
-        with suppress(FileNotFoundError):
-            kernel.mount(f"/dev/{name}", str(folder / name), flags=kernel.MS_BIND)
-    for name, target in _DEVICE_LINKS:
-        (folder / name).symlink_to(target)
-    for name in ("pts", "shm"):
-        (folder / name).mkdir()
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("tmpfs", str(folder / "shm"), "tmpfs", flags=flags, data="mode=1777,size=64m")
-    kernel.mount("devpts", str(folder / "pts"), "devpts", data="newinstance,ptmxmode=0666,mode=620")
 
 
 def _make_base(plan: Plan) -> int | None:
@@ -108,14 +94,30 @@ def _bind(root: int, source: str, target: str) -> None:
     os.close(fd)
 
 
-def _make_tmp(root: int) -> None:
-    """Keep /tmp out of the changes that `capture` collects."""
-    folder = Path(STAGE, "tmp")
+def _make_apart(root: int, name: str, mode: int) -> None:
+    """Keep a top-level folder out of the changes that `capture` collects."""
+    folder = Path(STAGE, name)
     folder.mkdir()
-    folder.chmod(0o1777)
-    fd = files.make_folder(root, "/tmp")
-    kernel.mount(str(folder), f"/proc/self/fd/{fd}", flags=kernel.MS_BIND)
+    folder.chmod(mode)
+    if name == "dev":
+        _make_devices(folder)
+    fd = files.make_folder(root, f"/{name}")
+    kernel.mount(str(folder), f"/proc/self/fd/{fd}", flags=kernel.MS_BIND | kernel.MS_REC)
     os.close(fd)
+
+
+def _make_devices(folder: Path) -> None:
+    for name in _DEVICES:
+        (folder / name).touch()
+        with suppress(FileNotFoundError):
+            kernel.mount(f"/dev/{name}", str(folder / name), flags=kernel.MS_BIND)
+    for name, target in _DEVICE_LINKS:
+        (folder / name).symlink_to(target)
+    for name in ("pts", "shm"):
+        (folder / name).mkdir()
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", str(folder / "shm"), "tmpfs", flags=flags, data="mode=1777,size=64m")
+    kernel.mount("devpts", str(folder / "pts"), "devpts", data="newinstance,ptmxmode=0666,mode=620")
 
 
 def _make_content(root: int, plan: Plan) -> int | None:

@@ -33,12 +33,11 @@ from swerl.sandboxes._spawner import owner_lives
 from swerl.sandboxes._wire import Plan
 
 _SOURCE = str(Path(__file__).resolve().parents[2])
-_SPAWNER = """
-import sys
-sys.path.append(sys.argv[1])
-from swerl.sandboxes import _spawner
-_spawner.main(int(sys.argv[2]))
-"""
+_SPAWNER = (
+    *("-I", "-S", "-X", "utf8", "-c"),
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from swerl.sandboxes import _spawner; _spawner.main(int(sys.argv[2]))",
+)
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EUSERS, errno.ENOSPC, errno.ENOSYS}
 _NO_NAMESPACES = (
     "run as root, or allow user namespaces: `sysctl user.max_user_namespaces=10000`, "
@@ -80,6 +79,8 @@ class LocalBackend:
         self._options = options
         self._bwrap = _find_bwrap(options.isolator)
         self._spawner: socket.socket | None = None
+        self.spawner_pid = 0
+        """Process that forks the wardens; 0 before the first sandbox."""
 
     def open(
         self, image: str, limits: Limits, *, workdir: str, mounts: Sequence[Mount] = ()
@@ -144,18 +145,9 @@ class LocalBackend:
             sweep(self._options.scratch)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            argv = [*_SPAWNER, _SOURCE, str(theirs.fileno())]
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-X",
-                    "utf8",
-                    "-c",
-                    _SPAWNER,
-                    _SOURCE,
-                    str(theirs.fileno()),
-                ],
+                [sys.executable, *argv],
                 pass_fds=[theirs.fileno()],
                 env={},
                 cwd="/",
@@ -165,7 +157,7 @@ class LocalBackend:
                 start_new_session=True,
             )
         weakref.finalize(self, _stop_spawner, ours, process)
-        self._spawner = ours
+        self._spawner, self.spawner_pid = ours, process.pid
         return ours
 
 
