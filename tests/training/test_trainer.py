@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -187,8 +188,6 @@ async def test_a_rank_that_dies_mid_step_is_a_trainer_error(
     tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:
     async with _trainer(tiny_model, options) as trainer:
-        with pytest.raises(TrainerError, match="cannot restore the checkpoint"):
-            await trainer.restore(7)
         step = asyncio.create_task(trainer.step(random_batch(0, num_rows=300)))
         await asyncio.sleep(0.1)
         os.kill(trainer.pids[0], signal.SIGKILL)
@@ -197,6 +196,30 @@ async def test_a_rank_that_dies_mid_step_is_a_trainer_error(
         assert "trainer-rank0.log" in error.value.hint
         with pytest.raises(TrainerError):
             await trainer.publish()
+
+
+async def test_disk_trouble_is_reported_and_costs_no_weights(
+    tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
+) -> None:
+    async with _trainer(tiny_model, options) as trainer:
+        await trainer.step(random_batch(0))
+        before = await trainer.publish()
+        unlimited = resource.prlimit(trainer.pids[0], resource.RLIMIT_FSIZE, (4096, -1))
+        with pytest.raises(TrainerError, match="cannot write"):
+            await trainer.publish()
+        with pytest.raises(TrainerError, match="cannot write"):
+            await trainer.save(1)
+        resource.prlimit(trainer.pids[0], resource.RLIMIT_FSIZE, unlimited)
+        assert checksum(before.path) == before.checksum
+        assert not list(options.checkpoint_dir.glob("0*"))
+        await trainer.save(1)
+        assert (await trainer.publish()).checksum == before.checksum
+        (shard,) = options.checkpoint_dir.glob("00001/*.distcp")
+        shard.write_bytes(shard.read_bytes()[:5000])
+        with pytest.raises(TrainerError, match="cannot restore the checkpoint"):
+            await trainer.restore(1)
+        with pytest.raises(TrainerError, match="cannot restore the checkpoint"):
+            await trainer.restore(7)
 
 
 async def test_a_model_that_does_not_fit_is_an_error_at_start(

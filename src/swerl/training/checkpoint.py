@@ -19,6 +19,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.optimizer import ChainedOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
 
 from swerl.errors import TrainerError
 from swerl.run.files import disk_errors
@@ -28,13 +29,15 @@ from swerl.training.learner import Learner
 KEPT_CHECKPOINTS = 2
 """Checkpoints kept: the newest, and the one before it in case a run stops while committing."""
 
+_WRITE_ERRORS = (CheckpointingException, CheckpointException, RuntimeError)
+_READ_ERRORS = (*_WRITE_ERRORS, OSError, EOFError, pickle.UnpicklingError)
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 def save(learner: Learner, folder: Path) -> None:
     """Write a checkpoint folder that appears at once. All ranks must call it together.
 
-    Older checkpoints beside it are removed. Raises RunError on a full disk.
+    Older checkpoints beside it are removed. Raises TrainerError or RunError on a full disk.
     """
     temporary = folder.with_name(f".{folder.name}.part")
     is_first = torch.distributed.get_rank() == 0
@@ -43,7 +46,11 @@ def save(learner: Learner, folder: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         torch.distributed.barrier()
-        dist_checkpointing.save(_state(learner, is_loading=False), str(temporary), _strategy())
+        try:
+            dist_checkpointing.save(_state(learner, is_loading=False), str(temporary), _strategy())
+        except _WRITE_ERRORS as error:
+            message = f"cannot write the checkpoint {folder}: {_first_line(error)}"
+            raise TrainerError(message, hint="is the disk full? the weights are safe") from error
         torch.distributed.barrier()
         if is_first:
             shutil.rmtree(folder, ignore_errors=True)
@@ -56,14 +63,13 @@ def restore(learner: Learner, folder: Path) -> None:
 
     Raises TrainerError where it is missing, damaged or of another model.
     """
-    hint = "remove the folder to resume from an older checkpoint, or start the run anew"
     _make_adam_state(learner.optimizer)
     try:
         state = dist_checkpointing.load(_state(learner, is_loading=True), str(folder))
-    except (CheckpointingException, OSError, EOFError, pickle.UnpicklingError, RuntimeError) as err:
-        first_line = (str(err) or repr(err)).splitlines()[0]
-        message = f"cannot restore the checkpoint {folder}: {first_line}"
-        raise TrainerError(message, hint=hint) from err
+    except _READ_ERRORS as error:
+        message = f"cannot restore the checkpoint {folder}: {_first_line(error)}"
+        hint = "remove the folder to resume from an older checkpoint, or start the run anew"
+        raise TrainerError(message, hint=hint) from error
     learner.model.load_state_dict(state["model"])
     _load_optimizer(learner.optimizer, state["optimizer"])
     learner.scheduler.num_steps = 0  # loading adds to it
@@ -120,3 +126,7 @@ def _load_optimizer(optimizer: ChainedOptimizer, state: dict[str, Any]) -> None:
     distributed.load_parameter_state_from_fully_reshardable(tensors)
     for entry, step in steps:
         entry["step"] = step.clone()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
