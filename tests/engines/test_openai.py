@@ -1,0 +1,142 @@
+"""The openai engine, against swerl's own gateway as the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from swerl.chat import ChatRequest, Finish, Message, Role, Tool, ToolCall
+from swerl.engines import openai, scripted
+from swerl.engines.openai import OpenAIEngine, Options
+from swerl.errors import EngineError, EngineLostError, InputError
+from swerl.families import tiny
+from swerl.gateway.app import Gateway
+from swerl.gateway.limits import SessionLimits
+from swerl.interfaces import EngineSetup
+from swerl.turn import Sampling
+
+FAMILY = tiny.build(None)
+SAID = Message(Role.ASSISTANT, "I look.", "Hm.", (ToolCall("", "bash", {"cmd": "ls"}),))
+ASK = Message(Role.USER, "fix it")
+TOOLS = (Tool("bash", "Run.", {"type": "object", "properties": {}}),)
+
+
+@asynccontextmanager
+async def opened(url: str, key: str | None = None) -> AsyncIterator[OpenAIEngine]:
+    options = Options(base_url=url, model="m", api_key=key)
+    async with openai.open(options, EngineSetup(FAMILY, Path())) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Gateway, str]]:
+    """A gateway that speaks OpenAI chat; its key is in the variable SOME_KEY."""
+    setup = EngineSetup(FAMILY, Path(), script=lambda session: [SAID])
+    async with (
+        scripted.open(scripted.Options(), setup) as engine,
+        Gateway(engine=engine, family=FAMILY) as gateway,
+    ):
+        session = gateway.open("s", sampling=Sampling(500), limits=SessionLimits())
+        monkeypatch.setenv("SOME_KEY", session.key)
+        yield gateway, gateway.url + "/v1"
+
+
+@asynccontextmanager
+async def answering(status: int, text: str) -> AsyncIterator[str]:
+    """A server that always says the same."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=status, text=text)
+
+    runner = web.ServerRunner(web.Server(handle))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    await runner.cleanup()
+
+
+async def test_a_conversation_goes_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server(monkeypatch) as (_, url), opened(url, "SOME_KEY") as engine:
+        reply = await engine.chat(ChatRequest((ASK,), TOOLS, max_tokens=300), "s")
+        call = reply.message.tool_calls[0]
+        result = Message(Role.TOOL, "a b", tool_call_id=call.id)
+        done = await engine.chat(ChatRequest((ASK, reply.message, result), TOOLS), "s")
+
+    assert (reply.message.text, reply.message.thinking) == ("I look.", "Hm.")
+    assert (call.name, call.arguments) == ("bash", {"cmd": "ls"})
+    assert reply.finish is Finish.TOOL_CALLS
+    assert reply.usage.prompt_tokens > 0
+    assert (done.message.text, done.finish) == ("Done.", Finish.STOP)
+
+
+async def test_turns_through_a_chat_engine_are_kept_but_not_trainable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from swerl.sample import to_samples
+
+    async with (
+        server(monkeypatch) as (_, url),
+        opened(url, "SOME_KEY") as upstream,
+        Gateway(engine=upstream, family=FAMILY) as gateway,
+    ):
+        session = gateway.open("t", sampling=Sampling(500), limits=SessionLimits())
+        monkeypatch.setenv("OTHER_KEY", session.key)
+        async with opened(gateway.url + "/v1", "OTHER_KEY") as client:
+            first = await client.chat(ChatRequest((ASK,), TOOLS), "x")
+            result = Message(Role.TOOL, "a", tool_call_id=first.message.tool_calls[0].id)
+            await client.chat(ChatRequest((ASK, first.message, result), TOOLS), "x")
+        trajectory = await session.close()
+
+    assert [turn.parent for turn in trajectory.turns] == [None, 0]
+    assert not any(turn.trainable for turn in trajectory.turns)
+    assert to_samples(trajectory, episode="e", task="t") == []
+
+
+async def test_a_server_that_is_not_there_is_lost() -> None:
+    async with opened("http://127.0.0.1:9/v1") as engine:
+        with pytest.raises(EngineLostError, match="no answer from") as caught:
+            await engine.chat(ChatRequest((ASK,)), "s")
+    assert "engine.base_url" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind"),
+    [
+        (503, "busy", EngineLostError),
+        (429, "slow down", EngineLostError),
+        (401, '{"error": "key"}', EngineError),
+        (200, "<html>", EngineError),
+        (200, "[]", EngineError),
+        (200, "{}", EngineError),
+        (200, '{"choices": [{"message": null}]}', EngineError),
+    ],
+)
+async def test_a_strange_answer_is_one_clear_error(
+    status: int, text: str, kind: type[EngineError]
+) -> None:
+    async with answering(status, text) as url, opened(url) as engine:
+        with pytest.raises(EngineError) as caught:
+            await engine.chat(ChatRequest((ASK,)), "s")
+    assert type(caught.value) is kind
+    assert caught.value.hint
+
+
+async def test_calls_that_are_no_json_are_counted() -> None:
+    call = '{"id": "a", "function": {"name": "b", "arguments": "oops"}}'
+    text = f'{{"choices": [{{"message": {{"content": "x", "tool_calls": [{call}]}}}}]}}'
+    async with answering(200, text) as url, opened(url) as engine:
+        reply = await engine.chat(ChatRequest((ASK,)), "s")
+
+    assert (reply.malformed_calls, reply.message.tool_calls) == (1, ())
+
+
+async def test_a_key_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    with pytest.raises(InputError, match="SOME_KEY is not set"):
+        async with opened("http://127.0.0.1:9/v1", "SOME_KEY"):
+            pass

@@ -1,0 +1,86 @@
+"""The scripted engine says each session's lines in order, in real tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from swerl.chat import Finish, Message, Role
+from swerl.engines import scripted
+from swerl.errors import InputError
+from swerl.families import tiny
+from swerl.interfaces import EngineSetup, WeightRef
+from swerl.turn import Sampling
+
+FAMILY = tiny.build(None)
+MANY = Sampling(max_new_tokens=100)
+
+
+def script(session: str) -> Sequence[Message]:
+    return [Message(Role.ASSISTANT, f"{session} one"), Message(Role.ASSISTANT, f"{session} two")]
+
+
+def setup(tmp_path: Path) -> EngineSetup:
+    return EngineSetup(FAMILY, tmp_path, script=script)
+
+
+async def test_each_session_gets_its_lines_then_the_end(tmp_path: Path) -> None:
+    async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
+        said = []
+        for session, prompt in [("a", 1), ("b", 1), ("a", 2), ("a", 3), ("b", 2)]:
+            completion = await engine.generate([prompt], MANY, session)
+            said.append(FAMILY.parse(completion.ids).text)
+
+    assert said == ["a one", "b one", "a two", "Done.", "b two"]
+
+
+async def test_the_same_prompt_again_gets_the_same_line(tmp_path: Path) -> None:
+    async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
+        first = await engine.generate([1], MANY, "a")
+        again = await engine.generate([1], MANY, "a")
+
+    assert first == again
+
+
+async def test_a_completion_is_whole(tmp_path: Path) -> None:
+    async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
+        completion = await engine.generate([1, 2], MANY, "a")
+        cut = await engine.generate([1, 2, 3], Sampling(max_new_tokens=3), "a")
+
+    assert completion.ids == tuple(FAMILY.encode_reply(script("a")[0]))
+    assert completion.logprobs == (0.0,) * len(completion.ids)
+    assert (completion.finish, completion.weight_version) == (Finish.STOP, "scripted")
+    assert completion.prompt_tokens == 2
+    assert (len(cut.ids), cut.finish) == (3, Finish.LENGTH)
+
+
+async def test_an_abort_ends_the_wait_of_its_session_alone(tmp_path: Path) -> None:
+    async with scripted.open(scripted.Options(delay_s=0.15), setup(tmp_path)) as engine:
+        waiting = [asyncio.create_task(engine.generate([1], MANY, name)) for name in ("a", "b")]
+        await asyncio.sleep(0)
+        await engine.abort("a")
+        aborted, finished = await asyncio.gather(*waiting)
+
+    assert (aborted.finish, aborted.ids) == (Finish.ABORT, ())
+    assert finished.finish is Finish.STOP
+
+
+async def test_a_paused_engine_waits_and_serves_the_version_it_was_given(tmp_path: Path) -> None:
+    async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
+        await engine.pause()
+        waiting = asyncio.create_task(engine.generate([1], MANY, "a"))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        assert await engine.load(WeightRef(tmp_path, "7", "sum")) == "7"
+        await engine.resume()
+
+        assert (await waiting).weight_version == "7"
+
+
+async def test_an_engine_without_a_script_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no script"):
+        async with scripted.open(scripted.Options(), EngineSetup(FAMILY, tmp_path)):
+            pass
