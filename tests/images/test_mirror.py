@@ -297,6 +297,18 @@ async def test_bearer_token_is_fetched_for_the_challenged_scope(
     assert not report.failed
 
 
+async def test_lock_that_cannot_be_written_is_found_before_any_transfer(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="cannot write lock file"):
+        await mirror(["swe/task"], Target("127.0.0.1:9"), tmp_path / "none" / "lock.json")
+
+
+async def test_file_that_is_no_lock_is_refused_and_kept(run: Make, tmp_path: Path) -> None:
+    (tmp_path / "lock.json").write_text("[]")
+    with pytest.raises(InputError, match="no lock file"):
+        await run(["swe/task"], "127.0.0.1:9/m")
+    assert (tmp_path / "lock.json").read_text() == "[]"
+
+
 async def test_result_of_every_image_is_told_as_it_ends(
     registry: Any, push: Push, make_image: Make, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swerl.errors import InputError
+from swerl.errors import ImageError, InputError
 
 _SAVE_EVERY_S = 1.0
 
@@ -42,11 +42,15 @@ class Lock:
             self.save()
 
     def save(self) -> None:
-        """Write the file under a temporary name, then rename."""
+        """Write the file under a temporary name, then rename. Raises ImageError."""
         rows = {image: asdict(pinned) for image, pinned in sorted(self.images.items())}
         temporary = self.path.with_name(self.path.name + ".part")
-        temporary.write_text(json.dumps({"images": rows}, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        try:
+            temporary.write_text(json.dumps({"images": rows}, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            message = f"cannot write lock file {self.path}: {error.strerror}"
+            raise ImageError(message, hint="name another place with --lock") from error
         self._saved_s = time.monotonic()
 
 

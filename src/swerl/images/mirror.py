@@ -109,6 +109,7 @@ async def mirror(
     sources = {name: _reference.parse(_rewritten(name, options.rewrites)) for name in remote}
     _refuse_clashes(sources, target)
     lock = Lock(lock_file)
+    lock.save()  # a place that cannot be written is better found before hours of transfer
     async with http_session() as http:
         run = _Run(http, target, lock, options)
         await run.check_target()
@@ -150,7 +151,8 @@ class _Run:
         self._slots = asyncio.Semaphore(options.workers)
 
     async def check_target(self) -> None:
-        await self._patiently(self._registry(self._target.registry).ping)
+        """Ask once: a wrong address should be told at once."""
+        await self._registry(self._target.registry).ping()
 
     async def all(
         self, sources: Mapping[str, Reference], on_done: Callable[[Mirrored], None]
