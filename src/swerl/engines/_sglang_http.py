@@ -6,18 +6,21 @@ Nothing is retried once a request may have been sampled from: its tokens would b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import aiohttp
+import orjson
 
 from swerl.chat import Finish, Json
+from swerl.engines._usage import Usage, UsageMeter
 from swerl.errors import EngineError, EngineLostError
 from swerl.interfaces import WeightRef
 from swerl.turn import Completion, Sampling
@@ -27,18 +30,6 @@ CONNECT_TRIES = 3
 IDLE_S = 2.0
 """Seconds an unused connection is kept; shorter than the servers' own, so none is found dead."""
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What this client got from its engine so far."""
-
-    num_requests: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    busy_s: float = 0.0
-    """Seconds during which the engine had at least one of our requests."""
 
 
 class HttpEngine:
@@ -55,16 +46,14 @@ class HttpEngine:
         self._num_vocab = num_vocab
         self._rids: dict[str, set[str]] = defaultdict(set)
         self._paused = False
-        self._usage = Usage()
-        self._num_in_flight = 0
-        self._busy_since = 0.0
+        self._meter = UsageMeter()
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError when the engine is gone."""
         self._check_prompt(ids)
         rid = uuid4().hex
         self._rids[session].add(rid)
-        self._note_start()
+        self._meter.start()
         try:
             body: dict[str, Json] = {
                 "rid": rid,
@@ -75,11 +64,11 @@ class HttpEngine:
             answer = await self._post("/generate", body)
             completion = read_completion(answer, self._num_vocab)
         finally:
-            self._note_end()
+            self._meter.end()
             self._rids[session].discard(rid)
             if not self._rids[session]:
                 del self._rids[session]
-        self._note(completion, num_prompt=len(ids))
+        self._meter.count(completion, num_prompt=len(ids))
         return completion
 
     async def abort(self, session: str) -> None:
@@ -118,16 +107,16 @@ class HttpEngine:
     async def usage(self) -> Usage:
         """Return what was used so far; `busy_s` by the engine's own account where it keeps one."""
         info = await self._call("GET", "/server_info", None)
-        busy_s = info.get("busy_s")
-        return replace(self._usage, busy_s=busy_s) if busy_s is not None else self._usage
+        used = self._meter.usage
+        return replace(used, busy_s=info.get("busy_s", used.busy_s))
 
     async def busy_spans(self) -> list[tuple[float, float]]:
         """Return when the engine last computed, in seconds of CLOCK_MONOTONIC.
 
-        Empty where the server keeps no such account, or runs on another machine.
+        Where the server keeps no such account: when it had at least one of our requests.
         """
         info = await self._call("GET", "/server_info", None)
-        return [(start, end) for start, end in info.get("busy_spans", ())]
+        return [(start, end) for start, end in info.get("busy_spans", self._meter.spans)]
 
     @asynccontextmanager
     async def _while_paused(self) -> AsyncIterator[None]:
@@ -181,39 +170,22 @@ class HttpEngine:
     async def _call_once(
         self, method: str, path: str, body: Mapping[str, Json] | None
     ) -> dict[str, Any]:
-        async with self._client.request(method, self.url + path, json=body) as response:
-            text = await response.text()
-            if response.status != 200:
-                message = f"{path} answered {response.status}: {text[:500]}"
-                raise EngineError(message, hint="the engine's log says more")
-            if "json" not in response.content_type:
-                return {}
-            answer = await response.json()
-            if not isinstance(answer, dict):
-                message = f"{path} answered {text[:200]!r}, not an object"
-                raise EngineError(message, hint=f"{self.url} does not speak SGLang's contract")
-            return answer
-
-    def _note_start(self) -> None:
-        if self._num_in_flight == 0:
-            self._busy_since = asyncio.get_running_loop().time()
-        self._num_in_flight += 1
-
-    def _note_end(self) -> None:
-        self._num_in_flight -= 1
-        if self._num_in_flight == 0:
-            busy_s = asyncio.get_running_loop().time() - self._busy_since
-            self._usage = replace(self._usage, busy_s=self._usage.busy_s + busy_s)
-
-    def _note(self, completion: Completion, *, num_prompt: int) -> None:
-        used = self._usage
-        self._usage = replace(
-            used,
-            num_requests=used.num_requests + 1,
-            num_prompt_tokens=used.num_prompt_tokens + num_prompt,
-            num_cached_tokens=used.num_cached_tokens + completion.cached_tokens,
-            num_output_tokens=used.num_output_tokens + len(completion.ids),
-        )
+        data = None if body is None else orjson.dumps(body)
+        headers = {"Content-Type": "application/json"}
+        async with self._client.request(
+            method, self.url + path, data=data, headers=headers
+        ) as response:
+            raw = await response.read()
+        if response.status != 200:
+            message = f"{path} answered {response.status}: {raw[:500].decode(errors='replace')}"
+            raise EngineError(message, hint="the engine's log says more")
+        if "json" not in response.content_type:
+            return {}
+        with contextlib.suppress(orjson.JSONDecodeError):
+            if isinstance(answer := orjson.loads(raw), dict):
+                return answer
+        message = f"{path} answered {raw[:200]!r}, not an object"
+        raise EngineError(message, hint=f"{self.url} does not speak SGLang's contract")
 
 
 @asynccontextmanager

@@ -10,13 +10,15 @@ beyond in the row is never read. Position P - 1 is scratch: padding goes there.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
@@ -83,14 +85,17 @@ class Model:
 
         Raises EngineError when the system will not promise that much.
         """
-        positions = self._cos_PD.shape[0]
-        shape = self.shape
+        shape, positions = self.shape, self._cos_PD.shape[0]
         size = (shape.num_layers, 2, num_rows, shape.num_kv_heads, positions, shape.head_dim)
         try:
-            return torch.from_numpy(np.zeros(size, dtype=np.float32))
-        except (MemoryError, ValueError) as error:
-            message = f"no memory for the cache: {error}"
+            memory = mmap.mmap(-1, 4 * math.prod(size))
+        except (OSError, ValueError, OverflowError) as error:
+            message = f"no memory for a cache of {4 * math.prod(size) / 2**30:.0f} GiB: {error}"
             raise EngineError(message, hint="lower num_rows or context_length") from error
+        # Rows are mostly short: huge pages would be zeroed whole for a few tokens each.
+        with contextlib.suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.float32).view(size)
 
     def forward(self, ids_BT: Tensor, positions_BT: Tensor, cache: Tensor, length: int) -> Tensor:
         """Return hidden states [B, T, H] and fill the cache, whose rows are the batch's rows.

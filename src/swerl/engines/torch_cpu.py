@@ -33,8 +33,8 @@ class Options(BaseModel):
     sessions that wait for a tool."""
     context_length: int = Field(default=4096, ge=2)
     """Most tokens of one sequence; the model's own limit applies where it is lower."""
-    start_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds until the server must serve; it takes about 4 on an idle machine."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds until the server must serve; 1 to 4 on an idle machine, far more on a busy one."""
 
 
 @asynccontextmanager
