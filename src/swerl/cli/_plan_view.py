@@ -21,9 +21,11 @@ def show_plan(recipe: Recipe) -> None:
     from swerl.training.plan import plan
 
     found = plan(recipe)
-    table = Table(title=f"Plan of {recipe.name}", title_justify="left", box=SIMPLE, pad_edge=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
+    table = Table(
+        "", "", title=f"Plan of {recipe.name}", title_justify="left", box=SIMPLE, show_header=False
+    )
+    table.columns[0].no_wrap = True
+    table.columns[0].style = "bold"
     for name, text in _rows(found):
         table.add_row(name, text)
     console().print(table)

@@ -80,13 +80,13 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> R
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from swerl.cli._output import stderr
-    from swerl.images._reference import parse_target
+    from swerl.images._reference import is_local, parse_target
     from swerl.images.mirror import mirror
 
     images = list(dict.fromkeys(task.image for task in tasks))
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr()) as progress:
-        bar = progress.add_task("images", total=len(images))
+        bar = progress.add_task("images", total=sum(not is_local(image) for image in images))
 
         def advance(_: Mirrored) -> None:
             progress.advance(bar)
