@@ -11,7 +11,6 @@ import json
 import shutil
 import socket
 import sys
-import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Mapping
 from contextlib import suppress
@@ -56,7 +55,7 @@ class MegatronTrainer:
         self._deaths: list[asyncio.Task[int]] = []
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._work = Path()
+        self._work = options.log_dir.resolve() / "trainer-work"
 
     async def __aenter__(self) -> MegatronTrainer:
         await self.start()
@@ -72,9 +71,9 @@ class MegatronTrainer:
 
     async def start(self) -> None:
         """Start the ranks and wait until the model is loaded. Raises TrainerError."""
-        with disk_errors(self._options.log_dir):
-            self._options.log_dir.mkdir(parents=True, exist_ok=True)
-        self._work = Path(tempfile.mkdtemp(prefix="swerl-trainer-"))
+        shutil.rmtree(self._work, ignore_errors=True)
+        with disk_errors(self._work):
+            self._work.mkdir(parents=True)
         try:
             await self._start_ranks()
         except BaseException:
@@ -114,15 +113,16 @@ class MegatronTrainer:
             with suppress(ConnectionError):
                 self._writer.write(b'{"command": "close"}\n')
                 await self._writer.drain()
-        if self._deaths:
-            await asyncio.wait(self._deaths, timeout=CLOSE_S)
-        self._kill()
+        try:
+            if self._deaths:
+                await asyncio.wait(self._deaths, timeout=CLOSE_S)
+        finally:
+            self._kill()
         await asyncio.gather(*self._deaths)
         if self._writer:
             self._writer.close()
         self._ranks, self._deaths, self._writer = [], [], None
-        if self._work != Path():
-            shutil.rmtree(self._work, ignore_errors=True)
+        shutil.rmtree(self._work, ignore_errors=True)
 
     async def _start_ranks(self) -> None:
         ours, theirs = socket.socketpair()
@@ -185,6 +185,10 @@ class MegatronTrainer:
         line = asyncio.create_task(self._reader.readline())
         try:
             await asyncio.wait([line, *self._deaths], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # The answer that is still to come must not be taken for the next command's.
+            self._kill()
+            raise
         finally:
             if not line.done():
                 line.cancel()
@@ -197,12 +201,14 @@ class MegatronTrainer:
 
     def _failure(self, what: str) -> TrainerError:
         """Return the error with the log's end of the rank that died, and end the others."""
-        dead = next((i for i, rank in enumerate(self._ranks) if rank.returncode is not None), 0)
+        codes = [rank.returncode for rank in self._ranks]
+        dead = next((rank for rank, code in enumerate(codes) if code is not None), 0)
         self._kill()
         log = self._log(dead)
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         last = "; ".join(line.strip() for line in lines[-3:]) or "its log is empty"
-        return TrainerError(f"{what}: {last}", hint=f"the whole log is {log}")
+        message = f"{what} (rank {dead}, exit code {codes[dead]}): {last}"
+        return TrainerError(message, hint=f"the whole log is {log}")
 
     def _kill(self) -> None:
         for rank in self._ranks:

@@ -114,6 +114,7 @@ def _join_ranks(settings: WorkerSettings) -> None:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(settings.rank % torch.cuda.device_count())
+    # All ranks are on this machine; by default gloo asks for its host name's address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
