@@ -28,25 +28,26 @@ def refuse(where: str, problem: str) -> NoReturn:
 def required(body: Mapping[str, Json], key: str, kind: type[T], where: str = "") -> T:
     """Return a field of this JSON type. Raises GatewayError where it is absent or another type."""
     value = body.get(key)
-    path = f"{where}.{key}" if where else key
-    if value is None and key not in body:
-        refuse(path, "Field required")
-    return checked(value, kind, path)
+    if type(value) is kind:
+        return value
+    if key not in body:
+        refuse(_path(where, key), "Field required")
+    return checked(value, kind, _path(where, key))
 
 
 def optional(body: Mapping[str, Json], key: str, kind: type[T], where: str = "") -> T | None:
     """Return a field of this JSON type, or None where it is absent or null."""
     value = body.get(key)
-    path = f"{where}.{key}" if where else key
-    return None if value is None else checked(value, kind, path)
+    if value is None or type(value) is kind:
+        return value
+    return checked(value, kind, _path(where, key))
 
 
 def checked(value: Json, kind: type[T], where: str) -> T:
     """Return the value where it is of this JSON type. Raises GatewayError otherwise."""
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    if type(value) is kind:
         return value
-    problem = f"Input should be a valid {_NAMES.get(kind, kind.__name__)}"
-    refuse(where, problem)
+    refuse(where, f"Input should be a valid {_NAMES.get(kind, kind.__name__)}")
 
 
 def max_tokens(body: Mapping[str, Json], *keys: str) -> int | None:
@@ -84,6 +85,10 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 def error_reply(status: int, body: Json, headers: Mapping[str, str]) -> WireReply:
     """Build an HTTP answer for a failure."""
     return WireReply(status, {**JSON_HEADERS, **headers}, orjson.dumps(body))
+
+
+def _path(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
 
 
 _NAMES: Mapping[type, str] = {

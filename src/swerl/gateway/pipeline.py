@@ -68,7 +68,7 @@ class Conversation:
     def count(self, request: ChatRequest) -> int:
         """Return the tokens of the prompt that this request would make."""
         self._check_open()
-        return len(self._speaker.prompt(request, self._history.match(request)).ids)
+        return self._speaker.count(request, self._history.match(request))
 
     @asynccontextmanager
     async def answer(self, request: ChatRequest) -> AsyncIterator[Answer]:

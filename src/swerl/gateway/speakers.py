@@ -42,6 +42,9 @@ class Speaker(Protocol):
     def prompt(self, request: ChatRequest, match: Match) -> Prompt:
         """Put a request into tokens."""
 
+    def count(self, request: ChatRequest, match: Match) -> int:
+        """Return the prompt's tokens. Raises GatewayError where the engine keeps them to itself."""
+
     def check(self, prompt: Prompt, limits: SessionLimits) -> None:
         """Raise GatewayError on a prompt that leaves no room for a reply."""
 
@@ -77,6 +80,9 @@ class _TokenSpeaker:
             tail = array("i", self._family.render_tail(match.new, closed=closed))
         return Prompt(request, match, tail, (path_ids(match.parent) + tail).tolist())
 
+    def count(self, request: ChatRequest, match: Match) -> int:
+        return len(self.prompt(request, match).ids)
+
     def check(self, prompt: Prompt, limits: SessionLimits) -> None:
         num_tokens, most = len(prompt.ids), limits.max_context_tokens
         if num_tokens >= most:
@@ -111,6 +117,10 @@ class _ChatSpeaker:
 
     def prompt(self, request: ChatRequest, match: Match) -> Prompt:
         return Prompt(request, match, array("i"), [])
+
+    def count(self, request: ChatRequest, match: Match) -> int:
+        message = "the engine behind this gateway counts no tokens ahead"
+        raise GatewayError(message, refusal=Refusal.NOT_FOUND)
 
     def check(self, prompt: Prompt, limits: SessionLimits) -> None:
         """Leave the context limit to the server behind the engine: it has the tokens."""

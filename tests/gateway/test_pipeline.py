@@ -1,0 +1,159 @@
+"""When a reply counts as delivered, what becomes of it otherwise, and how its prompt is made."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
+from swerl.errors import GatewayError
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.pipeline import Conversation
+from swerl.gateway.speakers import speaker
+from swerl.turn import Sampling
+from tests.gateway._fakes import RecordingEngine
+
+ASK = Message(Role.USER, "fix it")
+
+
+def talk(engine: RecordingEngine, *, max_new_tokens: int = 100) -> Conversation:
+    return Conversation(
+        "s",
+        speaker(engine, engine.family, "s"),
+        sampling=Sampling(max_new_tokens),
+        limits=SessionLimits(),
+        on_delivered=None,
+    )
+
+
+async def ask(conversation: Conversation, *messages: Message) -> ChatReply:
+    async with conversation.answer(ChatRequest(messages or (ASK,))) as answer:
+        reply = await answer.reply()
+        answer.delivered()
+        return reply
+
+
+async def test_a_reply_that_was_not_delivered_is_no_turn_and_no_parent(
+    engine: RecordingEngine,
+) -> None:
+    engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
+    conversation = talk(engine)
+    async with conversation.answer(ChatRequest((ASK,))) as answer:
+        lost = await answer.reply()
+    await ask(conversation, ASK, lost.message, ASK)
+
+    trajectory = await conversation.close()
+
+    assert [turn.parent for turn in trajectory.turns] == [None]
+    assert trajectory.dropped == {"undelivered": len(engine.calls[0].output)}
+
+
+async def test_the_next_request_proves_that_a_reply_arrived(engine: RecordingEngine) -> None:
+    engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
+    conversation = talk(engine)
+    async with conversation.answer(ChatRequest((ASK,))) as answer:
+        reply = await answer.reply()
+        await ask(conversation, ASK, reply.message, ASK)
+
+    trajectory = await conversation.close()
+
+    assert [turn.parent for turn in trajectory.turns] == [None, 0]
+    assert trajectory.dropped == {}
+
+
+async def test_a_reply_under_way_at_the_end_is_counted_once(engine: RecordingEngine) -> None:
+    conversation = talk(engine)
+    async with conversation.answer(ChatRequest((ASK,))) as answer:
+        await answer.reply()
+        trajectory = await conversation.close()
+        answer.delivered()
+
+    assert trajectory.turns == ()
+    assert trajectory.dropped == {"undelivered": len(engine.calls[0].output)}
+    assert (await conversation.close()).dropped == trajectory.dropped
+
+
+async def test_one_branch_that_is_given_up_leaves_the_others_alone(engine: RecordingEngine) -> None:
+    engine.gate = asyncio.Event()
+    conversation = talk(engine)
+    giving_up = asyncio.create_task(ask(conversation, Message(Role.USER, "a")))
+    staying = asyncio.create_task(ask(conversation, Message(Role.USER, "b")))
+    await asyncio.sleep(0.01)
+    assert len(engine.calls) == 2
+
+    giving_up.cancel()
+    await asyncio.wait({giving_up})
+    engine.gate.set()
+
+    assert (await staying).message.text == "Done."
+    assert engine.aborted == []
+
+
+async def test_a_reply_that_the_engine_aborted_is_not_passed_on(engine: RecordingEngine) -> None:
+    engine.gate = asyncio.Event()
+    conversation = talk(engine)
+    asking = asyncio.create_task(ask(conversation))
+    await engine.started.wait()
+
+    await engine.abort("s")
+
+    with pytest.raises(GatewayError, match="aborted") as caught:
+        await asking
+    assert caught.value.retryable
+    assert (await conversation.close()).dropped == {"aborted": 2}
+
+
+async def test_a_cut_reply_is_closed_before_the_conversation_goes_on(
+    engine: RecordingEngine,
+) -> None:
+    engine.lines = [Message(Role.ASSISTANT, "a long answer")]
+    conversation = talk(engine, max_new_tokens=6)
+    reply = await ask(conversation)
+    await ask(conversation, ASK, reply.message, ASK)
+
+    first, second = engine.calls
+    assert (reply.finish, reply.message.text) == (Finish.LENGTH, "a long")
+    known = first.prompt + first.output
+    assert second.prompt[: len(known)] == known
+    assert second.prompt[len(known)] == engine.family.stop_ids[0]
+
+
+async def test_calls_get_ids_of_their_own_and_the_declared_types(engine: RecordingEngine) -> None:
+    call = ToolCall("", "bash", {"timeout": "5", "cmd": "5"})
+    engine.lines = [Message(Role.ASSISTANT, tool_calls=(call, call))]
+    types = {"timeout": {"type": "integer"}, "cmd": {"type": "string"}}
+    request = ChatRequest((ASK,), (Tool("bash", parameters={"properties": types}),))
+    async with talk(engine, max_new_tokens=500).answer(request) as answer:
+        reply = await answer.reply()
+
+    first, second = reply.message.tool_calls
+    assert first.arguments == {"timeout": 5, "cmd": "5"}
+    assert first.id != second.id
+    assert reply.finish is Finish.TOOL_CALLS
+
+
+async def test_a_malformed_call_is_told_to_the_client_as_text(engine: RecordingEngine) -> None:
+    whole = engine.family.encode_reply(
+        Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"cmd": "ls"}),))
+    )
+    engine.lines = [whole[:20] + whole[-1:]]
+    conversation = talk(engine)
+
+    reply = await ask(conversation)
+
+    assert reply.message.text.startswith("<tool_call>\n<function=bash>")
+    assert reply.finish is Finish.STOP
+    assert (await conversation.close()).turns[0].malformed_calls == 1
+
+
+async def test_only_what_is_new_is_rendered(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = talk(engine)
+    reply = await ask(conversation)
+    monkeypatch.setattr(engine.family, "render", None)
+
+    await ask(conversation, ASK, reply.message, ASK)
+
+    assert len((await conversation.close()).turns) == 2
