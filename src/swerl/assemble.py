@@ -133,6 +133,7 @@ def _trainer(recipe: Recipe, folder: RunFolder, model: Path, logs: Path) -> Mega
             **recipe.trainer.model_dump(include=set(TrainerOptions.model_fields)),
             steps=recipe.steps,
             seed=recipe.seed,
+            temperature=recipe.rollout.temperature,
             checkpoint_dir=folder.checkpoints,
             publish_dir=folder.weights,
             log_dir=logs,

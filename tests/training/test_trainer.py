@@ -16,11 +16,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from swerl.engines import torch_cpu
 from swerl.engines._weights import checksum
 from swerl.errors import TrainerError
-from swerl.interfaces import Batch
+from swerl.families import tiny
+from swerl.interfaces import Batch, EngineSetup
+from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
+from swerl.turn import Completion, Sampling
 
 MakeBatch = Callable[..., Batch]
 BETAS = (0.9, 0.98)
@@ -122,6 +126,44 @@ async def test_sft_matches_transformers_and_adamw(
     ids = random_batch(9).samples[0].ids
     loaded = _transformers(published.path)
     assert float((_logp(loaded, ids) - _logp(reference, ids)).detach().abs().max()) <= 1e-4
+
+
+async def test_the_engines_tokens_have_the_trainers_log_probabilities(
+    tiny_model: Path, options: TrainerOptions
+) -> None:
+    warm = options.model_copy(update={"temperature": 0.8})
+    family = tiny.build(tiny_model)
+    setup = EngineSetup(family=family, log_dir=options.log_dir, model=tiny_model)
+    prompts = [tuple(range(10, 20 + 7 * number)) for number in range(6)]
+    async with (
+        _trainer(tiny_model, warm) as trainer,
+        torch_cpu.open(torch_cpu.Options(), setup) as engine,
+    ):
+        for step in range(2):
+            version = await engine.load(await trainer.publish())
+            sampling = Sampling(30, temperature=0.8, stop_token_ids=family.stop_ids)
+            replies = await asyncio.gather(
+                *(engine.generate(prompt, sampling, str(prompt)) for prompt in prompts)
+            )
+            rows = [_row(*pair, version) for pair in zip(prompts, replies, strict=True)]
+            stats = await trainer.step(Batch(step, tuple(rows), len(rows)))
+            assert stats.mismatch <= 1e-5
+            assert stats.extra["mismatch_max"] <= 1e-4
+            assert stats.extra["ratio"] == pytest.approx(1.0, abs=1e-5)
+            assert 0 < stats.extra["entropy"] < 6
+
+
+def _row(prompt: tuple[int, ...], reply: Completion, version: str) -> Sample:
+    num_prompt, num_reply = len(prompt), len(reply.ids)
+    return Sample(
+        episode=f"episode-{num_prompt}",
+        task="task",
+        ids=prompt + reply.ids,
+        mask=(0,) * num_prompt + (1,) * num_reply,
+        logprobs=(0.0,) * num_prompt + reply.logprobs,
+        weight_versions=(version,),
+        advantage=1.0 if num_prompt % 2 else -1.0,
+    )
 
 
 async def test_gspo_matches_transformers_and_resumes_bit_for_bit(

@@ -41,7 +41,7 @@ class Learner:
         self.hf_config = weights.read_config(settings.model)
         self._algorithm = algorithm
         self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-        self.model = build_model(self.mapping, self.hf_config).to(self._device)
+        self.model = self._build()
         weights.load(self.model, settings.model, self.mapping, self.hf_config)
         self._reference = self._frozen_copy() if algorithm.needs_reference else None
         self.parallel_model = _wrap(self.model)
@@ -86,8 +86,13 @@ class Learner:
         """Return the weights as Hugging Face tensors."""
         return self.mapping.to_hf(weights.gather(self.model), self.hf_config)
 
+    def _build(self) -> TokenModel:
+        model = build_model(self.mapping, self.hf_config, self.options.temperature)
+        model.to(self._device)
+        return model
+
     def _frozen_copy(self) -> TokenModel:
-        copy: TokenModel = build_model(self.mapping, self.hf_config).to(self._device)
+        copy = self._build()
         copy.load_state_dict(self.model.state_dict())
         copy.requires_grad_(False)
         return copy
@@ -174,13 +179,17 @@ class _Clock:
 
 
 def _mismatch(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
-    """Return how far the trainer's log-probabilities are from the engine's, as sums and a peak."""
+    """Return how far the trainer's log-probabilities are from the engine's, as sums and a peak.
+
+    The engine's own sum estimates the entropy of the policy that sampled.
+    """
     compared_BT = micro.mask_BT * micro.sampled_B.unsqueeze(1)
     gap_BT = (logp_BT - micro.old_logp_BT).abs() * compared_BT
     return {
         "num_tokens": float(micro.mask_BT.sum()),
         "num_compared": float(compared_BT.sum()),
         "mismatch_sum": float(gap_BT.sum()),
+        "surprise_sum": -float((micro.old_logp_BT * compared_BT).sum()),
         "mismatch_max": float(gap_BT.max()),
     }
 
@@ -202,7 +211,9 @@ def _stats(
 ) -> StepStats:
     num_tokens = int(figures.pop("num_tokens"))
     duration_s = sum(laps.values())
-    mismatch = figures.pop("mismatch_sum") / max(figures.pop("num_compared"), 1.0)
+    num_compared = max(figures.pop("num_compared"), 1.0)
+    mismatch = figures.pop("mismatch_sum") / num_compared
+    entropy = figures.pop("surprise_sum") / num_compared
     return StepStats(
         loss=figures.pop("loss"),
         grad_norm=grad_norm,
@@ -212,6 +223,7 @@ def _stats(
         extra={
             **figures,
             **laps,
+            "entropy": entropy,
             "lr": lr,
             "trained_tokens_per_s": num_tokens / duration_s,
         },

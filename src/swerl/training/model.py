@@ -35,11 +35,16 @@ from swerl.training.microbatch import PackedRows
 class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
     """GPTModel that answers with the log-probability of given next tokens."""
 
+    temperature = 1.0
+    """What logits are divided by."""
+
     def forward(self, rows: PackedRows) -> torch.Tensor:
         """Return `logp_S`, the log-probability of `labels_S`, in fp32."""
         hidden_SH = self._hidden(rows)
         weight = self.shared_embedding_or_output_weight() if self._tied else None
         logits_S1V, _ = self.output_layer(hidden_SH.unsqueeze(1), weight=weight)
+        if self.temperature != 1.0:
+            logits_S1V = logits_S1V / self.temperature
         return _log_prob(logits_S1V.squeeze(1), rows.labels_S)
 
     @property
@@ -69,7 +74,9 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
         return hidden_SH
 
 
-def build_model(mapping: MegatronMapping, hf_config: Mapping[str, Json]) -> TokenModel:
+def build_model(
+    mapping: MegatronMapping, hf_config: Mapping[str, Json], temperature: float
+) -> TokenModel:
     """Build this rank's part of the model, with weights that still have to be loaded.
 
     Raises TrainerError where the model does not divide over the tensor-parallel ranks.
@@ -95,12 +102,14 @@ def build_model(mapping: MegatronMapping, hf_config: Mapping[str, Json]) -> Toke
         # Gradients of micro-batches and ranks are summed: the rows' weights hold the divisor.
         calculate_per_token_loss=True,
     )
-    return TokenModel(
+    built = TokenModel(
         config=config,
         transformer_layer_spec=_block_spec(config),
         max_sequence_length=hf_config.get("max_position_embeddings", 4096),
         **model,
     )
+    built.temperature = temperature
+    return built
 
 
 class RMSNorm(torch.nn.Module):

@@ -43,6 +43,8 @@ class TrainerOptions(BaseModel):
     """Largest norm of the whole gradient."""
     tokens_per_micro_batch: int = Field(4096, ge=2)
     """Tokens of one forward pass of one rank; a longer row goes alone. Bounds the memory."""
+    temperature: float = Field(1.0, gt=0)
+    """What logits are divided by: the policy in training is the one that the engine samples."""
     seed: int = 0
     """Seed of the ranks' random state."""
 
