@@ -18,6 +18,7 @@ from swerl.recipe.schema import Recipe
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
+from swerl.run import history
 from swerl.run.events import Emit, fan_out
 from swerl.run.history import EventLog, History
 from swerl.run.layout import RunFolder, open_run
@@ -34,6 +35,8 @@ from swerl.training.warmstart import warm_start
 async def train(recipe: Recipe, root: Path, show: Emit) -> History:
     """Run a recipe in its run folder to the end, or on from where it stands."""
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
+        if folder.read_state().finished:
+            return history.read(folder.events)
         async with _machine(recipe, folder, fan_out(log, show)) as machine:
             past = await loop.run(machine)
     reward_curve(root / "reward.png", past.series("reward"), past.evals)

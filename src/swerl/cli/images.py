@@ -75,11 +75,10 @@ def _rewrite(text: str) -> tuple[str, str]:
 
 
 def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> Report:
-    import asyncio
-
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from swerl.cli._output import stderr
+    from swerl.cli._run import run
     from swerl.images._reference import is_local, parse_target
     from swerl.images.mirror import mirror
 
@@ -92,7 +91,10 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> R
             progress.advance(bar)
 
         target = parse_target(to)
-        return asyncio.run(mirror(images, target, lock, options=options, on_done=advance))
+        return run(
+            mirror(images, target, lock, options=options, on_done=advance),
+            after="the same command skips what is there already",
+        )
 
 
 def _show(report: Report, lock: Path) -> None:

@@ -63,9 +63,6 @@ def app() -> None:
         if unknown or known is None:
             raise
         sys.exit(_report(_first(known)))
-    except KeyboardInterrupt:
-        _say("[yellow]interrupted[/]: the same command goes on where this one stopped")
-        sys.exit(130)
 
 
 def _first(group: BaseException) -> BaseException:

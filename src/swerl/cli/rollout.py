@@ -197,12 +197,14 @@ def _show(recipe: Recipe, task: Task, folder: Path, engine: _Engine) -> Episode:
 
 
 def _attempt(recipe: Recipe, task: Task, folder: Path, engine: _Engine, *, view: Any) -> Episode:
-    import asyncio
-
     from swerl.cli._rollout_run import attempt
+    from swerl.cli._run import run
     from swerl.run.events import ignore
 
-    return asyncio.run(attempt(recipe, task, folder, script=engine.script, emit=view or ignore))
+    return run(
+        attempt(recipe, task, folder, script=engine.script, emit=view or ignore),
+        after="nothing of this episode goes on",
+    )
 
 
 def _next_command(episode: Episode, agent: str, engine: _Engine, folder: Path) -> str:

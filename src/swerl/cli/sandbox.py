@@ -56,12 +56,11 @@ def smoke(
 
 
 def _check(tasks: list[Task], backend: str, workers: int) -> list[Smoke]:
-    import asyncio
-
     from rich.progress import MofNCompleteColumn, Progress
 
     from swerl import plugins
     from swerl.cli._output import stderr
+    from swerl.cli._run import run
     from swerl.tasks import smoke
 
     module = plugins.load("sandboxes", backend)
@@ -73,7 +72,7 @@ def _check(tasks: list[Task], backend: str, workers: int) -> list[Smoke]:
         checking = smoke.check(
             sandboxes, tasks, num_workers=workers, tell=lambda _: progress.advance(bar)
         )
-        return asyncio.run(checking)
+        return run(checking, after="every sandbox is closed")
 
 
 def _table(results: list[Smoke]) -> Table:

@@ -22,8 +22,6 @@ def train(
     ] = False,
 ) -> None:
     """Train a model by a recipe; the same command resumes an interrupted run."""
-    import asyncio
-
     from swerl.recipe.check import check
     from swerl.recipe.load import load
 
@@ -35,8 +33,10 @@ def train(
         return
     check(recipe)
     from swerl import assemble
+    from swerl.cli._run import run
     from swerl.cli._train_view import TrainView, show_summary
 
     with TrainView(recipe) as view:
-        past = asyncio.run(assemble.train(recipe, runs / recipe.name, view))
+        work = assemble.train(recipe, runs / recipe.name, view)
+        past = run(work, after="the same command goes on where this one stopped")
     show_summary(recipe, runs / recipe.name, past)
