@@ -107,6 +107,11 @@ def test_broken_machinery_is_shown_as_infra_with_exit_code_1(
     assert "swerl doctor" in shown.text
 
 
+def test_turns_used_up_at_the_gateway_are_a_limit_and_the_work_is_graded(run: Run) -> None:
+    found = json.loads(run("--json", "--set", "rollout.max_turns=2").text)
+    assert (found["status"], found["verdict"], found["turns"]) == ("limit", "solved", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says", "hint"),
     [

@@ -239,3 +239,19 @@ async def test_full_context_is_a_limit_and_not_a_breakdown(
     worked = await _work(harness, task, [], limits=SessionLimits(max_context_tokens=1000))
     assert worked.exit.limit, worked.exit.log
     assert not worked.trajectory.turns
+
+
+@pytest.mark.agents
+async def test_budget_ends_the_cli_and_all_its_processes(
+    harness: ClaudeCode, repository: Path
+) -> None:
+    backend = local.build(local.Options())
+    async with backend.open(
+        f"dir:{repository}", Limits(), workdir="/repo", mounts=harness.mounts()
+    ) as sandbox:
+        await harness.install(sandbox)
+        endpoint = Endpoint("http://127.0.0.1:9", "k", "m")
+        done = await harness.run(sandbox, _task(), endpoint, 0.2)
+        left = await sandbox.run(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])
+    assert done.timed_out
+    assert "claude-code" not in left.stdout.decode()

@@ -76,7 +76,7 @@ async def _work(task: Task, session: Session, parts: Parts, draft: _Draft, clock
             done = await parts.harness.run(
                 sandbox, task, session.endpoint(url), parts.budgets.agent_s
             )
-        draft.status, draft.log = _status(done), done.log
+        draft.status, draft.log = _status(done, session.limit), done.log
         with clock.phase("diff"):
             draft.patch = await workspace.take_patch(sandbox, task.workdir, base)
 
@@ -125,10 +125,11 @@ def _failed(error: SwerlError) -> Grade:
     return Grade(verdict, f"{type(error).__name__}: {error}")
 
 
-def _status(done: Exit) -> Status:
+def _status(done: Exit, limit: str) -> Status:
+    """Say how the harness ended; most break off when the gateway refuses them a turn."""
     if done.timed_out:
         return Status.TIMEOUT
-    if done.limit:
+    if done.limit or limit:
         return Status.LIMIT
     return Status.COMPLETED if done.code == 0 else Status.FAILED
 
