@@ -1,0 +1,164 @@
+"""`swerl train` whole, on real parts: interrupted, killed, resumed, and every token accounted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
+
+RECIPE = """
+name = "small"
+steps = 3
+[tasks]
+num_train = 4
+num_heldout = 3
+num_unseen = 2
+[model.warm_start]
+steps = 8
+batch_size = 8
+[rollout]
+groups_per_step = 2
+episodes_per_group = 4
+concurrency = 2
+max_new_tokens = 48
+max_turns = 3
+"""
+
+
+class Run:
+    """One run folder and the command that works on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recipe = folder / "small.toml"
+        self.recipe.write_text(RECIPE)
+        self.root = folder / "runs" / "small"
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start the command in a session of its own."""
+        command = [sys.executable, "-m", "swerl.cli", "train", str(self.recipe), *arguments]
+        return subprocess.Popen(
+            [*command, "--runs", str(self.folder / "runs")],
+            env={**os.environ, "SWERL_CACHE": str(self.folder / "cache")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self, *arguments: str) -> tuple[int, str]:
+        """Run the command to its end."""
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=240)
+        return process.returncode, output
+
+    def episodes(self, stage: str) -> list[Path]:
+        """Return the finished Episodes of a stage."""
+        return sorted((self.root / "episodes" / stage).glob("*/episode.json"))
+
+    def state(self) -> dict[str, Any]:
+        """Return the committed state."""
+        state: dict[str, Any] = json.loads((self.root / "state.json").read_text())
+        return state
+
+    def processes(self) -> list[str]:
+        """Return the command lines of processes that belong to this run."""
+        return [line for line in _command_lines() if str(self.folder) in line]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("train"))
+
+
+@pytest.mark.slow
+def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run) -> None:
+    interrupted = run.start()
+    _until(lambda: len(run.episodes("00000")) >= 2, interrupted)
+    interrupted.send_signal(signal.SIGINT)
+    output, _ = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 130, output
+    assert "the same command goes on" in output
+
+    killed = run.start()
+    _until(lambda: len(run.episodes("00001")) >= 2, killed)
+    before = {path: path.stat().st_mtime_ns for path in (run.root / "episodes").rglob("*.json")}
+    finished = run.episodes("00001")
+    killed.kill()
+    killed.communicate(timeout=60)
+    _until(lambda: not run.processes(), None)
+
+    code, output = run.finish()
+    assert code == 0, output
+    assert "reward by step" in output
+    assert run.state() == {
+        "step": 3,
+        "finished": True,
+        "evals_done": [f"eval-{s}-{n:05d}" for n in (0, 3) for s in ("heldout", "unseen")],
+    }
+    kept = [path for path in before if path.name == "episode.json" and path in finished]
+    assert kept and all(path.stat().st_mtime_ns == before[path] for path in kept)
+    assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")
+    for step in range(3):
+        _assert_trained_as_sampled(run.root, step)
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_so_at_once_and_another_recipe_is_refused(run: Run) -> None:
+    if not (run.root / "state.json").exists():
+        pytest.skip("needs the run of the test before")
+    code, output = run.finish()
+    assert code == 0
+    assert "reward by step" in output
+    code, output = run.finish("--set", "trainer.lr=1e-3")
+    assert code == 1
+    assert "trainer.lr (0.0004 -> 0.001)" in output
+    assert "--set name=" in output
+
+
+def _assert_trained_as_sampled(root: Path, step: int) -> None:
+    """Compare the Batch of a step, token by token, with what its Episodes sampled."""
+    from swerl.training import batch
+
+    trained = batch.read(root / "samples" / f"{step:05d}.parquet")
+    sampled: list[tuple[int, float]] = []
+    for path in (root / "episodes" / f"{step:05d}").glob("*/trajectory.json"):
+        for turn in json.loads(path.read_text())["turns"]:
+            assert int(turn["weight_version"]) == step
+            sampled += zip(turn["output_ids"], turn["logprobs"], strict=True)
+    rows = [
+        (token, logprob)
+        for sample in trained.samples
+        for token, logprob, is_trained in zip(sample.ids, sample.logprobs, sample.mask, strict=True)
+        if is_trained
+    ]
+    assert len(rows) == len(sampled) > 0
+    for (token, logprob), (want, exact) in zip(sorted(rows), sorted(sampled), strict=True):
+        assert (token, logprob) == (want, pytest.approx(exact, abs=1e-6))
+
+
+def _until(reached: Callable[[], bool], process: subprocess.Popen[str] | None) -> None:
+    deadline = time.monotonic() + 180
+    while not reached():
+        if process is not None and process.poll() is not None:
+            pytest.fail(f"the run ended early: {process.communicate()[0]}")
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _command_lines() -> Iterator[str]:
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield entry.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            continue
