@@ -111,7 +111,8 @@ def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str)
     out.print(
         f"\n{_count(len(trajectory.turns), 'turn')}, {trained:,} trainable tokens in "
         f"{_count(num_branches, 'branch', 'branches')}, {episode.timings['total']:.2f} s; "
-        f"agent {episode.status}; patch to {_count(len(touched(episode.patch)), 'file')}"
+        f"agent {episode.status}; patch to {_count(len(touched(episode.patch)), 'file')}",
+        soft_wrap=True,
     )
     colour = _COLOURS[episode.verdict]
     reward = f"reward {episode.reward:g}" if episode.verdict in LEARNABLE else "no reward"
