@@ -1,0 +1,218 @@
+"""Every way an Episode can end, on real sandboxes and a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl import plugins
+from swerl.chat import Finish, Message, Role, ToolCall
+from swerl.episode import Episode, Status
+from swerl.errors import EngineLostError, SandboxError
+from swerl.gateway.app import Gateway
+from swerl.grade import Verdict
+from swerl.harnesses import builtin
+from swerl.interfaces import Engine, Limits, Mount, Sandbox, SandboxBackend, WeightRef
+from swerl.patch import edits
+from swerl.recipe.schema import BudgetsSection, RolloutSection
+from swerl.rollout import episode, group, record
+from swerl.rollout.parts import Parts
+from swerl.rollout.provision import Provisioner
+from swerl.rollout.reward import rule
+from swerl.run.events import ignore
+from swerl.run.layout import open_run
+from swerl.sample import to_samples
+from swerl.sandboxes import local
+from swerl.task import Task
+from swerl.tasks import twin
+from swerl.turn import Completion, Sampling
+
+FAMILY = plugins.load("families", "tiny").build(None)
+BUDGETS = BudgetsSection(
+    model_call_s=1, tool_s=2, agent_s=3, grading_s=20, episode_s=30, sandbox_s=60
+)
+
+
+class Replies:
+    """An Engine that gives these replies in turn, or raises one of them."""
+
+    def __init__(self, *replies: Message | Exception, delay_s: float = 0.0) -> None:
+        self._replies = list(replies)
+        self._delay_s = delay_s
+        self.num_open = 0
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        self.num_open += 1
+        try:
+            await asyncio.sleep(self._delay_s)
+        finally:
+            self.num_open -= 1
+        reply = self._replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        said = tuple(FAMILY.encode_reply(reply))
+        return Completion(said, (-0.25,) * len(said), Finish.STOP, "7")
+
+    async def abort(self, session: str) -> None: ...
+    async def pause(self) -> None: ...
+    async def load(self, weights: WeightRef) -> str:
+        return weights.version
+
+    async def resume(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class BrokenBackend:
+    """A sandbox backend of which the first `failures` sandboxes cannot be had."""
+
+    def __init__(self, real: SandboxBackend, failures: int) -> None:
+        self._real = real
+        self.failures = failures
+
+    @asynccontextmanager
+    async def open(
+        self, image: str, limits: Limits, *, workdir: str, mounts: Sequence[Mount] = ()
+    ) -> AsyncIterator[Sandbox]:
+        if self.failures:
+            self.failures -= 1
+            raise SandboxError("no sandbox today")
+        async with self._real.open(image, limits, workdir=workdir, mounts=mounts) as sandbox:
+            yield sandbox
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    [task] = twin.make_tasks(tmp_path_factory.mktemp("twin"), split="train", count=1, seed=3)
+    return task
+
+
+def gold(task: Task) -> Sequence[Message]:
+    """The replies of the known solution."""
+    return builtin.build(builtin.Options()).script(edits(task.gold_patch), task.workdir)
+
+
+def say(name: str, **arguments: str) -> Message:
+    """A reply that calls one tool."""
+    return Message(Role.ASSISTANT, tool_calls=(ToolCall("", name, arguments),))
+
+
+@asynccontextmanager
+async def parts(
+    engine: Engine, budgets: BudgetsSection = BUDGETS, backend: SandboxBackend | None = None
+) -> AsyncIterator[Parts]:
+    backend = backend or local.build(local.Options())
+    async with Gateway(engine=engine, family=FAMILY) as gateway:
+        yield Parts(
+            gateway=gateway,
+            provisioner=Provisioner(backend, Limits(), concurrency=2),
+            harness=builtin.build(builtin.Options()),
+            reward=rule("solved"),
+            rollout=RolloutSection(max_new_tokens=800, max_context_tokens=8000, max_turns=8),
+            budgets=budgets,
+            seed=0,
+            emit=ignore,
+        )
+
+
+async def attempt(task: Task, engine: Engine, budgets: BudgetsSection = BUDGETS) -> Episode:
+    """Run one Episode."""
+    async with parts(engine, budgets) as shared:
+        return await episode.run(task, "00000/one.0", shared)
+
+
+async def test_the_known_solution_is_solved_and_trains_each_sampled_token(task: Task) -> None:
+    result = await attempt(task, Replies(*gold(task)))
+    assert (result.verdict, result.reward, result.status) == ("solved", 1.0, Status.COMPLETED)
+    [sample] = to_samples(result.trajectory, episode=result.id, task=task.id)
+    assert sample.num_trained_tokens == result.trajectory.num_sampled_tokens > 0
+    assert sample.weight_versions == ("7",)
+    assert {"boot", "agent", "diff", "grade_boot", "grade", "test", "total"} <= set(result.timings)
+
+
+async def test_an_agent_that_changes_nothing_is_unsolved(task: Task) -> None:
+    result = await attempt(task, Replies(say("bash", command="ls"), say("submit")))
+    assert (result.verdict, result.reward, result.patch) == ("unsolved", 0.0, "")
+    assert len(result.trajectory.turns) == 2
+
+
+async def test_an_engine_that_dies_mid_turn_is_infra_and_keeps_finished_turns(task: Task) -> None:
+    look = say("bash", command="ls")
+    result = await attempt(task, Replies(look, EngineLostError("the engine is gone")))
+    assert result.verdict is Verdict.INFRA
+    assert not result.learnable
+    assert "the engine is gone" in result.error
+    assert len(result.trajectory.turns) == 1
+
+
+async def test_a_model_call_over_budget_is_a_timeout(task: Task) -> None:
+    engine = Replies(*gold(task), delay_s=0.5)
+    tight = BUDGETS.model_copy(update={"model_call_s": 0.1})
+    result = await attempt(task, engine, tight)
+    assert result.verdict is Verdict.TIMEOUT
+    assert engine.num_open == 0
+
+
+async def test_an_agent_over_budget_is_a_timeout_that_keeps_its_turns(task: Task) -> None:
+    wait = say("bash", command="sleep 30")
+    tight = BUDGETS.model_copy(update={"model_call_s": 0.3, "tool_s": 0.5, "agent_s": 0.6})
+    result = await attempt(task, Replies(say("bash", command="ls"), wait, wait, wait), tight)
+    assert (result.verdict, result.status) == (Verdict.TIMEOUT, Status.TIMEOUT)
+    assert "agent_s = 0.6" in result.grade.reason
+    assert len(result.trajectory.turns) >= 2
+
+
+async def test_tests_over_budget_are_a_timeout(task: Task) -> None:
+    spec = replace(task.grading, test_command="sleep 30", timeout_s=0.2)
+    result = await attempt(replace(task, grading=spec), Replies(*gold(task)))
+    assert result.verdict is Verdict.TIMEOUT
+    assert result.patch
+
+
+async def test_a_grading_over_its_whole_budget_is_a_timeout(task: Task) -> None:
+    spec = replace(task.grading, test_command="sleep 30", timeout_s=25)
+    tight = BUDGETS.model_copy(update={"grading_s": 0.3})
+    result = await attempt(replace(task, grading=spec), Replies(*gold(task)), tight)
+    assert result.verdict is Verdict.TIMEOUT
+    assert "grading_s = 0.3" in result.grade.reason
+
+
+async def test_an_episode_over_its_whole_budget_is_a_timeout(task: Task) -> None:
+    engine = Replies(*gold(task), delay_s=0.9)
+    result = await attempt(task, engine, BUDGETS.model_copy(update={"episode_s": 0.5}))
+    assert result.verdict is Verdict.TIMEOUT
+    assert "episode_s = 0.5" in result.grade.reason
+
+
+async def test_an_image_that_cannot_be_had_is_infra(task: Task) -> None:
+    result = await attempt(replace(task, image="dir:/no/such/folder"), Replies())
+    assert result.verdict is Verdict.INFRA
+    assert "/no/such/folder" in result.error
+
+
+async def test_an_agent_that_destroys_its_repository_is_unsolved(task: Task) -> None:
+    result = await attempt(task, Replies(say("bash", command="rm -rf .git"), say("submit")))
+    assert result.verdict is Verdict.UNSOLVED
+    assert "no readable work tree" in result.grade.reason
+
+
+async def test_commits_of_the_agent_are_part_of_the_patch(task: Task) -> None:
+    commit = "echo hi > new.txt && git add -A && git -c user.name=a -c user.email=b commit -qm x"
+    result = await attempt(task, Replies(say("bash", command=commit), say("submit")))
+    assert "+hi" in result.patch
+
+
+async def test_what_the_machinery_lost_is_tried_again_alone(task: Task, tmp_path: Path) -> None:
+    backend = BrokenBackend(local.build(local.Options()), failures=1)
+    engine = Replies(*gold(task))
+    with open_run(tmp_path / "run", {}) as folder:
+        async with parts(engine, backend=backend) as shared:
+            [found] = await group.run([task], "00000", shared, size=1, folder=folder)
+            again = await group.run([task], "00000", shared, size=1, folder=folder)
+    assert [e.verdict for e in found.episodes] == ["solved"]
+    assert again == [found]
+    assert record.is_finished(folder.episode("00000", f"{task.id}.0"))
