@@ -43,7 +43,7 @@ def test_transformers_finds_every_weight_it_expects(tmp_path: Path, tokenizer: P
     assert sum(param.numel() for param in model.parameters()) == 459_520
     matrix = model.model.layers[0].mlp.up_proj.weight
     assert matrix.dtype == torch.float32
-    assert float(matrix.std()) == pytest.approx(0.02, rel=0.02)
+    assert matrix.std().item() == pytest.approx(0.02, rel=0.02)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:

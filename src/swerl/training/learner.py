@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from swerl.errors import TrainerError
 from swerl.interfaces import Algorithm, Batch, Family, StepStats
 from swerl.training import weights
+from swerl.training.figures import compare, sum_over_ranks, to_stats
 from swerl.training.microbatch import MicroBatch, cut, rank_rows, to_tensors
 from swerl.training.model import TokenModel, build_model
-from swerl.training.options import TrainerOptions, WorkerSettings
+from swerl.training.optimizer import build_optimizer, build_scheduler, wrap
+from swerl.training.options import WorkerSettings
 
 
 class Learner:
@@ -44,9 +38,9 @@ class Learner:
         self.model = self._build()
         weights.load(self.model, settings.model, self.mapping, self.hf_config)
         self._reference = self._frozen_copy() if algorithm.needs_reference else None
-        self.parallel_model = _wrap(self.model)
-        self.optimizer = _optimizer(self.parallel_model, self.options)
-        self.scheduler = _scheduler(self.optimizer, self.options)
+        self.parallel_model = wrap(self.model)
+        self.optimizer = build_optimizer(self.parallel_model, self.options)
+        self.scheduler = build_scheduler(self.optimizer, self.options)
 
     @property
     def num_steps(self) -> int:
@@ -66,7 +60,7 @@ class Learner:
         clock.lap("forward_backward_s")
         grad_norm = self._update(figures, batch.step)
         clock.lap("optimizer_s")
-        return _stats(figures, grad_norm, clock.laps, self.optimizer.param_groups[0]["lr"])
+        return to_stats(figures, grad_norm, clock.laps, self.optimizer.param_groups[0]["lr"])
 
     def logprobs(self, batch: Batch) -> list[list[float]]:
         """Return the log-probability of every token of every row, 0 for the first, rank 0 only."""
@@ -130,7 +124,7 @@ class Learner:
             micro_batch_size=0,
             forward_only=False,
         )
-        return _sum_over_ranks(results)
+        return sum_over_ranks(results)
 
     def _forward(
         self, data: Iterator[tuple[MicroBatch, torch.Tensor | None]], model: torch.nn.Module
@@ -142,7 +136,7 @@ class Learner:
             inputs = micro.loss_inputs(logp_S, ref_logp_S)
             result = self._algorithm.loss(inputs)
             figures = {"loss": float(result.loss.detach()), **result.stats}
-            figures |= _mismatch(inputs.logp_BT.detach(), micro)
+            figures |= compare(inputs.logp_BT.detach(), micro)
             return result.loss, _NO_TOKENS, figures
 
         return model(micro.rows), loss
@@ -176,101 +170,3 @@ class _Clock:
             torch.cuda.synchronize()
         now = time.perf_counter()
         self.laps[name], self._last = now - self._last, now
-
-
-def _mismatch(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
-    """Return how far the trainer's log-probabilities are from the engine's, as sums and a peak.
-
-    The engine's own sum estimates the entropy of the policy that sampled.
-    """
-    compared_BT = micro.mask_BT * micro.sampled_B.unsqueeze(1)
-    gap_BT = (logp_BT - micro.old_logp_BT).abs() * compared_BT
-    return {
-        "num_tokens": float(micro.mask_BT.sum()),
-        "num_compared": float(compared_BT.sum()),
-        "mismatch_sum": float(gap_BT.sum()),
-        "surprise_sum": -float((micro.old_logp_BT * compared_BT).sum()),
-        "mismatch_max": float(gap_BT.max()),
-    }
-
-
-def _sum_over_ranks(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    group = parallel_state.get_data_parallel_group_gloo()
-    gathered: list[Sequence[Mapping[str, float]]] = [[] for _ in range(group.size())]
-    torch.distributed.all_gather_object(gathered, results, group=group)
-    everything = [figures for part in gathered for figures in part]
-    total: Counter[str] = Counter()
-    for figures in everything:
-        total.update(figures)
-    peak = max(figures["mismatch_max"] for figures in everything)
-    return {**total, "mismatch_max": peak}
-
-
-def _stats(
-    figures: dict[str, float], grad_norm: float, laps: Mapping[str, float], lr: float
-) -> StepStats:
-    num_tokens = int(figures.pop("num_tokens"))
-    duration_s = sum(laps.values())
-    num_compared = max(figures.pop("num_compared"), 1.0)
-    mismatch = figures.pop("mismatch_sum") / num_compared
-    entropy = figures.pop("surprise_sum") / num_compared
-    return StepStats(
-        loss=figures.pop("loss"),
-        grad_norm=grad_norm,
-        num_tokens=num_tokens,
-        mismatch=mismatch,
-        duration_s=duration_s,
-        extra={
-            **figures,
-            **laps,
-            "entropy": entropy,
-            "lr": lr,
-            "trained_tokens_per_s": num_tokens / duration_s,
-        },
-    )
-
-
-def _wrap(model: TokenModel) -> DistributedDataParallel:
-    config = DistributedDataParallelConfig(
-        use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
-    )
-    wrapped = DistributedDataParallel(model.config, config, model)
-    model.config.finalize_model_grads_func = _finalize
-    return wrapped
-
-
-def _finalize(model: list[torch.nn.Module], num_tokens: object, **groups: object) -> None:
-    """Reduce gradients over ranks without dividing them by a number of tokens."""
-    finalize_model_grads(model, None, **groups)
-
-
-def _optimizer(model: DistributedDataParallel, options: TrainerOptions) -> MegatronOptimizer:
-    config = OptimizerConfig(
-        optimizer="adam",
-        lr=options.lr,
-        min_lr=options.lr * options.lr_end,
-        weight_decay=options.weight_decay,
-        adam_beta1=options.adam_beta1,
-        adam_beta2=options.adam_beta2,
-        clip_grad=options.clip_grad,
-        use_distributed_optimizer=True,
-        params_dtype=torch.float32,
-    )
-    return get_megatron_optimizer(config, [model])
-
-
-def _scheduler(optimizer: MegatronOptimizer, options: TrainerOptions) -> OptimizerParamScheduler:
-    """Build the schedule. Its `step` also keeps weight decay off the norms."""
-    return OptimizerParamScheduler(
-        optimizer,
-        init_lr=0.0,
-        max_lr=options.lr,
-        min_lr=options.lr * options.lr_end,
-        lr_warmup_steps=options.warmup_steps,
-        lr_decay_steps=max(options.steps, options.warmup_steps + 1),
-        lr_decay_style="linear",
-        start_wd=options.weight_decay,
-        end_wd=options.weight_decay,
-        wd_incr_steps=0,
-        wd_incr_style="constant",
-    )
