@@ -17,7 +17,9 @@ from swerl.cli import _output, _rollout_run, rollout
 from swerl.cli._rollout_view import RolloutView
 from swerl.errors import InputError, SwerlError
 from swerl.harnesses import claude_code
+from swerl.images import build
 from swerl.run.events import PhaseEnded, TurnEnded, ignore
+from swerl.sample import to_samples
 from swerl.task import Task, write_tasks
 from swerl.tasks import twin
 
@@ -118,7 +120,7 @@ def test_turns_used_up_at_the_gateway_are_a_limit_and_the_work_is_graded(run: Ru
         (["--instance", "twin__x"], "unknown instance", "did you mean"),
         (["--engine", "scriptd:gold"], "unknown engine 'scriptd'", "scripted"),
         (["--engine", "scripted:silver"], "is not an engine", "scripted:gold"),
-        (["--engine", "torch-cpu"], "needs --model", "initial_model"),
+        (["--engine", "torch-cpu"], "needs --model", "newest weights"),
         (["--engine", "torch-cpu", "--model", "nowhere"], "holds no model", "Hugging Face"),
         (["--agent", "claude-cod"], "unknown harness", "claude-code"),
         (["--set", "harnes.bare=true"], "unknown recipe key", "harness"),
@@ -149,6 +151,16 @@ def test_gold_of_a_task_without_solution_says_what_to_use(
     shown = run(tasks="bare.jsonl")
     assert isinstance(shown.error, InputError)
     assert "scripted:noop" in shown.error.hint
+
+
+def test_folder_of_a_run_stands_for_its_newest_weights(tmp_path: Path) -> None:
+    for version in ("000009", "000010"):
+        folder = tmp_path / "weights" / version
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
+    recipe = rollout._recipe("builtin", rollout._read_engine("torch-cpu"), str(tmp_path), ())
+    assert recipe.model.path == tmp_path / "weights" / "000010"
+    assert (recipe.rollout.max_context_tokens, recipe.rollout.max_new_tokens) == (1024, 256)
 
 
 async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
@@ -199,3 +211,27 @@ async def test_claude_code_solves_a_generated_task_with_its_own_tools(
     recipe = rollout._recipe("claude-code", engine, None, ())
     episode = await _rollout_run.attempt(recipe, task, tmp_path, script="gold", emit=ignore)
     assert episode.verdict == "solved", episode.grade.reason + episode.log
+
+
+@pytest.mark.agents
+@pytest.mark.slow
+async def test_claude_code_solves_a_real_instance_through_the_gateway(
+    shared_dir: Path, tmp_path: Path
+) -> None:
+    name = "marshmallow-code__marshmallow-1359"
+    folder = shared_dir / "instances"
+    (spec,) = [s for s in build.read_specs(folder / "instances.json") if s.instance_id == name]
+    rows = map(json.loads, (folder / "rows.jsonl").read_text().splitlines())
+    (row,) = [row for row in rows if row["instance_id"] == name]
+    try:
+        claude_code.fetch(claude_code.DEFAULT_VERSION)
+        build.build(spec)
+    except SwerlError as error:
+        pytest.skip(f"no bundle or no image: {error}")
+    recipe = rollout._recipe("claude-code", rollout._read_engine("scripted:gold"), None, ())
+    task = build.make_task(spec, row)
+    episode = await _rollout_run.attempt(recipe, task, tmp_path, script="gold", emit=ignore)
+    assert episode.verdict == "solved", episode.grade.reason + episode.log
+    samples = to_samples(episode.trajectory, episode=episode.id, task=task.id)
+    trained = sum(sample.num_trained_tokens for sample in samples)
+    assert trained == episode.trajectory.num_sampled_tokens > 0

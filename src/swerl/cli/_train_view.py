@@ -152,7 +152,7 @@ def show_summary(recipe: Recipe, folder: Path, past: History) -> None:
         "nor tests"
     )
     out.print(f"\nrun folder      {folder}\nreward curve    {folder / 'reward.png'}")
-    out.print(f"next            swerl rollout --engine torch-cpu --model {folder / 'model'}")
+    out.print(f"next            swerl rollout --engine torch-cpu --model {folder}")
 
 
 def _eval_line(event: EvalEnded) -> str:

@@ -36,6 +36,8 @@ _SETTINGS = (
 )
 _REPLY_SHARE = 4
 """A model's context is this many times its longest reply."""
+_DEFAULT_CONTEXT = 32768
+"""Tokens, for a model folder that does not say."""
 _ARTEFACTS = {
     "transcript": "transcript.json",
     "patch": "patch.diff",
@@ -58,7 +60,7 @@ def rollout(
     engine: Annotated[str, typer.Option(help=f"{_KINDS}.")] = "scripted:gold",
     model: Annotated[
         str | None,
-        typer.Option(help="Model folder in Hugging Face format; for openai=URL its name there."),
+        typer.Option(help="Folder of a model or of a run; for openai=URL the model's name there."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -140,18 +142,25 @@ def _model_settings(engine: _Engine, model: str | None) -> list[str]:
         if engine.type == "scripted":
             return []
         message = f"--engine {engine.text} needs --model with the model's folder"
-        raise InputError(message, hint="a finished run has one in runs/NAME/initial_model")
+        raise InputError(message, hint="a run's folder will do: its newest weights are taken")
+    folder = _newest_weights(Path(model))
     try:
-        config = json.loads(Path(model, "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         message = f"--model {model} holds no model: {error}"
-        raise InputError(message, hint="give a folder in Hugging Face format") from error
-    context = int(config.get("max_position_embeddings", 32768))
+        raise InputError(message, hint="give a folder in Hugging Face format, or a run") from error
+    context = int(config.get("max_position_embeddings", _DEFAULT_CONTEXT))
     return [
-        f"model.path={model}",
+        f"model.path={folder}",
         f"rollout.max_context_tokens={context}",
         f"rollout.max_new_tokens={max(context // _REPLY_SHARE, 1)}",
     ]
+
+
+def _newest_weights(folder: Path) -> Path:
+    """Return a run's newest published weights, or the folder itself where it is no run."""
+    published = sorted(path for path in folder.glob("weights/*") if path.name.isdigit())
+    return published[-1] if published else folder
 
 
 def _find(instance: str | None, file: Path | None) -> Task:
