@@ -82,10 +82,18 @@ class MegatronTrainer:
             raise
 
     async def step(self, batch: Batch) -> StepStats:
-        """Take one optimizer step. Raises TrainerError; after NaN the weights are unchanged."""
+        """Take one optimizer step. Raises TrainerError; after NaN the weights are unchanged.
+
+        The ranks count the tokens that enter the loss; each of the Batch must be there once.
+        """
         path = self._work / "batch.parquet"
         batches.write(path, batch)
-        return StepStats(**await self._ask("step", batch=str(path)))
+        stats = StepStats(**await self._ask("step", batch=str(path)))
+        num_given = sum(sample.num_trained_tokens for sample in batch.samples)
+        if stats.num_tokens != num_given:
+            message = f"step {batch.step} trained {stats.num_tokens} of {num_given} sampled tokens"
+            raise TrainerError(message, hint="this is a bug in swerl's trainer; please report it")
+        return stats
 
     async def logprobs(self, batch: Batch) -> list[list[float]]:
         """Return the log-probability of every token of every Sample, 0 for a row's first."""
