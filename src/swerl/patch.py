@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
@@ -34,9 +34,10 @@ def edits(patch: str) -> list[FileEdit]:
     """Return one edit per hunk: context and removed lines -> context and added lines."""
     found = []
     path = ""
-    lines = iter(patch.splitlines(keepends=True))
-    for line in lines:
-        if line.startswith("+++ b/"):
+    lines = deque(patch.splitlines(keepends=True))
+    while lines:
+        line = lines.popleft()
+        if line.startswith(("--- a/", "+++ b/")):
             path = line[6:].split("\t")[0].rstrip("\n")
         elif match := _HUNK.match(line):
             old, new = _hunk(lines, int(match[1] or 1), int(match[2] or 1))
@@ -44,18 +45,19 @@ def edits(patch: str) -> list[FileEdit]:
     return found
 
 
-def _hunk(lines: Iterator[str], num_old: int, num_new: int) -> tuple[str, str]:
+def _hunk(lines: deque[str], num_old: int, num_new: int) -> tuple[str, str]:
+    """Take one hunk off `lines`; a file may end without a newline, on either side."""
     old: list[str] = []
     new: list[str] = []
-    while len(old) < num_old or len(new) < num_new:
-        line = next(lines, None)
-        if line is None:
-            break
-        mark, text = line[:1], line[1:]
-        if mark in " -\n":
-            old.append(text or "\n")
-        if mark in " +\n":
-            new.append(text or "\n")
+    while lines and (len(old) < num_old or len(new) < num_new):
+        line = lines.popleft()
+        sides = [side for side, marks in ((old, " -\n"), (new, " +\n")) if line[:1] in marks]
+        text = line[1:] or "\n"
+        if lines and lines[0].startswith("\\"):
+            lines.popleft()
+            text = text.removesuffix("\n")
+        for side in sides:
+            side.append(text)
     return "".join(old), "".join(new)
 
 

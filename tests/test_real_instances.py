@@ -1,0 +1,87 @@
+"""Real SWE-bench instances run whole: built from their source archives, attempted, graded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+INSTANCES = (
+    "pallets__flask-4045",
+    "marshmallow-code__marshmallow-1359",
+    "marshmallow-code__marshmallow-1702",
+    "pydicom__pydicom-1562",
+    "pytest-dev__pytest-7571",
+    "psf__requests-5414",
+)
+CANNOT = ("no Python", "npm", "bubblewrap")
+"""What a machine may lack: the tests skip and say so."""
+
+pytestmark = pytest.mark.slow
+
+
+class Swerl:
+    """The command line with a cache of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._env = {**os.environ, "SWERL_CACHE": str(folder / "cache")}
+
+    def __call__(self, *arguments: str) -> str:
+        """Run a command and return what it printed; skip what this machine cannot have."""
+        command = [sys.executable, "-m", "swerl.cli", *arguments]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=600
+        )
+        if done.returncode and any(reason in done.stderr for reason in CANNOT):
+            pytest.skip(done.stderr.strip())
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def rollout(self, instance: str, *arguments: str) -> dict[str, Any]:
+        """Attempt an instance and return the command's JSON."""
+        tasks = self.folder / f"{instance}.jsonl"
+        result: dict[str, Any] = json.loads(
+            self("rollout", "--tasks", str(tasks), "--instance", instance, "--json", *arguments)
+        )
+        return result
+
+
+@pytest.fixture(scope="module")
+def swerl(tmp_path_factory: pytest.TempPathFactory) -> Swerl:
+    return Swerl(tmp_path_factory.mktemp("instances"))
+
+
+@pytest.fixture(scope="module", params=INSTANCES)
+def instance(request: pytest.FixtureRequest, swerl: Swerl, shared_dir: Path) -> str:
+    """An instance whose image is built and whose task file is written."""
+    name: str = request.param
+    instances = shared_dir / "instances"
+    swerl(
+        *("images", "build", str(instances / "instances.json"), "--instance", name),
+        *("--rows", str(instances / "rows.jsonl"), "-o", f"{name}.jsonl"),
+    )
+    return name
+
+
+def test_the_known_solution_is_solved(swerl: Swerl, instance: str) -> None:
+    assert swerl.rollout(instance, "--engine", "scripted:gold")["verdict"] == "solved"
+
+
+def test_changing_nothing_is_unsolved(swerl: Swerl, instance: str) -> None:
+    assert swerl.rollout(instance, "--engine", "scripted:noop")["verdict"] == "unsolved"
+
+
+@pytest.mark.agents
+def test_claude_code_solves_it_with_its_own_tools(swerl: Swerl, instance: str) -> None:
+    result = swerl.rollout(instance, "--agent", "claude-code", "--engine", "scripted:gold")
+    assert result["verdict"] == "solved"
+    log = Path(result["artefacts"]["agent log"]).read_text()
+    assert '"name":"Edit"' in log.replace('": "', '":"')
+    trajectory = json.loads(Path(result["artefacts"]["tokens"]).read_text())
+    assert all(turn["trainable"] and turn["output_ids"] for turn in trajectory["turns"])
