@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swerl.errors import SandboxUnavailableError
-from swerl.interfaces import Limits, Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox, SandboxBackend
 from swerl.sandboxes import local
 
-WORKDIR = "/testbed"
-LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)
+from .helpers import LIMITS, WORKDIR
+
 BACKENDS = ("local/bwrap", "local/unshare")
 
 
@@ -31,3 +31,12 @@ async def sandbox(backend: SandboxBackend) -> AsyncIterator[Sandbox]:
             yield opened
     except SandboxUnavailableError as error:
         pytest.skip(f"{error}: {error.hint}")
+
+
+@pytest.fixture
+def host_secret(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Path of a host file that no sandbox may reach."""
+    path = tmp_path_factory.mktemp("host") / "secret"
+    path.write_text("host secret")
+    path.chmod(0o644)
+    return str(path)

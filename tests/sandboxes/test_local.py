@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -257,9 +258,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def until(true: object) -> None:
+async def until(true: Callable[[], object]) -> None:
     """Wait until a function returns something true."""
-    assert callable(true)
     async with asyncio.timeout(10):
         while not true():  # noqa: ASYNC110  no event tells
             await asyncio.sleep(0.01)
@@ -320,6 +320,25 @@ async def test_a_killed_spawner_takes_its_sandboxes_along_and_is_replaced() -> N
     await until(lambda: not processes(token))
     async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
         assert await sh(sandbox, "echo again") == "again\n"
+
+
+async def test_cancelling_while_it_opens_leaves_nothing(backend: local.LocalBackend) -> None:
+    async def hold() -> None:
+        async with backend.open("host", LIMITS, workdir="/testbed"):
+            await asyncio.sleep(60)
+
+    async with backend.open("host", LIMITS, workdir="/testbed"):
+        pass
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    for wait_s in (0.0, 0.001, 0.005, 0.01, 0.03):
+        task = asyncio.ensure_future(hold())
+        await asyncio.sleep(wait_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    spawner = Path(f"/proc/{backend.spawner_pid}/task/{backend.spawner_pid}/children")
+    await until(lambda: not spawner.read_text())
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 
 
 async def test_a_dropped_backend_ends_its_spawner() -> None:

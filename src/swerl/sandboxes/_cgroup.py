@@ -6,8 +6,8 @@ controller bounds its sandboxes too.
 
 from __future__ import annotations
 
+import errno
 import os
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -53,19 +53,18 @@ def enter(groups: Mapping[str, Path], plan: Plan) -> set[str]:
     return held
 
 
-def remove(groups: Mapping[str, Path], name: str) -> None:
-    """Remove a dead sandbox's groups."""
+def remove(groups: Mapping[str, Path], name: str) -> bool:
+    """Remove a dead sandbox's groups; say whether all are gone.
+
+    The kernel refuses while it still counts a process that has just died.
+    """
+    gone = True
     for parent in set(groups.values()):
-        folder = parent / name
-        for _ in range(50):
-            try:
-                folder.rmdir()
-            except FileNotFoundError:
-                break
-            except OSError:
-                time.sleep(0.002)  # the kernel still counts a process that has just died
-            else:
-                break
+        try:
+            (parent / name).rmdir()
+        except OSError as error:
+            gone = gone and error.errno != errno.EBUSY
+    return gone
 
 
 def leftovers(groups: Mapping[str, Path]) -> set[str]:

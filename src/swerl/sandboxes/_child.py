@@ -44,7 +44,7 @@ def run(command: Command, streams: Sequence[int], system_calls: bytes | None) ->
     except FileNotFoundError as error:
         code = _NOT_STARTED if error.filename == command.cwd else _NOT_FOUND
         _complain(error)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         _complain(error)
     finally:
         os._exit(code)
@@ -61,9 +61,9 @@ def mark_of(folder: int) -> int:
     return 0
 
 
-def is_zombie(folder: int) -> bool:
-    """Say whether a process only waits to be reaped, by its /proc folder."""
-    return _stat(os.open("stat", os.O_RDONLY, dir_fd=folder))[0] in b"ZX"
+def state_of(folder: int) -> bytes:
+    """Return the letter of a process's state, by its /proc folder."""
+    return _stat(os.open("stat", os.O_RDONLY, dir_fd=folder))[0]
 
 
 def is_ending(folder: str) -> bool:
@@ -83,6 +83,8 @@ def _stat(fd: int) -> list[bytes]:
 def _mark(number: int) -> None:
     mark = _UNLIMITED + number
     resource.setrlimit(_RLIMIT_LOCKS, (mark, mark))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     with suppress(OSError):  # so that memory pressure kills a command before the warden
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(fd, b"500")
@@ -96,6 +98,9 @@ def _become_root() -> None:
 
 
 def _exec(command: Command) -> NoReturn:
+    if not command.argv:
+        message = "no program to run"
+        raise ValueError(message)
     name, argv = command.argv[0], list(command.argv)
     if "/" in name:
         os.execve(name, argv, command.env)
@@ -110,6 +115,9 @@ def _exec(command: Command) -> NoReturn:
     raise failure
 
 
-def _complain(error: OSError) -> None:
+def _complain(error: Exception) -> None:
+    text = str(error)
+    if isinstance(error, OSError) and error.filename:
+        text = f"{error.filename}: {error.strerror}"
     with suppress(OSError):
-        os.write(2, f"swerl: {error.filename}: {error.strerror}\n".encode())
+        os.write(2, f"swerl: {text}\n".encode())

@@ -85,6 +85,11 @@ class Link:
             except OSError:
                 self._end()
 
+    def drop_unread(self) -> None:
+        """Close the descriptors of a first message that nobody took up."""
+        if self.first.done() and not self.first.cancelled() and not self.first.exception():
+            _drop(self.first.result())
+
     def _receive(self) -> None:
         try:
             packet = wire.receive(self._sock)
@@ -132,3 +137,4 @@ class Link:
 def _drop(packet: Packet) -> None:
     for fd in packet.fds:
         os.close(fd)
+    packet.fds.clear()

@@ -23,6 +23,7 @@ TIMED_OUT = 124
 _THREAD_BYTES = 4 << 20
 """Files from this size on are moved in a thread, so that the event loop goes on."""
 _KILL_TIMEOUT_S = 10.0
+_ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
 _USERS = {None: False, "agent": False, "1000": False, "root": True, "0": True}
 
 
@@ -49,6 +50,7 @@ class LocalSandbox:
         if "failed" in body:
             raise OSError(body["errno"], body["failed"])
         self._root, self._upper = (*packet.fds, -1)[:2]
+        packet.fds.clear()
         self.limits = frozenset(body["limits"])
         self.pid = body["ready"]
 
@@ -63,12 +65,8 @@ class LocalSandbox:
         stdin: bytes | None = None,
     ) -> Exec:
         """Run a command to its end; at the timeout its whole process tree is killed."""
-        if user not in _USERS:
-            message = f"no user {user!r} in sandbox {self.id}"
-            raise SandboxError(message, hint="the users are `agent` and `root`")
-        as_root = _USERS[user]
-        home = {"HOME": "/root", "USER": "root", "LOGNAME": "root"} if as_root else {}
-        merged = {**self._env, **home, **(env or {})}
+        as_root = self._is_root(user)
+        merged = {**self._env, **(_ROOT_ENV if as_root else {}), **(env or {})}
 
         def command(number: int) -> Command:
             return Command(number, list(argv), cwd or self._workdir, merged, as_root)
@@ -142,10 +140,17 @@ class LocalSandbox:
         try:
             await self._link.close()
         finally:
+            self._link.drop_unread()
             for fd in (self._root, self._upper):
                 if fd >= 0:
                     os.close(fd)
             self._root = self._upper = -1
+
+    def _is_root(self, user: str | None) -> bool:
+        if user not in _USERS:
+            message = f"no user {user!r} in sandbox {self.id}"
+            raise SandboxError(message, hint="the users are `agent` and `root`")
+        return _USERS[user]
 
     async def _start(
         self, request: Request, out: Output, err: Output, stdin: bytes | None

@@ -22,19 +22,19 @@ from swerl.sandboxes import _warden as warden
 from swerl.sandboxes import _wire as wire
 from swerl.sandboxes._wire import Plan
 
+_RETRY_MS = 20
+
 
 def main(fd: int) -> None:
-    """Serve the controller on the socket `fd` until it closes and no sandbox is left."""
+    """Serve the controller on the socket `fd` until it closes; then end what is left."""
     os.umask(0o022)
     with suppress(PermissionError):
         os.setgroups([])
     gc.disable()
     gc.freeze()  # forks share memory that nothing touches
     groups = cgroup.find()
-    for name in cgroup.leftovers(groups):
-        if not owner_lives(name):
-            cgroup.remove(groups, name)
-    _Spawner(socket.socket(fileno=fd), groups).serve()
+    dead = {name for name in cgroup.leftovers(groups) if not owner_lives(name)}
+    _Spawner(socket.socket(fileno=fd), groups, dead).serve()
 
 
 def owner_lives(name: str) -> bool:
@@ -47,20 +47,27 @@ def owner_lives(name: str) -> bool:
 class _Spawner:
     channel: socket.socket
     groups: dict[str, Path]
+    dead: set[str]
+    """Sandboxes whose cgroups are still to be removed."""
     wardens: dict[int, tuple[int, Plan]] = field(default_factory=dict)
 
     def serve(self) -> None:
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         listening = True
-        while listening or self.wardens:
-            for fd, _ in poll.poll():
+        while True:
+            self.dead = {name for name in self.dead if not cgroup.remove(self.groups, name)}
+            if not (listening or self.wardens or self.dead):
+                return
+            for fd, _ in poll.poll(_RETRY_MS if self.dead else None):
                 if fd in self.wardens:
                     poll.unregister(fd)
                     self._clear(fd)
                 elif not self._spawn(poll):
                     poll.unregister(self.channel)
                     listening = False
+                    for pid, _ in self.wardens.values():
+                        os.kill(pid, signal.SIGKILL)
 
     def _spawn(self, poll: select.poll) -> bool:
         packet = wire.receive(self.channel)
@@ -95,6 +102,6 @@ class _Spawner:
         pid, plan = self.wardens.pop(fd)
         os.close(fd)
         os.waitpid(pid, 0)
-        cgroup.remove(self.groups, plan.id)
+        self.dead.add(plan.id)
         if plan.scratch:
             shutil.rmtree(plan.scratch, ignore_errors=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,9 +48,9 @@ def build(plan: Plan) -> int | None:
     Path(ROOT).mkdir()
     upper = _make_base(plan)
     root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
-    _make_apart(root, "tmp", 0o1777)
+    _make_apart(root, "tmp", 0o1777, lambda _: None)
     if not plan.bwrap:
-        _make_apart(root, "dev", 0o755)
+        _make_apart(root, "dev", 0o755, _make_devices)
     for source, target in plan.binds:
         _bind(root, source, target)
     if plan.content:
@@ -94,13 +94,12 @@ def _bind(root: int, source: str, target: str) -> None:
     os.close(fd)
 
 
-def _make_apart(root: int, name: str, mode: int) -> None:
+def _make_apart(root: int, name: str, mode: int, fill: Callable[[Path], None]) -> None:
     """Keep a top-level folder out of the changes that `capture` collects."""
     folder = Path(STAGE, name)
     folder.mkdir()
     folder.chmod(mode)
-    if name == "dev":
-        _make_devices(folder)
+    fill(folder)
     fd = files.make_folder(root, f"/{name}")
     kernel.mount(str(folder), f"/proc/self/fd/{fd}", flags=kernel.MS_BIND | kernel.MS_REC)
     os.close(fd)

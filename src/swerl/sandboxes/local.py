@@ -40,8 +40,8 @@ _SPAWNER = (
 )
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EUSERS, errno.ENOSPC, errno.ENOSYS}
 _NO_NAMESPACES = (
-    "run as root, or allow user namespaces: `sysctl user.max_user_namespaces=10000`, "
-    "`kernel.unprivileged_userns_clone=1`, `kernel.apparmor_restrict_unprivileged_userns=0`"
+    "it takes Linux 5.12, and root or user namespaces (`sysctl user.max_user_namespaces=10000 "
+    "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`)"
 )
 
 
@@ -92,10 +92,10 @@ class LocalBackend:
     async def _open(
         self, image: str, limits: Limits, workdir: str, mounts: Sequence[Mount]
     ) -> AsyncIterator[LocalSandbox]:
-        plan = self._plan(resolve(image), limits, workdir, mounts)
+        found = resolve(image)
+        plan = self._plan(found, limits, workdir, mounts)
         link = Link(self._spawn(plan), plan.id)
-        env = dict(resolve(image).env)
-        sandbox = LocalSandbox(link, plan, env, int(self._options.output_cap_mib * 2**20))
+        sandbox = LocalSandbox(link, plan, found.env, int(self._options.output_cap_mib * 2**20))
         try:
             await _boot(sandbox)
             yield sandbox
@@ -183,7 +183,7 @@ async def _boot(sandbox: LocalSandbox) -> None:
 
 
 def _stop_spawner(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End the spawner, which first ends and clears away what it still holds."""
+    """End the spawner and with it every sandbox that it still holds."""
     channel.close()
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)

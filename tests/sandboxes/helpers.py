@@ -1,0 +1,44 @@
+"""What the tests of sandboxes share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from swerl.interfaces import Limits, Sandbox
+
+WORKDIR = "/testbed"
+LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)
+
+
+async def sh(sandbox: Sandbox, script: str, **options: object) -> str:
+    """Run a shell script that must succeed and return what it prints."""
+    done = await sandbox.run(["sh", "-c", script], timeout_s=20, **options)  # type: ignore[arg-type]
+    assert done.exit_code == 0, done
+    return done.stdout.decode()
+
+
+async def processes(sandbox: Sandbox, words: str) -> int:
+    """Count the processes with exactly this command line."""
+    script = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $f; echo; done | grep -cx \"$0 \""
+    return int((await sandbox.run(["sh", "-c", script, words])).stdout)
+
+
+async def until(sandbox: Sandbox, words: str, count: int) -> None:
+    """Wait until as many processes with this command line run."""
+    async with asyncio.timeout(10):
+        while await processes(sandbox, words) != count:  # noqa: ASYNC110  no event tells
+            await asyncio.sleep(0.005)
+
+
+def host_processes(words: str) -> set[int]:
+    """Return the host's processes with these words on their command line, zombies left out."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:  # noqa: PTH123
+                if words.encode() in file.read():
+                    found.add(int(name))
+        except OSError:
+            continue
+    return found

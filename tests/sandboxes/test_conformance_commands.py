@@ -1,0 +1,136 @@
+"""Conformance of every sandbox backend: commands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from swerl.errors import SandboxError
+from swerl.interfaces import Sandbox
+
+from .helpers import WORKDIR, sh
+
+
+async def test_a_command_returns_its_output_and_zero(sandbox: Sandbox) -> None:
+    done = await sandbox.run(["sh", "-c", "echo out; echo err >&2"])
+    assert (done.exit_code, done.stdout, done.stderr) == (0, b"out\n", b"err\n")
+    assert done.duration_s > 0
+    assert not done.timed_out
+    assert not done.truncated
+
+
+async def test_exit_codes_come_through(sandbox: Sandbox) -> None:
+    assert (await sandbox.run(["sh", "-c", "exit 37"])).exit_code == 37
+
+
+async def test_death_by_a_signal_is_128_plus_its_number(sandbox: Sandbox) -> None:
+    assert (await sandbox.run(["sh", "-c", "kill -TERM $$"])).exit_code == 143
+
+
+async def test_a_missing_program_is_127_and_says_which(sandbox: Sandbox) -> None:
+    done = await sandbox.run(["no-such-program"])
+    assert done.exit_code == 127
+    assert b"no-such-program" in done.stderr
+
+
+@pytest.mark.parametrize("argv", [[], ["echo", "nul\0byte"]])
+async def test_a_command_that_cannot_be_is_126(sandbox: Sandbox, argv: list[str]) -> None:
+    done = await sandbox.run(argv)
+    assert done.exit_code == 126
+    assert done.stderr.startswith(b"swerl: ")
+
+
+async def test_a_file_that_is_no_program_is_126(sandbox: Sandbox) -> None:
+    await sandbox.write(f"{WORKDIR}/plain", b"text")
+    assert (await sandbox.run([f"{WORKDIR}/plain"])).exit_code == 126
+
+
+async def test_a_missing_folder_to_run_in_is_126(sandbox: Sandbox) -> None:
+    done = await sandbox.run(["true"], cwd="/no/such/folder")
+    assert done.exit_code == 126
+    assert b"/no/such/folder" in done.stderr
+
+
+async def test_commands_run_in_the_workdir_unless_told(sandbox: Sandbox) -> None:
+    assert await sh(sandbox, "pwd") == f"{WORKDIR}\n"
+    assert await sh(sandbox, "pwd", cwd="/tmp") == "/tmp\n"
+
+
+async def test_arguments_arrive_unchanged(sandbox: Sandbox) -> None:
+    odd = ["", " a ", "newline\nhere", "$HOME", "é漢😀", "\"'\\"]
+    done = await sandbox.run(["printf", "%s\\0", *odd])
+    assert done.stdout.decode().split("\0")[:-1] == odd
+
+
+async def test_a_megabyte_of_arguments_arrives(sandbox: Sandbox) -> None:
+    words = ["x" * 100_000] * 10
+    done = await sandbox.run(["sh", "-c", "echo $# ${#1}", "sh", *words])
+    assert done.stdout == b"10 100000\n"
+
+
+async def test_stdin_is_what_was_given_and_else_empty(sandbox: Sandbox) -> None:
+    data = bytes(range(256)) * 4096
+    assert (await sandbox.run(["wc", "-c"], stdin=data)).stdout.split() == [b"1048576"]
+    assert (await sandbox.run(["cat"], timeout_s=5)).stdout == b""
+
+
+async def test_the_environment_holds_nothing_of_the_host(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    text = await sh(sandbox, "env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'")
+    assert "hunter2" not in text
+    names = {line.partition("=")[0] for line in text.splitlines()}
+    assert {"PATH", "HOME", "USER"} <= names
+    assert not names & set(os.environ) - {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PWD", "OLDPWD", "SHLVL", "_")
+    }
+
+
+async def test_given_environment_is_added_and_wins(sandbox: Sandbox) -> None:
+    text = await sh(sandbox, 'echo "$A $HOME"', env={"A": "1 2", "HOME": "/tmp"})
+    assert text == "1 2 /tmp\n"
+
+
+async def test_the_agent_is_an_ordinary_user_with_a_home(sandbox: Sandbox) -> None:
+    assert await sh(sandbox, "id -u; id -un; touch ~/.rc && echo yes") == "1000\nagent\nyes\n"
+
+
+async def test_root_is_a_user_too_and_an_unknown_one_is_refused(sandbox: Sandbox) -> None:
+    text = await sh(
+        sandbox, "id -u; echo ~; touch /root/x; grep CapEff /proc/self/status", user="root"
+    )
+    assert text.split() == ["0", "/root", "CapEff:", "0000000000000000"]
+    with pytest.raises(SandboxError, match="nobody-knows"):
+        await sandbox.run(["true"], user="nobody-knows")
+
+
+async def test_commands_run_at_the_same_time(sandbox: Sandbox) -> None:
+    script = f"touch {WORKDIR}/$0; until [ -e {WORKDIR}/$1 ]; do sleep 0.01; done; echo $0"
+    runs = [
+        sandbox.run(["sh", "-c", script, me, other], timeout_s=10)
+        for me, other in (("a", "b"), ("b", "c"), ("c", "a"))
+    ]
+    assert [done.stdout for done in await asyncio.gather(*runs)] == [b"a\n", b"b\n", b"c\n"]
+
+
+async def test_python_and_git_work(sandbox: Sandbox) -> None:
+    await sh(
+        sandbox, "git init -q . && echo 1 > f && git add f && git commit -qm one && echo 2 > f"
+    )
+    assert "+2" in await sh(sandbox, "git diff")
+    assert await sh(sandbox, "python3 -c 'import json, ssl, sqlite3; print(6 * 7)'") == "42\n"
+
+
+async def test_a_background_process_outlives_its_command(sandbox: Sandbox) -> None:
+    await sh(sandbox, "sleep 60 >/dev/null 2>&1 & echo $! > pid")
+    assert await sh(sandbox, "kill -0 $(cat pid) && echo alive") == "alive\n"
+
+
+async def test_a_background_process_with_the_output_does_not_hold_its_command(
+    sandbox: Sandbox,
+) -> None:
+    done = await sandbox.run(["sh", "-c", "sleep 60 & echo done"], timeout_s=10)
+    assert (done.exit_code, done.stdout) == (0, b"done\n")

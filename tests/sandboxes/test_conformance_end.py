@@ -1,0 +1,75 @@
+"""Conformance of every sandbox backend: how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from swerl.errors import SandboxLostError
+from swerl.interfaces import Sandbox, SandboxBackend
+
+from .helpers import LIMITS, WORKDIR, host_processes, sh, until
+
+
+async def test_closing_kills_everything(backend: SandboxBackend) -> None:
+    token = f"{time.time():.6f}"
+    async with backend.open("host", LIMITS, workdir=WORKDIR) as sandbox:
+        await sh(sandbox, f"setsid sleep 1{token} >/dev/null 2>&1 &")
+        running = asyncio.ensure_future(sandbox.run(["sleep", f"2{token}"]))
+        await until(sandbox, f"sleep 2{token}", 1)
+        assert host_processes(token)
+    assert not host_processes(token)
+    with pytest.raises(SandboxLostError):
+        await running
+
+
+async def test_a_closed_sandbox_says_so(backend: SandboxBackend) -> None:
+    async with backend.open("host", LIMITS, workdir=WORKDIR) as sandbox:
+        pass
+    with pytest.raises(SandboxLostError):
+        await sandbox.run(["true"])
+    with pytest.raises(SandboxLostError):
+        await sandbox.read("/etc/passwd")
+
+
+async def test_leaving_twice_is_safe(backend: SandboxBackend) -> None:
+    context = backend.open("host", LIMITS, workdir=WORKDIR)
+    sandbox = await context.__aenter__()
+    close = getattr(sandbox, "close", None)
+    if close:
+        await asyncio.gather(close(), close())
+    await context.__aexit__(None, None, None)
+
+
+async def test_an_error_in_the_body_closes_and_comes_out(backend: SandboxBackend) -> None:
+    token = f"{time.time():.6f}"
+    with pytest.raises(ZeroDivisionError):
+        async with backend.open("host", LIMITS, workdir=WORKDIR) as sandbox:
+            await sh(sandbox, f"sleep 3{token} >/dev/null 2>&1 &")
+            raise ZeroDivisionError
+    assert not host_processes(token)
+
+
+async def test_sixteen_open_at_once(backend: SandboxBackend) -> None:
+    async def one(number: int) -> bytes:
+        async with backend.open("host", LIMITS, workdir=WORKDIR) as sandbox:
+            await sandbox.write("f", str(number).encode())
+            return (await sandbox.run(["cat", "/f"])).stdout
+
+    answers = await asyncio.gather(*(one(number) for number in range(16)))
+    assert answers == [str(number).encode() for number in range(16)]
+
+
+async def test_a_kill_from_outside_is_a_lost_sandbox(sandbox: Sandbox) -> None:
+    pid = getattr(sandbox, "pid", 0)
+    if not pid:
+        pytest.skip("this backend's first process is not on this machine")
+    running = asyncio.ensure_future(sandbox.run(["sleep", "60"]))
+    await sandbox.run(["true"])
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SandboxLostError, match="killed"):
+        await running

@@ -1,0 +1,62 @@
+"""Conformance of every sandbox backend: the way back to the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from swerl.interfaces import Sandbox, SandboxBackend
+
+from .helpers import LIMITS, WORKDIR
+
+
+class Echo:
+    """A listener that greets every connection with its name."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+
+    async def attach(self, sock: socket.socket) -> None:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(self.name)
+            writer.close()
+
+        self.server = await asyncio.start_server(greet, sock=sock)
+
+
+GREETED = "import socket,sys; h, p = sys.argv[1].split('/')[2].split(':'); "
+GREETED += "print(socket.create_connection((h, int(p)), 5).recv(99).decode())"
+
+
+async def test_listeners_of_two_sandboxes_do_not_mix(backend: SandboxBackend) -> None:
+    async with (
+        backend.open("host", LIMITS, workdir=WORKDIR) as one,
+        backend.open("host", LIMITS, workdir=WORKDIR) as two,
+    ):
+        for sandbox, name in ((one, "one"), (two, "two")):
+            listener = Echo(name.encode())
+            url = await sandbox.expose(listener)
+            assert url.startswith("http://127.0.0.1:")
+            done = await sandbox.run(["python3", "-c", GREETED, url], timeout_s=10)
+            assert done.stdout.decode() == f"{name}\n", done
+            listener.server.close()
+
+
+async def test_one_sandbox_takes_several_listeners(sandbox: Sandbox) -> None:
+    listeners = [Echo(b"first"), Echo(b"second")]
+    urls = [await sandbox.expose(listener) for listener in listeners]
+    assert len(set(urls)) == 2
+    for url, listener in zip(urls, listeners, strict=True):
+        done = await sandbox.run(["python3", "-c", GREETED, url], timeout_s=10)
+        assert done.stdout.strip() == listener.name, done
+        listener.server.close()
+
+
+async def test_an_exposed_port_is_not_open_on_the_host(sandbox: Sandbox) -> None:
+    listener = Echo(b"inside only")
+    url = await sandbox.expose(listener)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    listener.server.close()

@@ -1,0 +1,102 @@
+"""Conformance of every sandbox backend: files."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from swerl.errors import SandboxError
+from swerl.interfaces import Mount, Sandbox, SandboxBackend
+
+from .helpers import LIMITS, WORKDIR, sh
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "with space", "new\nline", "é漢😀", "-rf", "a/deep/er/path"]
+)
+async def test_files_keep_their_bytes_whatever_their_name(sandbox: Sandbox, name: str) -> None:
+    data = bytes(range(256))
+    await sandbox.write(f"{WORKDIR}/{name}", data)
+    assert await sandbox.read(f"{WORKDIR}/{name}") == data
+    assert (await sandbox.run(["cat", f"{WORKDIR}/{name}"])).stdout == data
+
+
+async def test_twenty_megabytes_go_in_and_out(sandbox: Sandbox) -> None:
+    data = os.urandom(20 << 20)
+    await sandbox.write("/tmp/big", data)
+    assert await sandbox.read("/tmp/big") == data
+    assert int(await sh(sandbox, "stat -c %s /tmp/big")) == 20 << 20
+
+
+async def test_writing_again_replaces_the_whole_file(sandbox: Sandbox) -> None:
+    await sandbox.write("f", b"a long first text")
+    await sandbox.write("f", b"short")
+    assert await sandbox.read("f") == b"short"
+
+
+async def test_a_written_file_belongs_to_the_agent(sandbox: Sandbox) -> None:
+    await sandbox.write(f"{WORKDIR}/new/f", b"1")
+    assert (
+        await sh(sandbox, "echo 2 >> new/f; touch new/g; stat -c %U new new/f") == "agent\nagent\n"
+    )
+
+
+async def test_a_missing_file_is_file_not_found(sandbox: Sandbox) -> None:
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read("/no/such/file")
+
+
+@pytest.mark.parametrize("path", ["/tmp", "/dev/zero", "/tmp/pipe"])
+async def test_only_plain_files_can_be_read_and_written(sandbox: Sandbox, path: str) -> None:
+    await sh(sandbox, "mkfifo /tmp/pipe")
+    with pytest.raises(SandboxError):
+        await sandbox.read(path)
+    with pytest.raises(SandboxError):
+        await sandbox.write(path, b"x")
+
+
+async def test_links_do_not_lead_out(sandbox: Sandbox, host_secret: str) -> None:
+    up = "/".join([".."] * 20)
+    links = {
+        "absolute": host_secret,
+        "climbing": up + host_secret,
+        "magic": "/proc/1/root" + host_secret,
+    }
+    for name, target in links.items():
+        await sh(sandbox, f"ln -s {target} /tmp/{name}")
+        with pytest.raises((FileNotFoundError, SandboxError)):
+            await sandbox.read(f"/tmp/{name}")
+    await sh(sandbox, f"ln -s {os.path.dirname(host_secret)} /tmp/folder")  # noqa: PTH120
+    with pytest.raises((FileNotFoundError, SandboxError)):
+        await sandbox.write("/tmp/folder/secret", b"overwritten")
+    assert open(host_secret).read() == "host secret"  # noqa: PTH123, ASYNC230, SIM115
+
+
+async def test_dots_do_not_lead_out(sandbox: Sandbox, host_secret: str) -> None:
+    climbing = "/tmp" + "/.." * 20 + host_secret
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read(climbing)
+    await sandbox.write(climbing, b"inside")
+    assert open(host_secret).read() == "host secret"  # noqa: PTH123, ASYNC230, SIM115
+    assert await sandbox.read(host_secret) == b"inside"
+
+
+async def test_a_link_is_followed_inside(sandbox: Sandbox) -> None:
+    await sh(sandbox, "mkdir real && ln -s /testbed/real link && echo hi > real/f")
+    assert await sandbox.read(f"{WORKDIR}/link/f") == b"hi\n"
+
+
+async def test_a_read_only_mount_shows_a_host_folder(
+    backend: SandboxBackend, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("tool")
+    (folder / "f").write_text("tool")
+    async with backend.open(
+        "host", LIMITS, workdir=WORKDIR, mounts=[Mount(folder, "/opt/tool")]
+    ) as sandbox:
+        assert await sh(sandbox, "cat /opt/tool/f") == "tool"
+        assert (await sandbox.run(["touch", "/opt/tool/g"])).exit_code == 1
+        with pytest.raises(SandboxError):
+            await sandbox.write("/opt/tool/f", b"x")
+    assert (folder / "f").read_text() == "tool"
