@@ -81,7 +81,7 @@ def test_changing_nothing_is_unsolved(swerl: Swerl, instance: str) -> None:
 def test_claude_code_solves_it_with_its_own_tools(swerl: Swerl, instance: str) -> None:
     result = swerl.rollout(instance, "--agent", "claude-code", "--engine", "scripted:gold")
     assert result["verdict"] == "solved"
-    log = Path(result["artefacts"]["agent log"]).read_text()
+    log = (swerl.folder / result["artefacts"]["agent log"]).read_text()
     assert '"name":"Edit"' in log.replace('": "', '":"')
-    trajectory = json.loads(Path(result["artefacts"]["tokens"]).read_text())
+    trajectory = json.loads((swerl.folder / result["artefacts"]["tokens"]).read_text())
     assert all(turn["trainable"] and turn["output_ids"] for turn in trajectory["turns"])
