@@ -396,3 +396,16 @@ async def test_more_requests_than_slots_wait_their_turn(
     engine.gate.set()
     assert [(await one)[0] for one in asking] == [200] * 5
     assert len((await session.close()).turns) == 5
+
+
+async def test_an_idle_connection_does_not_hold_up_the_close(open_session: OpenSession) -> None:
+    session = open_session()
+    sock = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    await session.attach(sock)
+    async with aiohttp.ClientSession() as http:
+        async with http.post(url + PATHS["anthropic"], json=body()) as response:
+            await response.read()
+
+        async with asyncio.timeout(0.2):
+            await session.close()

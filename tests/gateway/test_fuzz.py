@@ -46,7 +46,8 @@ BODIES = {
     },
 }
 STRANGE: tuple[Any, ...] = (
-    None, True, 0, -1, 1.5, 10**18, "", "a", "\x00", "🐢", "<|im_end|>", [], [[]], {}, {"type": "x"},
+    None, True, 0, -1, 1.5, 10**18, "", "a", "\x00", "🐢", "<|im_end|>", [], [[]], {},
+    {"type": "x"},
 )  # fmt: skip
 
 

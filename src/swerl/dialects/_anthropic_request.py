@@ -58,7 +58,8 @@ def read_tools(tools: Sequence[Json], messages: Sequence[Json]) -> tuple[Tool, .
 
     Left out: the vendor's server-side tools, and deferred ones that no message has loaded.
     """
-    loaded = set(_loaded_tools(messages))
+    deferred = any(isinstance(tool, dict) and tool.get("defer_loading") for tool in tools)
+    loaded = set(_loaded_tools(messages)) if deferred else set()
     return tuple(_tools(tools, loaded))
 
 

@@ -16,7 +16,7 @@ from swerl.errors import GatewayError
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.router import Router
-from swerl.gateway.sessions import Session, TurnRecord, new_key, recorder
+from swerl.gateway.sessions import Session, TurnRecord, new_key, recorder, stop_serving
 from swerl.gateway.speakers import speaker
 from swerl.interfaces import ChatEngine, Endpoint, Engine, Family
 from swerl.turn import Sampling
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 _BACKLOG = 1024
-_SHUTDOWN_S = 0.5
 
 
 class Gateway:
@@ -73,8 +72,7 @@ class Gateway:
         for session in list(self._router.sessions.values()):
             await session.close()
         if self._listener:
-            self._listener.close()
-        await self._server.shutdown(_SHUTDOWN_S)
+            await stop_serving(self._listener, self._server)
 
     def open(
         self,

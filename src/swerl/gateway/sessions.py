@@ -90,9 +90,15 @@ class Session:
             self._on_close(self)
             listeners, self._listeners = self._listeners, []
             for listener, server in listeners:
-                listener.close()
-                await server.shutdown(_SHUTDOWN_S)
+                await stop_serving(listener, server)
         return self._trajectory
+
+
+async def stop_serving(listener: asyncio.Server, server: web.Server) -> None:
+    """Close a listener and its connections, the idle ones at once."""
+    listener.close()
+    server.pre_shutdown()
+    await server.shutdown(_SHUTDOWN_S)
 
 
 def new_key() -> str:
