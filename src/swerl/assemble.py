@@ -133,7 +133,7 @@ def _trainer(recipe: Recipe, folder: RunFolder, model: Path, logs: Path) -> Mega
         algorithm=recipe.algorithm.type,
         algorithm_options=recipe.algorithm.options,
         options=TrainerOptions(
-            **recipe.trainer.model_dump(include=set(TrainerOptions.model_fields)),
+            **recipe.trainer.model_dump(),
             steps=recipe.steps,
             seed=recipe.seed,
             temperature=recipe.rollout.temperature,

@@ -134,9 +134,9 @@ class TrainerSection(Section):
     """The optimizer and its processes."""
 
     ranks: int = Field(1, ge=1)
-    """Trainer processes."""
+    """Processes; one is steadiest for a tiny model on two cores."""
     tensor_parallel: int = Field(1, ge=1)
-    """Ranks that share one copy of the weights."""
+    """Ranks that share one copy of the weights; the rest of the ranks split the batch."""
     pipeline_parallel: int = Field(1, ge=1)
     """Stages that the layers are split into."""
     context_parallel: int = Field(1, ge=1)
@@ -150,20 +150,23 @@ class TrainerSection(Section):
     offload_optimizer: bool = False
     """Whether the optimizer's state lives in the host's memory."""
     threads: int = Field(1, ge=1)
-    """Torch threads a rank."""
+    """Torch threads a rank; more only helps where cores are idle."""
     lr: float = Field(4e-4, gt=0)
     """Peak learning rate."""
     warmup_steps: int = Field(10, ge=0)
     """Steps of linear warm-up; without it small models collapse."""
     lr_end: float = Field(1.0, ge=0, le=1)
-    """Learning rate at the last step over its peak; 1 keeps it constant."""
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.98
+    """Learning rate at the last step over its peak, reached linearly; 1 keeps it constant."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the gradient's running mean; Adam's usual value."""
+    adam_beta2: float = Field(0.98, ge=0, lt=1)
+    """Decay of the squared gradient's running mean; below 0.999, as runs are short."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay of matrices; norms are never decayed."""
     clip_grad: float = Field(1.0, gt=0)
-    """Largest gradient norm."""
-    tokens_per_micro_batch: int = Field(16384, ge=16)
-    """Padded tokens of one forward pass of one rank."""
+    """Largest norm of the whole gradient."""
+    tokens_per_micro_batch: int = Field(16384, ge=2)
+    """Tokens of one forward pass of one rank; a longer row goes alone. Bounds the memory."""
 
 
 class ClusterSection(Section):
