@@ -142,8 +142,7 @@ def _enter_bwrap(bwrap: str) -> int:
     ready, stdout = os.pipe()
     stdin, keep_alive = os.pipe()
     errors = os.memfd_create("errors")
-    if os.fork() == 0:
-        _exec_bwrap(bwrap, info_inside, (stdin, stdout, errors))
+    _spawn_bwrap(bwrap, info_inside, (stdin, stdout, errors))
     for fd in (info_inside, stdout, stdin):
         os.close(fd)
     # bubblewrap names the process before that has its own root; `cat` answers after
@@ -158,23 +157,17 @@ def _enter_bwrap(bwrap: str) -> int:
     return pid
 
 
-def _exec_bwrap(bwrap: str, info: int, streams: Sequence[int]) -> NoReturn:
-    """Become bubblewrap around `cat`, which ends when the warden's end of its input closes."""
-    try:
-        for number, fd in enumerate(streams):
-            os.dup2(fd, number)
-        os.set_inheritable(info, True)
-        arguments = [
-            *(bwrap, "--bind", stage.ROOT, "/", "--proc", "/proc", "--dev", "/dev"),
-            *("--unshare-all", "--hostname", HOSTNAME, "--new-session", "--die-with-parent"),
-            *("--uid", str(AGENT_ID), "--gid", str(AGENT_ID), "--cap-drop", "ALL"),
-            *("--chdir", "/", "--info-fd", str(info), "--", "/usr/bin/cat"),
-        ]
-        os.execve(bwrap, arguments, {"PATH": "/usr/bin:/bin"})
-    except OSError as error:
-        os.write(2, str(error).encode())
-    finally:
-        os._exit(1)
+def _spawn_bwrap(bwrap: str, info: int, streams: Sequence[int]) -> None:
+    """Start bubblewrap around `cat`, which ends when the warden's end of its input closes."""
+    os.set_inheritable(info, True)
+    arguments = [
+        *(bwrap, "--bind", stage.ROOT, "/", "--proc", "/proc", "--dev", "/dev"),
+        *("--unshare-all", "--hostname", HOSTNAME, "--new-session", "--die-with-parent"),
+        *("--uid", str(AGENT_ID), "--gid", str(AGENT_ID), "--cap-drop", "ALL"),
+        *("--chdir", "/", "--info-fd", str(info), "--", "/usr/bin/cat"),
+    ]
+    moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)]
+    os.posix_spawn(bwrap, arguments, {"PATH": "/usr/bin:/bin"}, file_actions=moves)
 
 
 def _join(pid: int) -> None:

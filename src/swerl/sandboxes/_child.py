@@ -1,123 +1,199 @@
-"""A command's own process, from the fork to the exec."""
+"""Start a command from the warden, mark its processes, and tell what became of them.
+
+A mark is a resource limit that Linux no longer enforces but still hands down to every process
+that a command starts, whatever session it moves to: the soft RLIMIT_LOCKS.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import FileIO
+from pathlib import Path
 from typing import NoReturn
 
 from swerl.sandboxes import _boot as boot
 from swerl.sandboxes import _kernel as kernel
-from swerl.sandboxes import _seccomp as seccomp
 from swerl.sandboxes._wire import Command
 
 _RLIMIT_LOCKS = 10
-"""A limit that Linux no longer enforces but still hands down: it marks a command's processes."""
-_UNLIMITED = 1 << 40
+_MARK_BASE = 1 << 40
 _PF_EXITING = 4
+_OOM_SCORE = 500
+"""Memory pressure kills a command before the warden, whose score is 0."""
 _NOT_STARTED, _NOT_FOUND = 126, 127
+_START_ROUNDS = 100
+_DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores; a command must not."""
 
 
-def run(command: Command, streams: Sequence[int], system_calls: bytes | None) -> NoReturn:
-    """Become the command. Exits 127 where its program is missing, 126 where it cannot start."""
-    code = _NOT_STARTED
+class Launcher:
+    """Starts commands inside; made while the warden still sees the host's /proc."""
+
+    def __init__(self) -> None:
+        self.password = int.from_bytes(os.urandom(8), "little")
+        """Opens the system call filter for the one namespace that user `root` needs."""
+        self._oom = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+        self._own_score = int(os.read(self._oom, 8))
+
+    def start(self, command: Command, streams: Sequence[int]) -> int:
+        """Start a command and return its pid. Raises OSError, or ValueError on a bad argument."""
+        os.chdir(command.cwd)
+        try:
+            path = _find(command)
+            with self._mark(command.number):
+                pid = self._start(path, command, streams)
+            with suppress(OSError):  # it may have ended
+                os.setpriority(os.PRIO_PROCESS, pid, 0)
+            return pid
+        finally:
+            os.chdir("/")
+
+    def _start(self, path: str, command: Command, streams: Sequence[int]) -> int:
+        for _ in range(_START_ROUNDS):
+            try:
+                if command.as_root:
+                    return _fork_as_root(path, command, streams, self.password)
+                return _spawn(path, command, streams)
+            except BlockingIOError:  # full, maybe only of the dead that nobody has reaped yet
+                time.sleep(0.005)
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    @contextmanager
+    def _mark(self, number: int) -> Iterator[None]:
+        """Wear the command's mark and score for as long as it is being started."""
+        own, hard = resource.getrlimit(_RLIMIT_LOCKS)
+        resource.setrlimit(_RLIMIT_LOCKS, (_MARK_BASE + number, hard))
+        self._set_score(max(_OOM_SCORE, self._own_score))
+        try:
+            yield
+        finally:
+            self._set_score(self._own_score)
+            resource.setrlimit(_RLIMIT_LOCKS, (own, hard))
+
+    def _set_score(self, score: int) -> None:
+        with suppress(PermissionError):
+            os.pwrite(self._oom, str(score).encode(), 0)
+
+
+def exit_code_of(error: Exception, command: Command) -> int:
+    """Return the exit code that a shell would give where a command cannot start."""
+    if isinstance(error, FileNotFoundError) and error.filename != command.cwd:
+        return _NOT_FOUND
+    return _NOT_STARTED
+
+
+def signal_marked(number: int, signum: signal.Signals, *, spared: bytes) -> bool:
+    """Signal the command's processes that are in none of the spared states; say if there were."""
+    found = False
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  paths cost a third more
+        with suppress(OSError):  # it ended meanwhile
+            fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if _mark_of(fd) == number and _stat(fd)[0] not in spared:
+                    signal.pidfd_send_signal(fd, signum)
+                    found = True
+            finally:
+                os.close(fd)
+    return found
+
+
+def first_process_is_ending() -> bool:
+    """Say whether the sandbox's first process is dying or gone."""
+    try:
+        fd = os.open("/proc/1", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return True
+    try:
+        return bool(int(_stat(fd)[6]) & _PF_EXITING)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+
+
+def _find(command: Command) -> str:
+    """Return the path of the command's program, as execvp would find it."""
+    if not command.argv:
+        message = "no program to run"
+        raise ValueError(message)
+    name = command.argv[0]
+    if "/" in name:
+        return name
+    failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    for folder in command.env.get("PATH", "").split(":"):
+        path = f"{folder or '.'}/{name}"
+        if os.access(path, os.X_OK) and not Path(path).is_dir():
+            return path
+        if Path(path).exists():
+            failure = PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    raise failure
+
+
+def _spawn(path: str, command: Command, streams: Sequence[int]) -> int:
+    return os.posix_spawn(
+        path,
+        list(command.argv),
+        command.env,
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
+        setsid=True,
+        setsigdef=_DEFAULTED,
+    )
+
+
+def _fork_as_root(path: str, command: Command, streams: Sequence[int], password: int) -> int:
+    pid = os.fork()
+    if pid == 0:
+        _become_root(path, command, streams, password)
+    return pid
+
+
+def _become_root(path: str, command: Command, streams: Sequence[int], password: int) -> NoReturn:
+    """Become a command that sees its user as uid 0, in a user namespace of its own."""
     try:
         os.setsid()
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
-        for name in (signal.SIGPIPE, signal.SIGXFSZ):
+        for name in _DEFAULTED:
             signal.signal(name, signal.SIG_DFL)
-        _mark(command.number)
-        if command.as_root:
-            _become_root()
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        if command.as_root:
-            kernel.drop_capabilities()
-        if system_calls:
-            seccomp.install(system_calls)
-        os.chdir(command.cwd)
-        _exec(command)
-    except FileNotFoundError as error:
-        code = _NOT_STARTED if error.filename == command.cwd else _NOT_FOUND
-        _complain(error)
+        kernel.unshare(kernel.NEWUSER, password)
+        boot.map_ids(0, 0, boot.AGENT_ID, boot.AGENT_ID)
+        kernel.drop_capabilities()
+        os.execve(path, list(command.argv), command.env)
     except (OSError, ValueError) as error:
-        _complain(error)
+        os.write(2, complaint(error))
+        os._exit(exit_code_of(error, command))
     finally:
-        os._exit(code)
+        os._exit(_NOT_STARTED)
 
 
-def mark_of(folder: int) -> int:
-    """Return the number of the command that a process belongs to, by its /proc folder."""
-    fd = os.open("limits", os.O_RDONLY, dir_fd=folder)
-    with FileIO(fd) as file:
-        for line in file:
-            if line.startswith(b"Max file locks"):
-                hard = line.split()[4]
-                return 0 if hard == b"unlimited" else int(hard) - _UNLIMITED
-    return 0
-
-
-def state_of(folder: int) -> bytes:
-    """Return the letter of a process's state, by its /proc folder."""
-    return _stat(os.open("stat", os.O_RDONLY, dir_fd=folder))[0]
-
-
-def is_ending(folder: str) -> bool:
-    """Say whether a process is dying or gone, by the path of its /proc folder."""
-    try:
-        return bool(int(_stat(os.open(f"{folder}/stat", os.O_RDONLY))[6]) & _PF_EXITING)
-    except OSError:
-        return True
-
-
-def _stat(fd: int) -> list[bytes]:
-    """Return what follows the program's name in a /proc stat file."""
-    with FileIO(fd) as file:
-        return file.readall().rpartition(b")")[2].split()
-
-
-def _mark(number: int) -> None:
-    mark = _UNLIMITED + number
-    resource.setrlimit(_RLIMIT_LOCKS, (mark, mark))
-    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-    with suppress(OSError):  # so that memory pressure kills a command before the warden
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(fd, b"500")
-        os.close(fd)
-
-
-def _become_root() -> None:
-    """Show the same user as uid 0, in a user namespace of this command's own."""
-    kernel.unshare(kernel.NEWUSER)
-    boot.map_ids(0, 0, boot.AGENT_ID, boot.AGENT_ID)
-
-
-def _exec(command: Command) -> NoReturn:
-    if not command.argv:
-        message = "no program to run"
-        raise ValueError(message)
-    name, argv = command.argv[0], list(command.argv)
-    if "/" in name:
-        os.execve(name, argv, command.env)
-    failure: OSError = FileNotFoundError(2, os.strerror(2), name)
-    for folder in command.env.get("PATH", "").split(":"):
-        try:
-            os.execve(f"{folder}/{name}", argv, command.env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except PermissionError as error:
-            failure = error
-    raise failure
-
-
-def _complain(error: Exception) -> None:
+def complaint(error: Exception) -> bytes:
+    """Return what a command that cannot start leaves on its standard error."""
     text = str(error)
     if isinstance(error, OSError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
-    with suppress(OSError):
-        os.write(2, f"swerl: {text}\n".encode())
+    return f"swerl: {text}\n".encode(errors="replace")
+
+
+def _mark_of(folder: int) -> int:
+    """Return the number of the command that a process belongs to, by its /proc folder."""
+    for line in _read(folder, "limits").splitlines():
+        if line.startswith(b"Max file locks"):
+            soft = line.split()[3]
+            return 0 if soft == b"unlimited" else int(soft) - _MARK_BASE
+    return 0
+
+
+def _stat(folder: int) -> list[bytes]:
+    """Return what follows the program's name in a /proc folder's `stat`: the state and on."""
+    return _read(folder, "stat").rpartition(b")")[2].split()
+
+
+def _read(folder: int, name: str) -> bytes:
+    with FileIO(os.open(name, os.O_RDONLY, dir_fd=folder)) as file:
+        return file.readall()

@@ -26,6 +26,7 @@ _NS_GET_USERNS = 0xB701
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 437, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 41)
+_SYS_UNSHARE = {"x86_64": 272, "aarch64": 97}.get(platform.machine(), 97)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), 91)
 _CAPABILITY_VERSION_3 = 0x2008_0522
 
@@ -33,9 +34,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def unshare(flags: int) -> None:
-    """Move this process into new namespaces."""
-    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+def unshare(flags: int, password: int = 0) -> None:
+    """Move this process into new namespaces.
+
+    The kernel ignores `password`; a system call filter can ask for it.
+    """
+    number = ctypes.c_long(_SYS_UNSHARE)
+    result = _libc.syscall(number, ctypes.c_ulong(flags), ctypes.c_ulong(password))
+    _check(result, "unshare")
 
 
 def setns(fd: int, kind: int = 0) -> None:

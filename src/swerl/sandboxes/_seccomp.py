@@ -29,7 +29,7 @@ _DENIED = {
     "init_module": (175, 105), "delete_module": (176, 106), "finit_module": (313, 273),
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "quotactl": (179, 60),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    "unshare": (272, 97), "setns": (308, 268), "syslog": (103, 116),
+    "setns": (308, 268), "syslog": (103, 116),
     "perf_event_open": (298, 241), "bpf": (321, 280), "userfaultfd": (323, 282),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "lookup_dcookie": (212, 18),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
@@ -40,21 +40,40 @@ _ABSENT = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "clone3": (435, 435),
 }  # fmt: skip
+_UNSHARE = (272, 97)
 _CLONE = (56, 220)
 _SOCKET = (41, 198)
 
 
-def build() -> bytes | None:
-    """Return the filter for this machine, or None on a processor that the tables do not know."""
+def install(password: int) -> None:
+    """Bind this process and all that it starts to the filter; needs no_new_privs.
+
+    `unshare` can still make a user namespace for one who passes the password. On a processor
+    that the tables do not know there is no filter.
+    """
     machine = platform.machine()
     if machine not in _ARCH:
-        return None
+        return
+    code = _build(machine, password)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
+    kernel.prctl(kernel.PR_SET_SECCOMP, 2, program)
+
+
+def _build(machine: str, password: int) -> bytes:
     column = list(_ARCH).index(machine)
     code = [_load(4), *_unless(_ARCH[machine], _ERRNO | _ENOSYS), _load(0)]
     if machine == "x86_64":
         code += [_jump(0x35, _X32_BIT, 0, 1), _return(_ERRNO | _ENOSYS)]
     code += _deny(_DENIED, column, _EPERM) + _deny(_ABSENT, column, _ENOSYS)
     code += [
+        # unshare: refused without the password, in the unused second argument
+        _jump(0x15, _UNSHARE[column], 0, 8),
+        *(_load(24), _jump(0x15, password & 0xFFFF_FFFF, 0, 5)),
+        *(_load(28), _jump(0x15, password >> 32, 0, 3)),
+        *(_load(16), _jump(0x15, kernel.NEWUSER, 0, 1)),
+        _return(_ALLOW),
+        _return(_ERRNO | _EPERM),
         # clone: refused when it asks for a namespace
         _jump(0x15, _CLONE[column], 0, 4),
         _load(16),
@@ -69,13 +88,6 @@ def build() -> bytes | None:
         _return(_ALLOW),
     ]
     return b"".join(code)
-
-
-def install(code: bytes) -> None:
-    """Bind this process and all that it starts to the filter; needs no_new_privs."""
-    buffer = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    kernel.prctl(kernel.PR_SET_SECCOMP, 2, program)
 
 
 def _deny(table: dict[str, tuple[int, int]], column: int, error: int) -> list[bytes]:

@@ -26,12 +26,12 @@ from swerl.sandboxes import _child as child
 from swerl.sandboxes import _kernel as kernel
 from swerl.sandboxes import _seccomp as seccomp
 from swerl.sandboxes import _wire as wire
+from swerl.sandboxes._child import Launcher
 from swerl.sandboxes._wire import Command, Plan
 
 _FIRST_PORT = 41414
 _PRIORITY = -10
 _STOP_ROUNDS = 2000
-_FORK_ROUNDS = 100
 
 
 def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None:
@@ -42,8 +42,9 @@ def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None
         with suppress(PermissionError):  # a busy sandbox must not starve its warden
             os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
         _limit(plan, held)
+        launcher = Launcher()
         booted = boot.boot(plan)
-        _become_harmless()
+        _become_harmless(launcher.password)
         root = os.open("/", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
         wire.send(channel, {"failed": error.strerror or str(error), "errno": error.errno or 0})
@@ -52,7 +53,7 @@ def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None
     wire.send(channel, {"ready": booted.pid, "limits": [*held]}, fds)
     for fd in fds:
         os.close(fd)
-    _Warden(channel, booted.init, deadline).serve()
+    _Warden(channel, launcher, booted.init, deadline).serve()
 
 
 def _limit(plan: Plan, held: set[str]) -> None:
@@ -69,21 +70,22 @@ def _limit(plan: Plan, held: set[str]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def _become_harmless() -> None:
+def _become_harmless(password: int) -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    seccomp.install(password)
 
 
 @dataclass(slots=True)
 class _Warden:
     channel: socket.socket
+    launcher: Launcher
     init: int
     deadline: float
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Process descriptor of a command's first process -> (its pid, the command's number)."""
     next_port: int = _FIRST_PORT
-    filter: bytes | None = field(default_factory=seccomp.build)
 
     def serve(self) -> None:
         poll = select.poll()
@@ -106,7 +108,7 @@ class _Warden:
             if left_s <= 0:
                 return "its lifetime is over"
             for fd, _ in poll.poll(min(left_s, 3600.0) * 1000 + 1):
-                if fd == self.init or (fd in self.running and child.is_ending("/proc/1")):
+                if fd == self.init or (fd in self.running and child.first_process_is_ending()):
                     return "its first process was killed"
                 if fd in self.running:
                     self._finish(poll, fd)
@@ -130,15 +132,17 @@ class _Warden:
 
     def _start(self, poll: select.poll, command: Command, streams: list[int]) -> None:
         try:
-            pid = _fork()
-        except OSError as error:
+            pid = self.launcher.start(command, streams)
+        except BlockingIOError as error:
             self._tell({"number": command.number, "refused": error.strerror})
-            return
-        if pid == 0:
-            child.run(command, streams, self.filter)
-        fd = os.pidfd_open(pid)
-        self.running[fd] = (pid, command.number)
-        poll.register(fd, select.POLLIN)
+        except (OSError, ValueError) as error:
+            os.write(streams[2], child.complaint(error))
+            code = child.exit_code_of(error, command)
+            self._tell({"number": command.number, "exit_code": code})
+        else:
+            fd = os.pidfd_open(pid)
+            self.running[fd] = (pid, command.number)
+            poll.register(fd, select.POLLIN)
 
     def _finish(self, poll: select.poll, fd: int) -> None:
         pid, number = self.running.pop(fd)
@@ -153,17 +157,11 @@ class _Warden:
         All are stopped before one is killed: a stopped process holds its place under the process
         limit, so that not even a fork bomb can refill it.
         """
-        for fd, (_, running) in self.running.items():
-            if running == number:  # it may be too young to be marked
-                signal.pidfd_send_signal(fd, signal.SIGSTOP)
         for _ in range(_STOP_ROUNDS):
-            if not _signal_marked(number, signal.SIGSTOP, spared=b"TZX"):
+            if not child.signal_marked(number, signal.SIGSTOP, spared=b"TZX"):
                 break
             time.sleep(0.001)
-        _signal_marked(number, signal.SIGKILL, spared=b"ZX")
-        for fd, (_, running) in self.running.items():
-            if running == number:
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        child.signal_marked(number, signal.SIGKILL, spared=b"ZX")
 
     def _listen(self, number: int) -> None:
         """Make a listening socket inside, on a port of its own, and hand it out."""
@@ -181,27 +179,3 @@ class _Warden:
     def _tell(self, body: Mapping[str, Json]) -> None:
         with suppress(ConnectionError):  # a controller that is gone is noticed next
             wire.send(self.channel, body)
-
-
-def _fork() -> int:
-    """Fork; wait a little where the dead of a full sandbox are not reaped yet."""
-    for _ in range(_FORK_ROUNDS):
-        with suppress(BlockingIOError):
-            return os.fork()
-        time.sleep(0.005)
-    return os.fork()
-
-
-def _signal_marked(number: int, signum: signal.Signals, *, spared: bytes) -> bool:
-    """Signal the command's processes that are in none of the spared states; say if there were."""
-    found = False
-    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  paths cost a third more
-        with suppress(OSError):  # it ended meanwhile
-            fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                if child.mark_of(fd) == number and child.state_of(fd) not in spared:
-                    signal.pidfd_send_signal(fd, signum)
-                    found = True
-            finally:
-                os.close(fd)
-    return found
