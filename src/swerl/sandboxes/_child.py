@@ -162,7 +162,7 @@ def _become_root(path: str, command: Command, streams: Sequence[int], password: 
         for name in _DEFAULTED:
             signal.signal(name, signal.SIG_DFL)
         kernel.unshare(kernel.NEWUSER, password)
-        boot.map_ids(0, 0, boot.AGENT_ID, boot.AGENT_ID)
+        boot.map_ids((0, 0), (boot.AGENT_ID, boot.AGENT_ID))
         kernel.drop_capabilities()
         os.execve(path, list(command.argv), command.env)
     except (OSError, ValueError) as error:

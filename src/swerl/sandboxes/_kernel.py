@@ -22,7 +22,6 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MNT_DETACH = 2
-_NS_GET_USERNS = 0xB701
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 437, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 41)
@@ -47,11 +46,6 @@ def unshare(flags: int, password: int = 0) -> None:
 def setns(fd: int, kind: int = 0) -> None:
     """Move this process into the namespace behind `fd`."""
     _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
-
-
-def owner_namespace(fd: int) -> int:
-    """Return a descriptor of the user namespace that owns the namespace behind `fd`."""
-    return fcntl.ioctl(fd, _NS_GET_USERNS)
 
 
 def mount(source: str, target: str, kind: str = "", *, flags: int = 0, data: str = "") -> None:
