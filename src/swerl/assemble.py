@@ -26,6 +26,7 @@ from swerl.task import Task, read_tasks
 from swerl.tasks import twin
 from swerl.training import loop
 from swerl.training.meter import Meter
+from swerl.training.metrics import open_sinks
 from swerl.training.options import TrainerOptions
 from swerl.training.picture import reward_curve
 from swerl.training.trainer import MegatronTrainer
@@ -37,8 +38,9 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
         if folder.read_state().finished:
             return history.read(folder.events)
-        async with _machine(recipe, folder, fan_out(log, show)) as machine:
-            past = await loop.run(machine)
+        with open_sinks(recipe, root) as sinks:
+            async with _machine(recipe, folder, fan_out(log, show, sinks)) as machine:
+                past = await loop.run(machine)
     reward_curve(root / "reward.png", past.series("reward"), past.evals)
     return past
 

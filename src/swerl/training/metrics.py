@@ -1,0 +1,58 @@
+"""Metrics of a run to Trackio or Weights & Biases, as its steps end."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from swerl.errors import RecipeError, unknown
+from swerl.recipe.schema import Recipe
+from swerl.run.events import Emit, EvalEnded, Event, StepEnded, fan_out
+
+SINKS = ("trackio", "wandb")
+"""Packages that share one interface: `init`, `log`, `finish`."""
+
+
+@contextmanager
+def open_sinks(recipe: Recipe, root: Path) -> Iterator[Emit]:
+    """Open every sink that the recipe names; yield one listener for all of them.
+
+    A resumed run goes on under the same name. Raises RecipeError where a sink is unknown or its
+    package is not installed.
+    """
+    with ExitStack() as stack:
+        yield fan_out(*(stack.enter_context(_open(name, recipe, root)) for name in _named(recipe)))
+
+
+def _named(recipe: Recipe) -> tuple[str, ...]:
+    for name in recipe.metrics.sinks:
+        if name not in SINKS:
+            raise unknown("metrics sink", name, SINKS)
+    return recipe.metrics.sinks
+
+
+@contextmanager
+def _open(name: str, recipe: Recipe, root: Path) -> Iterator[Emit]:
+    try:
+        sink: Any = importlib.import_module(name)
+    except ImportError as error:
+        message = f"metrics.sinks names {name!r}, which is not installed"
+        raise RecipeError(message, hint=f"pip install 'swerl[{name}]'") from error
+    settings = {"project": recipe.metrics.project, "name": recipe.name, "resume": "allow"}
+    if name == "wandb":
+        settings |= {"id": recipe.name, "dir": str(root)}
+    sink.init(config=recipe.model_dump(mode="json"), **settings)
+
+    def log(event: Event) -> None:
+        if isinstance(event, StepEnded):
+            sink.log(dict(event.metrics), step=event.step)
+        elif isinstance(event, EvalEnded):
+            sink.log({f"eval/{event.split}": event.solve_rate}, step=event.step)
+
+    try:
+        yield log
+    finally:
+        sink.finish()

@@ -1,0 +1,51 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import RecipeError, UnknownNameError
+from swerl.recipe.schema import MetricsSection, Recipe
+from swerl.run.events import EvalEnded, StepEnded
+from swerl.training.metrics import open_sinks
+
+
+def _recipe(*sinks: str) -> Recipe:
+    return Recipe(name="a", metrics=MetricsSection(sinks=sinks))
+
+
+def test_without_a_sink_events_go_nowhere(tmp_path: Path) -> None:
+    with open_sinks(_recipe(), tmp_path) as listen:
+        listen(StepEnded(0, {"reward": 0.5}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_sink_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError) as caught, open_sinks(_recipe("wandbb"), tmp_path):
+        pass
+    assert "wandb" in caught.value.hint
+
+
+def test_a_sink_that_is_not_installed_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "trackio", None)
+    with pytest.raises(RecipeError) as caught, open_sinks(_recipe("trackio"), tmp_path):
+        pass
+    assert "swerl[trackio]" in caught.value.hint
+
+
+def test_weights_and_biases_gets_every_step_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with open_sinks(_recipe("wandb"), tmp_path) as listen:
+        listen(StepEnded(0, {"reward": 0.5}))
+        listen(EvalEnded(1, "heldout", 0.25, 4))
+    [logged] = tmp_path.rglob("*.wandb")
+    deadline = time.monotonic() + 20  # its own process may still be writing
+    while b"eval/heldout" not in logged.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert b"reward" in logged.read_bytes()
