@@ -59,13 +59,13 @@ class ModelShape(Section):
 class WarmStartSection(Section):
     """Supervised warm start of a model that swerl makes itself."""
 
-    steps: int = Field(450, ge=0)
+    steps: int = Field(600, ge=0)
     """Optimizer steps; the policy starts at about a quarter solved."""
     batch_size: int = Field(32, ge=1)
     """Scripted trajectories a step."""
     lr: float = 3e-3
     """Peak learning rate; falls linearly to a tenth."""
-    wrong_share: float = Field(0.75, ge=0, le=1)
+    wrong_share: float = Field(0.65, ge=0, le=1)
     """Share of trajectories with a random fix, so that the policy is left something to learn."""
 
 

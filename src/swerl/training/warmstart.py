@@ -115,6 +115,7 @@ async def _train(
         model=start,
         family=recipe.model.family,
         algorithm="sft",
+        algorithm_options={"context_weight": 0.0},
         options=_trainer_options(recipe, work, log_dir),
     )
     emit(Progress(STAGE, 0, section.steps))
@@ -132,6 +133,8 @@ def _trainer_options(recipe: Recipe, work: Path, log_dir: Path) -> TrainerOption
         checkpoint_dir=work / "checkpoints",
         publish_dir=work / "published",
         log_dir=log_dir / "warm-start",
+        ranks=recipe.trainer.ranks,
+        tensor_parallel=recipe.trainer.tensor_parallel,
         threads=recipe.trainer.threads,
         lr=section.lr,
         warmup_steps=min(_WARMUP_STEPS, section.steps // 2),
