@@ -65,7 +65,7 @@ class WarmStartSection(Section):
     """Scripted trajectories a step."""
     lr: float = 3e-3
     """Peak learning rate; falls linearly to a tenth."""
-    wrong_share: float = Field(0.65, ge=0, le=1)
+    wrong_share: float = Field(0.7, ge=0, le=1)
     """Share of trajectories with a random fix, so that the policy is left something to learn."""
 
 

@@ -119,6 +119,7 @@ def _metrics(
         "sampled_tokens": collected.num_sampled_tokens,
         "trained_tokens": stats.num_tokens,
         "lost_tokens": collected.num_lost_tokens,
+        "dropped_tokens": sum(sum(e.trajectory.dropped.values()) for e in learnable),
         "stale_turns": sum(turn.weight_version != version for turn in turns),
         "malformed_calls": sum(turn.malformed_calls for turn in turns),
         "loss": stats.loss,
