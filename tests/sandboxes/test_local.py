@@ -18,6 +18,7 @@ import pytest
 
 from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.interfaces import Limits, Sandbox
+from swerl.sandboxes import _cgroup as cgroup
 from swerl.sandboxes import local
 from swerl.sandboxes._image import image_folder, write_image
 
@@ -161,6 +162,7 @@ def test_a_machine_without_user_namespaces_is_told_what_to_do() -> None:
 import asyncio
 from swerl.errors import SandboxUnavailableError
 from swerl.interfaces import Limits
+from swerl.sandboxes import _cgroup as cgroup
 from swerl.sandboxes import local
 async def main():
     try:
@@ -250,9 +252,15 @@ async def hold(backend, token):
         print("up", flush=True)
         await sandbox.run(["sleep", token])
 
-async def main(isolator, token):
+async def churn(backend, token):
+    while True:
+        async with backend.open("host", Limits(lifetime_s=60), workdir="/testbed") as sandbox:
+            await sandbox.run(["sleep", token], timeout_s=0.01)
+            print("up", flush=True)
+
+async def main(isolator, what, token):
     backend = local.build(local.Options(isolator=isolator))
-    await asyncio.gather(*(hold(backend, token) for _ in range(3)))
+    await asyncio.gather(*(globals()[what](backend, token) for _ in range(3)))
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -277,35 +285,46 @@ def processes(words: str) -> list[int]:
     return found
 
 
-def groups(pid: int) -> list[Path]:
-    return [path for path in Path("/sys/fs/cgroup").rglob(f"swerl-{pid}-*") if path.is_dir()]
+def groups(pid: int) -> list[str]:
+    """Return the cgroups that sandboxes of this controller still have."""
+    names = cgroup.leftovers(cgroup.find())
+    return [name for name in names if name.startswith(f"swerl-{pid}-")]
 
 
 @pytest.mark.parametrize("isolator", ["bwrap", "unshare"])
-@pytest.mark.parametrize("delay_s", [None, 0.15, 0.2], ids=["running", "early", "starting"])
+@pytest.mark.parametrize("delay_s", [None, 0.01, 0.017, 0.023])
 async def test_a_killed_controller_leaves_nothing(isolator: str, delay_s: float | None) -> None:
+    """At rest, and at moments at which it opens and closes."""
     mounts = Path("/proc/self/mountinfo").read_text()
     token = f"7{time.time():.6f}"
     child = subprocess.Popen(  # noqa: ASYNC220  it is another controller
-        [sys.executable, "-c", CONTROLLER, isolator, token],
+        [sys.executable, "-c", CONTROLLER, isolator, "churn" if delay_s else "hold", token],
         stdout=subprocess.PIPE,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src")},
     )
     assert child.stdout
-    if delay_s is None:
-        assert [child.stdout.readline() for _ in range(3)] == [b"up\n"] * 3
-        assert len(processes(token)) >= 4
+    assert [child.stdout.readline() for _ in range(3)] == [b"up\n"] * 3
+    [spawner] = children(child.pid)
+    if delay_s:
+        await asyncio.sleep(delay_s)
     else:
-        time.sleep(delay_s)  # noqa: ASYNC251  the child is another process
+        assert len(processes(token)) >= 4
     child.kill()
-    child.wait()
+    child.communicate()
     await until(lambda: not processes(token) and not groups(child.pid))
-    await until(lambda: not spawners_of(child.pid))
+    await until(lambda: b"_spawner" not in command_line(spawner))
     assert Path("/proc/self/mountinfo").read_text() == mounts
 
 
-def spawners_of(pid: int) -> list[int]:
-    return processes(f"_spawner.main\0{pid}")
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 async def test_a_killed_spawner_takes_its_sandboxes_along_and_is_replaced() -> None:
@@ -336,8 +355,7 @@ async def test_cancelling_while_it_opens_leaves_nothing(backend: local.LocalBack
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    spawner = Path(f"/proc/{backend.spawner_pid}/task/{backend.spawner_pid}/children")
-    await until(lambda: not spawner.read_text())
+    await until(lambda: not children(backend.spawner_pid))
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 
 

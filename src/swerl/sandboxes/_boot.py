@@ -95,6 +95,7 @@ def _enter_unshare() -> int:
     ready, ready_inside = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(ready)  # else the write below could not tell that the warden has died
         _run_init(old_root, ready_inside)
     os.close(ready_inside)
     os.close(old_root)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -54,14 +55,19 @@ def enter(groups: Mapping[str, Path], plan: Plan) -> set[str]:
 
 
 def remove(groups: Mapping[str, Path], name: str) -> bool:
-    """Remove a dead sandbox's groups; say whether all are gone.
+    """Kill what is left of a dead sandbox and remove its groups; say whether all are gone.
 
     The kernel refuses while it still counts a process that has just died.
     """
     gone = True
     for parent in set(groups.values()):
+        folder = parent / name
         try:
-            (parent / name).rmdir()
+            for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+                if pid:  # 0 stands for one that this process cannot see
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            folder.rmdir()
         except OSError as error:
             gone = gone and error.errno != errno.EBUSY
     return gone

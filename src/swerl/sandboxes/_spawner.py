@@ -22,7 +22,7 @@ from swerl.sandboxes import _warden as warden
 from swerl.sandboxes import _wire as wire
 from swerl.sandboxes._wire import Plan
 
-_RETRY_MS = 20
+_RETRY_MS, _TRIES = 20, 500
 
 
 def main(fd: int) -> None:
@@ -33,8 +33,8 @@ def main(fd: int) -> None:
     gc.disable()
     gc.freeze()  # forks share memory that nothing touches
     groups = cgroup.find()
-    dead = {name for name in cgroup.leftovers(groups) if not owner_lives(name)}
-    _Spawner(socket.socket(fileno=fd), groups, dead).serve()
+    dead = [name for name in cgroup.leftovers(groups) if not owner_lives(name)]
+    _Spawner(socket.socket(fileno=fd), groups, dict.fromkeys(dead, _TRIES)).serve()
 
 
 def owner_lives(name: str) -> bool:
@@ -47,8 +47,8 @@ def owner_lives(name: str) -> bool:
 class _Spawner:
     channel: socket.socket
     groups: dict[str, Path]
-    dead: set[str]
-    """Sandboxes whose cgroups are still to be removed."""
+    dead: dict[str, int]
+    """Sandboxes whose cgroups are still to be removed -> how often to try yet."""
     wardens: dict[int, tuple[int, Plan]] = field(default_factory=dict)
 
     def serve(self) -> None:
@@ -56,7 +56,11 @@ class _Spawner:
         poll.register(self.channel, select.POLLIN)
         listening = True
         while True:
-            self.dead = {name for name in self.dead if not cgroup.remove(self.groups, name)}
+            self.dead = {
+                name: tries - 1
+                for name, tries in self.dead.items()
+                if tries and not cgroup.remove(self.groups, name)
+            }
             if not (listening or self.wardens or self.dead):
                 return
             for fd, _ in poll.poll(_RETRY_MS if self.dead else None):
@@ -102,6 +106,6 @@ class _Spawner:
         pid, plan = self.wardens.pop(fd)
         os.close(fd)
         os.waitpid(pid, 0)
-        self.dead.add(plan.id)
+        self.dead[plan.id] = _TRIES
         if plan.scratch:
             shutil.rmtree(plan.scratch, ignore_errors=True)
