@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 
 from swerl.interfaces import Limits, Sandbox
 
@@ -42,3 +43,10 @@ def host_processes(words: str) -> set[int]:
         except OSError:
             continue
     return found
+
+
+async def eventually(true: Callable[[], object]) -> None:
+    """Wait until a function returns something true."""
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110  no event tells
+            await asyncio.sleep(0.01)
