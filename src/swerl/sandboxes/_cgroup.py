@@ -47,9 +47,11 @@ def enter(groups: Mapping[str, Path], plan: Plan) -> set[str]:
         folder = parent / plan.id
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            for file, value in _limits(name, plan, unified=_is_unified(parent)):
+            unified = _is_unified(parent)
+            for file, value in _limits(name, plan, unified=unified):
                 (folder / file).write_text(value)
-            (folder / "cgroup.procs").write_text(str(os.getpid()))
+            # "0" is this process; a lone thread can move without a wait for the whole machine
+            (folder / ("cgroup.procs" if unified else "tasks")).write_text("0")
             held.add(name)
     return held
 

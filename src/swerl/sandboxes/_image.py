@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PROGRAM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix/store")
 _SETTINGS = (
     "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types",
-    "protocols", "services", "terminfo", "java-11-openjdk", "java-17-openjdk", "perl",
+    "protocols", "services",
 )  # fmt: skip
 _FILES = {
     "/etc/passwd": (

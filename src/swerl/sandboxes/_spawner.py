@@ -84,7 +84,7 @@ class _Spawner:
                     Path(plan.scratch).mkdir(mode=0o700)
                 pid = os.fork()
             except OSError as error:
-                wire.send(channel, {"failed": error.strerror, "errno": error.errno or 0})
+                wire.send(channel, wire.failure(error))
                 return True
             if pid == 0:
                 self._run_warden(plan, channel)

@@ -7,6 +7,7 @@ The mount point is /sys: it exists everywhere, and no sandbox needs what lies th
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -140,7 +141,8 @@ def _overlay(lowers: Sequence[str], target: str, name: str) -> int:
     for folder in (upper, work):
         folder.mkdir()
     if _in_user_namespace() and not _keeps_attributes(upper):
-        raise OSError(95, "the scratch file system keeps no user attributes")
+        message = "memory keeps no user attributes here: set scratch to a folder on disk"
+        raise OSError(errno.EOPNOTSUPP, message)
     fds = [os.open(lower, os.O_PATH | os.O_DIRECTORY) for lower in reversed(lowers)]
     data = (
         f"lowerdir={':'.join(f'/proc/self/fd/{fd}' for fd in fds)},upperdir={upper},workdir={work}"

@@ -84,6 +84,14 @@ def send(
         os.close(memory)
 
 
+def failure(error: OSError) -> dict[str, Json]:
+    """Build the message that says why a sandbox cannot start."""
+    text = error.strerror or str(error)
+    if error.filename:
+        text = f"{text}: {error.filename}"
+    return {"failed": text, "errno": error.errno or 0}
+
+
 def receive(sock: socket.socket) -> Packet | None:
     """Receive one message, or None at the end."""
     try:

@@ -38,7 +38,7 @@ _SPAWNER = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from swerl.sandboxes import _spawner; _spawner.main(int(sys.argv[2]))",
 )
-_FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EUSERS, errno.ENOSPC, errno.ENOSYS}
+_FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EUSERS, errno.ENOSYS}
 _NO_NAMESPACES = (
     "it takes Linux 5.12, and root or user namespaces (`sysctl user.max_user_namespaces=10000 "
     "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`)"
@@ -54,7 +54,8 @@ class Options(BaseModel):
     """Who makes the namespaces; `auto` takes bubblewrap where it is installed."""
     scratch: Path | None = None
     """Folder for what sandboxes write. By default they write to memory, which is fastest and
-    leaves nothing behind; name a folder on disk where that does not fit."""
+    leaves nothing behind; name a folder on disk where that does not fit. `disk_mib` bounds memory
+    only."""
     output_cap_mib: float = Field(default=8.0, gt=0)
     """Most MiB kept of each of a command's two output streams; test logs are below 2."""
 
@@ -116,7 +117,7 @@ class LocalBackend:
             binds=[(str(mount.source), mount.target) for mount in (*image.binds, *mounts)],
             links=list(image.links.items()),
             files=list(image.files.items()),
-            scratch=str(scratch / name) if scratch else "",
+            scratch=str(scratch.absolute() / name) if scratch else "",
             memory_mib=limits.memory_mib,
             num_processes=limits.num_processes,
             num_cpus=limits.num_cpus,
@@ -141,8 +142,9 @@ class LocalBackend:
         raise SandboxError(message, hint="look for `killed process` in the kernel's log")
 
     def _start_spawner(self) -> socket.socket:
-        if self._options.scratch:
-            sweep(self._options.scratch)
+        if scratch := self._options.scratch:
+            scratch.mkdir(parents=True, exist_ok=True)
+            sweep(scratch)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             argv = [*_SPAWNER, _SOURCE, str(theirs.fileno())]
@@ -177,9 +179,11 @@ async def _boot(sandbox: LocalSandbox) -> None:
         raise
     except OSError as error:
         message = f"sandbox {sandbox.id} cannot start: {error.strerror}"
-        if error.errno in _FORBIDDEN:
+        if error.errno in _FORBIDDEN or str(error.strerror).startswith("unshare"):
             raise SandboxUnavailableError(message, hint=_NO_NAMESPACES) from error
-        raise SandboxError(message, hint="`swerl doctor` tells what this machine lacks") from error
+        full = error.errno == errno.ENOSPC
+        hint = "free some space" if full else "`swerl doctor` tells what this machine lacks"
+        raise SandboxError(message, hint=hint) from error
 
 
 def _stop_spawner(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
