@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from swerl.chat import Message, Role
 from swerl.engines.scripted import ScriptedEngine
 from swerl.families import tiny
 from swerl.gateway.app import Gateway
@@ -21,13 +22,16 @@ from swerl.training import demonstrations
 from swerl.turn import Sampling
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-async def test_a_row_is_what_a_real_scripted_episode_records(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "slip"), [(0, ""), (1, ""), (1, "c ** d")])
+async def test_a_row_is_what_a_real_scripted_episode_records(
+    tmp_path: Path, seed: int, slip: str
+) -> None:
     (task,) = make_tasks(tmp_path, split="train", count=1, seed=seed)
     (variant,) = make_variants(split="train", count=1, seed=seed)
     family = tiny.build(None)
-    messages = demonstrations.Demonstration(variant, variant.good).messages()
-    engine = ScriptedEngine(family, lambda _: messages[1::2])
+    demonstration = demonstrations.Demonstration(variant, variant.good, slip)
+    replies = _replies(demonstration)
+    engine = ScriptedEngine(family, lambda _: replies)
     backend = local.build(local.Options())
     async with (
         Gateway(engine=engine, family=family) as gateway,
@@ -38,20 +42,36 @@ async def test_a_row_is_what_a_real_scripted_episode_records(tmp_path: Path, see
         done = await agent.run(sandbox, task, session.endpoint(session.url), 60)
         edited = (await sandbox.read(f"{task.workdir}/{variant.file}")).decode()
         (sample,) = to_samples(await session.close(), episode="s", task="t")
-    row = demonstrations.to_row(family, messages, "row")
+    row = demonstrations.to_row(family, demonstration, "row")
     assert done.code == 0, done.log
     assert edited == variant.fixed
     assert sample.ids == row.ids
-    assert sample.mask == row.mask
+    assert sample.mask == row.mask or slip
 
 
-def test_only_the_replies_are_trained() -> None:
+def _replies(demonstration: demonstrations.Demonstration) -> list[Message]:
+    said = [one.message for one in demonstration.conversation()]
+    return [message for message in said if message.role is Role.ASSISTANT]
+
+
+@pytest.mark.parametrize("slip", ["", "c ** d"])
+def test_every_reply_but_a_slip_is_trained(slip: str) -> None:
     family = tiny.build(None)
-    (row,) = islice(demonstrations.rows(family, 0, 0.5), 1)
-    (demonstration,) = islice(demonstrations.demonstrations(0, 0.5), 1)
-    replies = [family.encode_reply(message) for message in demonstration.messages()[1::2]]
+    (variant,) = make_variants(split="train", count=1, seed=0)
+    demonstration = demonstrations.Demonstration(variant, variant.good, slip)
+    row = demonstrations.to_row(family, demonstration, "row")
+    replies = [family.encode_reply(message) for message in _replies(demonstration)]
+    if slip:
+        del replies[1]
     trained = [index for index, kept in zip(row.ids, row.mask, strict=True) if kept]
     assert trained == [index for reply in replies for index in reply]
+
+
+def test_a_slip_is_never_in_the_file() -> None:
+    some = list(islice(demonstrations.demonstrations(0, 0.5), 500))
+    slips = [one for one in some if one.slip]
+    assert 0.08 < len(slips) / len(some) < 0.22
+    assert not [one for one in slips if f"return {one.slip}" in one.variant.source]
 
 
 def test_the_wrong_share_sets_how_many_fixes_are_random() -> None:

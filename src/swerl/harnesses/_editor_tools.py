@@ -67,6 +67,17 @@ class ToolError(Exception):
     """A call that cannot be done as asked; its text goes to the model."""
 
 
+def answer(error: ToolError) -> str:
+    """Return what the model reads of an error."""
+    return f"error: {error}"
+
+
+def not_once(path: str, count: int) -> ToolError:
+    """Return the error for an old_str that occurs `count` times in a file."""
+    times = "does not occur" if count == 0 else f"occurs {count} times"
+    return ToolError(f"old_str {times} in {path}; it must occur exactly once")
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
     """The tools of one run."""
@@ -86,7 +97,7 @@ class Tools:
             else:
                 text = f"error: no tool {name!r}"
         except ToolError as error:
-            text = f"error: {error}"
+            text = answer(error)
         return _shorten(text, self.max_chars)
 
     async def _bash(self, command: str) -> str:
@@ -152,9 +163,7 @@ class Tools:
         text = await self._existing(path)
         count = text.count(old) if old else 0
         if count != 1:
-            times = "does not occur" if count == 0 else f"occurs {count} times"
-            message = f"old_str {times} in {path}; it must occur exactly once"
-            raise ToolError(message)
+            raise not_once(path, count)
         return await self._write(path, text.replace(old, new))
 
     async def _insert(self, path: str, arguments: Mapping[str, Json]) -> str:

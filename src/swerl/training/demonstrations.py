@@ -2,21 +2,35 @@
 
 A row takes the path that the built-in agent and the gateway take: the prompt is rendered once, each
 reply is encoded as the model would say it, each tool result is rendered as a tail. A test compares
-a row with a real scripted Episode.
+rows with real scripted Episodes. Some repairs begin with a slip, an edit of text that is not in the
+file: the slip itself is not trained, but what to do after the tool's error is.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from swerl.chat import ChatRequest, Message, Role
 from swerl.harnesses import builtin
+from swerl.harnesses._editor_tools import answer, not_once
 from swerl.interfaces import Family
 from swerl.patch import FileEdit
 from swerl.sample import Sample
 from swerl.tasks._twin_templates import Split, Variant, draw
+from swerl.tasks.twin import WORKDIR
+
+_SLIP_SHARE = 0.15
+"""Share of repairs with a slip: a policy that never saw an error has nothing to say after one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message of a demonstration."""
+
+    message: Message
+    is_trained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +40,25 @@ class Demonstration:
     variant: Variant
     fix: str
     """The expression that replaces the wrong one."""
+    slip: str = ""
+    """An expression that is not in the file, edited first; empty for none."""
 
-    def messages(self) -> list[Message]:
-        """Return the built-in agent's conversation."""
-        variant = self.variant
-        edit = FileEdit(variant.file, f"return {variant.bad}", f"return {self.fix}")
-        look, change, submit = builtin.script([edit])
-        return [
-            Message(Role.USER, variant.prompt),
-            look,
-            Message(Role.TOOL, variant.source.rstrip("\n")),
-            change,
-            Message(Role.TOOL, "ok"),
-            submit,
-        ]
+    def conversation(self) -> Iterator[Said]:
+        """Yield the built-in agent's conversation."""
+        look, change, submit = self._replies(self.variant.bad)
+        yield Said(Message(Role.USER, self.variant.prompt))
+        yield Said(look, is_trained=True)
+        yield Said(Message(Role.TOOL, self.variant.source.rstrip("\n")))
+        if self.slip:
+            yield Said(self._replies(self.slip)[1])
+            error = not_once(f"{WORKDIR}/{self.variant.file}", 0)
+            yield Said(Message(Role.TOOL, answer(error)))
+        yield Said(change, is_trained=True)
+        yield Said(Message(Role.TOOL, "ok"))
+        yield Said(submit, is_trained=True)
+
+    def _replies(self, bad: str) -> Sequence[Message]:
+        return builtin.script([FileEdit(self.variant.file, f"return {bad}", f"return {self.fix}")])
 
 
 def demonstrations(seed: int, wrong_share: float) -> Iterator[Demonstration]:
@@ -52,27 +71,28 @@ def demonstrations(seed: int, wrong_share: float) -> Iterator[Demonstration]:
     while True:
         variant = draw(rng, Split.TRAIN)
         is_random = rng.random() < wrong_share
-        yield Demonstration(variant, rng.choice(variant.guesses()) if is_random else variant.good)
+        fix = rng.choice(variant.guesses()) if is_random else variant.good
+        slip = draw(rng, Split.TRAIN).bad if rng.random() < _SLIP_SHARE else ""
+        yield Demonstration(variant, fix, "" if f"return {slip}" in variant.source else slip)
 
 
 def rows(family: Family, seed: int, wrong_share: float) -> Iterator[Sample]:
     """Yield the token rows of `demonstrations`."""
     for number, demonstration in enumerate(demonstrations(seed, wrong_share)):
-        yield to_row(family, demonstration.messages(), f"demonstration-{number}")
+        yield to_row(family, demonstration, f"demonstration-{number}")
 
 
-def to_row(family: Family, messages: list[Message], name: str) -> Sample:
-    """Return the tokens of a conversation as the gateway records it; the replies are trained."""
+def to_row(family: Family, demonstration: Demonstration, name: str) -> Sample:
+    """Return a demonstration's tokens as the gateway records them."""
     ids: list[int] = []
     mask: list[int] = []
-    for message in messages:
-        is_reply = message.role is Role.ASSISTANT
-        if is_reply:
-            added = family.encode_reply(message)
+    for said in demonstration.conversation():
+        if said.message.role is Role.ASSISTANT:
+            added = family.encode_reply(said.message)
         elif not ids:
-            added = family.render(ChatRequest((message,)))
+            added = family.render(ChatRequest((said.message,)))
         else:
-            added = family.render_tail([message], closed=True)
+            added = family.render_tail([said.message], closed=True)
         ids += added
-        mask += [int(is_reply)] * len(added)
+        mask += [int(said.is_trained)] * len(added)
     return Sample(name, name, tuple(ids), tuple(mask), (0.0,) * len(ids))
