@@ -2,9 +2,9 @@
 
 A template is an operation (`sub`) in a shape (`pair`: both operands are parameters; `fixed`: the
 second one is a constant). A variant fixes everything else: names, the wrong expression, the
-constant, file, neighbours, prompt and test inputs. A function's name and operands decide by their
-hash whether it is held out; a held-out function stands in no training repository, neither broken
-nor sound as a neighbour of the broken one.
+constant, file, neighbours, prompt and test inputs. A function's name and operands decide whether it
+is held out; a held-out function stands in no training repository, neither broken nor sound as a
+neighbour of the broken one.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ PROMPTS = (
     "{file} is wrong: {call} must give {want}.",
     "In {file}, {call} should return {want}.",
 )
-_HELD_OUT_IN_16 = 4
+_HELD_OUT_EVERY = 4
 _NUM_CALLS = 6
 
 
@@ -171,8 +171,15 @@ def _function(rng: random.Random, template: str) -> Function:
 
 
 def _is_held_out(function: Function) -> bool:
-    text = f"{function.name} {function.operands}"
-    return hashlib.sha256(text.encode()).digest()[0] % 16 < _HELD_OUT_IN_16
+    """Hold out one in four functions of every name, each name with other operands.
+
+    So every name, parameter and constant occurs in training: what is new is how they meet.
+    """
+    shift = hashlib.sha256(function.name.encode()).digest()[0]
+    shape = "pair" if len(function.params) == 2 else "fixed"
+    constant = int(function.operands[1]) if shape == "fixed" else 0
+    place = PARAMS[shape].index(function.params)
+    return (shift + place + constant) % _HELD_OUT_EVERY == 0
 
 
 def _neighbours(rng: random.Random, function: Function) -> Iterator[Function]:
