@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swerl.interfaces import Limits, Sandbox
+from swerl.interfaces import Sandbox
+from swerl.sandbox import Limits
 from swerl.sandboxes import local
 
 LIMITS = Limits(memory_mib=1024, disk_mib=512)

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.interfaces import Batch
+from swerl.learning import Batch
 from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import TinyShape, make_tiny_model

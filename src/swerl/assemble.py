@@ -12,7 +12,7 @@ from typing import Any
 from swerl import plugins
 from swerl.errors import RecipeError
 from swerl.gateway.app import Gateway
-from swerl.interfaces import EngineSetup, Limits
+from swerl.interfaces import EngineSetup
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
 from swerl.rollout.parts import Parts
@@ -22,6 +22,7 @@ from swerl.run import history
 from swerl.run.events import Emit, fan_out
 from swerl.run.history import EventLog, History
 from swerl.run.layout import RunFolder, open_run
+from swerl.sandbox import Limits
 from swerl.task import Task, read_tasks
 from swerl.tasks import twin
 from swerl.training import loop

@@ -19,7 +19,7 @@ from pathlib import Path
 from swerl import plugins
 from swerl.errors import SwerlError
 from swerl.images._login import default_config, logged_in
-from swerl.interfaces import Limits
+from swerl.sandbox import Limits
 from swerl.sandboxes import _cgroup
 from swerl.secrets import cache_dir, secret
 

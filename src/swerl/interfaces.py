@@ -5,15 +5,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from swerl.chat import ChatReply, ChatRequest, Json, Message
 from swerl.episode import Group
 from swerl.grade import Grade
+from swerl.learning import Batch, LossInputs, LossResult, StepStats, WeightRef
 from swerl.patch import FileEdit
-from swerl.sample import Sample
+from swerl.sandbox import Exec, Limits, Mount
 from swerl.task import Task
 from swerl.turn import Completion, Sampling
 
@@ -21,45 +22,6 @@ if TYPE_CHECKING:
     import torch
 
 # Sandboxes
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one sandbox may use."""
-
-    memory_mib: int = 2048
-    num_processes: int = 256
-    num_cpus: float = 1.0
-    disk_mib: int = 4096
-    lifetime_s: float = 3600.0
-    """Seconds after which the sandbox is gone even if its owner forgot it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A host folder that a sandbox sees read-only."""
-
-    source: Path
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exec:
-    """The end of one command in a sandbox."""
-
-    exit_code: int
-    """Exit code; 128 + n after signal n; 124 when `timed_out`."""
-    stdout: bytes
-    stderr: bytes
-    timed_out: bool = False
-    truncated: bool = False
-    """Whether output over the cap was dropped."""
-    duration_s: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """Stdout and stderr as one text."""
-        return (self.stdout + self.stderr).decode("utf-8", "replace")
 
 
 class Listener(Protocol):
@@ -294,39 +256,6 @@ class Grader(Protocol):
         """Apply the patch in a clean sandbox, run the tests, and judge."""
 
 
-@dataclass(frozen=True, slots=True)
-class WeightRef:
-    """Published weights: a folder in Hugging Face format, its version and its checksum."""
-
-    path: Path
-    version: str
-    checksum: str
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Samples with advantages for one optimizer step."""
-
-    step: int
-    samples: tuple[Sample, ...]
-    num_episodes: int
-    """Episodes behind the samples: the divisor that gives each one vote."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """What one optimizer step reports."""
-
-    loss: float
-    grad_norm: float
-    num_tokens: int
-    """Tokens that entered the loss."""
-    mismatch: float
-    """Mean absolute difference of the trainer's and the engine's log-probabilities."""
-    duration_s: float
-    extra: Mapping[str, float] = field(default_factory=dict)
-
-
 class Trainer(Protocol):
     """Owns the weights."""
 
@@ -344,34 +273,6 @@ class Trainer(Protocol):
 
     async def close(self) -> None:
         """Stop the trainer's processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossInputs:
-    """What a loss reads, for one micro-batch. Axes: B rows, T positions."""
-
-    logp_BT: torch.Tensor
-    """Log-probability of each token under the weights in training, with gradient."""
-    old_logp_BT: torch.Tensor
-    """Under the policy that sampled it."""
-    ref_logp_BT: torch.Tensor | None
-    """Under the reference policy, where the algorithm asks for one."""
-    mask_BT: torch.Tensor
-    """1 on trained tokens."""
-    token_BT: torch.Tensor
-    """1 on tokens, 0 on padding. Log-probabilities are 0 where nothing reads them."""
-    advantage_B: torch.Tensor
-    weight_B: torch.Tensor
-    """Each row's part of the batch's mean; sums to one over a whole batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossResult:
-    """A loss to differentiate and figures to report."""
-
-    loss: torch.Tensor
-    stats: Mapping[str, float]
-    """Parts of the batch's means, weighted like the loss: those of micro-batches add up."""
 
 
 class Algorithm(Protocol):

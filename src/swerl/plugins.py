@@ -15,7 +15,6 @@ from types import ModuleType
 
 from swerl.errors import unknown
 
-
 _SINGULAR = {
     "sandboxes": "sandbox",
     "harnesses": "harness",

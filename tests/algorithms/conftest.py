@@ -10,7 +10,7 @@ import torch
 
 from swerl.episode import Episode, Group, Status
 from swerl.grade import Grade, Verdict
-from swerl.interfaces import LossInputs
+from swerl.learning import LossInputs
 from swerl.tree import Trajectory
 
 Arrays = Mapping[str, np.ndarray]

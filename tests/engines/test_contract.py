@@ -22,7 +22,8 @@ from swerl.engines import sglang, torch_cpu
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._weights import checksum
 from swerl.errors import EngineError
-from swerl.interfaces import EngineSetup, WeightRef
+from swerl.interfaces import EngineSetup
+from swerl.learning import WeightRef
 from swerl.turn import Completion, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

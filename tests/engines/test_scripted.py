@@ -12,7 +12,8 @@ from swerl.chat import Finish, Message, Role
 from swerl.engines import scripted
 from swerl.errors import InputError
 from swerl.families import tiny
-from swerl.interfaces import EngineSetup, WeightRef
+from swerl.interfaces import EngineSetup
+from swerl.learning import WeightRef
 from swerl.turn import Sampling
 
 FAMILY = tiny.build(None)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from swerl.chat import Finish, Message, Role
 from swerl.families import tiny
-from swerl.interfaces import WeightRef
+from swerl.learning import WeightRef
 from swerl.turn import Completion, Sampling
 
 Line: TypeAlias = "Message | Sequence[int] | Exception"

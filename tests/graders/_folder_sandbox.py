@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from swerl.interfaces import Exec, Listener
+from swerl.interfaces import Listener
+from swerl.sandbox import Exec
 
 
 class FolderSandbox:

@@ -10,7 +10,7 @@ import pytest
 from swerl.errors import SandboxLostError
 from swerl.grade import Grade, TestStatus, Verdict
 from swerl.graders import command
-from swerl.interfaces import Exec
+from swerl.sandbox import Exec
 from swerl.task import Task
 from tests.graders._folder_sandbox import FolderSandbox
 from tests.graders.conftest import GOLD

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from swerl.chat import Message
 from swerl.errors import SandboxLostError
 from swerl.harnesses.builtin import Builtin, Options, build
-from swerl.interfaces import Endpoint, Exec, Listener
+from swerl.interfaces import Endpoint, Listener
 from swerl.patch import FileEdit
+from swerl.sandbox import Exec
 from swerl.task import GradingSpec, Task
 
 

@@ -18,9 +18,10 @@ from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.harnesses import claude_code
 from swerl.harnesses.claude_code import ClaudeCode, Options
-from swerl.interfaces import Endpoint, Exec, Exit, Limits, Mount
+from swerl.interfaces import Endpoint, Exit
 from swerl.patch import FileEdit, edits
 from swerl.sample import to_samples
+from swerl.sandbox import Exec, Limits, Mount
 from swerl.sandboxes import local
 from swerl.task import GradingSpec, Task
 from swerl.tree import Trajectory

@@ -21,7 +21,7 @@ from swerl.images import build as building
 from swerl.images._layer import Layer, run_inside, unpack
 from swerl.images._python import fetch_sdist, fetch_wheels, find_python
 from swerl.images.build import SourceSpec, build, make_task, read_specs
-from swerl.interfaces import Limits
+from swerl.sandbox import Limits
 from swerl.task import Task
 
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

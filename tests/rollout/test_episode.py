@@ -17,7 +17,8 @@ from swerl.errors import EngineLostError, SandboxError
 from swerl.gateway.app import Gateway
 from swerl.grade import Verdict
 from swerl.harnesses import builtin
-from swerl.interfaces import Engine, Limits, Mount, Sandbox, SandboxBackend, WeightRef
+from swerl.interfaces import Engine, Sandbox, SandboxBackend
+from swerl.learning import WeightRef
 from swerl.patch import edits
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode, group, record
@@ -27,6 +28,7 @@ from swerl.rollout.reward import rule
 from swerl.run.events import ignore
 from swerl.run.layout import open_run
 from swerl.sample import to_samples
+from swerl.sandbox import Limits, Mount
 from swerl.sandboxes import local
 from swerl.task import Task
 from swerl.tasks import twin

@@ -6,7 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from swerl.interfaces import Limits, Sandbox
+from swerl.interfaces import Sandbox
+from swerl.sandbox import Limits
 
 WORKDIR = "/testbed"
 LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)

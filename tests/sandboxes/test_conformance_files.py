@@ -7,7 +7,8 @@ import os
 import pytest
 
 from swerl.errors import SandboxError
-from swerl.interfaces import Mount, Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.sandbox import Mount
 
 from .helpers import LIMITS, WORKDIR, sh
 

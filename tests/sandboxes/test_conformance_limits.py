@@ -7,7 +7,8 @@ import os
 import pytest
 
 from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Limits, Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.sandbox import Limits
 
 from .helpers import WORKDIR, sh
 

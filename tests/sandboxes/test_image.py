@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swerl.errors import ImageError, SandboxError
-from swerl.interfaces import Limits
+from swerl.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.sandboxes._image import image_folder, write_image
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swerl.errors import SandboxUnavailableError
-from swerl.interfaces import Limits
+from swerl.sandbox import Limits
 from swerl.sandboxes import local
 
 from .helpers import eventually, sh
@@ -35,7 +35,7 @@ def test_a_machine_without_user_namespaces_is_told_what_to_do() -> None:
     child = """
 import asyncio
 from swerl.errors import SandboxUnavailableError
-from swerl.interfaces import Limits
+from swerl.sandbox import Limits
 from swerl.sandboxes import _cgroup as cgroup
 from swerl.sandboxes import local
 async def main():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from swerl.errors import SandboxError
-from swerl.interfaces import Limits
+from swerl.sandbox import Limits
 from swerl.sandboxes import _cgroup as cgroup
 from swerl.sandboxes import local
 
@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
 
 CONTROLLER = """
 import asyncio, sys
-from swerl.interfaces import Limits
+from swerl.sandbox import Limits
 from swerl.sandboxes import local
 
 async def hold(backend, token):

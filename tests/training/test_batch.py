@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swerl.errors import TrainerError
-from swerl.interfaces import Batch
+from swerl.learning import Batch
 from swerl.training import batch as batches
 
 MakeBatch = Callable[..., Batch]

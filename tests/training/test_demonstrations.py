@@ -13,8 +13,8 @@ from swerl.families import tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.harnesses import builtin
-from swerl.interfaces import Limits
 from swerl.sample import to_samples
+from swerl.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.tasks._twin_templates import TRAINED
 from swerl.tasks.twin import make_tasks, make_variants

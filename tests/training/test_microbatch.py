@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from swerl.interfaces import Batch
+from swerl.learning import Batch
 from swerl.training import batch as batches
 from swerl.training.microbatch import Row, cut, rank_rows, to_tensors
 

@@ -20,7 +20,8 @@ from swerl.engines import torch_cpu
 from swerl.engines._weights import checksum
 from swerl.errors import TrainerError
 from swerl.families import tiny
-from swerl.interfaces import Batch, EngineSetup
+from swerl.interfaces import EngineSetup
+from swerl.learning import Batch
 from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.algorithms._policy import group_advantages, kl_to_reference, row_means
 from swerl.episode import Group
-from swerl.interfaces import LossInputs, LossResult
+from swerl.learning import LossInputs, LossResult
 
 if TYPE_CHECKING:
     import torch

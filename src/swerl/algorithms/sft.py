@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.episode import Group
-from swerl.interfaces import LossInputs, LossResult
+from swerl.learning import LossInputs, LossResult
 
 
 class Options(BaseModel):

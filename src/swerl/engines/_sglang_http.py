@@ -22,7 +22,7 @@ import orjson
 from swerl.chat import Finish, Json
 from swerl.engines._usage import Usage, UsageMeter
 from swerl.errors import EngineError, EngineLostError
-from swerl.interfaces import WeightRef
+from swerl.learning import WeightRef
 from swerl.turn import Completion, Sampling
 
 CONNECT_TRIES = 3

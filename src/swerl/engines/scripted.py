@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Finish, Message, Role
 from swerl.errors import InputError
-from swerl.interfaces import EngineSetup, Family, WeightRef
+from swerl.interfaces import EngineSetup, Family
+from swerl.learning import WeightRef
 from swerl.turn import Completion, Sampling
 
 _AFTER = Message(Role.ASSISTANT, "Done.")

@@ -17,7 +17,8 @@ from swerl.errors import SandboxError
 from swerl.grade import Grade, Verdict
 from swerl.graders._files import accept, paths
 from swerl.graders._verdict import Judgement
-from swerl.interfaces import Exec, Sandbox
+from swerl.interfaces import Sandbox
+from swerl.sandbox import Exec
 from swerl.task import Task
 
 _PREPARE_S = 120.0

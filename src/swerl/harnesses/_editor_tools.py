@@ -13,7 +13,8 @@ from typing import TypeGuard
 
 from swerl.chat import Json
 from swerl.errors import SandboxError
-from swerl.interfaces import Exec, Sandbox
+from swerl.interfaces import Sandbox
+from swerl.sandbox import Exec
 
 BASH = "bash"
 EDITOR = "str_replace_editor"

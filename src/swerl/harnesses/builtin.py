@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Json, Message, Role, ToolCall
 from swerl.harnesses._editor_tools import BASH, DEFINITIONS, EDITOR, SUBMIT, Tools
-from swerl.interfaces import Endpoint, Exit, Mount, Sandbox
+from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
+from swerl.sandbox import Mount
 from swerl.task import Task
 
 _TIMED_OUT = 124

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.chat import Json, Message, Role, ToolCall
 from swerl.errors import InputError, SandboxError
 from swerl.harnesses import _bundles
-from swerl.interfaces import Endpoint, Exec, Exit, Mount, Sandbox
+from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
+from swerl.sandbox import Exec, Mount
 from swerl.task import Task
 
 DEFAULT_VERSION = "2.1.112"

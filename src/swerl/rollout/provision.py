@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from swerl.interfaces import Harness, Limits, Sandbox, SandboxBackend
+from swerl.interfaces import Harness, Sandbox, SandboxBackend
+from swerl.sandbox import Limits
 from swerl.task import Task
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swerl.errors import ImageError
-from swerl.interfaces import Mount
+from swerl.sandbox import Mount
 from swerl.secrets import cache_dir
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

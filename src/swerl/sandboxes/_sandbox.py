@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Exec, Listener
+from swerl.interfaces import Listener
+from swerl.sandbox import Exec
 from swerl.sandboxes import _files as files
 from swerl.sandboxes._link import Link, Request
 from swerl.sandboxes._output import Output

@@ -24,7 +24,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.errors import SandboxError, SandboxUnavailableError
-from swerl.interfaces import Limits, Mount
+from swerl.sandbox import Limits, Mount
 from swerl.sandboxes import _wire as wire
 from swerl.sandboxes._image import LocalImage, resolve
 from swerl.sandboxes._link import Link

@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from swerl.errors import SandboxError, SwerlError
-from swerl.interfaces import Limits, Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.sandbox import Limits
 from swerl.task import Task
 
 _STEP_TIMEOUT_S = 60.0
-_VERSION = "for name in python python3; do command -v $name >/dev/null && exec $name --version; done; exit 1"
+_VERSION = """
+for name in python python3; do command -v $name >/dev/null && exec $name --version; done
+exit 1
+"""
 _WORK_TREE = """
 if [ "$(git rev-parse --show-toplevel 2>/dev/null)" = "$(pwd -P)" ]
 then echo yes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swerl.errors import TrainerError
-from swerl.interfaces import Batch
+from swerl.learning import Batch
 from swerl.run.files import disk_errors
 from swerl.sample import Sample
 

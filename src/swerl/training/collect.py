@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from swerl.episode import Group
 from swerl.errors import TrainerError
-from swerl.interfaces import Algorithm, Batch
+from swerl.interfaces import Algorithm
+from swerl.learning import Batch
 from swerl.sample import Sample, to_samples
 
 

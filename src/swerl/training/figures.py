@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from megatron.core import parallel_state
 
-from swerl.interfaces import StepStats
+from swerl.learning import StepStats
 from swerl.training.microbatch import MicroBatch
 
 

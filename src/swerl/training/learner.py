@@ -17,7 +17,8 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from swerl.errors import TrainerError
-from swerl.interfaces import Algorithm, Batch, Family, StepStats
+from swerl.interfaces import Algorithm, Family
+from swerl.learning import Batch, StepStats
 from swerl.training import weights
 from swerl.training.figures import compare, sum_over_ranks, to_stats
 from swerl.training.microbatch import MicroBatch, cut, rank_rows, to_tensors

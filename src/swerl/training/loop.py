@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swerl.episode import Group
-from swerl.interfaces import Algorithm, Engine, StepStats, Trainer
+from swerl.interfaces import Algorithm, Engine, Trainer
+from swerl.learning import StepStats
 from swerl.recipe.schema import Recipe
 from swerl.rollout import scheduler
 from swerl.rollout.parts import Parts

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swerl.interfaces import Batch, LossInputs
+from swerl.learning import Batch, LossInputs
 from swerl.sample import Sample
 from swerl.training import batch as batches
 

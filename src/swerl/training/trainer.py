@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from swerl.errors import TrainerError
-from swerl.interfaces import Batch, StepStats, WeightRef
+from swerl.learning import Batch, StepStats, WeightRef
 from swerl.run.files import disk_errors
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions, WorkerSettings

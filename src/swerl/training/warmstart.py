@@ -18,7 +18,7 @@ from pathlib import Path
 from swerl.errors import RecipeError
 from swerl.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.families import tiny
-from swerl.interfaces import Batch, WeightRef
+from swerl.learning import Batch, WeightRef
 from swerl.recipe.schema import ModelShape, Recipe, WarmStartSection
 from swerl.run.events import Emit, Progress
 from swerl.run.files import disk_errors

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from swerl.chat import Json
 from swerl.engines._weights import checksum, shards
 from swerl.errors import InputError, SwerlError, TrainerError
-from swerl.interfaces import MegatronMapping, WeightRef
+from swerl.interfaces import MegatronMapping
+from swerl.learning import WeightRef
 from swerl.run.files import disk_errors
 from swerl.training.tiny_model import copy_tokenizer
 

@@ -1,0 +1,74 @@
+"""What passes between the training loop, its trainer and its algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swerl.sample import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """Published weights: a folder in Hugging Face format, its version and its checksum."""
+
+    path: Path
+    version: str
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples with advantages for one optimizer step."""
+
+    step: int
+    samples: tuple[Sample, ...]
+    num_episodes: int
+    """Episodes behind the samples: the divisor that gives each one vote."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one optimizer step reports."""
+
+    loss: float
+    grad_norm: float
+    num_tokens: int
+    """Tokens that entered the loss."""
+    mismatch: float
+    """Mean absolute difference of the trainer's and the engine's log-probabilities."""
+    duration_s: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a loss reads, for one micro-batch. Axes: B rows, T positions."""
+
+    logp_BT: torch.Tensor
+    """Log-probability of each token under the weights in training, with gradient."""
+    old_logp_BT: torch.Tensor
+    """Under the policy that sampled it."""
+    ref_logp_BT: torch.Tensor | None
+    """Under the reference policy, where the algorithm asks for one."""
+    mask_BT: torch.Tensor
+    """1 on trained tokens."""
+    token_BT: torch.Tensor
+    """1 on tokens, 0 on padding. Log-probabilities are 0 where nothing reads them."""
+    advantage_B: torch.Tensor
+    weight_B: torch.Tensor
+    """Each row's part of the batch's mean; sums to one over a whole batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossResult:
+    """A loss to differentiate and figures to report."""
+
+    loss: torch.Tensor
+    stats: Mapping[str, float]
+    """Parts of the batch's means, weighted like the loss: those of micro-batches add up."""

@@ -1,0 +1,45 @@
+"""What a Sandbox may use, sees of its host, and answers a command with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use."""
+
+    memory_mib: int = 2048
+    num_processes: int = 256
+    num_cpus: float = 1.0
+    disk_mib: int = 4096
+    lifetime_s: float = 3600.0
+    """Seconds after which the sandbox is gone even if its owner forgot it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host folder that a sandbox sees read-only."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exec:
+    """The end of one command in a sandbox."""
+
+    exit_code: int
+    """Exit code; 128 + n after signal n; 124 when `timed_out`."""
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+    truncated: bool = False
+    """Whether output over the cap was dropped."""
+    duration_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Stdout and stderr as one text."""
+        return (self.stdout + self.stderr).decode("utf-8", "replace")
