@@ -108,6 +108,15 @@ def test_no_heldout_function_stands_in_a_training_repository() -> None:
         assert (function.name, *function.params, *constants) not in seen
 
 
+def test_every_name_and_operand_of_a_heldout_function_occurs_in_training() -> None:
+    train = make_variants(split="train", count=2000, seed=0)
+    names = {variant.function.name for variant in train}
+    operands = {word for variant in train for word in variant.function.operands}
+    for variant in make_variants(split="heldout", count=300, seed=0):
+        assert variant.function.name in names
+        assert set(variant.function.operands) <= operands
+
+
 def test_unseen_templates_never_occur_in_training() -> None:
     assert len(TRAINED) >= 8
     assert len(UNSEEN) >= 2
