@@ -17,6 +17,7 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.optimizer import ChainedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
@@ -78,12 +79,38 @@ def restore(learner: Learner, folder: Path) -> None:
 
 
 def _strategy() -> TorchDistSaveShardedStrategy:
-    """Return a writer without the server process of Megatron-Core's own results queue.
+    """Return a writer that works in this process alone.
 
-    That process takes a second to start and outlives a killed rank; a plain queue serves as well.
+    Megatron-Core's own starts a server for its results and forks a process per file. The server
+    outlives a killed rank. A fork of a process with threads may inherit a lock that nobody will
+    ever release, and then the save waits for ever.
     """
     filesystem_async._results_queue = queue.Queue()
+    FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(_write_buckets)
     return TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+
+
+def _write_buckets(
+    transforms: list[Any],
+    use_msc: bool,
+    rank: int,
+    buckets: list[Any],
+    results: queue.Queue[Any],
+) -> None:
+    """Write files one after the other; put their results, or the first error, into the queue."""
+    written: dict[int, Any] = {}
+    for number, bucket in enumerate(buckets):
+        answers, counter = queue.Queue[Any](), queue.Queue[int]()
+        counter.put(number)
+        FileSystemWriterAsync.write_preloaded_data(
+            transforms, number, bucket, answers, counter, use_fsync=True, use_msc=use_msc
+        )
+        _, answer = answers.get_nowait()
+        if isinstance(answer, Exception):
+            results.put(answer)
+            return
+        written[number] = answer
+    results.put(written)
 
 
 def _state(learner: Learner, *, is_loading: bool) -> dict[str, Any]:
