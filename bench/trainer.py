@@ -22,9 +22,10 @@ from statistics import median
 
 from swerl.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.learning import Batch
+from swerl.recipe.schema import ModelShape
 from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
-from swerl.training.tiny_model import TinyShape, make_tiny_model
+from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
 
 NUM_ROWS = {"gspo": 64, "sft": 32}
@@ -103,7 +104,7 @@ async def run(root: Path, layouts: list[tuple[int, int]], num_steps: int) -> lis
     """Measure every algorithm on every layout, one after the other."""
     (root / "tokenizer").mkdir()
     tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), root / "tokenizer")
-    make_tiny_model(root / "model", TinyShape(), seed=0, tokenizer=root / "tokenizer", eos_id=2)
+    make_tiny_model(root / "model", ModelShape(), seed=0, tokenizer=root / "tokenizer", eos_id=2)
     return [
         await measure(root, algorithm, layout, num_steps)
         for algorithm in NUM_ROWS

@@ -9,14 +9,16 @@ import pytest
 
 from swerl.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.learning import Batch
+from swerl.recipe.schema import ModelShape
 from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
-from swerl.training.tiny_model import TinyShape, make_tiny_model
+from swerl.training.tiny_model import make_tiny_model
 
-SHAPE = TinyShape(
+SHAPE = ModelShape(
+    init_std=0.02,
     vocab_size=320,
     hidden_size=64,
-    intermediate_size=96,
+    ffn_hidden_size=96,
     num_layers=2,
     num_heads=4,
     num_kv_heads=2,

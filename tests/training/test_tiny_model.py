@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from swerl.engines._weights import checksum
 from swerl.errors import InputError
 from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.training.tiny_model import TinyShape, make_tiny_model
+from swerl.recipe.schema import ModelShape
+from swerl.training.tiny_model import make_tiny_model
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 def test_a_seed_gives_the_same_weights_every_time(tmp_path: Path, tokenizer: Path) -> None:
     folders = [
-        make_tiny_model(tmp_path / name, TinyShape(), seed=seed, tokenizer=tokenizer, eos_id=2)
+        make_tiny_model(tmp_path / name, ModelShape(), seed=seed, tokenizer=tokenizer, eos_id=2)
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     ]
     sums = [checksum(folder) for folder in folders]
@@ -36,16 +37,18 @@ def test_a_seed_gives_the_same_weights_every_time(tmp_path: Path, tokenizer: Pat
 
 
 def test_transformers_finds_every_weight_it_expects(tmp_path: Path, tokenizer: Path) -> None:
-    folder = make_tiny_model(tmp_path / "model", TinyShape(), seed=0, tokenizer=tokenizer, eos_id=2)
+    folder = make_tiny_model(
+        tmp_path / "model", ModelShape(), seed=0, tokenizer=tokenizer, eos_id=2
+    )
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert sum(param.numel() for param in model.parameters()) == 459_520
     matrix = model.model.layers[0].mlp.up_proj.weight
     assert matrix.dtype == torch.float32
-    assert matrix.std().item() == pytest.approx(0.02, rel=0.02)
+    assert matrix.std().item() == pytest.approx(ModelShape().init_std, rel=0.02)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no tokenizer\.json"):
-        make_tiny_model(tmp_path / "model", TinyShape(), seed=0, tokenizer=tmp_path, eos_id=2)
+        make_tiny_model(tmp_path / "model", ModelShape(), seed=0, tokenizer=tmp_path, eos_id=2)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
 from swerl.errors import InputError
+from swerl.recipe.schema import ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -26,43 +25,14 @@ TOKENIZER_FILES = (
 )
 """Files that travel with the weights wherever they go."""
 
-INIT_STD = 0.06
-"""Standard deviation of fresh matrices. Three times that of large models: so narrow a model learns
-to copy from its context in half as many steps."""
-
-
-class TinyShape(BaseModel):
-    """Sizes of a dense Qwen3."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    vocab_size: int = 512
-    """Tokens; a small vocabulary keeps the output layer cheap on a CPU."""
-    hidden_size: int = 128
-    """Width; with two layers it is the smallest that learned the twin's tasks."""
-    intermediate_size: int = 384
-    """Feed-forward width."""
-    num_layers: int = 2
-    """Layers; four layers were no better and less stable on the twin's tasks."""
-    num_heads: int = 4
-    """Query heads."""
-    num_kv_heads: int = 2
-    """Key and value heads; fewer than the query heads, as in larger Qwen3 models."""
-    head_dim: int = 32
-    """Width of a head."""
-    max_positions: int = 4096
-    """Longest row in tokens."""
-    rope_theta: float = 1_000_000.0
-    """Base of the rotary frequencies: Qwen3's."""
-
 
 def make_tiny_model(
-    folder: Path, shape: TinyShape, *, seed: int, tokenizer: Path, eos_id: int
+    folder: Path, shape: ModelShape, *, seed: int, tokenizer: Path, eos_id: int
 ) -> Path:
     """Write config.json, model.safetensors and the tokenizer's files; return `folder`.
 
-    The same shape and seed give the same bytes. Matrices are drawn from N(0, 0.06), norms are 1:
-    Raises InputError where `tokenizer` has no tokenizer.json.
+    The same shape and seed give the same bytes. Matrices are drawn from a normal
+    distribution, norms are 1. Raises InputError where `tokenizer` has no tokenizer.json.
     """
     if not (tokenizer / "tokenizer.json").is_file():
         message = f"no tokenizer.json in {tokenizer}"
@@ -84,13 +54,13 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _config(shape: TinyShape, eos_id: int) -> dict[str, object]:
+def _config(shape: ModelShape, eos_id: int) -> dict[str, object]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
+        "intermediate_size": shape.ffn_hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
@@ -103,26 +73,26 @@ def _config(shape: TinyShape, eos_id: int) -> dict[str, object]:
         "attention_bias": False,
         "attention_dropout": 0.0,
         "use_sliding_window": False,
-        "initializer_range": INIT_STD,
+        "initializer_range": shape.init_std,
         "eos_token_id": eos_id,
         "torch_dtype": "float32",
     }
 
 
-def _weights(shape: TinyShape, seed: int) -> dict[str, torch.Tensor]:
+def _weights(shape: ModelShape, seed: int) -> dict[str, torch.Tensor]:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.ones(size)
         if len(size) == 1
-        else torch.empty(size).normal_(0.0, INIT_STD, generator=generator)
+        else torch.empty(size).normal_(0.0, shape.init_std, generator=generator)
         for name, size in _sizes(shape)
     }
 
 
-def _sizes(shape: TinyShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, wide = shape.hidden_size, shape.intermediate_size
+def _sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, wide = shape.hidden_size, shape.ffn_hidden_size
     query, group = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab_size, hidden)
     for layer in range(shape.num_layers):

@@ -19,13 +19,13 @@ from swerl.errors import RecipeError
 from swerl.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.families import tiny
 from swerl.learning import Batch, WeightRef
-from swerl.recipe.schema import ModelShape, Recipe, WarmStartSection
+from swerl.recipe.schema import Recipe, WarmStartSection
 from swerl.run.events import Emit, Progress
 from swerl.run.files import disk_errors
 from swerl.secrets import cache_dir
 from swerl.training import demonstrations
 from swerl.training.options import TrainerOptions
-from swerl.training.tiny_model import TinyShape, make_tiny_model
+from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
 
 STAGE = "warm start"
@@ -87,7 +87,7 @@ def _make_model(work: Path, recipe: Recipe) -> Path:
         tiny_tokenizer.save_tokenizer(tokenizer, words)
         return make_tiny_model(
             work / "start",
-            _tiny_shape(shape),
+            shape,
             seed=recipe.seed,
             tokenizer=words,
             eos_id=tiny.build(words).stop_ids[0],
@@ -99,11 +99,6 @@ def _texts() -> Iterator[str]:
     family, one_id_per_byte = tiny.build(None), tiny_tokenizer.byte_tokenizer()
     for row in islice(demonstrations.rows(family, _TEXTS_SEED, 1.0), _NUM_TEXTS):
         yield one_id_per_byte.decode(list(row.ids), skip_special_tokens=False)
-
-
-def _tiny_shape(shape: ModelShape) -> TinyShape:
-    fields = shape.model_dump()
-    return TinyShape(intermediate_size=fields.pop("ffn_hidden_size"), **fields)
 
 
 async def _train(
