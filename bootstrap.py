@@ -20,12 +20,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-EXTRAS = {"train": "twin", "setup": "twin", "test": "twin,swebench,dev"}
+EXTRAS = {"train": "twin", "setup": "twin", "test": "twin,dev"}
 COMMANDS = {
     "train": ["swerl", "train", "recipes/twin_cpu.toml"],
     "test": ["nox"],
 }
-DEBIAN_PACKAGES = {"bwrap": "bubblewrap"}
+DEBIAN_PACKAGES = {
+    "train": {"bwrap": "bubblewrap"},
+    "setup": {"bwrap": "bubblewrap"},
+    "test": {"bwrap": "bubblewrap", "docker-registry": "docker-registry"},
+}
+"""Program -> the package that brings it, for each command."""
 TORCH_PYTHON = (3, 11)
 """The Python for which the pinned torch has a CPU build; others get a far larger one."""
 
@@ -39,7 +44,7 @@ def main(arguments: list[str]) -> int:
     _check_git()
     _make_venv(_choose_python())
     _install(EXTRAS[job])
-    _install_debian_packages()
+    _install_debian_packages(DEBIAN_PACKAGES[job])
     if job not in COMMANDS:
         _say("ready: .venv/bin/swerl --help")
         return 0
@@ -85,19 +90,19 @@ def _install(extras: str) -> None:
     stamp.write_text(wanted)
 
 
-def _install_debian_packages() -> None:
-    missing = [package for tool, package in DEBIAN_PACKAGES.items() if not shutil.which(tool)]
+def _install_debian_packages(packages: dict[str, str]) -> None:
+    missing = [package for program, package in packages.items() if not shutil.which(program)]
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        _say(f"{', '.join(missing)} not installed: sandboxes use the kernel's namespaces directly")
+        _say(f"not installed here: {', '.join(missing)}; swerl does without")
         return
     _say(f"installing {', '.join(missing)}")
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
     if subprocess.call(install) and (
         subprocess.call(["apt-get", "update", "-qq"]) or subprocess.call(install)
     ):
-        _say("that failed: sandboxes use the kernel's namespaces directly")
+        _say("that failed; swerl does without")
 
 
 def _run(command: list[str], hint: str) -> None:
