@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -76,7 +77,7 @@ class TrainView:
             case StepStarted():
                 self._begin(f"step {event.step + 1}/{self._recipe.steps}", event.num_episodes)
             case StepEnded():
-                console().print(self._step_line(event))
+                console().print(self._step_line(event), soft_wrap=True)
             case EvalEnded():
                 console().print(_eval_line(event))
             case Progress():
@@ -125,34 +126,39 @@ class TrainView:
         )
 
 
-def show_summary(recipe: Recipe, folder: Path, past: History) -> None:
+def show_summary(folder: Path, past: History) -> None:
     """Print what a finished run came to, its reward curve, and what to look at next."""
     from rich.table import Table
 
-    rewards = past.series("reward")
     out = console()
-    out.print(f"\nreward by step  {_sparkline(rewards)}")
+    out.print(f"\nreward by step  {_sparkline(past.series('reward'))}", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for title in ("evaluation", "before", "after", "episodes are at temperature"):
+    for title in ("evaluation", "before", "after"):
         table.add_column(title)
     for split, points in past.evals.items():
-        before, after = f"{points[0][1]:.2f}", f"{points[-1][1]:.2f}"
-        table.add_row(split, before, after, f"{recipe.rollout.temperature:g}")
+        table.add_row(split, f"{points[0][1]:.2f}", f"{points[-1][1]:.2f}")
     out.print(table)
+    for line in _accounts(past):
+        out.print(line, soft_wrap=True)
+    out.print(f"\nrun folder      {folder}\nreward curve    {folder / 'reward.png'}")
+    out.print(f"next            swerl rollout --engine torch-cpu --model {folder}")
+
+
+def _accounts(past: History) -> Iterator[str]:
     sampled, trained = sum(past.series("sampled_tokens")), sum(past.series("trained_tokens"))
-    mismatch = past.series("mismatch")
-    shares = past.series("other_share")
+    stale, mismatch = sum(past.series("stale_turns")), max(past.series("mismatch"), default=0)
     seconds = past.series("step_s")
-    other = sum(s * t for s, t in zip(shares, seconds, strict=True)) / max(sum(seconds), 1e-9)
-    out.print(
+    unexplained = zip(past.series("other_share"), seconds, strict=True)
+    other = sum(share * step_s for share, step_s in unexplained) / max(sum(seconds), 1e-9)
+    yield (
         f"tokens          {sampled:,.0f} sampled, {trained:,.0f} trained "
-        f"({trained / max(sampled, 1):.0%}); stale turns {sum(past.series('stale_turns')):,.0f}\n"
-        f"mismatch        {max(mismatch, default=0):.1e} at most (engine against trainer)\n"
+        f"({trained / max(sampled, 1):.0%}); {stale:,.0f} stale turns"
+    )
+    yield f"mismatch        {mismatch:.1e} at most, engine against trainer"
+    yield (
         f"wall time       {sum(seconds):,.0f} s of steps; {other:.0%} neither model, trainer "
         "nor tests"
     )
-    out.print(f"\nrun folder      {folder}\nreward curve    {folder / 'reward.png'}")
-    out.print(f"next            swerl rollout --engine torch-cpu --model {folder}")
 
 
 def _eval_line(event: EvalEnded) -> str:

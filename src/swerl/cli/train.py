@@ -39,4 +39,4 @@ def train(
     with TrainView(recipe) as view:
         work = assemble.train(recipe, runs / recipe.name, view)
         past = run(work, after="the same command goes on where this one stopped")
-    show_summary(recipe, runs / recipe.name, past)
+    show_summary(runs / recipe.name, past)
