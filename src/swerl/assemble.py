@@ -19,7 +19,7 @@ from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
 from swerl.run import history
-from swerl.run.events import Emit, fan_out
+from swerl.run.events import Emit, Progress, fan_out
 from swerl.run.history import EventLog, History
 from swerl.run.layout import RunFolder, open_run
 from swerl.sandbox import Limits
@@ -88,6 +88,7 @@ def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
 @asynccontextmanager
 async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterator[loop.Machine]:
     logs = folder.new_attempt()
+    show(Progress("reading or writing tasks", 0, 1))
     train_tasks, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
     model = await _model(recipe, folder, logs, show)
     family = plugins.load("families", recipe.model.family).build(model)
@@ -115,9 +116,6 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
 async def _model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emit) -> Path:
     """Return the run's initial model, copied into its folder so that the cache may go."""
     if recipe.model.path is not None:
-        if not (recipe.model.path / "config.json").exists():
-            message = f"model.path = {recipe.model.path} holds no model"
-            raise RecipeError(message, hint="give a folder in Hugging Face format")
         return recipe.model.path
     kept = folder.root / "initial_model"
     if not kept.exists():

@@ -29,10 +29,13 @@ def check(recipe: Recipe) -> None:
     check_rollout(recipe.rollout)
     for section, kind in PLUGIN_SECTIONS.items():
         plugin_options(kind, getattr(recipe, section), section=section)
-    trainer = recipe.trainer
+    trainer, model = recipe.trainer, recipe.model.path
     if trainer.ranks % trainer.tensor_parallel:
         message = f"trainer.ranks = {trainer.ranks} is no multiple of trainer.tensor_parallel"
         raise RecipeError(message, hint=f"tensor_parallel is {trainer.tensor_parallel}")
+    if model is not None and not (model / "config.json").exists():
+        message = f"model.path = {model} holds no model"
+        raise RecipeError(message, hint="give a folder in Hugging Face format")
     for obstacle in obstacles(recipe):
         raise RecipeError(obstacle, hint="`swerl train RECIPE --dry-run` prints its plan")
 

@@ -141,7 +141,13 @@ def _write(repository: Path, variant: Variant) -> None:
         ["add", "--all"],
         ["commit", "--quiet", "--message=Start"],
     ):
-        subprocess.run(["git", *command], cwd=part, env=environment, check=True, timeout=60)
+        subprocess.run(
+            ["git", "-c", "core.fsync=none", *command],
+            cwd=part,
+            env=environment,
+            check=True,
+            timeout=60,
+        )
     try:
         part.rename(repository)
     except OSError:

@@ -1,0 +1,64 @@
+"""The command line as a whole: exit codes, and one clear error with what to do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _swerl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swerl.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_help_names_every_command() -> None:
+    done = _swerl("--help")
+    assert done.returncode == 0
+    names = ("train", "rollout", "convert", "doctor", "sandbox", "images", "agents", "cost")
+    assert all(name in done.stdout for name in names)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, swerl.cli.main\n"
+        "heavy = {'torch', 'megatron', 'pyarrow', 'aiohttp', 'pydantic', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["train", "recipes/twin_cpuu.toml"], "cannot read recipe", "twin_cpu.toml"),
+        (["train", "recipes/twin_cpu.toml", "--set", "stesp=3"], "'stesp'", "steps"),
+        (["train", "recipes/twin_cpu.toml", "--set", "engine.type=vllm"], "'vllm'", "torch-cpu"),
+        (
+            ["train", "recipes/twin_cpu.toml", "--set", "budgets.tool_s=500"],
+            "budgets.tool_s = 500",
+            "agent_s",
+        ),
+        (["train", "recipes/twin_cpu.toml", "--set", "model.path=/none"], "/none", "Hugging Face"),
+        (["rollout", "--tasks", "nowhere.jsonl"], "nowhere.jsonl", "swerl convert"),
+        (["convert", "swe-gim", "--rows", "x.jsonl"], "swe-gim", "swe-gym"),
+    ],
+)
+def test_wrong_input_is_one_error_one_hint_and_exit_code_two(
+    tmp_path: Path, arguments: list[str], error: str, hint: str
+) -> None:
+    runs = ["--runs", str(tmp_path)] if arguments[0] == "train" else []
+    done = _swerl(*arguments, *runs)
+    assert done.returncode == 2
+    first, second, *rest = done.stderr.strip().splitlines()
+    assert first.startswith("error:") and error in first
+    assert second.startswith("hint:") and hint in second
+    assert not rest
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_command_is_exit_code_two() -> None:
+    assert _swerl("trian").returncode == 2
