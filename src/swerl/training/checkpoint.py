@@ -82,8 +82,7 @@ def _strategy() -> TorchDistSaveShardedStrategy:
     """Return a writer that works in this process alone.
 
     Megatron-Core's own starts a server for its results and forks a process per file. The server
-    outlives a killed rank. A fork of a process with threads may inherit a lock that nobody will
-    ever release, and then the save waits for ever.
+    outlives a killed rank, and a forked process that dies leaves the save waiting for ever.
     """
     filesystem_async._results_queue = queue.Queue()
     FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(_write_buckets)
