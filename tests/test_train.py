@@ -18,7 +18,7 @@ pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
 RECIPE = """
 name = "small"
-steps = 3
+steps = 6
 [tasks]
 num_train = 4
 num_heldout = 3
@@ -62,18 +62,25 @@ class Run:
         output, _ = process.communicate(timeout=240)
         return process.returncode, output
 
-    def episodes(self, stage: str) -> list[Path]:
-        """Return the finished Episodes of a stage."""
-        return sorted((self.root / "episodes" / stage).glob("*/episode.json"))
+    def episodes(self) -> list[Path]:
+        """Return the finished Episodes of all stages."""
+        return sorted((self.root / "episodes").glob("*/*/episode.json"))
+
+    def has_trained(self, since: float) -> bool:
+        """Return whether a training Episode was finished after this time."""
+        stages = [path for path in self.episodes() if path.parts[-3].isdigit()]
+        return any(path.stat().st_mtime > since for path in stages)
 
     def state(self) -> dict[str, Any]:
         """Return the committed state."""
         state: dict[str, Any] = json.loads((self.root / "state.json").read_text())
         return state
 
-    def processes(self) -> list[str]:
-        """Return the command lines of processes that belong to this run."""
-        return [line for line in _command_lines() if str(self.folder) in line]
+    def processes(self, module: str = "") -> list[int]:
+        """Return the processes of this run, or those that run one of its modules."""
+        return [
+            pid for pid, line in _command_lines() if str(self.folder) in line and module in line
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +89,42 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        ("swerl.engines._torch_server", "episodes were lost: Engine"),
+        ("swerl.training.worker", "trainer"),
+    ],
+)
+def test_a_part_that_dies_stops_the_run_with_one_clear_error(
+    run: Run, module: str, error: str
+) -> None:
+    began = time.time()
+    started = run.start()
+    _until(lambda: run.has_trained(began), started)
+    for pid in run.processes(module):
+        os.kill(pid, signal.SIGKILL)
+    output, _ = started.communicate(timeout=120)
+    assert started.returncode == 1, output
+    assert "error:" in output and error in output and "hint:" in output
+    assert "Traceback" not in output
+    assert not run.processes()
+
+
+@pytest.mark.slow
 def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run) -> None:
+    began = time.time()
     interrupted = run.start()
-    _until(lambda: len(run.episodes("00000")) >= 2, interrupted)
+    _until(lambda: run.has_trained(began), interrupted)
     interrupted.send_signal(signal.SIGINT)
     output, _ = interrupted.communicate(timeout=60)
     assert interrupted.returncode == 130, output
     assert "the same command goes on" in output
 
+    began = time.time()
     killed = run.start()
-    _until(lambda: len(run.episodes("00001")) >= 2, killed)
-    before = {path: path.stat().st_mtime_ns for path in (run.root / "episodes").rglob("*.json")}
-    finished = run.episodes("00001")
+    _until(lambda: run.has_trained(began), killed)
+    before = {path: path.stat().st_mtime_ns for path in run.episodes()}
     killed.kill()
     killed.communicate(timeout=60)
     _until(lambda: not run.processes(), None)
@@ -102,14 +133,14 @@ def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run)
     assert code == 0, output
     assert "reward by step" in output
     assert run.state() == {
-        "step": 3,
+        "step": 6,
         "finished": True,
-        "evals_done": [f"eval-{s}-{n:05d}" for n in (0, 3) for s in ("heldout", "unseen")],
+        "evals_done": [f"eval-{s}-{n:05d}" for n in (0, 6) for s in ("heldout", "unseen")],
     }
-    kept = [path for path in before if path.name == "episode.json" and path in finished]
-    assert kept and all(path.stat().st_mtime_ns == before[path] for path in kept)
+    learned = {path for path in before if json.loads(path.read_text())["verdict"] != "infra"}
+    assert learned and all(path.stat().st_mtime_ns == before[path] for path in learned)
     assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")
-    for step in range(3):
+    for step in range(6):
         _assert_trained_as_sampled(run.root, step)
 
 
@@ -156,9 +187,10 @@ def _until(reached: Callable[[], bool], process: subprocess.Popen[str] | None) -
         time.sleep(0.05)
 
 
-def _command_lines() -> Iterator[str]:
+def _command_lines() -> Iterator[tuple[int, str]]:
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            yield entry.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            line = entry.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            yield int(entry.parent.name), line
         except OSError:
             continue

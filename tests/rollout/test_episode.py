@@ -218,3 +218,15 @@ async def test_what_the_machinery_lost_is_tried_again_alone(task: Task, tmp_path
     assert [e.verdict for e in found.episodes] == ["solved"]
     assert again == [found]
     assert record.is_finished(folder.episode("00000", f"{task.id}.0"))
+
+
+async def test_an_episode_that_stayed_lost_is_tried_again_on_resume(
+    task: Task, tmp_path: Path
+) -> None:
+    backend = BrokenBackend(local.build(local.Options()), failures=3)
+    with open_run(tmp_path / "run", {}) as folder:
+        async with parts(Replies(*gold(task)), backend=backend) as shared:
+            [lost] = await group.run([task], "00000", shared, size=1, folder=folder)
+            [found] = await group.run([task], "00000", shared, size=1, folder=folder)
+    assert [e.verdict for e in lost.episodes] == ["infra"]
+    assert [e.verdict for e in found.episodes] == ["solved"]

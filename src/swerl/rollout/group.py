@@ -17,7 +17,8 @@ async def run(
 ) -> list[Group]:
     """Run `size` Episodes of each Task; `stage` names their folder under `episodes/`.
 
-    Episodes that are already finished on disk are read back, not run again.
+    Episodes that are already finished on disk are read back, not run again, unless the machinery
+    had lost them.
     """
     async with asyncio.TaskGroup() as running:
         waiting = [
@@ -33,8 +34,8 @@ async def run(
 async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFolder) -> Episode:
     name = f"{task.id.replace('/', '_')}.{k}"
     path = folder.episode(stage, name)
-    if record.is_finished(path):
-        return record.read(path)
+    if record.is_finished(path) and (kept := record.read(path)).learnable:
+        return kept
     async with parts.provisioner.slot:
         result = await episode.run(task, f"{stage}/{name}", parts)
         for refill in range(parts.rollout.refills):
