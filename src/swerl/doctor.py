@@ -29,7 +29,7 @@ _IMPORT_TIMEOUT_S = 120.0
 _DISK_GIB = 2.0
 _MEMORY_GIB = 3.0
 _SHM_MIB = 256.0
-_TWIN_PACKAGES = ("numpy", "pyarrow", "safetensors", "tokenizers")
+_TWIN_PACKAGES = ("numpy", "psutil", "pyarrow", "safetensors", "tokenizers")
 _IMPORTS = "import torch, megatron.core as m; print('torch', torch.__version__, 'megatron-core'"
 _TRAINER = f"{_IMPORTS}, m.__version__)"
 
@@ -208,7 +208,6 @@ def _shared_memory() -> Check:
 def _packages() -> Iterator[Check]:
     for name, enables, mend in (
         ("matplotlib", "the reward curve as a picture", "pip install 'swerl[twin]'"),
-        ("swebench", "grading SWE-bench tasks", "pip install 'swerl[swebench]'"),
         ("sglang", 'engine.type = "sglang"', "pip install sglang==0.5.21"),
         ("trackio", "metrics in Trackio", "pip install 'swerl[trackio]'"),
         ("wandb", "metrics at Weights & Biases", "pip install 'swerl[wandb]'"),
