@@ -43,6 +43,8 @@ async def test_leaving_twice_is_safe(backend: SandboxBackend) -> None:
     if close:
         await asyncio.gather(close(), close())
     await context.__aexit__(None, None, None)
+    with pytest.raises(SandboxLostError):
+        await sandbox.run(["true"])
 
 
 async def test_an_error_in_the_body_closes_and_comes_out(backend: SandboxBackend) -> None:

@@ -128,7 +128,7 @@ async def test_cancelling_while_it_opens_leaves_nothing(backend: local.LocalBack
         with pytest.raises(asyncio.CancelledError):
             await task
     await eventually(lambda: not children(backend.spawner_pid))
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
 
 
 async def test_a_dropped_backend_ends_its_spawner() -> None:

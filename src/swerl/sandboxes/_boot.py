@@ -93,7 +93,7 @@ def _enter_unshare() -> int:
     os.chdir(stage.ROOT)
     kernel.pivot_root(".", ".")
     ready, ready_inside = os.pipe()
-    pid = os.fork()
+    pid = kernel.patiently(os.fork)
     if pid == 0:
         os.close(ready)  # else the write below could not tell that the warden has died
         _run_init(old_root, ready_inside)
@@ -179,7 +179,8 @@ def _spawn_bwrap(bwrap: str, info: int, streams: Sequence[int]) -> None:
         *("--chdir", "/", "--info-fd", str(info), "--", "/usr/bin/cat"),
     ]
     moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)]
-    os.posix_spawn(bwrap, arguments, {"PATH": "/usr/bin:/bin"}, file_actions=moves)
+    path = {"PATH": "/usr/bin:/bin"}
+    kernel.patiently(lambda: os.posix_spawn(bwrap, arguments, path, file_actions=moves))
 
 
 def _join(pid: int) -> None:

@@ -10,7 +10,6 @@ import errno
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -27,7 +26,6 @@ _PF_EXITING = 4
 _OOM_SCORE = 500
 """Memory pressure kills a command before the warden, whose score is 0."""
 _NOT_STARTED, _NOT_FOUND = 126, 127
-_START_ROUNDS = 100
 _DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores; a command must not."""
 
@@ -55,14 +53,9 @@ class Launcher:
             os.chdir("/")
 
     def _start(self, path: str, command: Command, streams: Sequence[int]) -> int:
-        for _ in range(_START_ROUNDS):
-            try:
-                if command.as_root:
-                    return _fork_as_root(path, command, streams, self.password)
-                return _spawn(path, command, streams)
-            except BlockingIOError:  # full, maybe only of the dead that nobody has reaped yet
-                time.sleep(0.005)
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        if command.as_root:
+            return kernel.patiently(lambda: _fork_as_root(path, command, streams, self.password))
+        return kernel.patiently(lambda: _spawn(path, command, streams))
 
     @contextmanager
     def _mark(self, number: int) -> Iterator[None]:

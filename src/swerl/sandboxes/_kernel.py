@@ -8,6 +8,11 @@ import os
 import platform
 import socket
 import struct
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Started = TypeVar("Started")
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000
 NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
@@ -20,6 +25,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
+_START_ROUNDS = 400
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MNT_DETACH = 2
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -31,6 +37,19 @@ _CAPABILITY_VERSION_3 = 0x2008_0522
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+
+
+def patiently(start: Callable[[], Started]) -> Started:
+    """Call what starts a process, again while the user's processes are at their limit.
+
+    The limit also counts the dead that nobody has reaped yet, so a moment later there may be room.
+    """
+    for _ in range(_START_ROUNDS):
+        try:
+            return start()
+        except BlockingIOError:
+            time.sleep(0.005)
+    return start()
 
 
 def unshare(flags: int, password: int = 0) -> None:
