@@ -16,13 +16,10 @@ import pytest
 
 from swerl import plugins
 from swerl.errors import ImageError, InputError, TaskError
-from swerl.grade import Grade, Verdict
-from swerl.images import build as building
 from swerl.images._layer import Layer, run_inside, unpack
 from swerl.images._python import fetch_sdist, fetch_wheels, find_python
 from swerl.images.build import SourceSpec, build, make_task, read_specs
 from swerl.sandbox import Limits
-from swerl.task import Task
 
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 FILES = {
@@ -187,15 +184,6 @@ def test_row_of_another_instance_is_refused() -> None:
 # Real instances
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["marshmallow-code__marshmallow-1359", "pytest-dev__pytest-7571"])
-async def test_real_instance_needs_its_gold_patch(shared_dir: Path, name: str) -> None:
-    task = _real_task(shared_dir / "instances", name)
-    assert (await _grade(task, "")).verdict is Verdict.UNSOLVED
-    gold = await _grade(task, task.gold_patch)
-    assert gold.verdict is Verdict.SOLVED, gold.reason
-
-
 def test_real_specs_and_rows_make_tasks(shared_dir: Path) -> None:
     folder = shared_dir / "instances"
     rows = _rows(folder)
@@ -203,26 +191,6 @@ def test_real_specs_and_rows_make_tasks(shared_dir: Path) -> None:
         task = make_task(spec, rows[spec.instance_id])
         assert task.grading.fail_to_pass
         assert not set(task.grading.pass_to_pass) & {e.test for e in spec.p2p_exceptions}
-
-
-def _real_task(folder: Path, name: str) -> Task:
-    (spec,) = [spec for spec in read_specs(folder / "instances.json") if spec.instance_id == name]
-    try:
-        find_python(spec.python)
-    except ImageError as error:
-        pytest.skip(str(error))
-    building.build(spec)
-    return make_task(spec, _rows(folder)[name])
-
-
-async def _grade(task: Task, patch: str) -> Grade:
-    local = plugins.load("sandboxes", "local")
-    grader = plugins.load("graders", task.grading.grader).build()
-    backend = local.build(local.Options())
-    async with backend.open(task.image, Limits(), workdir=task.workdir) as sandbox:
-        grade = await grader.grade(task, patch, sandbox)
-    assert isinstance(grade, Grade)
-    return grade
 
 
 def _rows(folder: Path) -> dict[str, dict[str, str]]:

@@ -16,7 +16,11 @@ _FETCH_S = 1200.0
 """Most seconds for one pip command: a slow index and a dozen large wheels."""
 _SHADOWS = ("PYTHON", "PYENV_VERSION", "VIRTUAL_ENV", "__PYVENV")
 """Variables of this process's own Python that would mislead another."""
-_ASK = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix, sys.executable)"
+_ASK = (
+    "import os, sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix,"
+    " os.path.realpath(sys.executable))"
+)
+"""The real file: a virtual environment's own link would lead a sandbox into a hidden folder."""
 
 
 @dataclass(frozen=True, slots=True)
