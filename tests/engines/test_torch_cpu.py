@@ -163,6 +163,7 @@ async def test_a_client_that_goes_away_frees_its_row(engine: HttpEngine) -> None
     await until(engine, "num_running", 1)
     task.cancel()
     await until(engine, "num_running", 0)
+    assert len((await engine.generate([5], Sampling(2), "s")).ids) == 2
 
 
 async def test_more_requests_than_rows_all_get_their_reply(engine: HttpEngine) -> None:
