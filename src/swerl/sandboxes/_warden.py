@@ -41,9 +41,9 @@ def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None
         held = cgroup.enter(groups, plan)
         with suppress(PermissionError):  # a busy sandbox must not starve its warden
             os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
-        _limit(plan, held)
         launcher = Launcher()
         booted = boot.boot(plan)
+        _limit(plan, held)  # inside, where the process limit counts this sandbox's alone
         _become_harmless(launcher.password)
         root = os.open("/", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
