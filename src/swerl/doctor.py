@@ -20,7 +20,7 @@ from swerl import plugins
 from swerl.errors import SwerlError
 from swerl.images._login import default_config, logged_in
 from swerl.sandbox import Limits
-from swerl.sandboxes import _cgroup
+from swerl.sandboxes._local import cgroup
 from swerl.secrets import cache_dir, secret
 
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
@@ -175,7 +175,7 @@ def _cgroups() -> Check:
     mend = "run as root, or below `systemd-run --user --scope -p Delegate=yes`"
     need = _Need("cgroups", "limits for a sandbox as a whole", mend)
     try:
-        found = sorted(_cgroup.find())
+        found = sorted(cgroup.find())
     except OSError:
         found = []
     return need.seen(", ".join(found), absent="none that this user may write")

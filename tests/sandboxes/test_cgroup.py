@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.sandboxes import _cgroup as cgroup
-from swerl.sandboxes._wire import Plan
+from swerl.sandboxes._local import cgroup
+from swerl.sandboxes._local.wire import Plan
 
 PLAN = Plan("swerl-1-a", "/w", memory_mib=64, num_processes=9, num_cpus=1.5)
 

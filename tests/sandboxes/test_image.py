@@ -11,7 +11,7 @@ import pytest
 from swerl.errors import ImageError, SandboxError
 from swerl.sandbox import Limits
 from swerl.sandboxes import local
-from swerl.sandboxes._image import image_folder, write_image
+from swerl.sandboxes._local.image import image_folder, write_image
 
 from .helpers import sh
 

@@ -36,7 +36,7 @@ def test_a_machine_without_user_namespaces_is_told_what_to_do() -> None:
 import asyncio
 from swerl.errors import SandboxUnavailableError
 from swerl.sandbox import Limits
-from swerl.sandboxes import _cgroup as cgroup
+from swerl.sandboxes._local import cgroup
 from swerl.sandboxes import local
 async def main():
     try:

@@ -16,8 +16,8 @@ import pytest
 
 from swerl.errors import SandboxError
 from swerl.sandbox import Limits
-from swerl.sandboxes import _cgroup as cgroup
 from swerl.sandboxes import local
+from swerl.sandboxes._local import cgroup
 
 from .helpers import eventually, host_processes, sh
 

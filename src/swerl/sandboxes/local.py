@@ -25,18 +25,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.errors import SandboxError, SandboxUnavailableError
 from swerl.sandbox import Limits, Mount
-from swerl.sandboxes import _wire as wire
-from swerl.sandboxes._image import LocalImage, resolve
-from swerl.sandboxes._link import Link
-from swerl.sandboxes._sandbox import LocalSandbox
-from swerl.sandboxes._spawner import owner_lives
-from swerl.sandboxes._wire import Plan
+from swerl.sandboxes._local import wire
+from swerl.sandboxes._local.image import LocalImage, resolve
+from swerl.sandboxes._local.link import Link
+from swerl.sandboxes._local.sandbox import LocalSandbox
+from swerl.sandboxes._local.spawner import owner_lives
+from swerl.sandboxes._local.wire import Plan
 
 _SOURCE = str(Path(__file__).resolve().parents[2])
 _SPAWNER = (
     *("-I", "-S", "-X", "utf8", "-c"),
     "import sys; sys.path.append(sys.argv[1]); "
-    "from swerl.sandboxes import _spawner; _spawner.main(int(sys.argv[2]))",
+    "from swerl.sandboxes._local import spawner; spawner.main(int(sys.argv[2]))",
 )
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EUSERS, errno.ENOSYS}
 _NO_NAMESPACES = (

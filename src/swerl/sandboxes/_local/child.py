@@ -16,9 +16,8 @@ from io import FileIO
 from pathlib import Path
 from typing import NoReturn
 
-from swerl.sandboxes import _boot as boot
-from swerl.sandboxes import _kernel as kernel
-from swerl.sandboxes._wire import Command
+from swerl.sandboxes._local import boot, kernel
+from swerl.sandboxes._local.wire import Command
 
 _RLIMIT_LOCKS = 10
 _MARK_BASE = 1 << 40

@@ -20,14 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from swerl.chat import Json
-from swerl.sandboxes import _boot as boot
-from swerl.sandboxes import _cgroup as cgroup
-from swerl.sandboxes import _child as child
-from swerl.sandboxes import _kernel as kernel
-from swerl.sandboxes import _seccomp as seccomp
-from swerl.sandboxes import _wire as wire
-from swerl.sandboxes._child import Launcher
-from swerl.sandboxes._wire import Command, Plan
+from swerl.sandboxes._local import boot, cgroup, child, kernel, seccomp, wire
+from swerl.sandboxes._local.child import Launcher
+from swerl.sandboxes._local.wire import Command, Plan
 
 _FIRST_PORT = 41414
 _PRIORITY = -10

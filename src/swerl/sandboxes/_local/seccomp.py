@@ -11,7 +11,7 @@ import ctypes
 import platform
 import struct
 
-from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes._local import kernel
 
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from swerl.sandboxes._wire import Plan
+from swerl.sandboxes._local.wire import Plan
 
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000

@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from swerl.sandboxes import _kernel as kernel
-from swerl.sandboxes import _stage as stage
-from swerl.sandboxes._wire import Plan
+from swerl.sandboxes._local import kernel, stage
+from swerl.sandboxes._local.wire import Plan
 
 AGENT_ID = 1000
 HOSTNAME = "sandbox"

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from swerl.sandboxes import _files as files
-from swerl.sandboxes import _kernel as kernel
-from swerl.sandboxes._wire import Plan
+from swerl.sandboxes._local import files, kernel
+from swerl.sandboxes._local.wire import Plan
 
 STAGE = "/sys"
 ROOT = STAGE + "/root"

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from swerl.chat import Json
 from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandboxes import _wire as wire
-from swerl.sandboxes._wire import Command, Packet
+from swerl.sandboxes._local import wire
+from swerl.sandboxes._local.wire import Command, Packet
 
 
 class Request(Protocol):

@@ -15,10 +15,10 @@ from typing import Any
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Listener
 from swerl.sandbox import Exec
-from swerl.sandboxes import _files as files
-from swerl.sandboxes._link import Link, Request
-from swerl.sandboxes._output import Output
-from swerl.sandboxes._wire import Command, Packet, Plan
+from swerl.sandboxes._local import files
+from swerl.sandboxes._local.link import Link, Request
+from swerl.sandboxes._local.output import Output
+from swerl.sandboxes._local.wire import Command, Packet, Plan
 
 TIMED_OUT = 124
 _THREAD_BYTES = 4 << 20

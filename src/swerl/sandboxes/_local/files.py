@@ -8,7 +8,7 @@ import stat
 from io import FileIO
 from pathlib import PurePosixPath
 
-from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes._local import kernel
 
 
 def open_file(root: int, path: str) -> FileIO:

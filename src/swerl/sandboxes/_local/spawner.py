@@ -16,11 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swerl.sandboxes import _cgroup as cgroup
-from swerl.sandboxes import _kernel as kernel
-from swerl.sandboxes import _warden as warden
-from swerl.sandboxes import _wire as wire
-from swerl.sandboxes._wire import Plan
+from swerl.sandboxes._local import cgroup, kernel, warden, wire
+from swerl.sandboxes._local.wire import Plan
 
 _RETRY_MS, _TRIES = 20, 500
 

@@ -1,0 +1,1 @@
+"""The `local` sandbox from within: spawner, warden, namespaces, files."""
