@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,3 +45,29 @@ class Exec:
     def text(self) -> str:
         """Stdout and stderr as one text."""
         return (self.stdout + self.stderr).decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of what a running command prints."""
+
+    data: bytes
+    is_stderr: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSandbox:
+    """A sandbox of swerl's that its provider says exists."""
+
+    name: str
+    """The name that it was opened under."""
+    id: str
+    """What the provider calls it."""
+    image: str = ""
+    started_unix_s: float = 0.0
+    """When it began, in seconds since 1970; 0 where the provider does not say."""
+
+
+def new_name() -> str:
+    """Return a fresh sandbox name, `swerl-<pid of its owner>-<10 hex digits>`."""
+    return f"swerl-{os.getpid()}-{secrets.token_hex(5)}"

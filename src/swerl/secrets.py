@@ -22,6 +22,17 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "swerl"
 
 
+def state_dir() -> Path:
+    """Return the folder for what must outlive a cache: the ledger of sandboxes, their probes.
+
+    `SWERL_STATE` names it; otherwise it is `swerl` in the user's state folder.
+    """
+    if named := os.environ.get("SWERL_STATE"):
+        return Path(named)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "swerl"
+
+
 def child_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment for a child of ours, with `extra` on top."""
     return {**os.environ, **extra}

@@ -8,26 +8,28 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swerl.errors import SandboxUnavailableError
-from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox
 from swerl.sandboxes import local
 
-from .helpers import LIMITS, WORKDIR
+from .helpers import Target
 
-BACKENDS = ("local/bwrap", "local/unshare")
+TARGETS = ("local/bwrap", "local/unshare")
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> SandboxBackend:
-    isolator = request.param.partition("/")[2]
+@pytest.fixture(scope="session", params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Target:
+    """One backend, and an image for it that holds sh, Python and git."""
+    _, _, isolator = request.param.partition("/")
     if isolator == "bwrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
-    return local.build(local.Options(isolator=isolator, output_cap_mib=0.5))
+    options = local.Options(isolator=isolator, output_cap_mib=0.5)
+    return Target(local.build(options), "host")
 
 
 @pytest.fixture
-async def sandbox(backend: SandboxBackend) -> AsyncIterator[Sandbox]:
+async def sandbox(target: Target) -> AsyncIterator[Sandbox]:
     try:
-        async with backend.open("host", LIMITS, workdir=WORKDIR) as opened:
+        async with target.open() as opened:
             yield opened
     except SandboxUnavailableError as error:
         pytest.skip(f"{error}: {error.hint}")

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
-from swerl.interfaces import Sandbox
-from swerl.sandbox import Limits
+from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.sandbox import Limits, Mount
 
 WORKDIR = "/testbed"
 LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)
+"""Output is capped at half a MiB a stream, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A backend under test, and an image for it that holds sh, Python and git."""
+
+    backend: SandboxBackend
+    image: str
+
+    def open(
+        self, limits: Limits = LIMITS, mounts: Sequence[Mount] = (), name: str = ""
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """Open a sandbox whose workdir is WORKDIR."""
+        return self.backend.open(self.image, limits, workdir=WORKDIR, mounts=mounts, name=name)
 
 
 async def sh(sandbox: Sandbox, script: str, **options: object) -> str:

@@ -10,14 +10,14 @@ import time
 import pytest
 
 from swerl.errors import SandboxLostError
-from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox
 
-from .helpers import LIMITS, WORKDIR, host_processes, sh, until
+from .helpers import Target, host_processes, sh, until
 
 
-async def test_closing_kills_everything(backend: SandboxBackend) -> None:
+async def test_closing_kills_everything(target: Target) -> None:
     token = f"{time.time():.6f}"
-    async with backend.open("host", LIMITS, workdir=WORKDIR) as sandbox:
+    async with target.open() as sandbox:
         await sh(sandbox, f"setsid sleep 1{token} >/dev/null 2>&1 &")
         running = asyncio.ensure_future(sandbox.run(["sleep", f"2{token}"]))
         await until(sandbox, f"sleep 2{token}", 1)
@@ -27,8 +27,8 @@ async def test_closing_kills_everything(backend: SandboxBackend) -> None:
         await running
 
 
-async def test_a_closed_sandbox_says_so(backend: SandboxBackend) -> None:
-    async with backend.open("host", LIMITS, workdir=WORKDIR) as sandbox:
+async def test_a_closed_sandbox_says_so(target: Target) -> None:
+    async with target.open() as sandbox:
         pass
     with pytest.raises(SandboxLostError):
         await sandbox.run(["true"])
@@ -36,8 +36,8 @@ async def test_a_closed_sandbox_says_so(backend: SandboxBackend) -> None:
         await sandbox.read("/etc/passwd")
 
 
-async def test_leaving_twice_is_safe(backend: SandboxBackend) -> None:
-    context = backend.open("host", LIMITS, workdir=WORKDIR)
+async def test_leaving_twice_is_safe(target: Target) -> None:
+    context = target.open()
     sandbox = await context.__aenter__()
     close = getattr(sandbox, "close", None)
     if close:
@@ -47,18 +47,18 @@ async def test_leaving_twice_is_safe(backend: SandboxBackend) -> None:
         await sandbox.run(["true"])
 
 
-async def test_an_error_in_the_body_closes_and_comes_out(backend: SandboxBackend) -> None:
+async def test_an_error_in_the_body_closes_and_comes_out(target: Target) -> None:
     token = f"{time.time():.6f}"
     with pytest.raises(ZeroDivisionError):
-        async with backend.open("host", LIMITS, workdir=WORKDIR) as sandbox:
+        async with target.open() as sandbox:
             await sh(sandbox, f"sleep 3{token} >/dev/null 2>&1 &")
             raise ZeroDivisionError
     assert not host_processes(token)
 
 
-async def test_sixteen_open_at_once(backend: SandboxBackend) -> None:
+async def test_sixteen_open_at_once(target: Target) -> None:
     async def one(number: int) -> bytes:
-        async with backend.open("host", LIMITS, workdir=WORKDIR) as sandbox:
+        async with target.open() as sandbox:
             await sandbox.write("f", str(number).encode())
             return (await sandbox.run(["cat", "/f"])).stdout
 

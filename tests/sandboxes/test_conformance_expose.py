@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox
 
-from .helpers import LIMITS, WORKDIR
+from .helpers import Target
 
 
 class Echo:
@@ -30,10 +30,10 @@ GREETED = "import socket,sys; h, p = sys.argv[1].split('/')[2].split(':'); "
 GREETED += "print(socket.create_connection((h, int(p)), 5).recv(99).decode())"
 
 
-async def test_listeners_of_two_sandboxes_do_not_mix(backend: SandboxBackend) -> None:
+async def test_listeners_of_two_sandboxes_do_not_mix(target: Target) -> None:
     async with (
-        backend.open("host", LIMITS, workdir=WORKDIR) as one,
-        backend.open("host", LIMITS, workdir=WORKDIR) as two,
+        target.open() as one,
+        target.open() as two,
     ):
         for sandbox, name in ((one, "one"), (two, "two")):
             listener = Echo(name.encode())

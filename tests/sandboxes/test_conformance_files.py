@@ -7,10 +7,10 @@ import os
 import pytest
 
 from swerl.errors import SandboxError
-from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox
 from swerl.sandbox import Mount
 
-from .helpers import LIMITS, WORKDIR, sh
+from .helpers import WORKDIR, Target, sh
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,11 @@ async def test_a_link_is_followed_inside(sandbox: Sandbox) -> None:
 
 
 async def test_a_read_only_mount_shows_a_host_folder(
-    backend: SandboxBackend, tmp_path_factory: pytest.TempPathFactory
+    target: Target, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("tool")
     (folder / "f").write_text("tool")
-    async with backend.open(
-        "host", LIMITS, workdir=WORKDIR, mounts=[Mount(folder, "/opt/tool")]
-    ) as sandbox:
+    async with target.open(mounts=[Mount(folder, "/opt/tool")]) as sandbox:
         assert await sh(sandbox, "cat /opt/tool/f") == "tool"
         assert (await sandbox.run(["touch", "/opt/tool/g"])).exit_code == 1
         with pytest.raises(SandboxError):

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox
 
-from .helpers import LIMITS, WORKDIR, processes, sh
+from .helpers import Target, processes, sh
 
 
 async def test_there_is_no_network_but_loopback(sandbox: Sandbox) -> None:
@@ -88,14 +88,14 @@ async def test_powers_are_refused(sandbox: Sandbox, command: list[str]) -> None:
     assert b"not permitted" in done.stderr or b"denied" in done.stderr
 
 
-async def test_sandboxes_share_nothing(backend: SandboxBackend) -> None:
+async def test_sandboxes_share_nothing(target: Target) -> None:
     async with (
-        backend.open("host", LIMITS, workdir=WORKDIR) as one,
-        backend.open("host", LIMITS, workdir=WORKDIR) as two,
+        target.open() as one,
+        target.open() as two,
     ):
         assert one.id != two.id
         await sh(one, "echo 1 > f; echo 1 > /tmp/f; echo 1 > ~/f; sleep 64 >/dev/null 2>&1 &")
         assert await sh(two, "ls /testbed /home/agent /tmp | grep -c '^f$' || true") == "0\n"
         assert await processes(two, "sleep 64") == 0
-    async with backend.open("host", LIMITS, workdir=WORKDIR) as three:
+    async with target.open() as three:
         assert await sh(three, "ls -A") == ""

@@ -7,10 +7,10 @@ import os
 import pytest
 
 from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.interfaces import Sandbox
 from swerl.sandbox import Limits
 
-from .helpers import WORKDIR, sh
+from .helpers import Target, sh
 
 
 def require_process_limit(sandbox: Sandbox) -> None:
@@ -45,9 +45,9 @@ async def test_the_disk_fills_up_at_its_limit(sandbox: Sandbox) -> None:
     await sh(sandbox, "rm /tmp/big && echo x > /tmp/small")
 
 
-async def test_a_sandbox_ends_with_its_lifetime(backend: SandboxBackend) -> None:
+async def test_a_sandbox_ends_with_its_lifetime(target: Target) -> None:
     limits = Limits(memory_mib=128, num_processes=16, disk_mib=16, lifetime_s=0.3)
-    async with backend.open("host", limits, workdir=WORKDIR) as sandbox:
+    async with target.open(limits) as sandbox:
         with pytest.raises(SandboxLostError, match="lifetime"):
             await sandbox.run(["sleep", "60"], timeout_s=20)
         with pytest.raises(SandboxLostError):

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
-import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -24,7 +22,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.errors import SandboxError, SandboxUnavailableError
-from swerl.sandbox import Limits, Mount
+from swerl.sandbox import Limits, Mount, new_name
 from swerl.sandboxes._local import wire
 from swerl.sandboxes._local.image import LocalImage, resolve
 from swerl.sandboxes._local.link import Link
@@ -84,19 +82,23 @@ class LocalBackend:
         """Process that forks the wardens; 0 before the first sandbox."""
 
     def open(
-        self, image: str, limits: Limits, *, workdir: str, mounts: Sequence[Mount] = ()
+        self,
+        image: str,
+        limits: Limits,
+        *,
+        workdir: str,
+        mounts: Sequence[Mount] = (),
+        name: str = "",
     ) -> AbstractAsyncContextManager[LocalSandbox]:
         """Create a sandbox of `image`; leaving the context removes it whatever happened."""
-        return self._open(image, limits, workdir, mounts)
+        found = resolve(image)
+        plan = self._plan(name or new_name(), found, limits, workdir, mounts)
+        return self._open(plan, found.env)
 
     @asynccontextmanager
-    async def _open(
-        self, image: str, limits: Limits, workdir: str, mounts: Sequence[Mount]
-    ) -> AsyncIterator[LocalSandbox]:
-        found = resolve(image)
-        plan = self._plan(found, limits, workdir, mounts)
+    async def _open(self, plan: Plan, env: Mapping[str, str]) -> AsyncIterator[LocalSandbox]:
         link = Link(self._spawn(plan), plan.id)
-        sandbox = LocalSandbox(link, plan, found.env, int(self._options.output_cap_mib * 2**20))
+        sandbox = LocalSandbox(link, plan, env, int(self._options.output_cap_mib * 2**20))
         try:
             await _boot(sandbox)
             yield sandbox
@@ -104,9 +106,13 @@ class LocalBackend:
             await asyncio.shield(sandbox.close())
 
     def _plan(
-        self, image: LocalImage, limits: Limits, workdir: str, mounts: Sequence[Mount]
+        self,
+        name: str,
+        image: LocalImage,
+        limits: Limits,
+        workdir: str,
+        mounts: Sequence[Mount],
     ) -> Plan:
-        name = f"swerl-{os.getpid()}-{secrets.token_hex(5)}"
         scratch = self._options.scratch
         return Plan(
             id=name,
