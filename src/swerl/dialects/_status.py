@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from swerl.chat import Json
 from swerl.dialects._wire import NO_RETRY, RETRY_SOON
 from swerl.errors import BudgetError, EngineError, GatewayError, Refusal, SwerlError
 
@@ -16,6 +17,11 @@ _REFUSED: Mapping[Refusal, int] = {
     Refusal.CONTEXT: 400,
     Refusal.LIMIT: 400,
     Refusal.OVERLOADED: 503,
+}
+_OPENAI_TYPES: Mapping[int, str] = {500: "server_error", 503: "server_error", 504: "server_error"}
+_OPENAI_CODES: Mapping[Refusal, str] = {
+    Refusal.AUTHENTICATION: "invalid_api_key",
+    Refusal.CONTEXT: "context_length_exceeded",
 }
 
 
@@ -41,3 +47,15 @@ def failure(error: Exception) -> Failure:
     if isinstance(error, SwerlError):
         return Failure(500, str(error), NO_RETRY)
     return Failure(500, f"internal error: {type(error).__name__}", NO_RETRY)
+
+
+def openai_error(error: Exception, failed: Failure) -> Json:
+    """Build the body with which OpenAI's APIs tell of a failure."""
+    refusal = error.refusal if isinstance(error, GatewayError) else None
+    detail: Json = {
+        "message": failed.message,
+        "type": _OPENAI_TYPES.get(failed.status, "invalid_request_error"),
+        "param": None,
+        "code": _OPENAI_CODES.get(refusal) if refusal else None,
+    }
+    return {"error": detail}

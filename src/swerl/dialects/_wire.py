@@ -76,6 +76,15 @@ def check_results(messages: Sequence[Message]) -> None:
             open_calls.discard(message.tool_call_id)
 
 
+def call_arguments(written: str) -> dict[str, Json]:
+    """Read a call's arguments; OpenAI takes any text, so what is no object is kept whole."""
+    try:
+        value = orjson.loads(written or "{}")
+    except orjson.JSONDecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": written}
+
+
 def bearer(headers: Mapping[str, str]) -> str | None:
     """Return the key of an `Authorization: Bearer` header."""
     scheme, _, key = headers.get("Authorization", "").partition(" ")

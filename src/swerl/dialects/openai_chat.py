@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import orjson
 
 from swerl.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
-from swerl.dialects._status import failure
+from swerl.dialects._status import failure, openai_error
 from swerl.dialects._wire import (
     bearer,
+    call_arguments,
     check_results,
     checked,
     error_reply,
@@ -19,7 +20,7 @@ from swerl.dialects._wire import (
     refuse,
     required,
 )
-from swerl.errors import GatewayError, Refusal
+from swerl.errors import GatewayError
 from swerl.interfaces import WireReply
 
 _FINISH_REASONS: Mapping[Finish, str] = {
@@ -27,11 +28,6 @@ _FINISH_REASONS: Mapping[Finish, str] = {
     Finish.TOOL_CALLS: "tool_calls",
     Finish.LENGTH: "length",
     Finish.ABORT: "stop",
-}
-_ERROR_TYPES: Mapping[int, str] = {500: "server_error", 503: "server_error", 504: "server_error"}
-_ERROR_CODES: Mapping[Refusal, str] = {
-    Refusal.AUTHENTICATION: "invalid_api_key",
-    Refusal.CONTEXT: "context_length_exceeded",
 }
 
 
@@ -103,14 +99,7 @@ class OpenAIChat:
     def error(self, error: Exception) -> WireReply:
         """Build the vendor-shaped answer for a failure."""
         failed = failure(error)
-        refusal = error.refusal if isinstance(error, GatewayError) else None
-        detail: Json = {
-            "message": failed.message,
-            "type": _ERROR_TYPES.get(failed.status, "invalid_request_error"),
-            "param": None,
-            "code": _ERROR_CODES.get(refusal) if refusal else None,
-        }
-        return error_reply(failed.status, {"error": detail}, failed.headers)
+        return error_reply(failed.status, openai_error(error, failed), failed.headers)
 
 
 def _message(item: Json, where: str) -> Message:
@@ -164,17 +153,8 @@ def _call(item: Json, where: str) -> ToolCall:
     return ToolCall(
         required(fields, "id", str, where),
         required(function, "name", str, f"{where}.function"),
-        _arguments(written),
+        call_arguments(written),
     )
-
-
-def _arguments(written: str) -> dict[str, Json]:
-    """Read a call's arguments; the vendor takes any text, so what is no object is kept whole."""
-    try:
-        value = orjson.loads(written or "{}")
-    except orjson.JSONDecodeError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": written}
 
 
 def _tools(items: Sequence[Json]) -> Iterator[Tool]:
