@@ -25,8 +25,8 @@ _PF_EXITING = 4
 _OOM_SCORE = 500
 """Memory pressure kills a command before the warden, whose score is 0."""
 _NOT_STARTED, _NOT_FOUND = 126, 127
-_DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores; a command must not."""
+_DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
+"""Signals that Python ignores or handles; a command must not."""
 
 
 class Launcher:
@@ -80,7 +80,7 @@ def exit_code_of(error: Exception, command: Command) -> int:
     return _NOT_STARTED
 
 
-def signal_marked(number: int, signum: signal.Signals, *, spared: bytes) -> bool:
+def signal_marked(number: int, signum: int, *, spared: bytes) -> bool:
     """Signal the command's processes that are in none of the spared states; say if there were."""
     found = False
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  paths cost a third more

@@ -115,6 +115,7 @@ class Link:
             message = f"sandbox {self._name} cannot start a command: {packet.body['refused']}"
             hint = "its processes use up its limits; raise num_processes or memory_mib"
             waiting.set_exception(SandboxError(message, hint=hint))
+            waiting.exception()  # nobody needs to wait for it
         else:
             waiting.set_result(packet)
 

@@ -1,89 +1,135 @@
-"""What a command prints, collected up to a cap without ever blocking the command for good."""
+"""What a command prints: read as it comes, so that a slow reader slows the command, not loses it.
+
+Each stream is a pipe. Nothing is read ahead: what its reader has not asked for waits in the pipe,
+and a command whose pipe is full waits too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
-from contextlib import suppress
+import struct
+import termios
+from dataclasses import dataclass, field
+
+from swerl.sandbox import Chunk
 
 _CHUNK_BYTES = 1 << 16
 _LINGER_S = 0.1
 """How long a finished command's children may still write to its output."""
-_PAUSE_S = 0.005
-"""Pause between reads of what is dropped, so that endless output costs the controller little."""
 
 
 class Output:
-    """One stream of a command."""
+    """The two output streams of a command."""
 
-    def __init__(self, cap: int) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._cap = cap
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._fd, self._inside = os.pipe()
-        os.set_blocking(self._fd, False)
-        self._loop.add_reader(self._fd, self._read)
-
-    @property
-    def inside(self) -> int:
-        """The descriptor that the command writes to; `started` closes it here."""
-        return self._inside
-
-    @property
-    def truncated(self) -> bool:
-        """Whether output over the cap was dropped."""
-        return self._size > self._cap
+        pipes = [os.pipe() for _ in range(2)]
+        self._open = [read for read, _ in pipes]
+        self._stderr = self._open[1]
+        self.inside = tuple(write for _, write in pipes)
+        """The descriptors that the command writes to; `started` closes them here."""
+        self._changed: asyncio.Future[None] | None = None
+        self._ended = False
+        self._owed = 0
+        """Bytes that the command left in its pipes when it ended."""
+        self._until_s = 0.0
+        for fd in self._open:
+            os.set_blocking(fd, False)
 
     def started(self) -> None:
-        """Forget the command's end of the stream."""
-        os.close(self._inside)
-        self._inside = -1
+        """Forget the command's ends of the streams."""
+        for fd in self.inside:
+            os.close(fd)
+        self.inside = ()
 
-    async def rest(self) -> bytes:
-        """Return the whole output of a command that has ended, up to the cap."""
-        while not self._ended.done() and self._read():
-            pass
-        if not self._ended.done():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._ended), _LINGER_S)
-        return b"".join(self._pieces)
+    def end(self) -> None:
+        """Note that the command has ended; what it left can still be read."""
+        if not self._ended:
+            self._ended = True
+            self._owed = sum(map(_waiting_bytes, self._open))
+            self._until_s = self._loop.time() + _LINGER_S
+            self._wake()
+
+    async def next(self) -> Chunk | None:
+        """Return the next piece, or None at the end; safe to cancel and to call again."""
+        while self._open:
+            if chunk := self._read():
+                return chunk
+            await self._wait()
+            if self._ended and self._owed <= 0 and self._loop.time() >= self._until_s:
+                self._close_streams()
+        return None
 
     def close(self) -> None:
-        """Let go of the stream."""
-        if self._inside >= 0:
-            self.started()
-        self._end()
+        """Let go of the streams."""
+        self.started()
+        self._close_streams()
+        self._wake()
 
-    def _read(self) -> bool:
-        """Read what is there; return whether there may be more at once."""
+    def _read(self) -> Chunk | None:
+        for fd in tuple(self._open):
+            try:
+                data = os.read(fd, _CHUNK_BYTES)
+            except BlockingIOError:
+                continue
+            if data:
+                self._owed -= len(data)
+                self._open.reverse()  # so that neither stream starves the other
+                return Chunk(data, is_stderr=fd == self._stderr)
+            self._open.remove(fd)
+            os.close(fd)
+        return None
+
+    async def _wait(self) -> None:
+        """Wait until there may be something to read, or the command or its time is over."""
+        self._changed = self._loop.create_future()
+        fds = tuple(self._open)
+        for fd in fds:
+            self._loop.add_reader(fd, self._wake)
+        timer = self._loop.call_at(self._until_s, self._wake) if self._ended else None
         try:
-            piece = os.read(self._fd, _CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        if not piece:
-            self._end()
-            return False
-        if self._size < self._cap:
-            self._pieces.append(piece[: self._cap - self._size])
-        elif not self._ended.done():
-            self._pause()
-        self._size += len(piece)
-        return self._size <= self._cap
+            if fds:
+                await self._changed
+        finally:
+            for fd in fds:
+                self._loop.remove_reader(fd)
+            if timer:
+                timer.cancel()
+            self._changed = None
 
-    def _pause(self) -> None:
-        self._loop.remove_reader(self._fd)
-        self._loop.call_later(_PAUSE_S, self._resume)
+    def _wake(self) -> None:
+        if self._changed and not self._changed.done():
+            self._changed.set_result(None)
 
-    def _resume(self) -> None:
-        if self._fd >= 0:
-            self._loop.add_reader(self._fd, self._read)
+    def _close_streams(self) -> None:
+        for fd in self._open:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+        self._open.clear()
 
-    def _end(self) -> None:
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-        if not self._ended.done():
-            self._ended.set_result(None)
+
+@dataclass(slots=True)
+class Kept:
+    """What is kept of a command's output: `cap` bytes of each stream."""
+
+    cap: int
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
+    """Whether anything was dropped."""
+
+    def add(self, chunk: Chunk) -> bool:
+        """Keep what fits; return whether all of it did."""
+        stream = self.stderr if chunk.is_stderr else self.stdout
+        room = self.cap - len(stream)
+        stream += chunk.data[:room]
+        if fits := len(chunk.data) <= room:
+            return fits
+        self.truncated = True
+        return False
+
+
+def _waiting_bytes(fd: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])

@@ -7,8 +7,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from swerl.interfaces import Listener
 from swerl.sandbox import Exec
 from swerl.sandboxes._local import files
 from swerl.sandboxes._local.link import Link, Request
-from swerl.sandboxes._local.output import Output
-from swerl.sandboxes._local.wire import Command, Packet, Plan
+from swerl.sandboxes._local.output import Kept
+from swerl.sandboxes._local.process import LocalProcess, launch
+from swerl.sandboxes._local.wire import Command, Plan
 
 TIMED_OUT = 124
 _THREAD_BYTES = 4 << 20
@@ -66,29 +67,45 @@ class LocalSandbox:
         stdin: bytes | None = None,
     ) -> Exec:
         """Run a command to its end; at the timeout its whole process tree is killed."""
-        as_root = self._is_root(user)
-        merged = {**self._env, **(_ROOT_ENV if as_root else {}), **(env or {})}
-
-        def command(number: int) -> Command:
-            return Command(number, list(argv), cwd or self._workdir, merged, as_root)
-
         started = time.monotonic()
-        out, err = Output(self._cap), Output(self._cap)
+        request = self._request(argv, cwd, env, user)
+        process = await launch(self._link, request, stdin or b"")
+        kept = Kept(self._cap)
         try:
-            number, answer = await self._start(command, out, err, stdin)
-            code, timed_out = await self._wait(number, answer, timeout_s)
-            texts = await out.rest(), await err.rest()
+            code, timed_out = await self._finish(process, kept, timeout_s)
+        except asyncio.CancelledError:
+            process.kill_now()
+            raise
         finally:
-            out.close()
-            err.close()
+            process.close()
         return Exec(
             exit_code=TIMED_OUT if timed_out else code,
-            stdout=texts[0],
-            stderr=texts[1],
+            stdout=bytes(kept.stdout),
+            stderr=bytes(kept.stderr),
             timed_out=timed_out,
-            truncated=out.truncated or err.truncated,
+            truncated=kept.truncated,
             duration_s=time.monotonic() - started,
         )
+
+    @asynccontextmanager
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncIterator[LocalProcess]:
+        """Start a command; leaving the context kills it and everything that it started."""
+        process = await launch(self._link, self._request(argv, cwd, env, user))
+        try:
+            yield process
+        finally:
+            try:
+                with suppress(SandboxLostError):  # then the command is gone, too
+                    await asyncio.shield(self._kill(process))
+            finally:
+                process.close()
 
     async def read(self, path: str) -> bytes:
         """Return a file. Raises FileNotFoundError; a link never leads out of the sandbox."""
@@ -147,43 +164,43 @@ class LocalSandbox:
                     os.close(fd)
             self._root = self._upper = -1
 
-    def _is_root(self, user: str | None) -> bool:
+    def _request(
+        self,
+        argv: Sequence[str],
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+    ) -> Request:
         if user not in _USERS:
             message = f"no user {user!r} in sandbox {self.id}"
             raise SandboxError(message, hint="the users are `agent` and `root`")
-        return _USERS[user]
+        as_root = _USERS[user]
+        merged = {**self._env, **(_ROOT_ENV if as_root else {}), **(env or {})}
+        return lambda number: Command(number, list(argv), cwd or self._workdir, merged, as_root)
 
-    async def _start(
-        self, request: Request, out: Output, err: Output, stdin: bytes | None
-    ) -> tuple[int, asyncio.Future[Packet]]:
-        source = _open_stdin(stdin)
-        try:
-            return await self._link.ask(request, (source, out.inside, err.inside))
-        finally:
-            os.close(source)
-            out.started()
-            err.started()
-
-    async def _wait(
-        self, number: int, answer: asyncio.Future[Packet], timeout_s: float | None
+    async def _finish(
+        self, process: LocalProcess, kept: Kept, timeout_s: float | None
     ) -> tuple[int, bool]:
         """Return the exit code, and whether the timeout had to end the command."""
         try:
             async with asyncio.timeout(timeout_s):
-                return _exit_code(await asyncio.shield(answer)), False
+                await process.collect(kept)
+                return await process.wait(), False
         except TimeoutError:
-            self._link.tell_now({"kill": number})
-        except asyncio.CancelledError:
-            self._link.tell_now({"kill": number})
-            raise
+            await self._kill(process)
+        await process.wait()
+        await process.collect(kept)
+        return TIMED_OUT, True
+
+    async def _kill(self, process: LocalProcess) -> None:
+        """End a command whatever it does; one that cannot be killed takes the sandbox along."""
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
-                await answer
+                await process.kill()
         except TimeoutError as error:
             await self.close()
-            message = f"sandbox {self.id} is gone: a command did not die at its timeout"
+            message = f"sandbox {self.id} is gone: a command could not be killed"
             raise SandboxLostError(message, hint="open a fresh sandbox") from error
-        return TIMED_OUT, True
 
     @contextmanager
     def _own_errors(self, verb: str, path: str) -> Iterator[None]:
@@ -196,20 +213,3 @@ class LocalSandbox:
             full = error.errno == errno.ENOSPC
             hint = "raise the limit disk_mib" if full else "name a plain file in a writable folder"
             raise SandboxError(message, hint=hint) from error
-
-
-def _exit_code(packet: Packet) -> int:
-    code = packet.body["exit_code"]
-    assert isinstance(code, int)
-    return code
-
-
-def _open_stdin(data: bytes | None) -> int:
-    if data is None:
-        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    fd = os.memfd_create("stdin")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd

@@ -119,6 +119,9 @@ class _Warden:
             self._start(poll, Command(**body), packet.fds)
         elif "kill" in body:
             self._kill(int(body["kill"]))
+            self._tell({"number": body["number"]})
+        elif "signal" in body:
+            self._signal(int(body["command"]), int(body["signal"]))
         else:
             self._listen(int(body["listen"]))
         for fd in packet.fds:
@@ -146,6 +149,12 @@ class _Warden:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._tell({"number": number, "exit_code": code if code >= 0 else 128 - code})
 
+    def _signal(self, number: int, signum: int) -> None:
+        if signum == signal.SIGKILL:
+            self._kill(number)
+        else:
+            child.signal_marked(number, signum, spared=b"ZX")
+
     def _kill(self, number: int) -> None:
         """Kill every process of a command, daemons in sessions of their own included.
 
@@ -157,7 +166,10 @@ class _Warden:
             if time.monotonic() > give_up:  # there is no process limit, and so no end
                 break
             time.sleep(0.001)
-        child.signal_marked(number, signal.SIGKILL, spared=b"ZX")
+        while child.signal_marked(number, signal.SIGKILL, spared=b"ZX"):
+            if time.monotonic() > give_up:
+                break
+            time.sleep(0.001)
 
     def _listen(self, number: int) -> None:
         """Make a listening socket inside, on a port of its own, and hand it out."""

@@ -1,0 +1,231 @@
+"""Conformance of every sandbox backend: commands under way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from swerl.errors import SandboxError, SandboxLostError
+from swerl.interfaces import Process, Sandbox
+
+from .helpers import Target, processes, sh, until
+
+
+async def read_all(process: Process) -> tuple[bytes, bytes]:
+    """Return everything that a command prints, by stream."""
+    texts = {False: b"", True: b""}
+    async with asyncio.timeout(20):
+        async for chunk in process.output():
+            texts[chunk.is_stderr] += chunk.data
+    return texts[False], texts[True]
+
+
+async def read_until(process: Process, end: bytes) -> bytes:
+    """Return what a command prints, up to the first chunk after which it ends so."""
+    text = b""
+    async with asyncio.timeout(20):
+        async for chunk in process.output():
+            text += chunk.data
+            if text.endswith(end):
+                break
+    return text
+
+
+async def test_output_comes_while_the_command_runs(sandbox: Sandbox) -> None:
+    script = "echo one; read -r word; echo two $word >&2"
+    async with sandbox.start(["sh", "-c", script]) as process:
+        assert await read_until(process, b"one\n") == b"one\n"
+        await process.send(b"go\n")
+        assert await read_all(process) == (b"", b"two go\n")
+        assert await process.wait() == 0
+
+
+async def test_input_is_answered_line_by_line(sandbox: Sandbox) -> None:
+    async with sandbox.start(["cat"]) as process:
+        for line in (b"first\n", b"second\n", bytes(range(11, 256)) + b"\n"):
+            await process.send(line)
+            assert await read_until(process, b"\n") == line
+
+
+async def test_the_end_of_input_ends_who_waits_for_it(sandbox: Sandbox) -> None:
+    async with sandbox.start(["wc", "-c"]) as process:
+        await process.send(b"12345")
+        await process.end_input()
+        assert (await read_all(process))[0].strip() == b"5"
+        assert await process.wait() == 0
+        with pytest.raises(SandboxError) as raised:
+            await process.send(b"more")
+        assert raised.value.hint
+
+
+async def test_ending_the_input_twice_is_safe(sandbox: Sandbox) -> None:
+    async with sandbox.start(["cat"]) as process:
+        await process.end_input()
+        await process.end_input()
+        assert await process.wait() == 0
+
+
+async def test_input_to_one_who_has_ended_is_an_error(sandbox: Sandbox) -> None:
+    async with sandbox.start(["true"]) as process:
+        assert await process.wait() == 0
+        with pytest.raises(SandboxError):
+            for _ in range(200):
+                await process.send(bytes(1 << 16))
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 37", 37), ("kill -9 $$", 137)])
+async def test_exit_codes_and_deaths_come_through(sandbox: Sandbox, script: str, code: int) -> None:
+    async with sandbox.start(["sh", "-c", script]) as process:
+        assert await process.wait() == code
+        assert await process.wait() == code
+
+
+async def test_a_missing_program_ends_with_127(sandbox: Sandbox) -> None:
+    async with sandbox.start(["no-such-program"]) as process:
+        assert b"no-such-program" in (await read_all(process))[1]
+        assert await process.wait() == 127
+
+
+async def test_a_signal_reaches_the_whole_tree(sandbox: Sandbox) -> None:
+    script = "trap 'echo caught; exit 9' USR1; (trap 'echo child; exit' USR1; echo up; while :; "
+    script += "do sleep 0.01; done) & echo up; while :; do sleep 0.01; done"
+    async with sandbox.start(["bash", "-c", script]) as process:
+        assert await read_until(process, b"up\nup\n") == b"up\nup\n"
+        await process.signal(signal.SIGUSR1)
+        said, _ = await read_all(process)
+        assert await process.wait() == 9
+    assert b"caught\n" in said
+    assert b"child\n" in said
+
+
+async def test_an_interrupt_ends_a_command(sandbox: Sandbox) -> None:
+    async with sandbox.start(["sleep", "60"]) as process:
+        await process.signal(signal.SIGINT)
+        assert await process.wait() == 130
+
+
+async def test_a_kill_cannot_be_refused(sandbox: Sandbox) -> None:
+    async with sandbox.start(["sh", "-c", "trap '' TERM INT; echo up; sleep 60"]) as process:
+        await read_until(process, b"up\n")
+        await process.signal(signal.SIGTERM)
+        await process.signal(signal.SIGKILL)
+        assert await process.wait() == 137
+
+
+async def test_a_signal_to_one_who_has_ended_is_nothing(sandbox: Sandbox) -> None:
+    async with sandbox.start(["true"]) as process:
+        await process.wait()
+        await process.signal(signal.SIGTERM)
+
+
+async def test_leaving_kills_it_and_what_it_started(sandbox: Sandbox) -> None:
+    token = f"{time.time():.6f}"
+    script = f"setsid sleep 1{token} >/dev/null 2>&1 & exec sleep 2{token}"
+    async with sandbox.start(["sh", "-c", script]):
+        await until(sandbox, f"sleep 1{token}", 1)
+        await until(sandbox, f"sleep 2{token}", 1)
+    assert await processes(sandbox, f"sleep 1{token}") == 0
+    assert await processes(sandbox, f"sleep 2{token}") == 0
+
+
+async def test_leaving_kills_what_outlived_it(sandbox: Sandbox) -> None:
+    token = f"{time.time():.6f}"
+    async with sandbox.start(["sh", "-c", f"setsid sleep {token} >/dev/null 2>&1 &"]) as process:
+        assert await process.wait() == 0
+        await until(sandbox, f"sleep {token}", 1)
+    assert await processes(sandbox, f"sleep {token}") == 0
+
+
+async def test_an_error_in_the_body_kills_and_comes_out(sandbox: Sandbox) -> None:
+    token = f"{time.time():.6f}"
+    with pytest.raises(ZeroDivisionError):
+        async with sandbox.start(["sleep", token]):
+            await until(sandbox, f"sleep {token}", 1)
+            raise ZeroDivisionError
+    assert await processes(sandbox, f"sleep {token}") == 0
+
+
+async def test_cancelling_kills(sandbox: Sandbox) -> None:
+    token = f"{time.time():.6f}"
+
+    async def follow() -> None:
+        async with sandbox.start(["sleep", token]) as process:
+            await process.wait()
+
+    task = asyncio.ensure_future(follow())
+    await until(sandbox, f"sleep {token}", 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await processes(sandbox, f"sleep {token}") == 0
+
+
+async def test_two_at_once_do_not_mix(sandbox: Sandbox) -> None:
+    async with sandbox.start(["cat"]) as one, sandbox.start(["cat"]) as other:
+        await one.send(b"to one\n")
+        await other.send(b"to the other\n")
+        assert await read_until(other, b"\n") == b"to the other\n"
+        assert await read_until(one, b"\n") == b"to one\n"
+        await one.end_input()
+        assert await one.wait() == 0
+        await other.send(b"still here\n")
+        assert await read_until(other, b"\n") == b"still here\n"
+
+
+async def test_a_slow_reader_loses_nothing(sandbox: Sandbox) -> None:
+    script = "import sys\nfor n in range(300): sys.stdout.write(f'{n:010d}' * 1000)"
+    said = b""
+    async with sandbox.start(["python3", "-c", script]) as process:
+        async for chunk in process.output():
+            said += chunk.data
+            await asyncio.sleep(0.002)
+        assert await process.wait() == 0
+    assert said == b"".join(b"%010d" % n * 1000 for n in range(300))
+
+
+async def test_output_of_one_who_has_ended_can_still_be_read(sandbox: Sandbox) -> None:
+    async with sandbox.start(["sh", "-c", "head -c 30000 /dev/zero; echo end >&2"]) as process:
+        assert await process.wait() == 0
+        await asyncio.sleep(0.15)
+        assert await read_all(process) == (bytes(30000), b"end\n")
+
+
+async def test_megabytes_go_through_unchanged(sandbox: Sandbox) -> None:
+    data = bytes(range(256)) * (3 << 12)
+
+    async def feed(process: Process) -> None:
+        await process.send(data)
+        await process.end_input()
+
+    async with sandbox.start(["cat"]) as process, asyncio.TaskGroup() as tasks:
+        tasks.create_task(feed(process))
+        assert (await read_all(process))[0] == data
+
+
+async def test_a_child_with_the_output_does_not_hold_it_open(sandbox: Sandbox) -> None:
+    async with sandbox.start(["sh", "-c", "sleep 60 & echo done"]) as process:
+        assert await read_all(process) == (b"done\n", b"")
+        assert await process.wait() == 0
+
+
+async def test_it_runs_where_and_as_whom_it_is_told(sandbox: Sandbox) -> None:
+    script = 'pwd; id -u; echo "$A"'
+    command = sandbox.start(["sh", "-c", script], cwd="/tmp", env={"A": "1 2"}, user="root")
+    async with command as process:
+        assert (await read_all(process))[0] == b"/tmp\n0\n1 2\n"
+
+
+async def test_a_command_in_a_closed_sandbox_is_lost(target: Target) -> None:
+    async with target.open() as sandbox:
+        assert await sh(sandbox, "echo up") == "up\n"
+        context = sandbox.start(["sleep", "60"])
+        process = await context.__aenter__()
+    with pytest.raises(SandboxLostError):
+        await process.wait()
+    await context.__aexit__(None, None, None)
+    with pytest.raises(SandboxLostError):
+        async with sandbox.start(["true"]):
+            pass
