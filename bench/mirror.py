@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from swerl.images._http import http_session
-from swerl.images._manifest import IMAGE_TYPES, Blob, Manifest, sha256
-from swerl.images._reference import Target
 from swerl.images._registry import Registry
 from swerl.images.mirror import mirror
+from swerl.oci.manifest import IMAGE_TYPES, Blob, Manifest, sha256
+from swerl.oci.reference import Target
 
 NUM_LAYERS = 4
 CONFIG = """

@@ -22,8 +22,8 @@ import pytest
 from aiohttp import web
 
 from swerl.images._http import http_session
-from swerl.images._manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
 from swerl.images._registry import Registry
+from swerl.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
 
 CONFIG = """
 version: 0.1

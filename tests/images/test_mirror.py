@@ -13,8 +13,8 @@ from aiohttp import web
 
 from swerl.errors import ImageError, InputError
 from swerl.images._http import Patience
-from swerl.images._reference import Target, parse_target
 from swerl.images.mirror import Mirrored, MirrorOptions, Report, Way, mirror, rewrite
+from swerl.oci.reference import Target, parse_target
 from swerl.task import GradingSpec, Task
 
 Push = Callable[..., Awaitable[None]]

@@ -79,8 +79,8 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> R
 
     from swerl.cli._output import stderr
     from swerl.cli._run import run
-    from swerl.images._reference import is_local, parse_target
     from swerl.images.mirror import mirror
+    from swerl.oci.reference import is_local, parse_target
 
     images = list(dict.fromkeys(task.image for task in tasks))
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())

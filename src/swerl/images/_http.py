@@ -21,7 +21,7 @@ from yarl import URL
 
 from swerl.errors import ImageError
 from swerl.images._auth import Auth
-from swerl.images._reference import base_url
+from swerl.oci.reference import base_url
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=120)
 _T = TypeVar("_T")

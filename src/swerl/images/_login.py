@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swerl.errors import ImageError
-from swerl.images._reference import DOCKER_HUB
+from swerl.oci.reference import DOCKER_HUB
 
 _HELPER_TIMEOUT_S = 30
 

@@ -15,7 +15,7 @@ import aiohttp
 
 from swerl.errors import ImageError
 from swerl.images._http import Ask, Connection, expect
-from swerl.images._manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest
+from swerl.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest
 
 _ACCEPT = {"Accept": ", ".join(IMAGE_TYPES + INDEX_TYPES)}
 _CHUNK = 1 << 20

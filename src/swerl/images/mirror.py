@@ -20,13 +20,12 @@ from typing import TypeVar
 import aiohttp
 
 from swerl.errors import ImageError, InputError
-from swerl.images import _reference
 from swerl.images._http import Patience, http_session, patiently
 from swerl.images._lock import Lock, Pinned
 from swerl.images._login import default_config
-from swerl.images._manifest import Blob, Manifest
-from swerl.images._reference import Reference, Target
 from swerl.images._registry import Registry
+from swerl.oci.manifest import Blob, Manifest
+from swerl.oci.reference import Reference, Target, is_local, parse
 from swerl.task import Task
 
 _T = TypeVar("_T")
@@ -105,8 +104,8 @@ async def mirror(
     """
     options = options or MirrorOptions()
     names = list(dict.fromkeys(images))
-    remote = [name for name in names if not _reference.is_local(name)]
-    sources = {name: _reference.parse(_rewritten(name, options.rewrites)) for name in remote}
+    remote = [name for name in names if not is_local(name)]
+    sources = {name: parse(_rewritten(name, options.rewrites)) for name in remote}
     _refuse_clashes(sources, target)
     lock = Lock(lock_file)
     lock.save()  # a place that cannot be written is better found before hours of transfer
@@ -125,7 +124,7 @@ def rewrite(tasks: Iterable[Task], lock_file: Path) -> list[Task]:
     pinned = Lock(lock_file).images
     rewritten = []
     for task in tasks:
-        if _reference.is_local(task.image):
+        if is_local(task.image):
             rewritten.append(task)
         elif task.image in pinned:
             rewritten.append(replace(task, image=pinned[task.image].reference))
@@ -250,7 +249,7 @@ class _Run:
 
 
 def _rewritten(image: str, rewrites: Mapping[str, str]) -> str:
-    full = str(_reference.parse(image))
+    full = str(parse(image))
     for name in (image, full):
         for old, new in rewrites.items():
             if name.startswith(old):

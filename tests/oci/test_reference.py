@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swerl.errors import InputError
-from swerl.images._reference import Reference, base_url, is_local, parse, parse_target
+from swerl.oci.reference import Reference, base_url, is_local, parse, parse_target
 
 DIGEST = "sha256:" + "0" * 64
 
