@@ -54,6 +54,11 @@ def _packs(registry: Path) -> int:
     return (registry / "calls").read_text().split().count("pack")
 
 
+def test_only_what_is_asked_for_is_kept(registry: Path) -> None:
+    package = _bundles.fetch("@some/tool", "1.2.4", keep=r"package/vendor/.*")
+    assert [path.name for path in package.rglob("*")] == ["vendor", "rg"]
+
+
 def test_package_is_unpacked_once_under_its_name_and_version(registry: Path) -> None:
     package = _bundles.fetch("@some/tool", "1.2.3")
     assert (package / "cli.js").read_bytes() == b"go()"

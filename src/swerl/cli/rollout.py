@@ -56,7 +56,7 @@ def rollout(
         Path | None,
         typer.Option(help="JSONL file written by `swerl convert`; generated tasks by default."),
     ] = None,
-    agent: Annotated[str, typer.Option(help="builtin or claude-code.")] = "builtin",
+    agent: Annotated[str, typer.Option(help="builtin, claude-code or codex.")] = "builtin",
     engine: Annotated[str, typer.Option(help=f"{_KINDS}.")] = "scripted:gold",
     model: Annotated[
         str | None,

@@ -37,9 +37,10 @@ _VERSION = re.compile(r"\d[\w.+-]*")
 _FETCH_TIMEOUT_S = 600.0
 
 
-def fetch(package: str, version: str, *, integrity: str | None = None) -> Path:
+def fetch(package: str, version: str, *, integrity: str | None = None, keep: str = ".*") -> Path:
     """Return the folder `package/` of an npm package's bundle, made on the first call.
 
+    Of the package's files those are kept whose whole name matches the pattern `keep`.
     `integrity` pins the tarball (`sha512-<base64>`); without it npm's own statement is checked.
     Raises InputError for a package or version that cannot be named so, ImageError where npm is
     missing, the registry cannot be reached or the tarball is not the promised one.
@@ -55,7 +56,8 @@ def fetch(package: str, version: str, *, integrity: str | None = None) -> Path:
             message = f"{package}@{version}: the tarball's sha512 is not {integrity or stated}"
             raise ImageError(message, hint="a registry or proxy serves another file: do not use it")
         with tarfile.open(tarball) as archive:
-            archive.extractall(folder, filter="data")
+            members = [one for one in archive.getmembers() if re.fullmatch(keep, one.name)]
+            archive.extractall(folder, members, filter="data")
         tarball.unlink()
         return found
 

@@ -1,0 +1,223 @@
+"""The Codex CLI, offline in the sandbox, its model calls going to the gateway.
+
+The CLI comes as a bundle from npm, a static program mounted read-only. The prompt goes in by stdin.
+`--json` makes the log: one JSON object a line. Everything that Codex would read from a config file
+is given on its command line, so no home folder of an image can change it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swerl.chat import Message, Role, ToolCall
+from swerl.errors import ImageError, InputError, SandboxError
+from swerl.harnesses import _bundles
+from swerl.interfaces import Endpoint, Exit, Sandbox
+from swerl.patch import FileEdit
+from swerl.sandbox import Mount
+from swerl.task import Task
+
+DEFAULT_VERSION = "0.169.0"
+
+_PACKAGE = "@openai/codex"
+_PINNED = {
+    f"{_PACKAGE}@0.169.0-linux-x64": "sha512-"
+    "o05NyAOCDygSPRo1yinzxvkRSdmsZyBD9E7mbpmjRanSfM8lypqWtQgEo4XfNkwhuCR2aFu8mlGOsQGFXVbVww==",
+    f"{_PACKAGE}@0.94.0": "sha512-"
+    "GKOU2ty3NXls2aeiFSCnSSB6zQBtENqC5OnPa8s79Z576YP1r2DIfUrhQZzVDKmFei852E1SG4TNljFL/081gg==",
+}
+"""Known tarballs; other versions are checked against what npm states."""
+_LAST_CHAT = (0, 94)
+"""Later releases speak the Responses API alone."""
+_FIRST_SPLIT = (0, 99)
+"""From here on npm has one package a platform."""
+_TRIPLES = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
+_HOME = "/opt/swerl/agents/codex"
+_KEY = "SWERL_CODEX_KEY"
+
+_QUIET = {
+    "analytics.enabled": "false",
+    "check_for_update_on_startup": "false",
+    "web_search": '"disabled"',
+}
+"""What keeps the CLI from contacting anybody but the gateway."""
+_UNUSED = ("apps", "plugins", "goals")
+"""Features that need the vendor's servers, or a person."""
+
+_START = f'PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex "$@"'
+_PREPARE = 'mkdir -p "${HOME:?no home folder}/.codex"'
+
+_EDIT_PYTHON = (
+    "import sys; path, old, new = sys.argv[1:]; text = open(path, newline='').read(); "
+    "open(path, 'w', newline='').write(text.replace(old, new, 1))"
+)
+_EDIT_PERL = (
+    "my ($path, $old, $new) = @ARGV; local $/; open(F, '<', $path); my $text = <F>; "
+    "$text =~ s/\\Q$old\\E/$new/; open(F, '>', $path); print F $text"
+)
+
+
+class Options(BaseModel):
+    """Settings of Codex."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
+    """Release on npm. Up to 0.94.0 it speaks Chat Completions, from then on Responses."""
+    context_window: int | None = Field(None, ge=1)
+    """Tokens of the model's context, by which the CLI compacts; none is its own guess."""
+    sub_agents: bool = False
+    """Whether the model may start agents of its own; off, for they triple the tools' text."""
+    extra_args: tuple[str, ...] = ()
+    """More arguments for `codex exec`, as they are."""
+
+
+def build(options: Options) -> Codex:
+    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    chat = _numbers(options.version) <= _LAST_CHAT
+    dialect = "openai-chat" if chat else "openai-responses"
+    return Codex(options, fetch(options.version), dialect)
+
+
+def fetch(version: str) -> tuple[Mount, ...]:
+    """Return the mounts of this release, downloading what is not in the cache yet."""
+    short, triple = _machine()
+    release = f"{version}-linux-{short}" if _numbers(version) >= _FIRST_SPLIT else version
+    # what is left out: other platforms, and helpers for voice and for a sandbox of its own
+    keep = rf"package/(package\.json|vendor/{triple}-unknown-linux-musl/.*/(codex|rg))"
+    pin = _PINNED.get(f"{_PACKAGE}@{release}")
+    bundle = _bundles.fetch(_PACKAGE, release, integrity=pin, keep=keep)
+    return (
+        Mount(_folder_of(bundle, "codex"), f"{_HOME}/bin"),
+        Mount(_folder_of(bundle, "rg"), f"{_HOME}/path"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Codex:
+    """Runs `codex exec` on a Task."""
+
+    options: Options
+    bundle: tuple[Mount, ...]
+    dialect: str = "openai-responses"
+    inside: bool = True
+
+    def mounts(self) -> Sequence[Mount]:
+        """Return the CLI and the search tool that it brings."""
+        return self.bundle
+
+    async def install(self, sandbox: Sandbox) -> None:
+        """Make the folder in which the CLI keeps its sessions."""
+        done = await sandbox.run(["sh", "-c", _PREPARE], timeout_s=60)
+        if done.exit_code:
+            message = f"cannot prepare Codex's home folder: {done.text.strip()[-200:]}"
+            raise SandboxError(message, hint="the sandbox's user needs a writable HOME")
+
+    async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
+        """Work on the Task until done or until `budget_s` seconds are over."""
+        done = await sandbox.run(
+            ["sh", "-c", _START, "sh", *self._arguments(endpoint, budget_s)],
+            cwd=task.workdir,
+            env={_KEY: endpoint.key},
+            timeout_s=budget_s,
+            stdin=task.prompt.encode(),
+        )
+        return Exit(
+            code=done.exit_code,
+            timed_out=done.timed_out,
+            limit=_hit_limit(done.stdout),
+            log=done.text,
+        )
+
+    def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
+        """Return replies that make each edit by one shell command, and sum up."""
+        calls = [self._shell_call(_edit_command(edit, workdir.rstrip("/"))) for edit in edits]
+        return [*calls, Message(Role.ASSISTANT, "Done.")]
+
+    def _shell_call(self, command: str) -> Message:
+        if self.dialect == "openai-chat":
+            call = ToolCall("", "shell", {"command": ["sh", "-c", command]})
+        else:
+            call = ToolCall("", "exec_command", {"cmd": command})
+        return Message(Role.ASSISTANT, tool_calls=(call,))
+
+    def _arguments(self, endpoint: Endpoint, budget_s: float) -> Iterator[str]:
+        yield from ("exec", "--json", "--skip-git-repo-check")
+        yield "--dangerously-bypass-approvals-and-sandbox"
+        for key, value in {**_QUIET, **self._settings(endpoint, budget_s)}.items():
+            yield from ("-c", f"{key}={value}")
+        for feature in (*_UNUSED, *(() if self.options.sub_agents else ("multi_agent",))):
+            yield from ("-c", f"features.{feature}=false")
+        yield from self.options.extra_args
+        yield "-"  # the prompt comes by stdin
+
+    def _settings(self, endpoint: Endpoint, budget_s: float) -> Mapping[str, str]:
+        provider = {
+            "name": "swerl",
+            "base_url": f"{endpoint.url}/v1",
+            "env_key": _KEY,
+            "wire_api": "chat" if self.dialect == "openai-chat" else "responses",
+        }
+        settings = {"model": endpoint.model, "model_provider": "swerl"}
+        settings |= {f"model_providers.swerl.{key}": value for key, value in provider.items()}
+        quoted = {key: json.dumps(value) for key, value in settings.items()}
+        # A stream that breaks has been sampled: asked for again, it would be sampled twice. And
+        # a slow model must not look dead.
+        quoted["model_providers.swerl.stream_max_retries"] = "0"
+        quoted["model_providers.swerl.stream_idle_timeout_ms"] = str(int(budget_s * 1000))
+        if self.options.context_window:
+            quoted["model_context_window"] = str(self.options.context_window)
+        return quoted
+
+
+def _hit_limit(log: bytes) -> bool:
+    """Say whether the run broke off because a reply or the context was at its limit."""
+    for line in reversed(log.splitlines()):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("type") == "turn.failed":
+            said = json.dumps(event.get("error"))
+            return "max_output_tokens" in said or "context window" in said
+    return False
+
+
+def _edit_command(edit: FileEdit, workdir: str) -> str:
+    path = shlex.quote(f"{workdir}/{edit.path}")
+    if not edit.old:  # a new file, or an empty one
+        return f"mkdir -p $(dirname {path}) && printf %s {shlex.quote(edit.new)} > {path}"
+    values = f"{path} {shlex.quote(edit.old)} {shlex.quote(edit.new)}"
+    python = f"python3 -c {shlex.quote(_EDIT_PYTHON)} {values}"
+    perl = f"perl -e {shlex.quote(_EDIT_PERL)} -- {values}"
+    return f"if command -v python3 >/dev/null; then {python}; else {perl}; fi"
+
+
+def _folder_of(bundle: Path, program: str) -> Path:
+    found = next(bundle.glob(f"vendor/*/*/{program}"), None)
+    if found is None:
+        message = f"the Codex bundle {bundle} holds no {program}"
+        raise ImageError(message, hint="use another version")
+    return found.parent
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor, _ = version.split(".")
+    return int(major), int(minor)
+
+
+def _machine() -> tuple[str, str]:
+    """Return npm's and the compiler's name of this machine."""
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower())
+    machine = machine or platform.machine().lower()
+    if machine not in _TRIPLES:
+        message = f"Codex has no release for {machine}"
+        raise InputError(message, hint="use another agent on this machine")
+    return _TRIPLES[machine]
