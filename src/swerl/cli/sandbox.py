@@ -1,90 +1,16 @@
-"""`swerl sandbox`: check that images can be worked in."""
+"""`swerl sandbox`: one file for each of its commands; this one registers them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
 import typer
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.task import Task
-    from swerl.tasks.smoke import Smoke
+from swerl.cli import sandbox_smoke
 
 app = typer.Typer(no_args_is_help=True, help="Start, check and measure sandboxes.")
+
+app.command("smoke")(sandbox_smoke.smoke)
 
 
 @app.callback()
 def _sandbox() -> None:
     """Start, check and measure sandboxes."""
-
-
-@app.command("smoke")
-def smoke(
-    tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
-    *,
-    backend: Annotated[str, typer.Option(help="Kind of sandbox.")] = "local",
-    workers: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON in place of a table.")
-    ] = False,
-) -> None:
-    """Boot every image of a task file, and look for its git work tree and its Python."""
-    import json
-    from dataclasses import asdict
-
-    from swerl.cli._output import console, stderr
-    from swerl.task import read_tasks
-
-    results = _check(list(read_tasks(tasks)), backend, workers)
-    failed = [result for result in results if not result.ok]
-    if as_json:
-        typer.echo(
-            json.dumps([{**asdict(result), "ok": result.ok} for result in results], indent=2)
-        )
-    else:
-        console().print(_table(results))
-        for result in failed:
-            console().print(f"{result.image}: {result.failure}", style="red", markup=False)
-    if failed:
-        stderr().print(f"{len(failed)} of {len(results)} images failed")
-        raise typer.Exit(1)
-    hint = "; next: `swerl rollout --instance ID --tasks FILE`" if not as_json else ""
-    stderr().print(f"all {len(results)} images are ready{hint}")
-
-
-def _check(tasks: list[Task], backend: str, workers: int) -> list[Smoke]:
-    from rich.progress import MofNCompleteColumn, Progress
-
-    from swerl import plugins
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
-    from swerl.tasks import smoke
-
-    module = plugins.load("sandboxes", backend)
-    sandboxes = module.build(module.Options())
-    num_images = len({(task.image, task.workdir) for task in tasks})
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("images", total=num_images)
-        checking = smoke.check(
-            sandboxes, tasks, num_workers=workers, tell=lambda _: progress.advance(bar)
-        )
-        return run(checking, after="every sandbox is closed")
-
-
-def _table(results: list[Smoke]) -> Table:
-    from rich.table import Table
-
-    table = Table("image", "tasks", "boots", "work tree", "interpreter", "boot ms", "exec ms")
-    for result in results:
-        boots = "[green]yes[/]" if result.ok else "[red]no[/]"
-        times = (
-            (f"{result.boot_s * 1e3:.0f}", f"{result.exec_s * 1e3:.1f}") if result.ok else ("", "")
-        )
-        table.add_row(
-            result.image, str(result.num_tasks), boots, result.work_tree, result.interpreter, *times
-        )
-    return table

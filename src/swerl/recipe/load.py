@@ -19,12 +19,18 @@ def load(files: Sequence[Path], settings: Iterable[str] = ()) -> Recipe:
     merged: dict[str, Any] = {}
     for file in files:
         merged = _merge(merged, _read(file))
-    for setting in settings:
-        merged = _merge(merged, _parse_setting(setting))
     try:
-        return Recipe.model_validate(merged)
+        return Recipe.model_validate(_merge(merged, read_settings(settings)))
     except ValidationError as error:
         raise _explain(error) from error
+
+
+def read_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """Return what `key=value` settings say, later ones on top. Raises RecipeError."""
+    merged: dict[str, Any] = {}
+    for setting in settings:
+        merged = _merge(merged, _parse_setting(setting))
+    return merged
 
 
 def _read(file: Path) -> dict[str, Any]:

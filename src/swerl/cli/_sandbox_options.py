@@ -1,0 +1,44 @@
+"""What every command that opens sandboxes takes: the backend, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from swerl.interfaces import SandboxBackend
+
+BackendOption = Annotated[
+    str, typer.Option("--backend", help="Kind of sandbox, as in a recipe's sandbox.type.")
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="One setting of the backend, as in a recipe's sandbox section.",
+    ),
+]
+
+
+def open_backend(
+    backend: str, settings: Sequence[str] | None = None, *, run: str = ""
+) -> SandboxBackend:
+    """Build a backend from a command line; `run` names in the ledger what it is used for.
+
+    Raises UnknownNameError on a backend that is not installed, RecipeError on a setting that it
+    does not take.
+    """
+    from swerl import plugins
+    from swerl.recipe.check import plugin_options
+    from swerl.recipe.load import read_settings
+    from swerl.recipe.schema import PluginSection
+
+    chosen = PluginSection(type=backend, **read_settings(settings or ()))
+    options = plugin_options("sandboxes", chosen, section="sandbox")
+    built: SandboxBackend = plugins.load("sandboxes", backend).build(
+        *([] if options is None else [options])
+    )
+    return built
