@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli import images_build
+from swerl.cli import images_bake, images_build
 
 if TYPE_CHECKING:
     from swerl.images.mirror import Mirrored, MirrorOptions, Report
@@ -17,6 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Build and mirror task images.")
 
 
 app.command("build")(images_build.build)
+app.command("bake")(images_bake.bake)
 
 
 @app.callback()

@@ -1,0 +1,135 @@
+"""`swerl images bake`: agent CLIs as one layer on top of mirrored images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from swerl.images._agent_layer import Layer
+    from swerl.images._lock import Pinned
+    from swerl.images.bake import Baked
+
+
+def bake(
+    tasks: Annotated[Path, typer.Argument(help="Task file whose images are mirrored.")],
+    agents: Annotated[
+        list[str], typer.Option("--agent", metavar="NAME[@VERSION]", help="What to add.")
+    ],
+    *,
+    mirror_lock: Annotated[
+        Path | None, typer.Option(help="The mirror's lock file; TASKS.images.json by default.")
+    ] = None,
+    lock: Annotated[
+        Path | None, typer.Option(help="Lock file of the twins; TASKS.baked.json by default.")
+    ] = None,
+    tasks_out: Annotated[
+        Path | None, typer.Option(help="Write the tasks anew, with the baked images by digest.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Images at once.")] = 4,
+    docker_config: Annotated[
+        Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
+    ] = None,
+) -> None:
+    """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
+    import tempfile
+
+    from swerl.cli._output import console
+    from swerl.images.mirror import rewrite
+    from swerl.task import read_tasks, write_tasks
+
+    found = list(read_tasks(tasks))
+    images = _mirrored({task.image for task in found}, mirror_lock, tasks)
+    lock = lock or tasks.with_suffix(".baked.json")
+    with tempfile.TemporaryDirectory() as folder:
+        layer = _layer(agents, Path(folder, "agents.tar.gz"))
+        done = _bake(images, layer, lock, workers, docker_config)
+    _show(done, layer, lock)
+    if any(one.error for one in done):
+        raise typer.Exit(1)
+    if tasks_out:
+        write_tasks(tasks_out, rewrite(found, lock))
+        console().print(f"tasks:   {tasks_out}\nnext: set tasks.source to it", soft_wrap=True)
+
+
+def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pinned]:
+    from swerl.errors import InputError
+    from swerl.images._lock import Lock
+    from swerl.oci.reference import is_local
+
+    lock = lock or tasks.with_suffix(".images.json")
+    known = Lock(lock).images
+    remote = {image for image in wanted if not is_local(image)}
+    if missing := sorted(remote - known.keys()):
+        message = f"{len(missing)} images are not in {lock}, {missing[0]} among them"
+        hint = f"mirror them first: swerl images mirror {tasks} --to HOST:PORT/PREFIX"
+        raise InputError(message, hint=hint)
+    return {image: known[image] for image in sorted(remote)}
+
+
+def _layer(agents: list[str], path: Path) -> Layer:
+    from swerl import plugins
+    from swerl.cli._output import stderr
+    from swerl.errors import InputError
+    from swerl.images._agent_layer import make_layer
+
+    mounts, labels = [], []
+    for agent in agents:
+        name, _, version = agent.partition("@")
+        module = plugins.load("harnesses", name)
+        if not hasattr(module, "fetch"):
+            message = f"{name} runs outside the sandbox: there is nothing to bake"
+            raise InputError(message, hint="bake an agent that is a CLI, such as claude-code")
+        version = version or module.DEFAULT_VERSION
+        labels.append(f"{name}@{version}")
+        with stderr().status(f"fetching {labels[-1]}"):
+            mounts += module.fetch(version)
+    with stderr().status("packing the layer"):
+        return make_layer(mounts, labels, path)
+
+
+def _bake(
+    images: Mapping[str, Pinned],
+    layer: Layer,
+    lock: Path,
+    workers: int,
+    docker_config: Path | None,
+) -> list[Baked]:
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from swerl.cli._output import stderr
+    from swerl.cli._run import run
+    from swerl.images import bake as baking
+    from swerl.images._login import default_config
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr()) as progress:
+        bar = progress.add_task("images", total=len(images))
+        job = baking.bake(
+            images,
+            layer,
+            lock,
+            docker_config=docker_config or default_config(),
+            workers=workers,
+            on_done=lambda _: progress.advance(bar),
+        )
+        return run(job, after="the same command skips what is there already")
+
+
+def _show(done: list[Baked], layer: Layer, lock: Path) -> None:
+    from swerl.cli._output import console, stderr
+
+    failed = [one for one in done if one.error]
+    for one in failed:
+        stderr().print(f"[red]failed[/] {one.image}: {one.error}", soft_wrap=True)
+    size_mib = layer.blob.size / 2**20
+    agents = ", ".join(layer.agents)
+    console().print(
+        f"{len(done) - len(failed)} images hold {agents} ({size_mib:,.1f} MiB, stored once), "
+        f"{len(failed)} failed"
+    )
+    console().print(f"digests: {lock}", soft_wrap=True)

@@ -1,0 +1,193 @@
+"""Adds one layer with agent CLIs to many images of a registry, without running or pulling them.
+
+Only a config and a manifest are new in each image; its layers stay where they are, and the agents'
+layer is stored once and shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+
+from swerl.errors import ImageError
+from swerl.images._agent_layer import Layer, chunks
+from swerl.images._http import Patience, http_session, patiently
+from swerl.images._lock import Lock, Pinned
+from swerl.images._registry import Registry
+from swerl.oci.manifest import Blob, Manifest, sha256
+from swerl.oci.reference import Reference, parse
+
+_LABEL = "swerl.agents"
+_LAYER_TYPES = {
+    "application/vnd.oci.image.manifest.v1+json": "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.docker.distribution.manifest.v2+json": (
+        "application/vnd.docker.image.rootfs.diff.tar.gzip"
+    ),
+}
+"""Media type of a manifest -> that of a gzip layer in it."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Baked:
+    """The end of one image: `pinned`, or the `error` that stopped it."""
+
+    image: str
+    pinned: Pinned | None = None
+    error: ImageError | None = None
+
+
+async def bake(
+    images: Mapping[str, Pinned],
+    layer: Layer,
+    lock_file: Path,
+    *,
+    docker_config: Path,
+    workers: int = 4,
+    on_done: Callable[[Baked], None] = lambda _: None,
+) -> list[Baked]:
+    """Give each image a twin with the layer on top, in the image's own repository.
+
+    `images` are task image -> its copy in a registry that takes pushes, as `mirror` keeps them in
+    its lock file. The twins go to `lock_file`. An image that fails is reported and stops no other;
+    a twin that is there is not made again. Raises ImageError where the file cannot be written.
+    """
+    lock = Lock(lock_file)
+    lock.save()
+    slots = asyncio.Semaphore(workers)
+    async with http_session() as http:
+        ovens = _Ovens(http, layer, docker_config)
+
+        async def one(image: str, pinned: Pinned) -> Baked:
+            async with slots:
+                try:
+                    twin = await ovens.at(pinned).bake(pinned)
+                except ImageError as error:
+                    done = Baked(image, error=error)
+                else:
+                    lock.put(image, twin)
+                    done = Baked(image, twin)
+            on_done(done)
+            return done
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(*item)) for item in images.items()]
+        finally:
+            lock.save()
+    return [task.result() for task in tasks]
+
+
+class _Ovens:
+    """One oven a registry."""
+
+    def __init__(self, http: aiohttp.ClientSession, layer: Layer, docker_config: Path) -> None:
+        self._http = http
+        self._layer = layer
+        self._docker_config = docker_config
+        self._ovens: dict[str, _Oven] = {}
+
+    def at(self, pinned: Pinned) -> _Oven:
+        host = parse(pinned.reference).registry
+        if host not in self._ovens:
+            registry = Registry(host, self._http, self._docker_config)
+            self._ovens[host] = _Oven(registry, self._layer)
+        return self._ovens[host]
+
+
+class _Oven:
+    def __init__(self, registry: Registry, layer: Layer) -> None:
+        self._registry = registry
+        self._layer = layer
+        self._home: str | None = None
+        """Repository that has the agents' layer."""
+        self._storing = asyncio.Lock()
+
+    async def bake(self, pinned: Pinned) -> Pinned:
+        place = parse(pinned.reference)
+        repository = place.repository
+        base = await _patiently(lambda: self._registry.manifest(repository, pinned.digest))
+        config = _with_layer(await self._config(place, base), self._layer)
+        twin = _twin(base, config, self._layer)
+        if not await _patiently(lambda: self._registry.has_manifest(repository, twin.digest)):
+            await self._store_layer(repository)
+            await self._store(repository, Blob(sha256(config), len(config)), lambda: [config])
+            tag = f"{_short(pinned.digest)}-{_short(self._layer.blob.digest)}"
+            await _patiently(lambda: self._registry.put_manifest(repository, tag, twin))
+        reference = Reference(place.registry, repository, digest=twin.digest)
+        size_bytes = sum(blob.size for blob in twin.blobs())
+        return Pinned(pinned.reference, twin.digest, str(reference), size_bytes)
+
+    async def _config(self, place: Reference, base: Manifest) -> dict[str, Any]:
+        if base.media_type not in _LAYER_TYPES:
+            message = f"{place} is of a kind that takes no layer: {base.media_type}"
+            raise ImageError(message, hint="mirror it first, which chooses one platform")
+        blob = base.blobs()[0]
+
+        async def fetch() -> bytes:
+            return b"".join([part async for part in self._registry.blob(place.repository, blob)])
+
+        body = await _patiently(fetch)
+        try:
+            config = json.loads(body)
+            config["rootfs"]["diff_ids"] = [*config["rootfs"]["diff_ids"]]
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"the config of {place} lists no layers"
+            raise ImageError(message, hint="build and push the image anew") from error
+        return dict(config)
+
+    async def _store_layer(self, repository: str) -> None:
+        async with self._storing:
+            blob, home = self._layer.blob, self._home
+            mounted = home is not None and await _patiently(
+                lambda: self._registry.mount(repository, blob.digest, home=home)
+            )
+            if not mounted:
+                await self._store(repository, blob, lambda: chunks(self._layer))
+            self._home = repository
+
+    async def _store(
+        self, repository: str, blob: Blob, read: Callable[[], Iterable[bytes]]
+    ) -> None:
+        if not await _patiently(lambda: self._registry.has_blob(repository, blob.digest)):
+            await _patiently(lambda: self._registry.upload(repository, blob, _stream(read())))
+
+
+def _with_layer(config: dict[str, Any], layer: Layer) -> bytes:
+    """Return the config's bytes with the layer as the last one."""
+    agents = ", ".join(layer.agents)
+    config["rootfs"]["diff_ids"].append(layer.diff_id)
+    step = {"created_by": f"swerl images bake {agents}", "created": config.get("created")}
+    config["history"] = [*(config.get("history") or []), step]
+    inner = config["config"] = dict(config.get("config") or {})
+    inner["Labels"] = {**(inner.get("Labels") or {}), _LABEL: agents}
+    return json.dumps(config, separators=(",", ":")).encode()
+
+
+def _twin(base: Manifest, config: bytes, layer: Layer) -> Manifest:
+    document: dict[str, Any] = json.loads(base.body)
+    kind = _LAYER_TYPES[base.media_type]
+    added = {"mediaType": kind, "size": layer.blob.size, "digest": layer.blob.digest}
+    document["config"] |= {"digest": sha256(config), "size": len(config)}
+    document["layers"] = [*document["layers"], added]
+    body = json.dumps(document, separators=(",", ":")).encode()
+    return Manifest(base.name, body, base.media_type)
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:12]
+
+
+async def _patiently(call: Callable[[], Awaitable[_T]]) -> _T:
+    return await patiently(call, Patience())
+
+
+async def _stream(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
