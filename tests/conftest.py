@@ -6,6 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from .services.fixtures import (  # noqa: F401  known to every test
+    base_image,
+    docker_image,
+    dockerd,
+    pushed_image,
+    registry,
+    run_folder,
+)
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
