@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode, urljoin
 
@@ -22,6 +24,16 @@ _CHUNK = 1 << 20
 _PART = 16 << 20
 """Bytes of one upload request: what an upload holds in memory."""
 _MAX_MANIFEST = 4 << 20
+_LIMIT = re.compile(r"(\d+)(?:;w=(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How many manifests a registry gives out in a window of time."""
+
+    limit: int
+    remaining: int
+    window_s: float
 
 
 class Registry:
@@ -29,6 +41,8 @@ class Registry:
 
     def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
         self.host = host
+        self.quota: Quota | None = None
+        """What the registry last said about its limit; None where it says nothing."""
         self._connection = Connection(host, http, docker_config)
 
     async def ping(self) -> None:
@@ -43,6 +57,7 @@ class Registry:
         body = b""
         async with self._connection.send(ask) as response:
             self._expect(response, {200}, what)
+            self.quota = _quota(response) or self.quota
             async for chunk in response.content.iter_chunked(_CHUNK):
                 body += chunk
                 if len(body) > _MAX_MANIFEST:
@@ -53,6 +68,18 @@ class Registry:
             message = f"registry {self.host} sent other content than {what}: {found.digest}"
             raise ImageError(message, hint="a proxy or cache in between may be broken")
         return found
+
+    async def manifest_digest(self, repository: str, version: str) -> str:
+        """Return the digest of a tag's manifest, which no registry counts as a pull.
+
+        Empty where the registry does not tell.
+        """
+        what = f"{repository}{'@' if ':' in version else ':'}{version}"
+        ask = Ask("HEAD", f"{repository}/manifests/{version}", repository, _ACCEPT)
+        async with self._connection.send(ask) as response:
+            self._expect(response, {200}, what)
+            self.quota = _quota(response) or self.quota
+            return response.headers.get("Docker-Content-Digest", "")
 
     async def has_manifest(self, repository: str, digest: str) -> bool:
         """Say whether a repository holds this manifest."""
@@ -168,6 +195,15 @@ async def _parts(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             held.clear()
     if held:
         yield b"".join(held)
+
+
+def _quota(response: aiohttp.ClientResponse) -> Quota | None:
+    """Read Docker Hub's headers, such as `ratelimit-limit: 100;w=21600`."""
+    limit = _LIMIT.fullmatch(response.headers.get("RateLimit-Limit", ""))
+    remaining = _LIMIT.fullmatch(response.headers.get("RateLimit-Remaining", ""))
+    if not limit or not remaining:
+        return None
+    return Quota(int(limit[1]), int(remaining[1]), float(limit[2] or 0))
 
 
 def _location(response: aiohttp.ClientResponse) -> str:

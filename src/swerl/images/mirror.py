@@ -105,7 +105,7 @@ async def mirror(
     options = options or MirrorOptions()
     names = list(dict.fromkeys(images))
     remote = [name for name in names if not is_local(name)]
-    sources = {name: parse(_rewritten(name, options.rewrites)) for name in remote}
+    sources = {name: parse(rewritten(name, options.rewrites)) for name in remote}
     _refuse_clashes(sources, target)
     lock = Lock(lock_file)
     lock.save()  # a place that cannot be written is better found before hours of transfer
@@ -132,6 +132,16 @@ def rewrite(tasks: Iterable[Task], lock_file: Path) -> list[Task]:
             message = f"image {task.image} of task {task.id} is not in {lock_file}"
             raise ImageError(message, hint="mirror it first: run the same command again")
     return rewritten
+
+
+def rewritten(image: str, rewrites: Mapping[str, str]) -> str:
+    """Return the name to read in place of `image`; `rewrites` are old beginning -> new."""
+    full = str(parse(image))
+    for name in (image, full):
+        for old, new in rewrites.items():
+            if name.startswith(old):
+                return new + name.removeprefix(old)
+    return image
 
 
 class _Run:
@@ -246,15 +256,6 @@ class _Run:
 
     async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
         return await patiently(call, self._options.patience)
-
-
-def _rewritten(image: str, rewrites: Mapping[str, str]) -> str:
-    full = str(parse(image))
-    for name in (image, full):
-        for old, new in rewrites.items():
-            if name.startswith(old):
-                return new + name.removeprefix(old)
-    return image
 
 
 def _refuse_clashes(sources: Mapping[str, Reference], target: Target) -> None:
