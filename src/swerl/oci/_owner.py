@@ -1,0 +1,118 @@
+"""Who uses what of a store: one locked file per process.
+
+The file lists what the process uses and marks its temporary files. The kernel drops the lock when
+the process ends, however it ends, so a dead owner is known by an unlocked file. Everybody who
+takes something into use holds the store's own lock shared for a moment; whoever removes things
+holds it alone, so nothing is removed between a look and its use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class Owner:
+    """This process's share of a store."""
+
+    def __init__(self, root: Path) -> None:
+        """Announce the process. Raises OSError."""
+        self._root = root
+        self._used: Counter[str] = Counter()
+        self._guard = threading.Lock()
+        self.pid = os.getpid()
+        self._name = f"{self.pid}-{secrets.token_hex(4)}"
+        for name in ("owners", "work"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        path = root / "owners" / self._name
+        with locked(root, alone=False):
+            self._file = path.open("xb", buffering=0)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        weakref.finalize(self, _leave, self._file.fileno(), path, self.pid)
+
+    @contextmanager
+    def using(self, digests: Iterable[str]) -> Iterator[None]:
+        """Keep what these digests name from being removed."""
+        held = list(digests)
+        with locked(self._root, alone=False), self._guard:
+            self._used.update(held)
+            self._write()
+        try:
+            yield
+        finally:
+            with locked(self._root, alone=False), self._guard:
+                self._used.subtract(held)
+                self._write()
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Make a folder beside what it is for; it goes with the context, or with `sweep`."""
+        path = self._root / "work" / f"{self._name}.{secrets.token_hex(4)}"
+        path.mkdir()
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _write(self) -> None:
+        self._used = +self._used
+        data = "\n".join(self._used).encode()
+        os.pwrite(self._file.fileno(), data, 0)
+        os.ftruncate(self._file.fileno(), len(data))
+
+
+def used(root: Path) -> set[str]:
+    """Return what living processes use. To be called under `locked(root, alone=True)`."""
+    found: set[str] = set()
+    for path in _files(root):
+        if _lives(path):
+            found.update(path.read_text().split())
+    return found
+
+
+def sweep(root: Path) -> int:
+    """Remove what dead owners left half done; return how many pieces."""
+    with locked(root, alone=True):
+        dead = [path for path in _files(root) if not _lives(path)]
+        living = {path.name for path in _files(root)} - {path.name for path in dead}
+        for path in dead:
+            path.unlink(missing_ok=True)
+        left = [path for path in (root / "work").glob("*") if path.name.split(".")[0] not in living]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(left)
+
+
+@contextmanager
+def locked(root: Path, *, alone: bool) -> Iterator[None]:
+    """Hold the store's lock, shared or alone; only for moments."""
+    with (root / "lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted((root / "owners").glob("*"))
+
+
+def _lives(path: Path) -> bool:
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _leave(fd: int, path: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        with suppress(OSError):
+            path.unlink()

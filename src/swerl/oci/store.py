@@ -1,0 +1,284 @@
+"""A content-addressed store of OCI images in one folder, without a daemon.
+
+blobs/sha256/<hex>   manifests, configs and layer files as registries have them
+layers/<hex>/        an unpacked layer by diff id: `tree/`, `listing`, `layer.json`
+names/<hash>.json    image name -> manifest digest
+partial/<hex>        a blob on its way, locked by who brings it
+owners/  work/  lock what processes use at this moment, and what they have half done
+
+Things appear whole, by a rename, so a writer that is killed leaves nothing that a reader could
+take for a blob or a layer. Several processes may write at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from swerl.errors import ImageError
+from swerl.oci import _owner
+from swerl.oci.listing import make_listing
+from swerl.oci.manifest import (
+    IMAGE_TYPES,
+    Blob,
+    Config,
+    Manifest,
+    checked_digest,
+    read_config,
+    sha256,
+)
+from swerl.oci.reference import parse
+from swerl.oci.unpack import unpack
+from swerl.secrets import cache_dir
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image that is ready to run."""
+
+    reference: str
+    """Its full name."""
+    digest: str
+    """Digest of its manifest."""
+    layers: tuple[Path, ...]
+    """Unpacked layers for overlayfs, lowest first, each once."""
+    env: Mapping[str, str]
+    workdir: str
+    user: str
+    """As the image has it: a name or number, with or without a group; empty for root."""
+    size: int
+    """Bytes of its unpacked files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A name of an image in the store."""
+
+    reference: str
+    digest: str
+    """Digest of the manifest for this machine."""
+    source: str = ""
+    """Where it was pulled from, by digest; empty for one that was imported."""
+    pulled_unix_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """What the store notes about an unpacked layer, as `layer.json`."""
+
+    diff_id: str
+    num_bytes: int
+    """Bytes of its files."""
+    num_files: int
+    listing: str
+    """Digest of the file `listing` beside it."""
+
+
+class Store:
+    """One store. Methods raise ImageError on what is not there, OSError on a broken disk."""
+
+    def __init__(self, root: Path) -> None:
+        """Open a store; its folders are made with the first image."""
+        self.root = root
+        self._own: _owner.Owner | None = None
+
+    # Reading
+
+    def find(self, image: str) -> StoredImage:
+        """Return an image by any of its names. Raises ImageError where a part is missing."""
+        named = self.named(image)
+        manifest = self.manifest(named)
+        config = self.config(manifest)
+        found = [self._layer(diff_id, named.reference) for diff_id in _each_once(config.diff_ids)]
+        return StoredImage(
+            reference=named.reference,
+            digest=named.digest,
+            layers=tuple(self.layer_tree(layer.diff_id) for layer in found),
+            env=config.env,
+            workdir=config.workdir,
+            user=config.user,
+            size=sum(layer.num_bytes for layer in found),
+        )
+
+    def named(self, image: str) -> Named:
+        """Return what a name stands for. Raises ImageError, InputError on what is no name."""
+        reference = parse(image)
+        with suppress(FileNotFoundError):
+            return _read_named(self._name_file(str(reference)))
+        if reference.digest and self.blob(reference.digest).is_file():
+            return Named(str(reference), reference.digest)
+        raise _missing(image, f"image {image} is not on this machine")
+
+    def names(self) -> list[Named]:
+        """Return all names, oldest first."""
+        found = [_read_named(path) for path in (self.root / "names").glob("*.json")]
+        return sorted(found, key=lambda named: (named.pulled_unix_s, named.reference))
+
+    def manifest(self, named: Named) -> Manifest:
+        """Return the manifest that a name stands for."""
+        body = self._read(named.digest, named.reference)
+        media_type = _media_type(body)
+        return Manifest(named.reference, body, media_type)
+
+    def config(self, manifest: Manifest) -> Config:
+        """Return the config of an image."""
+        return read_config(self._read(manifest.config().digest, manifest.name), manifest)
+
+    def blob(self, digest: str) -> Path:
+        """Return where a blob is, present or not."""
+        return self.root / "blobs" / "sha256" / _hex(digest)
+
+    def layer(self, diff_id: str) -> Path:
+        """Return where the folder of an unpacked layer is, present or not."""
+        return self.root / "layers" / _hex(diff_id)
+
+    def layer_tree(self, diff_id: str) -> Path:
+        """Return the lower directory of an unpacked layer, present or not."""
+        return self.layer(diff_id) / "tree"
+
+    def has_blob(self, blob: Blob) -> bool:
+        """Say whether a blob is there in full; `verify` reads its bytes."""
+        try:
+            return self.blob(blob.digest).stat().st_size == blob.size
+        except FileNotFoundError:
+            return False
+
+    def has_layer(self, diff_id: str) -> bool:
+        """Say whether a layer is there unpacked."""
+        return (self.layer(diff_id) / "layer.json").is_file()
+
+    # Using
+
+    @contextmanager
+    def use(self, image: str) -> Iterator[StoredImage]:
+        """Find an image and keep `gc` from its layers meanwhile. Raises ImageError."""
+        named = self.named(image)
+        config = self.config(self.manifest(named))
+        with self.owner().using([named.digest, *config.diff_ids]):
+            yield self.find(image)
+
+    def owner(self) -> _owner.Owner:
+        """Return this process's share, announced on first use."""
+        if self._own is None or self._own.pid != os.getpid():
+            self._make_root()
+            self._own = _owner.Owner(self.root)
+        return self._own
+
+    # Writing
+
+    def put(self, data: bytes) -> str:
+        """Store a small blob and return its digest."""
+        digest = sha256(data)
+        if not self.has_blob(Blob(digest, len(data))):
+            with self.owner().scratch() as folder:
+                (folder / "blob").write_bytes(data)
+                self.adopt(folder / "blob", digest)
+        return digest
+
+    def adopt(self, file: Path, digest: str) -> None:
+        """Take a file whose digest the caller has checked as a blob, by renaming it."""
+        path = self.blob(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(path)
+
+    def add_layer(self, blob: str, diff_id: str) -> None:
+        """Unpack a stored layer unless it is there. Raises ImageError and leaves nothing."""
+        if self.has_layer(diff_id):
+            return
+        with self.owner().scratch() as folder:
+            tree = folder / "tree"
+            tree.mkdir(mode=0o755)
+            done = unpack(self.blob(blob), tree, diff_id)
+            listing = make_listing(tree, done.sums)
+            (folder / "listing").write_text(listing)
+            note = StoredLayer(
+                diff_id, done.num_bytes, listing.count("\n"), sha256(listing.encode())
+            )
+            (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
+            place = self.layer(diff_id)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # not empty: another process was faster
+                folder.rename(place)
+        if not self.has_layer(diff_id):
+            message = f"layer {diff_id} cannot be put into {self.root}"
+            raise ImageError(message, hint="check the folder's rights and run it again")
+
+    def name(self, named: Named) -> None:
+        """Give an image a name, in place of what had it."""
+        path = self._name_file(named.reference)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.owner().scratch() as folder:
+            (folder / "name").write_text(json.dumps(asdict(named)) + "\n")
+            (folder / "name").replace(path)
+
+    def unname(self, reference: str) -> None:
+        """Forget a name; its blobs and layers stay until `gc`."""
+        self._name_file(reference).unlink(missing_ok=True)
+
+    def sweep(self) -> int:
+        """Remove what killed processes left half done; return how many pieces."""
+        return _owner.sweep(self.root) if self.root.is_dir() else 0
+
+    def _make_root(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o700)  # images may hold what not every user of this machine should read
+
+    def _layer(self, diff_id: str, image: str) -> StoredLayer:
+        try:
+            return StoredLayer(**json.loads((self.layer(diff_id) / "layer.json").read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError) as error:
+            raise _missing(image, f"image {image} lacks a layer on this machine") from error
+
+    def _read(self, digest: str, image: str) -> bytes:
+        try:
+            return self.blob(digest).read_bytes()
+        except FileNotFoundError as error:
+            raise _missing(image, f"image {image} lacks {digest} on this machine") from error
+
+    def _name_file(self, reference: str) -> Path:
+        return self.root / "names" / f"{hashlib.sha256(reference.encode()).hexdigest()[:32]}.json"
+
+
+def default_store() -> Store:
+    """Return the store in the cache folder."""
+    return _open(cache_dir() / "store")
+
+
+@functools.cache
+def _open(root: Path) -> Store:
+    return Store(root)
+
+
+def _each_once(diff_ids: Iterable[str]) -> list[str]:
+    """Keep the highest of equal layers: overlayfs takes a folder once, and it decides anyway."""
+    return list(reversed(dict.fromkeys(reversed(list(diff_ids)))))
+
+
+def _media_type(body: bytes) -> str:
+    """Return what kind of document a stored manifest says it is; old ones say nothing."""
+    try:
+        return str(json.loads(body).get("mediaType") or IMAGE_TYPES[0])
+    except (ValueError, AttributeError):
+        return IMAGE_TYPES[0]  # reading it on says what is wrong with it
+
+
+def _read_named(path: Path) -> Named:
+    try:
+        return Named(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        message = f"{path} is damaged: {error}"
+        raise ImageError(message, hint="remove it and pull the image again") from error
+
+
+def _hex(digest: str) -> str:
+    return checked_digest(digest, "the store").removeprefix("sha256:")
+
+
+def _missing(image: str, message: str) -> ImageError:
+    return ImageError(message, hint=f"run `swerl images pull {image}`")

@@ -1,0 +1,156 @@
+"""Unpacks a layer into a folder that overlayfs takes as a lower directory.
+
+Names and links of a layer are not trusted: see `_folder.py`. Devices and extended attributes are
+left out: a sandbox brings its own devices, and an attribute could forge what overlayfs reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from swerl.errors import ImageError
+from swerl.oci._folder import Folder, Meta
+from swerl.oci._stream import LayerStream
+
+BOMB_RATIO = 64
+"""Most bytes that a compressed byte may stand for. Layers of programs have 2 to 5."""
+BOMB_FLOOR = 1 << 30
+"""Bytes that any layer may unpack to: a small layer of a few zeroed files is no bomb."""
+
+_BLOCK = 1 << 20
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+_UNTRUSTED = "do not trust this image; its other layers may hold worse"
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """The outcome of one layer."""
+
+    num_bytes: int
+    """Bytes of its files, holes included."""
+    sums: Mapping[bytes, str]
+    """SHA-256 of each regular file by path, as it was written."""
+
+
+def unpack(file: Path, into: Path, diff_id: str) -> Unpacked:
+    """Unpack a layer file (a tar, plain or gzip or zstd) into an empty folder.
+
+    Raises ImageError on damage, on content of another diff id, on names that lead out, and where
+    the disk is full; the folder then holds part of the layer.
+    """
+    max_bytes = max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size)
+    stream = LayerStream(file, max_bytes=max_bytes)
+    try:
+        with Folder(into) as folder:
+            num_bytes = _fill(folder, stream, max_bytes)
+            found = stream.finish()
+    except (tarfile.TarError, ValueError) as error:
+        message = f"a layer is no tar archive: {error}"
+        raise ImageError(message, hint="push the image anew") from error
+    except OSError as error:
+        raise _failed(error, into) from error
+    finally:
+        stream.close()
+    if found != diff_id:
+        message = f"a layer unpacks to {found}, not to {diff_id} as the image's config says"
+        raise ImageError(message, hint="its config belongs to another image; push it anew")
+    return Unpacked(num_bytes, folder.sums)
+
+
+def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
+    num_bytes = 0
+    source = cast(Any, stream)  # of a file, a tar stream uses `read` only
+    with tarfile.open(
+        fileobj=source, mode="r|", bufsize=_BLOCK, encoding="utf-8", errors="surrogateescape"
+    ) as tar:
+        while (entry := tar.next()) is not None:
+            cast(Any, tar).members.clear()  # kept for random access, they grow without bound
+            path = _path(entry.name)
+            name = path.rpartition(b"/")[2]
+            if name.startswith(_WHITEOUT):
+                _whiteout(folder, path, name)
+            elif entry.isreg():
+                num_bytes += entry.size
+                _refuse_bomb(num_bytes, max_bytes)
+                folder.write(path, _content(tar, entry), _meta(entry))
+            else:
+                _special(folder, path, entry)
+    return num_bytes
+
+
+def _special(folder: Folder, path: bytes, entry: tarfile.TarInfo) -> None:
+    """Make what is no plain file."""
+    if entry.isdir():
+        folder.make_folder(path, _meta(entry))
+    elif entry.issym():
+        folder.symlink(path, _encoded(entry.linkname), _meta(entry))
+    elif entry.islnk():
+        folder.link(path, _path(entry.linkname))
+    elif entry.isfifo():
+        folder.fifo(path, _meta(entry))
+
+
+def _whiteout(folder: Folder, path: bytes, name: bytes) -> None:
+    parent = path.rpartition(b"/")[0]
+    hidden = name.removeprefix(_WHITEOUT)
+    if name == _OPAQUE:
+        folder.make_opaque(parent)
+    elif hidden in {b"", b".", b".."}:
+        message = f"a layer removes {name!r}, which names nothing"
+        raise ImageError(message, hint=_UNTRUSTED)
+    elif not hidden.startswith(_WHITEOUT):  # other double marks are notes of one old driver
+        folder.hide(b"/".join(filter(None, (parent, hidden))))
+
+
+def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[tuple[int, bytes]]:
+    """Yield the data of a file by offset; what lies between is a hole."""
+    stream = cast(Any, tar.fileobj)
+    stream.seek(entry.offset_data)
+    segments = cast(Any, entry.sparse) or [(0, entry.size)]
+    for start, size in segments:
+        done = 0
+        while done < size:
+            data = stream.read(min(size - done, _BLOCK))
+            if not data:
+                message = "it ends in the middle of a file"
+                raise tarfile.ReadError(message)
+            yield start + done, data
+            done += len(data)
+
+
+def _meta(entry: tarfile.TarInfo) -> Meta:
+    return Meta(entry.mode, entry.size if entry.isreg() else 0, entry.mtime)
+
+
+def _path(name: str) -> bytes:
+    """Return a name's path below the folder. Raises ImageError on one that leads out."""
+    parts = [part for part in _encoded(name).split(b"/") if part not in {b"", b"."}]
+    if b".." in parts:
+        message = f"a layer holds {name!r:.120}, a name that leads out of it"
+        raise ImageError(message, hint=_UNTRUSTED)
+    return b"/".join(parts)
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _refuse_bomb(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        message = f"a layer's files take more than {max_bytes >> 20} MiB"
+        hint = "far more than its compressed size allows; do not trust this image"
+        raise ImageError(message, hint=hint)
+
+
+def _failed(error: OSError, into: Path) -> ImageError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        message = f"no space is left for a layer below {into.parent}"
+        return ImageError(message, hint="free some, or run `swerl images gc --keep TASKS`")
+    message = f"a layer cannot be unpacked: {error}"
+    return ImageError(message, hint=_UNTRUSTED)

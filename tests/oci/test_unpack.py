@@ -1,0 +1,324 @@
+"""Layers become overlayfs folders, and nothing in them reaches outside."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import resource
+import stat
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import ImageError
+from swerl.oci import unpack as unpacking
+from swerl.oci.manifest import sha256
+from swerl.oci.unpack import Unpacked, unpack
+from tests.oci.layers import Entry, folder, hardlink, layer_file, make_tar, symlink
+
+Run = Callable[..., Unpacked]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    path = tmp_path / "tree"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, tree: Path) -> Run:
+    """Unpack a layer of these entries into `tree`."""
+
+    def call(*entries: Entry) -> Unpacked:
+        file, diff_id = layer_file(tmp_path / "layer.tar.gz", *entries)
+        return unpack(file, tree, diff_id)
+
+    return call
+
+
+def is_whiteout(path: Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def is_opaque(path: Path) -> bool:
+    return os.getxattr(path, "user.overlay.opaque") == b"y"
+
+
+def test_files_keep_content_mode_and_time(run: Run, tree: Path) -> None:
+    done = run(folder("bin", 0o711), Entry("bin/a", b"x" * 3_000_000, mode=0o755), Entry("b"))
+    found = (tree / "bin/a").stat()
+    assert (tree / "bin/a").read_bytes() == b"x" * 3_000_000
+    assert (found.st_mode & 0o7777, found.st_mtime) == (0o755, 1_000_000_000)
+    assert (tree / "bin").stat().st_mode & 0o7777 == 0o711
+    assert (tree / "bin").stat().st_mtime == 1_000_000_000
+    assert done.num_bytes == 3_000_000
+    assert done.sums[b"bin/a"] == sha256(b"x" * 3_000_000).removeprefix("sha256:")
+
+
+def test_owner_may_always_read_and_remove(run: Run, tree: Path) -> None:
+    run(folder("d", 0o000), Entry("d/f", b"x", mode=0o000))
+    assert (tree / "d").stat().st_mode & 0o700 == 0o700
+    assert (tree / "d/f").stat().st_mode & 0o600 == 0o600
+
+
+def test_set_user_id_is_dropped(run: Run, tree: Path) -> None:
+    run(Entry("su", mode=0o6755), folder("shared", 0o3777))
+    assert (tree / "su").stat().st_mode & 0o7777 == 0o755
+    assert (tree / "shared").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_names_of_any_bytes_and_any_length(run: Run, tree: Path) -> None:
+    names = ["täst", "new\nline", "bad\udcff", "a" * 200 + "/" + "b" * 200]
+    run(*(Entry(name, name.encode("utf-8", "surrogateescape")) for name in names))
+    for name in names:
+        raw = name.encode("utf-8", "surrogateescape")
+        assert (tree / os.fsdecode(raw)).read_bytes() == raw
+
+
+def test_links_keep_their_targets(run: Run, tree: Path) -> None:
+    run(Entry("a", b"x"), hardlink("d/b", "./a"), symlink("c", "/etc/../a"))
+    assert (tree / "a").samefile(tree / "d/b")
+    assert (tree / "c").readlink() == Path("/etc/../a")
+
+
+def test_whiteout_becomes_a_device_and_opaque_an_attribute(run: Run, tree: Path) -> None:
+    run(folder("d"), Entry("d/.wh.gone"), folder("new"), Entry("new/.wh..wh..opq"))
+    assert is_whiteout(tree / "d/gone")
+    assert is_opaque(tree / "new")
+    assert sorted(path.name for path in tree.rglob("*")) == ["d", "gone", "new"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_removed_and_made_anew_hides_what_was_below(
+    run: Run, tree: Path, order: int
+) -> None:
+    run(*(Entry(".wh.d"), Entry("d/f", b"new"))[::order])
+    assert (tree / "d/f").read_bytes() == b"new"
+    assert is_opaque(tree / "d")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_whiteout_leaves_the_layers_own_file(run: Run, tree: Path, order: int) -> None:
+    run(*(Entry(".wh.f"), Entry("f", b"new"))[::order])
+    assert (tree / "f").read_bytes() == b"new"
+
+
+def test_later_entries_replace_earlier_ones(run: Run, tree: Path) -> None:
+    run(
+        Entry("a", b"1"), Entry("a", b"2"),
+        folder("d"), Entry("d/f", b"1"), Entry("d", b"file"),
+        Entry("e", b"1"), folder("e"), Entry("e/f", b"2"),
+        symlink("s", "a"), Entry("s", b"3"),
+    )  # fmt: skip
+    assert (tree / "a").read_bytes() == b"2"
+    assert (tree / "d").read_bytes() == b"file"
+    assert (tree / "e/f").read_bytes() == b"2"
+    assert (tree / "s").read_bytes() == b"3"
+    assert not (tree / "s").is_symlink()
+
+
+def test_holes_stay_holes(tmp_path: Path, tree: Path) -> None:
+    source = tmp_path / "sparse"
+    with source.open("wb") as file:
+        file.seek(8 << 20)
+        file.write(b"end")
+        file.truncate(16 << 20)
+    layer = tmp_path / "layer.tar"
+    subprocess.run(["tar", "--sparse", "--format=gnu", "-cf", "layer.tar", "sparse"], cwd=tmp_path)
+    done = unpack(layer, tree, sha256(layer.read_bytes()))
+    found = (tree / "sparse").stat()
+    assert (found.st_size, found.st_blocks * 512 < 1 << 20) == (16 << 20, True)
+    assert (tree / "sparse").read_bytes() == source.read_bytes()
+    assert done.sums[b"sparse"] == sha256(source.read_bytes()).removeprefix("sha256:")
+
+
+def test_devices_and_attributes_are_left_out(run: Run, tree: Path) -> None:
+    forged = [("SCHILY.xattr.trusted.overlay.redirect", "/etc"), ("SCHILY.xattr.user.a", "b")]
+    run(
+        Entry("null", kind=tarfile.CHRTYPE), Entry("disk", kind=tarfile.BLKTYPE),
+        Entry("f", b"x", pax=forged), Entry("pipe", kind=tarfile.FIFOTYPE),
+    )  # fmt: skip
+    assert sorted(path.name for path in tree.iterdir()) == ["f", "pipe"]
+    assert os.listxattr(tree / "f") == []
+
+
+# Layers that attack
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "a/.."])
+def test_name_that_leads_out_is_refused(run: Run, name: str) -> None:
+    with pytest.raises(ImageError, match="leads out"):
+        run(Entry(name, b"x"))
+
+
+def test_absolute_name_stays_below(run: Run, tree: Path) -> None:
+    run(Entry("/etc/motd", b"x"), Entry("//a", b"y"))
+    assert (tree / "etc/motd").read_bytes() == b"x"
+    assert (tree / "a").read_bytes() == b"y"
+
+
+@pytest.mark.parametrize("target", ["{out}", "../../../../../../../../../..{out}", "b"])
+def test_link_as_a_parent_leads_nowhere_else(
+    run: Run, tree: Path, tmp_path: Path, target: str
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    run(symlink("a", target.format(out=out)), symlink("b", str(out)), Entry("a/f", b"x"))
+    assert list(out.iterdir()) == []
+    assert (tree / str(out).lstrip("/") / "f").read_bytes() == b"x"
+
+
+def test_link_within_the_layer_is_followed(run: Run, tree: Path) -> None:
+    run(folder("usr/lib"), symlink("lib", "usr/lib"), Entry("lib/f", b"x"))
+    assert (tree / "usr/lib/f").read_bytes() == b"x"
+    assert (tree / "lib").is_symlink()
+
+
+def test_writing_through_a_link_replaces_the_link(run: Run, tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("kept")
+    run(symlink("a", str(out)), Entry("a", b"x"))
+    assert out.read_text() == "kept"
+    assert (tree / "a").read_bytes() == b"x"
+
+
+def test_folder_over_a_link_does_not_touch_its_target(run: Run, tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir(mode=0o755)
+    run(symlink("a", str(out)), folder("a", 0o777), Entry("a/f", b"x"))
+    assert (out.stat().st_mode & 0o777, list(out.iterdir())) == (0o755, [])
+    assert (tree / "a/f").read_bytes() == b"x"
+
+
+def test_hard_link_to_the_outside_is_refused(run: Run, tree: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    with pytest.raises(ImageError):
+        run(symlink("a", str(tmp_path)), hardlink("b", "a/secret"))
+    with pytest.raises(ImageError):
+        run(hardlink("c", str(secret)))
+    assert secret.stat().st_nlink == 1
+
+
+def test_hard_link_to_a_link_links_the_link(run: Run, tree: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    run(symlink("a", str(secret)), hardlink("b", "a"), Entry("b", b"over"))
+    assert secret.read_text() == "s"
+
+
+def test_links_in_a_circle_are_an_error(run: Run) -> None:
+    with pytest.raises(ImageError, match="circle"):
+        run(symlink("a", "b"), symlink("b", "a"), Entry("a/f"))
+
+
+@pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh...", "a/.wh..."])
+def test_whiteout_of_nothing_is_refused(run: Run, name: str) -> None:
+    with pytest.raises(ImageError, match="names nothing"):
+        run(Entry(name))
+
+
+def test_root_cannot_be_replaced(run: Run) -> None:
+    with pytest.raises(ImageError, match="replaces its root"):
+        run(symlink("./", "/etc"))
+
+
+def test_folders_without_end_are_refused(run: Run) -> None:
+    with pytest.raises(ImageError, match="too deep"):
+        run(Entry("d/" * 1500 + "f"))
+
+
+def test_bomb_is_stopped_early(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacking, "BOMB_FLOOR", 1 << 20)
+    file, diff_id = layer_file(tmp_path / "bomb", Entry("zeros", bytes(64 << 20)))
+    with pytest.raises(ImageError, match="more than"):
+        unpack(file, tree, diff_id)
+    assert sum(path.stat().st_size for path in tree.rglob("*")) < 20 << 20
+
+
+def test_sparse_bomb_is_refused(tmp_path: Path, tree: Path) -> None:
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 2 << 40)
+    subprocess.run(["tar", "--sparse", "-cf", "layer.tar", "huge"], cwd=tmp_path)
+    layer = tmp_path / "layer.tar"
+    with pytest.raises(ImageError, match="take more than"):
+        unpack(layer, tree, sha256(layer.read_bytes()))
+
+
+# Layers that are damaged
+
+
+def test_other_content_than_the_config_says_is_refused(tmp_path: Path, tree: Path) -> None:
+    file, _ = layer_file(tmp_path / "layer", Entry("a"))
+    with pytest.raises(ImageError, match="unpacks to sha256"):
+        unpack(file, tree, sha256(b"other"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: data[: len(data) // 2], "ends in the middle"),
+        (lambda data: data[:50] + b"\xff" * 20 + data[70:], "damaged"),
+        (lambda data: data + b"rubbish", "damaged"),
+        (lambda data: b"rubbish" * 1000, "no tar archive"),
+        (lambda data: gzip.compress(b"rubbish" * 1000), "no tar archive"),
+    ],
+    ids=["half", "bits", "rest", "rubbish", "packed rubbish"],
+)
+def test_damage_is_one_clear_error(
+    tmp_path: Path, tree: Path, damage: Callable[[bytes], bytes], words: str
+) -> None:
+    file, diff_id = layer_file(tmp_path / "layer", Entry("a", os.urandom(5000)))
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ImageError, match=words) as caught:
+        unpack(file, tree, diff_id)
+    assert caught.value.hint
+
+
+def test_file_cut_short_is_an_error(tmp_path: Path, tree: Path) -> None:
+    tar = make_tar(Entry("a", bytes(5000)))[:2000]
+    (tmp_path / "layer").write_bytes(tar)
+    with pytest.raises(ImageError, match="no tar archive"):
+        unpack(tmp_path / "layer", tree, sha256(tar))
+
+
+def test_compressions_and_members_in_a_row_are_understood(tmp_path: Path, tree: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    tar = make_tar(Entry("a", b"x" * 100_000))
+    members = gzip.compress(tar[:5000]) + gzip.compress(b"") + gzip.compress(tar[5000:])
+    for number, data in enumerate((tar, members + bytes(512), zstandard.compress(tar))):
+        into = tree / str(number)
+        into.mkdir()
+        (tmp_path / "layer").write_bytes(data)
+        unpack(tmp_path / "layer", into, sha256(tar))
+        assert (into / "a").read_bytes() == b"x" * 100_000
+
+
+def test_many_folders_leave_no_descriptor_open(run: Run) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    run(*(Entry(f"{number}/deep/er/f") for number in range(300)))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_memory_stays_bounded(tmp_path: Path, tree: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        info = tarfile.TarInfo("zeros")
+        info.size = 200 << 20
+        tar.addfile(info, _Zeros())
+    (tmp_path / "layer").write_bytes(gzip.compress(out.getvalue(), 1))
+    diff_id = sha256(out.getvalue())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unpack(tmp_path / "layer", tree, diff_id)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+class _Zeros(io.RawIOBase):
+    def read(self, size: int = -1) -> bytes:
+        return bytes(size)
