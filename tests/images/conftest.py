@@ -157,6 +157,8 @@ async def faulty(registry: Server) -> AsyncIterator[Faults]:
                     given = answer(request, body)
                     return await given if isawaitable(given) else given
             headers = {"Content-Type": real.headers.get("Content-Type", "text/plain")}
+            if digest := real.headers.get("Docker-Content-Digest"):
+                headers["Docker-Content-Digest"] = digest
             return web.Response(status=real.status, body=body, headers=headers)
 
     async with _serving(handle) as host:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli import images_bake, images_build
+from swerl.cli import images_bake, images_build, images_plan
 
 if TYPE_CHECKING:
     from swerl.images.mirror import Mirrored, MirrorOptions, Report
@@ -18,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Build and mirror task images.")
 
 app.command("build")(images_build.build)
 app.command("bake")(images_bake.bake)
+app.command("plan")(images_plan.plan)
 
 
 @app.callback()
@@ -46,13 +47,14 @@ def mirror_images(
     ] = None,
 ) -> None:
     """Copy the images of a task file to another registry, by digest; goes on where it stopped."""
+    from swerl.cli._rewrites import read_rewrites
     from swerl.images._login import default_config
     from swerl.images.mirror import MirrorOptions
     from swerl.task import read_tasks
 
     options = MirrorOptions(
         workers=workers,
-        rewrites=dict(_rewrite(text) for text in rewrites or ()),
+        rewrites=read_rewrites(rewrites),
         docker_config=docker_config or default_config(),
     )
     lock = lock or tasks.with_suffix(".images.json")
@@ -63,16 +65,6 @@ def mirror_images(
         raise typer.Exit(1)
     if tasks_out:
         _write_rewritten(found, lock, tasks_out)
-
-
-def _rewrite(text: str) -> tuple[str, str]:
-    from swerl.errors import InputError
-
-    old, equals, new = text.partition("=")
-    if not (old and equals and new):
-        message = f"--from {text!r} is not OLD=NEW"
-        raise InputError(message, hint="for example --from docker.io/=127.0.0.1:5000/hub/")
-    return old, new
 
 
 def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> Report:

@@ -1,0 +1,202 @@
+"""Says what task images cost to fetch before anything is fetched: layers, bytes, pulls, time.
+
+Only manifests are read. They go into the store, where a later pull finds them: a registry that
+counts pulls counts its manifests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import aiohttp
+
+from swerl.errors import ImageError
+from swerl.images._http import Patience, http_session, patiently
+from swerl.images._login import default_config
+from swerl.images._registry import Quota, Registry
+from swerl.images.mirror import rewritten
+from swerl.oci.manifest import Blob, Manifest, machine_platform
+from swerl.oci.reference import is_local, parse
+from swerl.oci.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedImage:
+    """One image of a plan: its blobs, or the `error` that hides them."""
+
+    image: str
+    registry: str = ""
+    digest: str = ""
+    blobs: tuple[Blob, ...] = ()
+    """Config and layers, compressed as they travel."""
+    is_stored: bool = False
+    """Whether the store has it ready to run."""
+    error: ImageError | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its blobs, shared ones included."""
+        return sum(blob.size for blob in self.blobs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a set of images takes."""
+
+    images: tuple[PlannedImage, ...]
+    missing: frozenset[Blob]
+    """Blobs that the store lacks, each once."""
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    """Registry -> how many pulls it allows, where it says so."""
+    num_local: int = 0
+    """Images that come from no registry."""
+
+    @cached_property
+    def blobs(self) -> frozenset[Blob]:
+        """Every blob once."""
+        return frozenset(blob for image in self.images for blob in image.blobs)
+
+    @property
+    def unique_bytes(self) -> int:
+        """Bytes of every blob once: what a mirror or store holds in the end."""
+        return sum(blob.size for blob in self.blobs)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that sharing saves, against every image fetched alone."""
+        return sum(image.num_bytes for image in self.images) - self.unique_bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes still to be fetched."""
+        return sum(blob.size for blob in self.missing)
+
+    @property
+    def failed(self) -> tuple[PlannedImage, ...]:
+        """Images whose manifest could not be had."""
+        return tuple(image for image in self.images if image.error)
+
+    def num_pulls(self, registry: str) -> int:
+        """Count the pulls that a registry will see: one an image that is not stored."""
+        return sum(i.registry == registry and not i.is_stored and not i.error for i in self.images)
+
+    def quota_s(self, registry: str) -> float:
+        """Return the seconds that a registry's quota makes the pulls take; 0 without one."""
+        quota = self.quotas.get(registry)
+        if quota is None or quota.limit <= 0:
+            return 0.0
+        over = self.num_pulls(registry) - quota.remaining
+        return -(-over // quota.limit) * quota.window_s if over > 0 else 0.0
+
+    def transfer_s(self, mbit_s: float) -> float:
+        """Return the seconds that the missing bytes take at this bandwidth, in Mbit/s."""
+        return self.missing_bytes * 8 / (mbit_s * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """How to plan."""
+
+    workers: int = 8
+    """Manifests at once; they are small."""
+    rewrites: Mapping[str, str] = field(default_factory=dict)
+    """Beginning of an image name -> what to read instead, such as a cache near by."""
+    docker_config: Path = field(default_factory=default_config)
+    patience: Patience = field(default_factory=Patience)
+
+
+async def plan(
+    images: Iterable[str],
+    store: Store,
+    *,
+    options: PlanOptions | None = None,
+    on_done: Callable[[PlannedImage], None] = lambda _: None,
+) -> Plan:
+    """Read the manifests of images and add them up; one that cannot be had stops no other."""
+    options = options or PlanOptions()
+    names = list(dict.fromkeys(images))
+    remote = [name for name in names if not is_local(name)]
+    async with http_session() as http:
+        survey = _Survey(http, store, options)
+        slots = asyncio.Semaphore(options.workers)
+
+        async def one(name: str) -> PlannedImage:
+            async with slots:
+                found = await survey.image(name)
+            on_done(found)
+            return found
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(name)) for name in remote]
+        found = tuple(task.result() for task in tasks)
+    return Plan(found, _missing(found, store), survey.quotas(), len(names) - len(remote))
+
+
+class _Survey:
+    def __init__(self, http: aiohttp.ClientSession, store: Store, options: PlanOptions) -> None:
+        self._http = http
+        self._store = store
+        self._options = options
+        self._registries: dict[str, Registry] = {}
+
+    async def image(self, name: str) -> PlannedImage:
+        try:
+            source = parse(rewritten(name, self._options.rewrites))
+            if stored := self._stored(name):
+                return PlannedImage(
+                    name, source.registry, stored.digest, tuple(stored.blobs()), is_stored=True
+                )
+            manifest = await self._manifest(source.registry, source.repository, source.version)
+            if manifest.is_index:
+                digest = manifest.platform_digest(machine_platform())
+                manifest = await self._manifest(source.registry, source.repository, digest)
+            blobs = tuple(manifest.blobs())
+        except ImageError as error:
+            return PlannedImage(name, error=error)
+        return PlannedImage(name, source.registry, manifest.digest, blobs)
+
+    def quotas(self) -> dict[str, Quota]:
+        found = ((host, registry.quota) for host, registry in self._registries.items())
+        return {host: quota for host, quota in found if quota}
+
+    def _stored(self, name: str) -> Manifest | None:
+        try:
+            self._store.find(name)
+            return self._store.manifest(self._store.named(name))
+        except ImageError:
+            return None
+
+    async def _manifest(self, host: str, repository: str, version: str) -> Manifest:
+        """Return a manifest from the store, else from the registry, which may count it."""
+        registry = self._registries.setdefault(
+            host, Registry(host, self._http, self._options.docker_config)
+        )
+        digest = await patiently(
+            lambda: registry.manifest_digest(repository, version), self._options.patience
+        )
+        if known := self._known(f"{host}/{repository}", digest):
+            return known
+        manifest = await patiently(
+            lambda: registry.manifest(repository, version), self._options.patience
+        )
+        self._store.put(manifest.body)
+        return manifest
+
+    def _known(self, name: str, digest: str) -> Manifest | None:
+        """Return a stored manifest that says itself of which kind it is."""
+        path = self._store.blob(digest) if digest else None
+        if path is None or not path.is_file():
+            return None
+        body = path.read_bytes()
+        kind = json.loads(body).get("mediaType")
+        return Manifest(name, body, kind) if kind else None
+
+
+def _missing(images: Iterable[PlannedImage], store: Store) -> frozenset[Blob]:
+    wanted = (blob for image in images if not image.is_stored for blob in image.blobs)
+    return frozenset(blob for blob in wanted if not store.has_blob(blob))
