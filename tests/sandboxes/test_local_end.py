@@ -59,7 +59,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 def groups(pid: int) -> list[str]:
     """Return the cgroups that sandboxes of this controller still have."""
-    names = cgroup.leftovers(cgroup.find())
+    names = [path.name for path in cgroup.leftovers(cgroup.find())]
     return [name for name in names if name.startswith(f"swerl-{pid}-")]
 
 

@@ -8,7 +8,9 @@ in the sandbox's own namespaces and vanish with its last process, also after `ki
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
+import re
 import shutil
 import socket
 import subprocess
@@ -22,14 +24,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.errors import SandboxError, SandboxUnavailableError
-from swerl.sandbox import Limits, Mount, new_name
-from swerl.sandboxes._local import wire
+from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
+from swerl.sandboxes._local import census, wire
 from swerl.sandboxes._local.image import LocalImage, resolve
 from swerl.sandboxes._local.link import Link
 from swerl.sandboxes._local.sandbox import LocalSandbox
-from swerl.sandboxes._local.spawner import owner_lives
 from swerl.sandboxes._local.wire import Plan
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SOURCE = str(Path(__file__).resolve().parents[2])
 _SPAWNER = (
     *("-I", "-S", "-X", "utf8", "-c"),
@@ -65,7 +67,7 @@ def build(options: Options) -> LocalBackend:
 
 def sweep(scratch: Path) -> int:
     """Remove the folders that dead controllers left in `scratch`; return how many."""
-    dead = [path for path in scratch.glob("swerl-*-*") if not owner_lives(path.name)]
+    dead = [path for path in scratch.glob("swerl-*-*") if not census.owner_lives(path)]
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
     return len(dead)
@@ -91,9 +93,30 @@ class LocalBackend:
         name: str = "",
     ) -> AbstractAsyncContextManager[LocalSandbox]:
         """Create a sandbox of `image`; leaving the context removes it whatever happened."""
+        _require_name(name or "swerl")
         found = resolve(image)
         plan = self._plan(name or new_name(), found, limits, workdir, mounts)
+        plan = dataclasses.replace(plan, image=image)
         return self._open(plan, found.env)
+
+    async def live(self) -> Sequence[LiveSandbox]:
+        """Return the sandboxes on this machine, whoever opened them; as root, every user's.
+
+        What a dead one left (cgroups, a scratch folder) counts, too: `remove` clears it away.
+        """
+        seen = await asyncio.to_thread(census.take, self._options.scratch)
+        return [LiveSandbox(one.name, one.name, one.image, one.started_unix_s) for one in seen]
+
+    async def remove(self, name: str) -> None:
+        """Remove the sandbox of this name and all that is left of it; nothing where none is."""
+        _require_name(name)
+        if not await asyncio.to_thread(census.remove, name, self._options.scratch):
+            message = f"sandbox {name} cannot be removed"
+            raise SandboxError(message, hint="it may be another user's; ask as root")
+
+    def price(self, limits: Limits) -> float:
+        """Return 0: this machine is paid for."""
+        return 0.0
 
     @asynccontextmanager
     async def _open(self, plan: Plan, env: Mapping[str, str]) -> AsyncIterator[LocalSandbox]:
@@ -167,6 +190,13 @@ class LocalBackend:
         weakref.finalize(self, _stop_spawner, ours, process)
         self._spawner, self.spawner_pid = ours, process.pid
         return ours
+
+
+def _require_name(name: str) -> None:
+    """Refuse a name that could lead to another folder than the sandbox's own."""
+    if not _NAME.fullmatch(name):
+        message = f"{name!r} cannot name a sandbox"
+        raise SandboxError(message, hint="use letters, digits, dots, dashes and underscores")
 
 
 def _find_bwrap(isolator: str) -> str:

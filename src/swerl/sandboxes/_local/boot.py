@@ -1,31 +1,34 @@
 """Put this process into a new sandbox: by bubblewrap, or by the same system calls without it.
 
-Either way the process ends up in the sandbox's namespaces, except that it keeps its own place in
-the process tree: processes inside cannot see it, and what it forks is inside.
+The sandbox's first process is ours either way. It makes the namespaces, with or without
+bubblewrap's help, enters them, and reaps orphans until it is killed. As number 1 of its process
+namespace it is deaf to every signal from inside, and whatever it starts, bubblewrap included,
+dies with it. This process enters the same namespaces, but keeps its own place in the process tree:
+processes inside cannot see it, and what it forks is inside.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import signal
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from swerl.sandboxes._local import kernel, stage
+from swerl.sandboxes._local import kernel, stage, title, wire
 from swerl.sandboxes._local.wire import Plan
 
 AGENT_ID = 1000
 HOSTNAME = "sandbox"
 
 _KINDS = {
-    "user": kernel.NEWUSER, "pid": kernel.NEWPID, "net": kernel.NEWNET, "ipc": kernel.NEWIPC,
-    "uts": kernel.NEWUTS, "cgroup": kernel.NEWCGROUP, "mnt": kernel.NEWNS,
+    "user": kernel.NEWUSER, "net": kernel.NEWNET, "ipc": kernel.NEWIPC, "uts": kernel.NEWUTS,
+    "cgroup": kernel.NEWCGROUP, "mnt": kernel.NEWNS,
 }  # fmt: skip
-_KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 _BOOT_TIMEOUT_MS = 30_000
 _READY = b"R"
 
@@ -45,8 +48,21 @@ def boot(plan: Plan) -> Booted:
     """Make the sandbox and enter it. Raises OSError."""
     own_mounts()
     upper = stage.build(plan)
-    pid = _enter_bwrap(plan.bwrap) if plan.bwrap else _enter_unshare()
-    return Booted(os.pidfd_open(pid), pid, upper)
+    kernel.unshare(kernel.NEWPID)
+    ready, ready_inside = os.pipe()
+    alive_inside, alive = os.pipe()
+    pid = kernel.patiently(os.fork)
+    if pid == 0:
+        os.close(alive)  # else it could not tell that the warden has died
+        _run_init(plan.bwrap, ready_inside, alive_inside)
+    for fd in (ready_inside, alive_inside):
+        os.close(fd)
+    init = os.pidfd_open(pid)
+    _require_ready(ready)
+    _join(pid)
+    os.write(alive, _READY)
+    os.close(alive)
+    return Booted(init, pid, upper)
 
 
 def own_mounts() -> None:
@@ -77,136 +93,132 @@ def map_ids(inside: tuple[int, int], outside: tuple[int, int], myself: int | Non
     os.close(fd)
 
 
-# Without bubblewrap
-
-
-def _enter_unshare() -> int:
-    own = os.geteuid(), os.getegid()
-    kernel.unshare(sum(_KINDS.values()))
-    map_ids((AGENT_ID, AGENT_ID), own)
-    kernel.loopback_up()
-    kernel.set_hostname(HOSTNAME)
-    old_root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
-    # mounts from outside the user namespace are locked; a bound copy of the tree is not
-    kernel.mount(stage.ROOT, stage.ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
-    os.chdir(stage.ROOT)
-    kernel.pivot_root(".", ".")
-    ready, ready_inside = os.pipe()
-    pid = kernel.patiently(os.fork)
-    if pid == 0:
-        os.close(ready)  # else the write below could not tell that the warden has died
-        _run_init(old_root, ready_inside)
-    os.close(ready_inside)
-    os.close(old_root)
-    os.chdir("/")
-    _require_ready(ready)
-    return pid
-
-
-def _run_init(old_root: int, ready: int) -> NoReturn:
-    """Be the sandbox's first process: finish its mounts, then reap orphans until killed."""
+def _run_init(bwrap: str, ready: int, alive: int) -> NoReturn:
+    """Be the sandbox's first process: make it, then reap orphans until killed."""
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _die_with_the_warden(alive)
         os.setsid()
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV
-        kernel.mount("proc", "/proc", "proc", flags=flags)
-        _protect_proc()
-        os.fchdir(old_root)
-        kernel.detach(".")
-        os.chdir("/")
+        title.write(title.FIRST)
+        stage.mount_proc()
+        if bwrap:
+            _enter_by_bwrap(bwrap)
+        else:
+            _enter_by_unshare()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        _die_with_the_warden(alive)  # the kernel forgets it where rights change
         os.write(ready, _READY)
-        os.closerange(3, 1 << 16)
-        while True:
-            signal.sigwait({signal.SIGCHLD})
-            _reap()
+        if os.read(alive, 1) == _READY:
+            _reap_forever()
     except OSError as error:
-        os.write(ready, str(error).encode())
+        os.write(ready, json.dumps(wire.failure(error)).encode())
     finally:
         os._exit(1)
 
 
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+def _die_with_the_warden(alive: int) -> None:
+    """End this process and all in the sandbox when the warden dies, also if it just has."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(alive, select.POLLIN)
+    if poll.poll(0):
+        os._exit(1)
+
+
+def _enter_by_unshare() -> None:
+    own = os.geteuid(), os.getegid()
+    kernel.unshare(sum(_KINDS.values()))
+    map_ids((0, 0), own)
+    kernel.loopback_up()
+    kernel.set_hostname(HOSTNAME)
+    # mounts from outside the user namespace are locked; a bound copy of the tree is not
+    kernel.mount(stage.ROOT, stage.ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
+    os.chdir(stage.ROOT)
+    kernel.pivot_root(".", ".")
+    kernel.detach(".")
+    os.chdir("/")
+
+
+def _enter_by_bwrap(bwrap: str) -> None:
+    """Let bubblewrap make the namespaces and enter them.
+
+    Its program does not exist. It waits before it would start it, and by then all is made; the
+    descriptors of its namespaces keep them when it has gone.
+    """
+    root = Path(stage.ROOT).stat()
+    info, info_inside = os.pipe()
+    blocked, unblock = os.pipe()
+    errors = os.memfd_create("errors")
+    pid = _spawn_bwrap(bwrap, info_inside, blocked, errors)
+    for fd in (info_inside, blocked):
+        os.close(fd)
+    with suppress(ValueError, FileNotFoundError):  # it died: its own words tell more
+        spaces = _namespaces(int(json.loads(_read_object(info))["child-pid"]))
+        os.write(unblock, _READY)
+        os.waitpid(pid, 0)
+        _enter(spaces)
+        if os.path.samestat(Path("/").stat(), root):
+            return
+    said = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
+    raise OSError(errno.EPERM, said or "bubblewrap died while it started")
+
+
+def _spawn_bwrap(bwrap: str, info: int, blocked: int, errors: int) -> int:
+    for fd in (info, blocked):
+        os.set_inheritable(fd, True)
+    arguments = [
+        *(bwrap, "--bind", stage.ROOT, "/", "--dev", "/dev", "--hostname", HOSTNAME),
+        *("--unshare-user", "--unshare-ipc", "--unshare-net", "--unshare-uts"),
+        # as uid 0 it needs one user namespace; as another it nests two, which costs 3 ms
+        *("--unshare-cgroup", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"),
+        *("--info-fd", str(info), "--block-fd", str(blocked), "--", "/no-program"),
+    ]
+    null = os.open("/dev/null", os.O_RDWR)
+    moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((null, null, errors))]
+    path = {"PATH": "/usr/bin:/bin"}
+    return kernel.patiently(lambda: os.posix_spawn(bwrap, arguments, path, file_actions=moves))
+
+
+def _reap_forever() -> NoReturn:
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that what /proc/1 shows is not the agent's
+    os.closerange(0, 1 << 16)
+    while True:
+        signal.sigwait({signal.SIGCHLD})
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _require_ready(ready: int) -> None:
     """Wait until the sandbox's first process stands; else raise what it says is wrong."""
     said = _read(ready)
     os.close(ready)
-    if said[:1] != _READY:
-        raise OSError(5, said.decode("utf-8", "replace") or "the sandbox died while it started")
-
-
-# With bubblewrap
-
-
-def _enter_bwrap(bwrap: str) -> int:
-    info, info_inside = os.pipe()
-    ready, stdout = os.pipe()
-    stdin, keep_alive = os.pipe()
-    errors = os.memfd_create("errors")
-    _spawn_bwrap(bwrap, info_inside, (stdin, stdout, errors))
-    for fd in (info_inside, stdout, stdin):
-        os.close(fd)
-    # bubblewrap names the process before that has its own root; `cat` answers after
-    os.write(keep_alive, _READY)
-    if _read(ready) != _READY:
-        said = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
-        raise OSError(1, said or "bubblewrap died while it started")
-    pid = int(json.loads(_read_object(info))["child-pid"])
-    for fd in (info, ready, errors):
-        os.close(fd)
-    _join(pid)
-    return pid
-
-
-def _spawn_bwrap(bwrap: str, info: int, streams: Sequence[int]) -> None:
-    """Start bubblewrap around `cat`, which ends when the warden's end of its input closes."""
-    os.set_inheritable(info, True)
-    arguments = [
-        *(bwrap, "--bind", stage.ROOT, "/", "--proc", "/proc", "--dev", "/dev"),
-        *("--unshare-all", "--hostname", HOSTNAME, "--new-session", "--die-with-parent"),
-        # as uid 0 it needs one user namespace; as another it nests two, which costs 3 ms
-        *("--uid", "0", "--gid", "0", "--cap-drop", "ALL"),
-        *("--chdir", "/", "--info-fd", str(info), "--", "/usr/bin/cat"),
-    ]
-    moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)]
-    path = {"PATH": "/usr/bin:/bin"}
-    kernel.patiently(lambda: os.posix_spawn(bwrap, arguments, path, file_actions=moves))
+    if said[:1] == b"{":
+        failure = json.loads(said)
+        raise OSError(failure["errno"], failure["failed"])
+    if said != _READY:
+        raise OSError(errno.EIO, "the sandbox died while it started")
 
 
 def _join(pid: int) -> None:
-    """Enter the namespaces of `pid`, and below its user namespace one for the agent.
-
-    Only the user namespace that owns the others may enter them.
-    """
+    """Enter the namespaces of `pid`, and below its user namespace one for the agent."""
     myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)  # no /proc inside shows it
-    kinds = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in _KINDS}
-    kernel.setns(kinds["user"], kernel.NEWUSER)
-    for kind, fd in kinds.items():
-        if kind != "user":
-            kernel.setns(fd, _KINDS[kind])
-        os.close(fd)
-    _protect_proc()
+    _enter(_namespaces(pid))
     kernel.unshare(kernel.NEWUSER)
     map_ids((AGENT_ID, AGENT_ID), (0, 0), myself)
     os.close(myself)
 
 
-def _protect_proc() -> None:
-    """Make the kernel's settings read-only: the host's root could write them without capability."""
-    for name in _KERNEL_SETTINGS:
-        path = f"/proc/{name}"
-        with suppress(FileNotFoundError):
-            kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)
-            kernel.restrict(path, kernel.ATTR_RDONLY)
+def _namespaces(pid: int) -> dict[str, int]:
+    return {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in _KINDS}
+
+
+def _enter(spaces: dict[str, int]) -> None:
+    """Enter namespaces, the user's first: only the one that owns the others may enter them."""
+    for kind, fd in spaces.items():
+        kernel.setns(fd, _KINDS[kind])
+        os.close(fd)
 
 
 def _read(fd: int) -> bytes:

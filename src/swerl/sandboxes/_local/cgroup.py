@@ -65,19 +65,27 @@ def remove(groups: Mapping[str, Path], name: str) -> bool:
     for parent in set(groups.values()):
         folder = parent / name
         try:
-            for pid in map(int, (folder / "cgroup.procs").read_text().split()):
-                if pid:  # 0 stands for one that this process cannot see
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+            _kill(folder)
             folder.rmdir()
         except OSError as error:
             gone = gone and error.errno != errno.EBUSY
     return gone
 
 
-def leftovers(groups: Mapping[str, Path]) -> set[str]:
-    """Return the names of all groups that sandboxes made here, dead or alive."""
-    return {path.name for parent in set(groups.values()) for path in parent.glob("swerl-*-*")}
+def leftovers(groups: Mapping[str, Path]) -> list[Path]:
+    """Return all groups that sandboxes made here, dead or alive."""
+    return [path for parent in set(groups.values()) for path in parent.glob("swerl-*-*")]
+
+
+def _kill(folder: Path) -> None:
+    killer = folder / "cgroup.kill"
+    if killer.exists():
+        killer.write_text("1")
+        return
+    for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+        if pid:  # 0 stands for one that this process cannot see
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _mounted(kind: str, options: str, paths: Mapping[str, str], point: Path) -> tuple[str, ...]:

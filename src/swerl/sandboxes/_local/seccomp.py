@@ -43,6 +43,7 @@ _ABSENT = {
 _UNSHARE = (272, 97)
 _CLONE = (56, 220)
 _SOCKET = (41, 198)
+_PRLIMIT = (302, 261)
 
 
 def install(password: int) -> None:
@@ -74,6 +75,12 @@ def _build(machine: str, password: int) -> bytes:
         *(_load(16), _jump(0x15, kernel.NEWUSER, 0, 1)),
         _return(_ALLOW),
         _return(_ERRNO | _EPERM),
+        # prlimit64: refused for the first process, which a limit on its CPU time would end
+        _jump(0x15, _PRLIMIT[column], 0, 4),
+        _load(16),
+        _jump(0x15, 1, 0, 1),
+        _return(_ERRNO | _EPERM),
+        _return(_ALLOW),
         # clone: refused when it asks for a namespace
         _jump(0x15, _CLONE[column], 0, 4),
         _load(16),

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swerl.sandboxes._local import cgroup, kernel, warden, wire
+from swerl.sandboxes._local import census, cgroup, kernel, title, warden, wire
 from swerl.sandboxes._local.wire import Plan
 
 _RETRY_MS, _TRIES = 20, 500
@@ -30,14 +30,8 @@ def main(fd: int) -> None:
     gc.disable()
     gc.freeze()  # forks share memory that nothing touches
     groups = cgroup.find()
-    dead = [name for name in cgroup.leftovers(groups) if not owner_lives(name)]
+    dead = [path.name for path in cgroup.leftovers(groups) if not census.owner_lives(path)]
     _Spawner(socket.socket(fileno=fd), groups, dict.fromkeys(dead, _TRIES)).serve()
-
-
-def owner_lives(name: str) -> bool:
-    """Say whether the controller named in `swerl-<pid>-<token>` still runs."""
-    pid = name.split("-")[1]
-    return not pid.isdigit() or Path("/proc", pid).exists()
 
 
 @dataclass(slots=True)
@@ -75,6 +69,7 @@ class _Spawner:
         if packet is None:
             return False
         plan = Plan(**packet.body)  # type: ignore[arg-type]
+        spawner = os.getpid()
         with socket.socket(fileno=packet.fds[0]) as channel:
             try:
                 if plan.scratch:
@@ -84,15 +79,18 @@ class _Spawner:
                 wire.send(channel, wire.failure(error))
                 return True
             if pid == 0:
-                self._run_warden(plan, channel)
+                self._run_warden(plan, channel, spawner)
         fd = os.pidfd_open(pid)
         self.wardens[fd] = (pid, plan)
         poll.register(fd, select.POLLIN)
         return True
 
-    def _run_warden(self, plan: Plan, channel: socket.socket) -> None:
+    def _run_warden(self, plan: Plan, channel: socket.socket, spawner: int) -> None:
         try:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != spawner:  # it died before the line above
+                return
+            title.write(title.WARDEN, plan.id, plan.image)
             for fd in (self.channel.fileno(), *self.wardens):
                 os.close(fd)
             warden.main(plan, channel, self.groups)

@@ -22,6 +22,7 @@ STAGE = "/sys"
 ROOT = STAGE + "/root"
 
 _FOLDERS = ("/proc", "/dev", "/sys", "/run", "/var/tmp", "/home/agent", "/root", "/etc", "/tmp")
+_KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),
@@ -60,6 +61,22 @@ def build(plan: Plan) -> int | None:
     os.close(root)
     kernel.mount(ROOT, ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     return upper
+
+
+def mount_proc() -> None:
+    """Mount the /proc of this process's own process namespace, there and in the tree at ROOT.
+
+    The kernel's settings in it are read-only: the host's root could write them without capability.
+    """
+    kernel.unshare(kernel.NEWNS)
+    proc = f"{ROOT}/proc"
+    kernel.mount("proc", proc, "proc", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    for name in _KERNEL_SETTINGS:
+        path = f"{proc}/{name}"
+        with suppress(FileNotFoundError):
+            kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)
+            kernel.restrict(path, kernel.ATTR_RDONLY)
+    kernel.mount(proc, "/proc", flags=kernel.MS_BIND | kernel.MS_REC)
 
 
 def _make_base(plan: Plan) -> int | None:

@@ -26,6 +26,8 @@ class Plan:
 
     id: str
     workdir: str
+    image: str = ""
+    """The reference that it was opened by."""
     bwrap: str = ""
     """Path of bubblewrap; empty to make the namespaces without it."""
     layers: Sequence[str] = ()

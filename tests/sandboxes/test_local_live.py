@@ -1,0 +1,135 @@
+"""Finding and removing `local` sandboxes, whoever opened them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import SandboxError, SandboxLostError
+from swerl.sandbox import Limits, new_name
+from swerl.sandboxes import local
+from swerl.sandboxes._local import census, cgroup
+
+from .helpers import eventually, host_processes
+
+LIMITS = Limits(memory_mib=128, num_processes=32, disk_mib=16, lifetime_s=60)
+CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from swerl.sandbox import Limits
+from swerl.sandboxes import local
+
+async def main(name, scratch, token):
+    backend = local.build(local.Options(scratch=Path(scratch)))
+    limits = Limits(memory_mib=128, disk_mib=16, lifetime_s=60)
+    async with backend.open("host", limits, workdir="/testbed", name=name) as sandbox:
+        async with sandbox.start(["sleep", token]):
+            print(backend.spawner_pid, flush=True)
+            await asyncio.sleep(60)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def backend() -> local.LocalBackend:
+    return local.build(local.Options())
+
+
+async def names(backend: local.LocalBackend) -> list[str]:
+    return [one.name for one in await backend.live()]
+
+
+async def test_an_open_sandbox_is_seen_under_its_name(backend: local.LocalBackend) -> None:
+    name = new_name()
+    async with backend.open("host", LIMITS, workdir="/testbed", name=name) as sandbox:
+        assert sandbox.id == name
+        [seen] = [one for one in await backend.live() if one.name == name]
+        assert (seen.id, seen.image) == (name, "host")
+        assert abs(seen.started_unix_s - time.time()) < 60
+    await eventually(lambda: not any(path.name == name for path in groups()))
+    assert name not in await names(backend)
+
+
+def groups() -> list[Path]:
+    return cgroup.leftovers(cgroup.find())
+
+
+async def test_another_backend_can_remove_it(backend: local.LocalBackend) -> None:
+    name = new_name()
+    async with backend.open("host", LIMITS, workdir="/testbed", name=name) as sandbox:
+        await local.build(local.Options(isolator="unshare")).remove(name)
+        with pytest.raises(SandboxLostError):
+            await sandbox.run(["true"])
+    assert name not in await names(backend)
+
+
+async def test_removing_what_is_not_there_is_nothing(backend: local.LocalBackend) -> None:
+    await backend.remove(new_name())
+    assert backend.price(LIMITS) == 0
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".."])
+async def test_a_name_that_is_a_path_is_refused(backend: local.LocalBackend, name: str) -> None:
+    with pytest.raises(SandboxError) as raised:
+        await backend.remove(name)
+    assert raised.value.hint
+    if name:
+        with pytest.raises(SandboxError):
+            backend.open("host", LIMITS, workdir="/testbed", name=name)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+async def test_what_a_killed_controller_left_is_found_and_removed(
+    tmp_path: Path, everything: bool
+) -> None:
+    token, name = f"5{time.time():.6f}", new_name()
+    child = subprocess.Popen(  # noqa: ASYNC220  it is another controller
+        [sys.executable, "-c", CONTROLLER, name, str(tmp_path), token],
+        stdout=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert child.stdout
+    spawner = int(child.stdout.readline())
+    backend = local.build(local.Options(scratch=tmp_path))
+    assert name in await names(backend)
+    if everything:
+        os.kill(spawner, signal.SIGSTOP)  # it must not clear away
+    child.kill()
+    child.wait()
+    if everything:
+        os.kill(spawner, signal.SIGKILL)
+        assert name in await names(backend)
+        await backend.remove(name)
+    await eventually(lambda: not host_processes(token))
+    await eventually(lambda: not list(tmp_path.iterdir()))
+    await eventually(lambda: not any(path.name == name for path in groups()))
+    assert name not in await names(backend)
+
+
+async def test_a_process_inside_cannot_pose_as_a_sandbox(backend: local.LocalBackend) -> None:
+    forged = new_name()
+    async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
+        posing = f"import os; os.execv('/bin/cat', ['swerl-warden', '-', {forged!r}])"
+        posing = posing.replace("'-', ", f"{forged!r}, '-', ")
+        async with sandbox.start(["python3", "-c", posing]):
+            await eventually(lambda: host_processes(f"swerl-warden\0{forged}"))
+            assert forged not in await names(backend)
+
+
+def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
+    made = tmp_path / f"swerl-{os.getpid()}-abc"
+    made.mkdir()
+    assert census.owner_lives(made)
+    long_ago = census.started_unix_s(os.getpid()) - 3600
+    os.utime(made, (long_ago, long_ago))
+    assert not census.owner_lives(made)
+    gone = tmp_path / "swerl-999999999-abc"
+    gone.mkdir()
+    assert not census.owner_lives(gone)
