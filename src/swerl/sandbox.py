@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import secrets
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 
@@ -69,5 +72,19 @@ class LiveSandbox:
 
 
 def new_name() -> str:
-    """Return a fresh sandbox name, `swerl-<pid of its owner>-<10 hex digits>`."""
-    return f"swerl-{os.getpid()}-{secrets.token_hex(5)}"
+    """Return a fresh sandbox name, `swerl-<pid of its owner>-<6 hex digits: place()><10 hex>`."""
+    return f"swerl-{os.getpid()}-{place()}{secrets.token_hex(5)}"
+
+
+@cache
+def place() -> str:
+    """Return 6 hex digits for where process ids mean something: this boot, this pid namespace.
+
+    A name that ends elsewhere says nothing about the processes here.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    known = boot.read_text().strip() if boot.exists() else platform.node()
+    namespace = Path("/proc/self/ns/pid")
+    if namespace.is_symlink():
+        known += str(namespace.readlink())
+    return hashlib.blake2s(known.encode(), digest_size=3).hexdigest()
