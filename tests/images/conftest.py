@@ -34,6 +34,8 @@ storage:
 http: {{addr: 127.0.0.1:{port}}}
 {auth}
 """
+FORWARDED = ("Accept", "Range")
+RETURNED = ("Content-Type", "Content-Range")
 
 
 @dataclass
@@ -142,13 +144,14 @@ async def faulty(registry: Server) -> AsyncIterator[Faults]:
     faults = Faults(host="")
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        faults.asked.append(f"{request.method} {request.path}")
+        asked = [request.method, request.path, request.headers.get("Range", "")]
+        faults.asked.append(" ".join(filter(None, asked)))
         async with (
             aiohttp.ClientSession() as http,
             http.request(
                 request.method,
                 f"http://{registry.host}{request.raw_path}",
-                headers={"Accept": request.headers.get("Accept", "*/*")},
+                headers={k: request.headers[k] for k in FORWARDED if k in request.headers},
             ) as real,
         ):
             body = await real.read()
@@ -156,7 +159,7 @@ async def faulty(registry: Server) -> AsyncIterator[Faults]:
                 if request.path.endswith(ending):
                     given = answer(request, body)
                     return await given if isawaitable(given) else given
-            headers = {"Content-Type": real.headers.get("Content-Type", "text/plain")}
+            headers = {k: real.headers[k] for k in RETURNED if k in real.headers}
             if digest := real.headers.get("Docker-Content-Digest"):
                 headers["Docker-Content-Digest"] = digest
             return web.Response(status=real.status, body=body, headers=headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from pathlib import Path
 
@@ -55,9 +56,19 @@ class Auth:
                 message = (
                     f"registry {self._registry} gives no token: {realm} says {response.status}"
                 )
-                raise ImageError(message, hint=f"log in with `docker login {self._registry}`")
-            answer = await response.json(content_type=None)
-        return str(answer.get("token") or answer.get("access_token") or "")
+                busy = response.status == 429 or response.status >= 500
+                hint = f"log in with `docker login {self._registry}`, or correct the login"
+                raise ImageError(message, hint=hint, retryable=busy)
+            return _read_token(await response.read(), realm)
+
+
+def _read_token(body: bytes, realm: str) -> str:
+    try:
+        answer = json.loads(body)
+        return str(answer.get("token") or answer["access_token"])
+    except (ValueError, KeyError, AttributeError) as error:
+        message = f"{realm} answers without a token"
+        raise ImageError(message, hint="a proxy or a login page may be in between") from error
 
 
 def _basic(login: Login) -> str:

@@ -102,7 +102,7 @@ class Connection:
                 response = await self._challenged(ask, response)
             async with response:
                 yield response
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise self._lost(ask, error) from error
 
     async def _once(self, ask: Ask) -> aiohttp.ClientResponse:

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode, urljoin
@@ -24,6 +25,7 @@ _CHUNK = 1 << 20
 _PART = 16 << 20
 """Bytes of one upload request: what an upload holds in memory."""
 _MAX_MANIFEST = 4 << 20
+_RANGE = re.compile(r"bytes (\d+)-")
 _LIMIT = re.compile(r"(\d+)(?:;w=(\d+))?")
 
 
@@ -34,6 +36,15 @@ class Quota:
     limit: int
     remaining: int
     window_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A blob on its way."""
+
+    offset: int
+    """Which byte of the blob the first chunk begins with."""
+    chunks: AsyncIterator[bytes]
 
 
 class Registry:
@@ -91,24 +102,57 @@ class Registry:
 
     async def blob(self, repository: str, blob: Blob) -> AsyncGenerator[bytes]:
         """Yield a blob's bytes; the last ones only after size and digest proved right."""
-        what = f"{repository}@{blob.digest}"
         digest, size, held = hashlib.sha256(), 0, b""
-        ask = Ask("GET", f"{repository}/blobs/{blob.digest}", repository)
-        async with self._connection.send(ask) as response:
-            self._expect(response, {200}, what)
-            async for chunk in response.content.iter_chunked(_CHUNK):
+        async with self.open_blob(repository, blob) as body:
+            async for chunk in body.chunks:
                 if held:
                     yield held
                 digest.update(chunk)
                 size += len(chunk)
                 held = chunk
+        self.check(repository, blob, size, f"sha256:{digest.hexdigest()}")
+        yield held
+
+    @asynccontextmanager
+    async def open_blob(self, repository: str, blob: Blob, start: int = 0) -> AsyncIterator[Body]:
+        """Ask for a blob from byte `start` on; a registry may answer from 0 on all the same.
+
+        Chunks never amount to more than the blob's size; nothing else about them is checked.
+        """
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        # Packed once more on the way, bytes would neither be counted nor resumed rightly.
+        headers["Accept-Encoding"] = "identity"
+        ask = Ask("GET", f"{repository}/blobs/{blob.digest}", repository, headers)
+        async with self._connection.send(ask) as response:
+            self._expect(response, {200, 206, 416} if start else {200}, _named(repository, blob))
+            if response.status != 416:
+                offset = _offset(response)
+                yield Body(offset, self._bounded(response, repository, blob, offset))
+                return
+        async with self.open_blob(repository, blob) as body:
+            yield body
+
+    def check(self, repository: str, blob: Blob, size: int, digest: str) -> None:
+        """Raise ImageError unless this is the size and the digest of what arrived."""
+        what = _named(repository, blob)
         if size < blob.size:
             message = f"registry {self.host} sent {size} of {blob.size} bytes of {what}"
             raise ImageError(message, hint="run the same command again", retryable=True)
-        if f"sha256:{digest.hexdigest()}" != blob.digest or size > blob.size:
+        if digest != blob.digest or size > blob.size:
             message = f"registry {self.host} sent other content than {what}"
             raise ImageError(message, hint="its copy is damaged; push the image there anew")
-        yield held
+
+    async def _bounded(
+        self, response: aiohttp.ClientResponse, repository: str, blob: Blob, offset: int
+    ) -> AsyncIterator[bytes]:
+        size = offset
+        async for chunk in response.content.iter_chunked(_CHUNK):
+            size += len(chunk)
+            if size > blob.size:
+                message = f"registry {self.host} sent more than {_named(repository, blob)}"
+                hint = f"it has {blob.size} bytes; the registry's copy is damaged"
+                raise ImageError(message, hint=hint)
+            yield chunk
 
     async def mount(self, repository: str, digest: str, *, home: str) -> bool:
         """Let `repository` share a blob that `home` holds here; return whether it worked."""
@@ -204,6 +248,18 @@ def _quota(response: aiohttp.ClientResponse) -> Quota | None:
     if not limit or not remaining:
         return None
     return Quota(int(limit[1]), int(remaining[1]), float(limit[2] or 0))
+
+
+def _offset(response: aiohttp.ClientResponse) -> int:
+    """Return where an answer begins: `Content-Range` tells it of a part."""
+    if response.status != 206:
+        return 0
+    found = _RANGE.match(response.headers.get("Content-Range", ""))
+    return int(found[1]) if found else 0
+
+
+def _named(repository: str, blob: Blob) -> str:
+    return f"{repository}@{blob.digest}"
 
 
 def _location(response: aiohttp.ClientResponse) -> str:

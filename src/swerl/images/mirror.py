@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
 
 import aiohttp
 
 from swerl.errors import ImageError, InputError
-from swerl.images._http import Patience, http_session, patiently
+from swerl.images._http import Patience, http_session
 from swerl.images._lock import Lock, Pinned
 from swerl.images._login import default_config
-from swerl.images._registry import Registry
-from swerl.oci.manifest import Blob, Manifest
+from swerl.images._registries import Registries
+from swerl.oci.manifest import PLATFORM, Blob
 from swerl.oci.reference import Reference, Target, is_local, parse
 from swerl.task import Task
-
-_T = TypeVar("_T")
 
 
 class Way(StrEnum):
@@ -85,6 +82,8 @@ class MirrorOptions:
     """Images at once: enough to fill a gigabit line, few enough for a registry's limits."""
     rewrites: Mapping[str, str] = field(default_factory=dict)
     """Beginning of an image name -> what to read instead, such as a cache near by."""
+    platform: tuple[str, str] = PLATFORM
+    """OS and architecture that lists of platforms are reduced to."""
     docker_config: Path = field(default_factory=default_config)
     patience: Patience = field(default_factory=Patience)
 
@@ -150,18 +149,17 @@ class _Run:
     def __init__(
         self, http: aiohttp.ClientSession, target: Target, lock: Lock, options: MirrorOptions
     ) -> None:
-        self._http = http
+        self._registries = Registries(http, options.docker_config, options.patience)
         self._target = target
         self._lock = lock
         self._options = options
-        self._registries: dict[str, Registry] = {}
         self._homes: dict[str, str] = {}
         self._moving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(options.workers)
 
     async def check_target(self) -> None:
         """Ask once: a wrong address should be told at once."""
-        await self._registry(self._target.registry).ping()
+        await self._registries.at(self._target.registry).ping()
 
     async def all(
         self, sources: Mapping[str, Reference], on_done: Callable[[Mirrored], None]
@@ -192,11 +190,13 @@ class _Run:
         return mirrored
 
     async def _has(self, place: Reference) -> bool:
-        registry = self._registry(place.registry)
-        return await self._patiently(lambda: registry.has_manifest(place.repository, place.digest))
+        registry = self._registries.at(place.registry)
+        return await self._registries.patiently(
+            lambda: registry.has_manifest(place.repository, place.digest)
+        )
 
     async def _copy(self, image: str, source: Reference, place: Reference) -> Mirrored:
-        manifest = await self._manifest(source)
+        manifest = await self._registries.manifest(source, self._options.platform)
         blobs = manifest.blobs()
         ways: Counter[Way] = Counter()
         moved_bytes = 0
@@ -204,58 +204,44 @@ class _Run:
             way = await self._blob(source, place.repository, blob)
             ways[way] += 1
             moved_bytes += blob.size if way is Way.MOVED else 0
-        registry = self._registry(place.registry)
-        await self._patiently(lambda: registry.put_manifest(place.repository, place.tag, manifest))
+        registry = self._registries.at(place.registry)
+        await self._registries.patiently(
+            lambda: registry.put_manifest(place.repository, place.tag, manifest)
+        )
         reference = str(place.pinned(manifest.digest))
         size = sum(blob.size for blob in blobs)
         pinned = Pinned(str(source), manifest.digest, reference, size)
         return Mirrored(image, pinned, None, ways, moved_bytes)
 
-    async def _manifest(self, source: Reference) -> Manifest:
-        registry = self._registry(source.registry)
-        manifest = await self._patiently(
-            lambda: registry.manifest(source.repository, source.version)
-        )
-        if not manifest.is_index:
-            return manifest
-        digest = manifest.platform_digest()
-        return await self._patiently(lambda: registry.manifest(source.repository, digest))
-
     async def _blob(self, source: Reference, repository: str, blob: Blob) -> Way:
-        target = self._registry(self._target.registry)
+        target = self._registries.at(self._target.registry)
         async with self._moving[blob.digest]:
-            if await self._patiently(lambda: target.has_blob(repository, blob.digest)):
+            if await self._registries.patiently(lambda: target.has_blob(repository, blob.digest)):
                 way = Way.PRESENT
             elif await self._mount(source, repository, blob):
                 way = Way.MOUNTED
             else:
-                await self._patiently(lambda: self._move(source, repository, blob))
+                await self._registries.patiently(lambda: self._move(source, repository, blob))
                 way = Way.MOVED
             self._homes[blob.digest] = repository
         return way
 
     async def _mount(self, source: Reference, repository: str, blob: Blob) -> bool:
-        target = self._registry(self._target.registry)
+        target = self._registries.at(self._target.registry)
         home = self._homes.get(blob.digest)
         if home is None and source.registry == self._target.registry:
             home = source.repository
         if home is None:
             return False
-        return await self._patiently(lambda: target.mount(repository, blob.digest, home=home))
+        return await self._registries.patiently(
+            lambda: target.mount(repository, blob.digest, home=home)
+        )
 
     async def _move(self, source: Reference, repository: str, blob: Blob) -> None:
-        origin = self._registry(source.registry)
-        target = self._registry(self._target.registry)
+        origin = self._registries.at(source.registry)
+        target = self._registries.at(self._target.registry)
         async with aclosing(origin.blob(source.repository, blob)) as chunks:
             await target.upload(repository, blob, chunks)
-
-    def _registry(self, host: str) -> Registry:
-        if host not in self._registries:
-            self._registries[host] = Registry(host, self._http, self._options.docker_config)
-        return self._registries[host]
-
-    async def _patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        return await patiently(call, self._options.patience)
 
 
 def _refuse_clashes(sources: Mapping[str, Reference], target: Target) -> None:

@@ -122,17 +122,28 @@ class Store:
 
     def manifest(self, named: Named) -> Manifest:
         """Return the manifest that a name stands for."""
-        body = self._read(named.digest, named.reference)
+        body = self.read(named.digest, named.reference)
         media_type = _media_type(body)
         return Manifest(named.reference, body, media_type)
 
     def config(self, manifest: Manifest) -> Config:
         """Return the config of an image."""
-        return read_config(self._read(manifest.config().digest, manifest.name), manifest)
+        return read_config(self.read(manifest.config().digest, manifest.name), manifest)
+
+    def read(self, digest: str, image: str) -> bytes:
+        """Return a small blob of `image`, which messages name."""
+        try:
+            return self.blob(digest).read_bytes()
+        except FileNotFoundError as error:
+            raise _missing(image, f"image {image} lacks {digest} on this machine") from error
 
     def blob(self, digest: str) -> Path:
         """Return where a blob is, present or not."""
         return self.root / "blobs" / "sha256" / _hex(digest)
+
+    def partial(self, digest: str) -> Path:
+        """Return where a blob is while it comes."""
+        return self.root / "partial" / _hex(digest)
 
     def layer(self, diff_id: str) -> Path:
         """Return where the folder of an unpacked layer is, present or not."""
@@ -234,12 +245,6 @@ class Store:
             return StoredLayer(**json.loads((self.layer(diff_id) / "layer.json").read_bytes()))
         except (FileNotFoundError, ValueError, TypeError) as error:
             raise _missing(image, f"image {image} lacks a layer on this machine") from error
-
-    def _read(self, digest: str, image: str) -> bytes:
-        try:
-            return self.blob(digest).read_bytes()
-        except FileNotFoundError as error:
-            raise _missing(image, f"image {image} lacks {digest} on this machine") from error
 
     def _name_file(self, reference: str) -> Path:
         return self.root / "names" / f"{hashlib.sha256(reference.encode()).hexdigest()[:32]}.json"
