@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import FileIO
@@ -96,10 +97,12 @@ def failure(error: OSError) -> dict[str, Json]:
 
 def receive(sock: socket.socket) -> Packet | None:
     """Receive one message, or None at the end."""
-    try:
-        data, fds, _, _ = socket.recv_fds(sock, _PACKET_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    room = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
+    try:  # `socket.recv_fds` drops its flags, and a command would inherit every descriptor
+        data, parts, _, _ = sock.recvmsg(_PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
+    fds = [fd for _, _, part in parts for fd in array("i", part)]
     if not data:
         return None
     if data == _BIG:
