@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from swerl.cli import sandbox_smoke
+from swerl.cli import sandbox_serve, sandbox_smoke
 
 app = typer.Typer(no_args_is_help=True, help="Start, check and measure sandboxes.")
 
+app.command("serve")(sandbox_serve.serve)
 app.command("smoke")(sandbox_smoke.smoke)
 
 

@@ -1,0 +1,189 @@
+"""The sandboxes that clients have made: each lives in a task of its own until its time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from swerl.e2b_server import access
+from swerl.e2b_server.failure import Code, Failure, gone
+from swerl.e2b_server.folders import Folders
+from swerl.e2b_server.options import ServerOptions
+from swerl.e2b_server.processes import Processes
+from swerl.e2b_server.waiting import wait_ready
+from swerl.e2b_server.watchers import Watchers
+from swerl.errors import SwerlError
+from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.sandbox import Limits
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asks for when it creates a sandbox."""
+
+    template: str
+    image: str
+    timeout_s: float
+    metadata: Mapping[str, str]
+    env: Mapping[str, str]
+    idempotency_key: str = ""
+
+
+class Box:
+    """One sandbox and all that clients know of it."""
+
+    def __init__(self, wish: Wish, limits: Limits, workdir: str) -> None:
+        self.id = access.new_sandbox_id()
+        self.token = access.new_token()
+        self.wish = wish
+        self.limits = limits
+        self.workdir = workdir
+        self.started_unix_s = time.time()
+        self.sandbox: Sandbox
+        self.folders: Folders
+        self.processes: Processes
+        self.watchers: Watchers
+        self._deadline_s = 0.0
+        self._changed = asyncio.Event()
+        self._ended = False
+        self.live_for(wish.timeout_s)
+
+    @property
+    def end_unix_s(self) -> float:
+        """When its time is over, in seconds since 1970."""
+        return time.time() + self.left_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its time is over."""
+        return self._deadline_s - time.monotonic()
+
+    def live_for(self, seconds: float) -> None:
+        """Let its time be over so many seconds from now."""
+        self._deadline_s = time.monotonic() + seconds
+        self._changed.set()
+
+    def stand(self, sandbox: Sandbox) -> None:
+        """Take the sandbox over that was made for it."""
+        self.sandbox = sandbox
+        self.folders = Folders(sandbox)
+        self.processes = Processes(sandbox, self.workdir, self.wish.env)
+        self.watchers = Watchers(sandbox)
+
+    def home(self, user: str | None) -> str:
+        """Return where a user's relative paths begin."""
+        return "/root" if user == "root" else self.workdir
+
+    def end(self) -> None:
+        """Have it removed."""
+        self._ended = True
+        self._changed.set()
+
+    async def over(self) -> None:
+        """Return when its time is over or its end was asked for."""
+        while not self._ended and self.left_s > 0:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.left_s):
+                    await self._changed.wait()
+
+
+class Boxes:
+    """All sandboxes of a server."""
+
+    def __init__(self, backend: SandboxBackend, options: ServerOptions) -> None:
+        self._backend = backend
+        self._options = options
+        self._boxes: dict[str, Box] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+
+    def all(self) -> list[Box]:
+        """Return those that run, the oldest first."""
+        return list(self._boxes.values())
+
+    def find(self, sandbox_id: str) -> Box | None:
+        """Return the one of this id; what old SDKs append after a dash is not looked at."""
+        return self._boxes.get(sandbox_id.partition("-")[0])
+
+    def require(self, sandbox_id: str) -> Box:
+        """Return the one of this id. Raises Failure, not found."""
+        if box := self.find(sandbox_id):
+            return box
+        raise Failure(Code.NOT_FOUND, f"Sandbox {sandbox_id[:64]!r} was not found")
+
+    def open_with(self, sandbox_id: str, token: str) -> Box:
+        """Return the one that this token opens. Raises Failure: gone, or unauthenticated."""
+        box = self.find(sandbox_id)
+        if box is None:
+            raise gone(sandbox_id[:64])
+        if not access.same(token, box.token):
+            message = "the sandbox's access token is missing or wrong"
+            raise Failure(Code.UNAUTHENTICATED, message)
+        return box
+
+    async def create(self, wish: Wish) -> Box:
+        """Make a sandbox, or return the one that the same wish made before."""
+        if wish.idempotency_key and (made := self._made_by(wish)):
+            return made
+        if len(self._keepers) >= self._options.max_sandboxes:
+            message = f"{len(self._keepers)} sandboxes run, and no more may"
+            raise Failure(Code.RESOURCE_EXHAUSTED, message)
+        limits = replace(self._options.limits, lifetime_s=self._options.max_lifetime_s)
+        box = Box(wish, limits, self._options.workdir)
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        keeper = asyncio.create_task(self._keep(box, ready))
+        self._keepers[box.id] = keeper
+        keeper.add_done_callback(lambda _: self._keepers.pop(box.id))
+        await wait_ready(keeper, ready)
+        return box
+
+    async def remove(self, box: Box) -> None:
+        """Remove a sandbox; returns when it is gone."""
+        self._boxes.pop(box.id, None)
+        box.end()
+        if keeper := self._keepers.get(box.id):
+            await asyncio.wait([keeper])
+
+    async def close(self) -> None:
+        """Remove all sandboxes."""
+        keepers = list(self._keepers.values())
+        for box in self.all():
+            box.end()
+        for keeper in keepers:
+            if not any(self._keepers.get(box.id) is keeper for box in self._boxes.values()):
+                keeper.cancel()  # its sandbox is not yet made
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+    def _made_by(self, wish: Wish) -> Box | None:
+        boxes = self._boxes.values()
+        return next((b for b in boxes if b.wish.idempotency_key == wish.idempotency_key), None)
+
+    async def _keep(self, box: Box, ready: asyncio.Future[None]) -> None:
+        """Hold a sandbox open until its time is over."""
+        try:
+            opened = self._backend.open(box.wish.image, box.limits, workdir=box.workdir)
+            async with opened as sandbox:
+                box.stand(sandbox)
+                self._boxes[box.id] = box
+                _LOG.info("sandbox %s of %s runs", box.id, box.wish.image)
+                ready.set_result(None)
+                try:
+                    await box.over()
+                finally:
+                    self._boxes.pop(box.id, None)
+                    await box.watchers.close()
+                    box.processes.stop()
+        except SwerlError as error:
+            if not ready.done():
+                raise
+            _LOG.warning("sandbox %s was not removed cleanly: %s", box.id, error)
+        finally:
+            if ready.done():
+                await box.processes.close()
+                _LOG.info("sandbox %s is gone", box.id)

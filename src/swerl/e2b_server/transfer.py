@@ -1,0 +1,94 @@
+"""`/files`: whole files in and out of a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aiohttp import BodyPartReader, web
+
+from swerl.chat import Json
+from swerl.e2b_server.access import named_user
+from swerl.e2b_server.connect import IDLE_S, read_body
+from swerl.e2b_server.failure import Code, Failure
+from swerl.e2b_server.paths import resolve
+
+if TYPE_CHECKING:
+    from swerl.e2b_server.boxes import Box
+
+_TRANSFERS_AT_ONCE = 8
+"""Files that are held in memory at once, over all sandboxes."""
+
+
+class Transfers:
+    """Moves files, not too many at once."""
+
+    def __init__(self, max_file_bytes: int) -> None:
+        self._max_bytes = max_file_bytes
+        self._turns = asyncio.Semaphore(_TRANSFERS_AT_ONCE)
+
+    async def download(self, box: Box, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer with a file's bytes."""
+        path = _path(box, request.query, request.query.get("path", ""))
+        async with self._turns:
+            data = await box.sandbox.read(path)
+            headers = {"Content-Type": "application/octet-stream"}
+            response = web.Response(body=data, headers=headers)
+            await response.prepare(request)
+            await response.write_eof()
+        return response
+
+    async def upload(self, box: Box, request: web.BaseRequest) -> list[Json]:
+        """Write the file, or files, of a request; return what was written."""
+        async with self._turns:
+            if request.content_type == "application/octet-stream":
+                path = _path(box, request.query, request.query.get("path", ""))
+                await box.sandbox.write(path, await read_body(request, self._max_bytes))
+                return [_written(path)]
+            if request.content_type.startswith("multipart/"):
+                return await self._upload_parts(box, request)
+        message = f"content type {request.content_type!r} is neither multipart nor octet-stream"
+        raise Failure(Code.INVALID_ARGUMENT, message)
+
+    async def _upload_parts(self, box: Box, request: web.BaseRequest) -> list[Json]:
+        paths: list[str] = []
+        try:
+            async for part in await request.multipart():
+                if not isinstance(part, BodyPartReader) or part.name != "file":
+                    continue
+                path = _path(box, request.query, request.query.get("path") or part.filename or "")
+                if path in paths:
+                    message = f"one request holds two files for {path}; the first was written"
+                    raise Failure(Code.INVALID_ARGUMENT, message)
+                await box.sandbox.write(path, await self._read_part(part))
+                paths.append(path)
+        except (ValueError, AssertionError) as error:
+            raise Failure(Code.INVALID_ARGUMENT, f"cannot read the form: {error}") from error
+        return [_written(path) for path in paths]
+
+    async def _read_part(self, part: BodyPartReader) -> bytes:
+        body = bytearray()
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    chunk = await part.read_chunk(1 << 16)
+            except TimeoutError as error:
+                raise Failure(Code.CANCELED, "the file did not arrive", status=408) from error
+            if not chunk:
+                return bytes(body)
+            body += chunk
+            if len(body) > self._max_bytes:
+                message = f"the file is larger than {self._max_bytes} bytes"
+                raise Failure(Code.RESOURCE_EXHAUSTED, message, status=413)
+
+
+def _path(box: Box, query: Mapping[str, str], given: str) -> str:
+    if not given or "\0" in given:
+        raise Failure(Code.INVALID_ARGUMENT, "the request names no file")
+    return resolve(given, box.home(named_user(query.get("username", ""))))
+
+
+def _written(path: str) -> Json:
+    return {"path": path, "name": posixpath.basename(path), "type": "file"}
