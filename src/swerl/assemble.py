@@ -12,7 +12,8 @@ from typing import Any
 from swerl import plugins
 from swerl.errors import RecipeError
 from swerl.gateway.app import Gateway
-from swerl.interfaces import EngineSetup
+from swerl.images.ondemand import on_demand
+from swerl.interfaces import EngineSetup, SandboxBackend
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
 from swerl.rollout.parts import Parts
@@ -74,7 +75,7 @@ def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
     return Parts(
         gateway=gateway,
         provisioner=Provisioner(
-            plugin(recipe, "sandbox"), limits, concurrency=recipe.rollout.concurrency
+            sandbox_backend(recipe), limits, concurrency=recipe.rollout.concurrency
         ),
         harness=plugin(recipe, "harness"),
         reward=rule(recipe.rollout.reward),
@@ -143,6 +144,12 @@ def _trainer(recipe: Recipe, folder: RunFolder, model: Path, logs: Path) -> Mega
             log_dir=logs,
         ),
     )
+
+
+def sandbox_backend(recipe: Recipe) -> SandboxBackend:
+    """Build what the recipe's sandbox section names; it pulls images where its settings say so."""
+    options = plugin_options("sandboxes", recipe.sandbox, section="sandbox")
+    return on_demand(plugin(recipe, "sandbox"), options)
 
 
 def plugin(recipe: Recipe, section: str, *needs: Any) -> Any:

@@ -56,6 +56,9 @@ class Options(BaseModel):
     """Folder for what sandboxes write. By default they write to memory, which is fastest and
     leaves nothing behind; name a folder on disk where that does not fit. `disk_mib` bounds memory
     only."""
+    pull: Literal["missing", "never"] = "missing"
+    """Whether an image that the store lacks is pulled when a sandbox first wants it; by default a
+    run needs no step before it. `never` is for machines without a way to a registry."""
     output_cap_mib: float = Field(default=8.0, gt=0)
     """Most MiB kept of each of a command's two output streams; test logs are below 2."""
 

@@ -1,0 +1,99 @@
+"""A backend that pulls an image when a sandbox first wants it, and keeps `gc` off it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from pydantic import BaseModel
+
+from swerl.errors import ImageError
+from swerl.images.pull import PullOptions, pull_one
+from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.oci.reference import is_local
+from swerl.oci.store import Store, StoredImage, default_store
+from swerl.sandbox import Limits, LiveSandbox, Mount
+
+
+def on_demand(backend: SandboxBackend, options: BaseModel | None) -> SandboxBackend:
+    """Wrap a backend whose settings say `pull`, which those that use the store do."""
+    pull = getattr(options, "pull", None)
+    return backend if pull is None else OnDemand(backend, default_store(), pull=pull == "missing")
+
+
+class OnDemand:
+    """Wraps a SandboxBackend that runs images of the store, and is one."""
+
+    def __init__(
+        self,
+        inner: SandboxBackend,
+        store: Store,
+        *,
+        pull: bool = True,
+        options: PullOptions | None = None,
+    ) -> None:
+        self._inner = inner
+        self._store = store
+        self._pull = pull
+        self._options = options
+        self._pulls: dict[str, asyncio.Task[StoredImage]] = {}
+
+    def open(
+        self,
+        image: str,
+        limits: Limits,
+        *,
+        workdir: str,
+        mounts: Sequence[Mount] = (),
+        name: str = "",
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """Create a sandbox of `image`, pulling it first where the store lacks it.
+
+        Raises ImageError where it cannot be had.
+        """
+
+        def begin() -> AbstractAsyncContextManager[Sandbox]:
+            return self._inner.open(image, limits, workdir=workdir, mounts=mounts, name=name)
+
+        return begin() if is_local(image) else self._open(image, begin)
+
+    async def live(self) -> Sequence[LiveSandbox]:
+        """Return the sandboxes of swerl's that the provider says exist, whoever opened them."""
+        return await self._inner.live()
+
+    async def remove(self, name: str) -> None:
+        """Remove the sandbox of this name and all that is left of it; nothing where none is."""
+        await self._inner.remove(name)
+
+    def price(self, limits: Limits) -> float:
+        """Return what such a sandbox costs, in US dollars an hour."""
+        return self._inner.price(limits)
+
+    @asynccontextmanager
+    async def _open(
+        self, image: str, begin: Callable[[], AbstractAsyncContextManager[Sandbox]]
+    ) -> AsyncIterator[Sandbox]:
+        await self._ensure(image)
+        with self._store.use(image):
+            async with begin() as sandbox:
+                yield sandbox
+
+    async def _ensure(self, image: str) -> None:
+        """Have the image in the store; whoever asks during a pull waits for that one."""
+        try:
+            self._store.find(image)
+        except ImageError:
+            if not self._pull:
+                raise
+            task = self._pulls.get(image)
+            if task is None:
+                pulling = pull_one(image, self._store, options=self._options)
+                task = self._pulls[image] = asyncio.create_task(pulling)
+                task.add_done_callback(lambda done: self._forget(image, done))
+            await asyncio.shield(task)
+
+    def _forget(self, image: str, done: asyncio.Task[StoredImage]) -> None:
+        del self._pulls[image]
+        if not done.cancelled():
+            done.exception()  # somebody who waited has it, or nobody wants it any more
