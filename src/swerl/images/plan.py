@@ -7,18 +7,16 @@ counts pulls counts its manifests.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import aiohttp
-
 from swerl.errors import ImageError
-from swerl.images._http import Patience, http_session, patiently
+from swerl.images._http import Patience, http_session
 from swerl.images._login import default_config
-from swerl.images._registry import Quota, Registry
+from swerl.images._registries import Registries
+from swerl.images._registry import Quota
 from swerl.images.mirror import rewritten
 from swerl.oci.manifest import Blob, Manifest, machine_platform
 from swerl.oci.reference import is_local, parse
@@ -122,79 +120,42 @@ async def plan(
     names = list(dict.fromkeys(images))
     remote = [name for name in names if not is_local(name)]
     async with http_session() as http:
-        survey = _Survey(http, store, options)
+        registries = Registries(http, options.docker_config, options.patience, store)
         slots = asyncio.Semaphore(options.workers)
 
         async def one(name: str) -> PlannedImage:
             async with slots:
-                found = await survey.image(name)
+                found = await _image(name, store, registries, options)
             on_done(found)
             return found
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(name)) for name in remote]
         found = tuple(task.result() for task in tasks)
-    return Plan(found, _missing(found, store), survey.quotas(), len(names) - len(remote))
+    return Plan(found, _missing(found, store), registries.quotas(), len(names) - len(remote))
 
 
-class _Survey:
-    def __init__(self, http: aiohttp.ClientSession, store: Store, options: PlanOptions) -> None:
-        self._http = http
-        self._store = store
-        self._options = options
-        self._registries: dict[str, Registry] = {}
+async def _image(
+    name: str, store: Store, registries: Registries, options: PlanOptions
+) -> PlannedImage:
+    try:
+        source = parse(rewritten(name, options.rewrites))
+        if stored := _stored(name, store):
+            blobs = tuple(stored.blobs())
+            return PlannedImage(name, source.registry, stored.digest, blobs, is_stored=True)
+        manifest = await registries.manifest(source, machine_platform())
+        return PlannedImage(name, source.registry, manifest.digest, tuple(manifest.blobs()))
+    except ImageError as error:
+        return PlannedImage(name, error=error)
 
-    async def image(self, name: str) -> PlannedImage:
-        try:
-            source = parse(rewritten(name, self._options.rewrites))
-            if stored := self._stored(name):
-                return PlannedImage(
-                    name, source.registry, stored.digest, tuple(stored.blobs()), is_stored=True
-                )
-            manifest = await self._manifest(source.registry, source.repository, source.version)
-            if manifest.is_index:
-                digest = manifest.platform_digest(machine_platform())
-                manifest = await self._manifest(source.registry, source.repository, digest)
-            blobs = tuple(manifest.blobs())
-        except ImageError as error:
-            return PlannedImage(name, error=error)
-        return PlannedImage(name, source.registry, manifest.digest, blobs)
 
-    def quotas(self) -> dict[str, Quota]:
-        found = ((host, registry.quota) for host, registry in self._registries.items())
-        return {host: quota for host, quota in found if quota}
-
-    def _stored(self, name: str) -> Manifest | None:
-        try:
-            self._store.find(name)
-            return self._store.manifest(self._store.named(name))
-        except ImageError:
-            return None
-
-    async def _manifest(self, host: str, repository: str, version: str) -> Manifest:
-        """Return a manifest from the store, else from the registry, which may count it."""
-        registry = self._registries.setdefault(
-            host, Registry(host, self._http, self._options.docker_config)
-        )
-        digest = await patiently(
-            lambda: registry.manifest_digest(repository, version), self._options.patience
-        )
-        if known := self._known(f"{host}/{repository}", digest):
-            return known
-        manifest = await patiently(
-            lambda: registry.manifest(repository, version), self._options.patience
-        )
-        self._store.put(manifest.body)
-        return manifest
-
-    def _known(self, name: str, digest: str) -> Manifest | None:
-        """Return a stored manifest that says itself of which kind it is."""
-        path = self._store.blob(digest) if digest else None
-        if path is None or not path.is_file():
-            return None
-        body = path.read_bytes()
-        kind = json.loads(body).get("mediaType")
-        return Manifest(name, body, kind) if kind else None
+def _stored(name: str, store: Store) -> Manifest | None:
+    """Return the manifest of an image that is ready to run."""
+    try:
+        store.find(name)
+        return store.manifest(store.named(name))
+    except ImageError:
+        return None
 
 
 def _missing(images: Iterable[PlannedImage], store: Store) -> frozenset[Blob]:

@@ -70,7 +70,7 @@ async def pull(
         parse(name)
     await asyncio.to_thread(store.sweep)
     async with http_session() as http:
-        registries = Registries(http, options.docker_config, options.patience)
+        registries = Registries(http, options.docker_config, options.patience, store)
         run = _Run(store, registries, options, on_bytes)
 
         async def one(name: str) -> Pulled:
@@ -126,7 +126,8 @@ class _Run:
     async def _image(self, image: str) -> int:
         source = parse(rewritten(image, self._options.rewrites))
         manifest = await self._registries.manifest(source, machine_platform())
-        with self._store.owner().using(blob.digest for blob in manifest.blobs()):
+        parts = [manifest.digest, *(blob.digest for blob in manifest.blobs())]
+        with self._store.owner().using(parts):
             moved = await self._blob(source, manifest.config())
             config = read_config(self._store.read(manifest.config().digest, image), manifest)
             with self._store.owner().using(config.diff_ids):
