@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_SHORTEST_SECRET = 8
 
 
 def secret(name: str) -> str | None:
     """Return the secret in this variable, or None where it is unset or empty."""
     return os.environ.get(name) or None
+
+
+def secret_values() -> dict[str, str]:
+    """Return the variables that sound like secrets, to look for them where they must not be."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if len(value) >= _SHORTEST_SECRET and any(word in name.upper() for word in _SECRET_WORDS)
+    }
+
+
+@contextmanager
+def lent(name: str, value: str) -> Iterator[None]:
+    """Hold a variable in this process's environment, and so in that of its children."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def cache_dir() -> Path:

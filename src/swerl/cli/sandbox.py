@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from swerl.cli import sandbox_serve, sandbox_smoke
+from swerl.cli import sandbox_probe, sandbox_serve, sandbox_smoke
 
 app = typer.Typer(no_args_is_help=True, help="Start, check and measure sandboxes.")
 
 app.command("serve")(sandbox_serve.serve)
+app.command("probe")(sandbox_probe.probe)
 app.command("smoke")(sandbox_smoke.smoke)
 
 

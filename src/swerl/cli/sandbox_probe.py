@@ -1,0 +1,139 @@
+"""`swerl sandbox probe`: attack a sandbox, and print what held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swerl.cli._sandbox_options import BackendOption, SettingsOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from swerl.probe.registry import Probe
+    from swerl.probe.sheet import Sheet, Subject
+
+_COLOURS = {"PASS": "green", "FAIL": "bold red", "CANNOT": "yellow"}
+
+
+def probe(
+    *,
+    backend: BackendOption = "local",
+    settings: SettingsOption = None,
+    image: Annotated[str, typer.Option(help="Image of the sandboxes that are attacked.")] = "host",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run this probe; may be repeated.")
+    ] = None,
+    external: Annotated[
+        bool, typer.Option("--external", help="Let packets leave this machine, to real addresses.")
+    ] = False,
+    run: Annotated[
+        Path | None, typer.Option(help="Keep the sheet in this run folder, as probe.json.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the sheet in this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the probes and run none.")] = False,
+) -> None:
+    """Attack a sandbox of one's own and print a sheet; exit code 1 where an attack worked."""
+    from swerl.cli._output import console, stderr
+    from swerl.probe import catalogue, sheet
+    from swerl.probe.finding import Result
+
+    probes = catalogue.choose(only or ())
+    if show:
+        _list(probes)
+        return
+    place = _place(run, out)
+    found = _attack(_subject(backend, settings, image), probes, external)
+    kept = sheet.keep(found, place)
+    if as_json:
+        _print_json(found)
+    else:
+        console().print(_table(found))
+    console_of = stderr() if as_json else console()
+    console_of.print(_summary(found), soft_wrap=True)
+    console_of.print(f"kept in {kept}", soft_wrap=True, markup=False)
+    if found.counts[Result.FAIL]:
+        raise typer.Exit(1)
+
+
+def _place(run: Path | None, out: Path | None) -> Path | None:
+    """Return where the sheet is to be kept; None for the state folder."""
+    from swerl.errors import InputError
+
+    if run and out:
+        message = "both --run and --out name a place for the sheet"
+        raise InputError(message, hint="give one of them")
+    if run and not run.is_dir():
+        message = f"there is no run folder {run}"
+        raise InputError(message, hint="name a folder under runs/, or use --out FILE")
+    return run / "probe.json" if run else out
+
+
+def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
+    from swerl.cli._sandbox_options import open_backend
+    from swerl.probe.sheet import Subject
+    from swerl.recipe.load import read_settings
+
+    return Subject(
+        open_backend(backend, settings), backend, image, dict(read_settings(settings or ()))
+    )
+
+
+def _attack(subject: Subject, probes: list[Probe], external: bool) -> Sheet:
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from swerl.cli._output import stderr
+    from swerl.cli._run import run
+    from swerl.probe import sheet
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        bar = progress.add_task("probes", total=len(probes))
+        attacking = sheet.attack(
+            subject, probes, external=external, tell=lambda _: progress.advance(bar)
+        )
+        return run(attacking, after="every sandbox is closed")
+
+
+def _list(probes: list[Probe]) -> None:
+    from swerl.cli._output import console
+
+    table = _empty_table("probe", "what it tries")
+    for item in probes:
+        table.add_row(item.name, item.sentence)
+    console().print(table)
+
+
+def _print_json(sheet: Sheet) -> None:
+    import json
+
+    typer.echo(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False))
+
+
+def _table(sheet: Sheet) -> Table:
+    from rich.markup import escape
+
+    table = _empty_table("probe", "what it tries", "result", "what was seen")
+    for row in sheet.rows:
+        result = row.finding.result.value
+        colour = f"[{_COLOURS[result]}]{result}[/]"
+        table.add_row(row.name, escape(row.sentence), colour, escape(row.finding.seen))
+    return table
+
+
+def _summary(sheet: Sheet) -> str:
+    counts = ", ".join(f"{count} {result.value}" for result, count in sheet.counts.items())
+    return f"{sheet.backend}, image {sheet.image}: {counts} in {sheet.duration_s:.1f} s"
+
+
+def _empty_table(*names: str) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=name in ("probe", "result"), overflow="fold")
+    return table

@@ -1,0 +1,151 @@
+"""Attacks that take more than their share; each stops by itself at a bound that is handed in."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+
+from swerl.probe.inside.calls import name_of, raw
+
+_PIECE = 1 << 20
+
+
+def fork(most: int) -> dict[str, str]:
+    """Start processes that wait, until that is refused."""
+    pids = []
+    said = "ok"
+    for _ in range(most):
+        try:
+            pid = os.fork()
+        except OSError as error:
+            said = name_of(error)
+            break
+        if pid == 0:
+            time.sleep(20)
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.kill(pid, 9)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return {f"{len(pids)} processes": said}
+
+
+def hold_memory(most_mib: int) -> dict[str, str]:
+    """Take memory and touch it, until that is refused."""
+    held = []
+    try:
+        for _ in range(most_mib):
+            held.append(bytearray(os.urandom(64)) * (_PIECE // 64))
+    except MemoryError:
+        return {f"{len(held)} MiB": "MemoryError"}
+    return {f"{len(held)} MiB": "ok"}
+
+
+def hold_memory_together(num: int, each_mib: int) -> dict[str, str]:
+    """Take memory in several processes at once; return how many of them live with it."""
+    children = []
+    for _ in range(num):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            said = hold_memory(each_mib)
+            os.write(writer, b"y" if "ok" in said.values() else b"n")
+            time.sleep(20)
+            os._exit(0)
+        os.close(writer)
+        children.append((pid, reader))
+    answers = [os.read(reader, 1) for _, reader in children]
+    time.sleep(0.05)
+    alive = 0
+    for (pid, _), answer in zip(children, answers):  # noqa: B905  Python 3.7 has no `strict`
+        alive += answer == b"y" and os.waitpid(pid, os.WNOHANG)[0] == 0
+    for pid, _ in children:
+        try:
+            os.kill(pid, 9)
+        except OSError:
+            continue
+    return {"processes that hold it": str(alive)}
+
+
+def fill(folders: list[str], most_mib: int) -> dict[str, str]:
+    """Write to each folder until that is refused; keep it all until every one was tried."""
+    outcomes, paths = {}, []
+    total = 0
+    for folder in folders:
+        path = os.path.join(folder, "swerl-probe-fill")
+        said, size = "ok", 0
+        try:
+            with open(path, "wb", buffering=0) as file:
+                paths.append(path)
+                while total < most_mib:
+                    size += file.write(bytes(_PIECE)) == _PIECE
+                    total += 1
+        except OSError as error:
+            said = name_of(error)
+        outcomes[f"{size} MiB in {folder}"] = said
+    for path in paths:
+        os.unlink(path)
+    return outcomes
+
+
+def make_files(folder: str, most: int) -> dict[str, str]:
+    """Make empty files until that is refused, then remove them."""
+    base = os.path.join(folder, "swerl-probe-inodes")
+    os.mkdir(base)
+    said, num = "ok", 0
+    try:
+        for num in range(most):
+            os.close(os.open(os.path.join(base, str(num)), os.O_CREAT | os.O_WRONLY))
+    except OSError as error:
+        said = name_of(error)
+    for name in os.listdir(base):
+        os.unlink(os.path.join(base, name))
+    os.rmdir(base)
+    return {f"{num} files": said}
+
+
+def burn(num: int, wall_s: float) -> dict[str, str]:
+    """Compute in several processes; return the processor seconds and the wall seconds used."""
+    started = time.monotonic()
+    pids = []
+    for _ in range(num):
+        pid = os.fork()
+        if pid == 0:
+            while time.monotonic() - started < wall_s:
+                pass
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall = time.monotonic() - started
+    return {"cpu_s": f"{used.ru_utime + used.ru_stime:.3f}", "wall_s": f"{wall:.3f}"}
+
+
+def open_files(most: int) -> dict[str, str]:
+    """Open files without closing one, until that is refused."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    held, said = [], "ok"
+    try:
+        for _ in range(most):
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as error:
+        said = name_of(error)
+    os.closerange(3, max(held, default=3) + 1)
+    return {f"{len(held)} files": said}
+
+
+def watch(most: int) -> dict[str, str]:
+    """Take watchers of files, of which a user has few, until that is refused."""
+    num, said = 0, "ok"
+    try:
+        while num < most:
+            raw("inotify_init1", 0)
+            num += 1
+    except OSError as error:
+        said = name_of(error)
+    time.sleep(2)
+    return {f"{num} watchers": said}

@@ -1,0 +1,177 @@
+"""Calls that only the machine's own administrator may make, with arguments that change nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+import tempfile
+import time
+
+from swerl.probe.inside.calls import attempt, name_of, raw, try_open
+
+_NEW = {
+    "user": 0x1000_0000, "mount": 0x0002_0000, "network": 0x4000_0000, "process": 0x2000_0000,
+    "ipc": 0x0800_0000, "hostname": 0x0400_0000, "control group": 0x0200_0000,
+}  # fmt: skip
+_MS_BIND, _MS_REMOUNT, _MNT_DETACH = 4096, 32, 2
+_CLONE_TREE = 1
+_KEY_USER, _SEARCH, _UNLINK = -4, 10, 9
+_kept: list[object] = []
+
+
+def mount() -> dict[str, str]:
+    """Mount, unmount, remount and change the root by every call there is."""
+    spot = tempfile.mkdtemp()
+    outcomes = {
+        "mounting a file system": attempt("mount", b"none", spot.encode(), b"tmpfs", 0, b""),
+        "mounting processes": attempt("mount", b"proc", spot.encode(), b"proc", 0, b""),
+        "binding a folder": attempt("mount", b"/usr", spot.encode(), b"", _MS_BIND, b""),
+        "remounting": attempt("mount", b"none", b"/proc", b"", _MS_REMOUNT | _MS_BIND, b""),
+        "unmounting": attempt("umount2", spot.encode(), _MNT_DETACH),
+        "changing the root": attempt("pivot_root", spot.encode(), spot.encode()),
+        "a new file system": attempt("fsopen", b"tmpfs", 0),
+        "a copy of the tree": attempt("open_tree", -100, b"/", _CLONE_TREE),
+    }
+    os.rmdir(spot)
+    return {name: "no mount there" if said == "EINVAL" else said for name, said in outcomes.items()}
+
+
+def namespaces() -> dict[str, str]:
+    """Make new namespaces, in children of this process."""
+    return {f"a new {kind} namespace": _in_child("unshare", flag) for kind, flag in _NEW.items()}
+
+
+def enter(pid: int) -> dict[str, str]:
+    """Enter the namespaces of a process."""
+    outcomes = {}
+    for kind in ("user", "mnt", "net", "pid", "ipc", "uts", "cgroup"):
+        try:
+            fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
+        except OSError as error:
+            outcomes[f"entering {kind} of process {pid}"] = name_of(error)
+            continue
+        said = _in_child("setns", fd, 0)
+        outcomes[f"entering {kind} of process {pid}"] = said
+        os.close(fd)
+    return outcomes
+
+
+def administer() -> dict[str, str]:
+    """Ask for what governs the whole machine, each time with an argument that is refused later."""
+    nothing = b"/nonexistent/swerl-probe"
+    outcomes = {
+        "restarting": attempt("reboot", 0, 0, 0, 0),
+        "loading a module": attempt("init_module", b"", 0, b""),
+        "loading a module from a file": attempt("finit_module", -1, b"", 0),
+        "removing a module": attempt("delete_module", b"swerl_probe_none", 0x800),
+        "swapping": attempt("swapon", nothing, 0),
+        "accounting": attempt("acct", nothing),
+        "loading another kernel": attempt("kexec_load", 0, 1 << 20, None, 0xFFFF_FFFF),
+    }
+    denied = ("EPERM", "ENOSYS", "EACCES")
+    return {name: said if said in denied else f"ok: {said}" for name, said in outcomes.items()}
+
+
+def set_clock() -> dict[str, str]:
+    """Set the clock to the time that it shows."""
+    now = time.time()
+    value = struct.pack("qq", int(now), int(now % 1 * 1e9))
+    adjust = struct.pack("i4x", 0x4000) + bytes(256)
+    return {
+        "setting the clock": attempt("clock_settime", 0, value),
+        "adjusting the clock": attempt("adjtimex", _address(struct.pack("i4xq", 1, 0) + adjust)),
+    }
+
+
+def set_hostname(name: str) -> dict[str, str]:
+    """Name the machine."""
+    wanted = name or socket.gethostname()
+    return {"naming the machine": attempt("sethostname", wanted.encode(), len(wanted))}
+
+
+def hidden_kernel_calls() -> dict[str, str]:
+    """Use the calls that most ways out of a kernel began with."""
+    program = struct.pack("IIQQ", 1, 2, 0, 0) + bytes(112)
+    array = struct.pack("IIII", 2, 4, 4, 1) + bytes(112)
+    event = struct.pack("II", 1, 112) + bytes(104)
+    return {
+        "eBPF": attempt("bpf", 0, array, len(array)),
+        "an eBPF program": "ok" if attempt("bpf", 5, program, 120) in ("ok", "EINVAL") else "EPERM",
+        "watching the whole processor": attempt("perf_event_open", event, -1, 0, -1, 0),
+        "io_uring": attempt("io_uring_setup", 1, _address(bytes(120))),
+        "userfaultfd": attempt("userfaultfd", 0),
+        "the kernel's log": "ok" if attempt("syslog", 10) == "ok" else "EPERM",
+    }
+
+
+def open_by_handle() -> dict[str, str]:
+    """Open the root folder of the file system below by its number, as a known escape did."""
+    handle = struct.pack("Ii", 8, 1) + struct.pack("II", 2, 0)
+    mount_fd = os.open("/etc/hostname" if os.path.exists("/etc/hostname") else "/", os.O_RDONLY)
+    said = attempt("open_by_handle_at", mount_fd, handle, os.O_RDONLY)
+    os.close(mount_fd)
+    return {"opening a folder by its number": "ok" if said in ("ok", "ESTALE") else said}
+
+
+def make_devices() -> dict[str, str]:
+    """Make a node of a disk and of the kernel's memory, and open it."""
+    outcomes = {}
+    for name, mode, device in (("disk", 0o60666, (254, 0)), ("memory", 0o20666, (1, 1))):
+        path = os.path.join(tempfile.gettempdir(), f"swerl-probe-{name}-{os.getuid()}")
+        try:
+            os.mknod(path, mode, os.makedev(*device))
+            os.close(os.open(path, os.O_RDONLY))
+            outcomes[f"a node of a {name} device"] = "ok opens"
+        except OSError as error:
+            outcomes[f"a node of a {name} device"] = name_of(error)
+        if os.path.exists(path):
+            os.unlink(path)
+    return outcomes
+
+
+def leave_key(word: str) -> dict[str, str]:
+    """Put a key into the user's keyring of the kernel."""
+    name = word.encode()
+    return {"a key": attempt("add_key", b"user", name, name, len(name), _KEY_USER)}
+
+
+def find_key(word: str) -> dict[str, str]:
+    """Look for that key, and take it away."""
+    try:
+        key = raw("keyctl", _SEARCH, _KEY_USER, b"user", word.encode(), 0)
+    except OSError as error:
+        return {"the key": name_of(error)}
+    attempt("keyctl", _UNLINK, key, _KEY_USER)
+    return {"the key": "ok"}
+
+
+def shared_memory(key: int) -> dict[str, str]:
+    """Look for a segment of shared memory by its key."""
+    return {"the segment": attempt("shmget", key, 0, 0)}
+
+
+def terminal() -> dict[str, str]:
+    """Open the terminal of whoever started this."""
+    return {"a terminal": try_open("/dev/tty", os.O_RDWR)}
+
+
+def _in_child(name: str, *arguments: int) -> str:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, attempt(name, *arguments).encode())
+        os._exit(0)
+    os.close(writer)
+    said = os.read(reader, 100).decode()
+    os.close(reader)
+    os.waitpid(pid, 0)
+    return said
+
+
+def _address(data: bytes) -> int:
+    """Return where a copy of the data lies that the kernel may write to."""
+    buffer = ctypes.create_string_buffer(data, max(len(data), 512))
+    _kept.append(buffer)
+    return ctypes.addressof(buffer)

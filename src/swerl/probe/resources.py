@@ -1,0 +1,159 @@
+"""Probes that take more than their share: each attack has a bound of its own beside the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from swerl.errors import SandboxError
+from swerl.probe.finding import CannotError, Finding, failed, judge
+from swerl.probe.lab import WORKDIR, Box, Lab
+from swerl.probe.registry import probe
+from swerl.sandbox import Limits
+
+_SMALL = Limits(memory_mib=128, num_processes=32, num_cpus=0.5, disk_mib=32, lifetime_s=60)
+_SLACK = 1.3
+_MOST_OUTPUT = 64 << 20
+_MOST_FILES = 200_000
+_MOST_DESCRIPTORS = 1 << 20
+_BURN_S = 1.0
+_INOTIFY = 1 << 12
+_FOLDERS = ["/tmp", WORKDIR, "/dev/shm", "/var/tmp"]
+
+
+@probe("Starts processes without end.", limits=_SMALL)
+async def fork_bomb(lab: Lab) -> Finding:
+    most = lab.limits.num_processes
+    outcomes = await _tolerate(lab.box, "greedy.fork", most * 4)
+    [(what, said)] = outcomes.items()
+    if said == "ok":
+        return failed(f"{what} where the limit is {most}")
+    return await _still_there(lab.box, f"{what}, then {said}; the limit is {most}")
+
+
+@probe("Takes memory without end.", limits=_SMALL)
+async def memory_bomb(lab: Lab) -> Finding:
+    most = lab.limits.memory_mib
+    outcomes = await _tolerate(lab.box, "greedy.hold_memory", most * 3)
+    [(what, said)] = outcomes.items()
+    if said == "ok":
+        return failed(f"{what} where the limit is {most} MiB")
+    return await _still_there(lab.box, f"{what}: {said}; the limit is {most} MiB")
+
+
+@probe("Takes memory in many processes, each below the limit.", limits=_SMALL)
+async def memory_in_pieces(lab: Lab) -> Finding:
+    each = lab.limits.memory_mib // 2
+    outcomes = await _tolerate(lab.box, "greedy.hold_memory_together", 6, each)
+    number = outcomes.get("processes that hold it", "0")
+    if int(number) * each > lab.limits.memory_mib * _SLACK:
+        return failed(f"{number} processes hold {each} MiB each; the limit is their sum's")
+    return await _still_there(lab.box, f"{number} of 6 processes hold {each} MiB each")
+
+
+@probe("Fills every folder that it may write to.", limits=_SMALL)
+async def disk_fill(lab: Lab) -> Finding:
+    most = lab.limits.disk_mib
+    folders = await lab.box.sh('for d in "$@"; do [ -w "$d" ] && echo "$d"; done; true', *_FOLDERS)
+    names = folders.stdout.decode().split()
+    outcomes = await _tolerate(lab.box, "greedy.fill", names, most * 6)
+    total = sum(int(what.split()[0]) for what in outcomes if what[0].isdigit())
+    if total > most * _SLACK + 64:
+        return failed(f"{total} MiB written where the limit is {most} MiB")
+    return await _still_there(lab.box, f"{total} MiB written; the limit is {most} MiB")
+
+
+@probe("Makes empty files without end, which cost no bytes of disk.", limits=_SMALL, timeout_s=40)
+async def inode_fill(lab: Lab) -> Finding:
+    outcomes = await _tolerate(lab.box, "greedy.make_files", "/tmp", _MOST_FILES, timeout_s=30)
+    [(what, said)] = outcomes.items()
+    if said == "ok":
+        return failed(f"{what} made, and nothing stopped it")
+    return await _still_there(lab.box, f"{what}, then {said}")
+
+
+@probe("Computes in more processes than it has processors.", limits=_SMALL)
+async def processor_hog(lab: Lab) -> Finding:
+    used = await lab.box.attack("greedy.burn", 4, _BURN_S)
+    share = float(used["cpu_s"]) / float(used["wall_s"])
+    seen = f"{share:.2f} processors used; the limit is {lab.limits.num_cpus}"
+    return judge([seen] if share > lab.limits.num_cpus * _SLACK else [], seen)
+
+
+@probe("Opens files without closing one, until the host has none left.", limits=_SMALL)
+async def descriptor_exhaustion(lab: Lab) -> Finding:
+    outcomes = await _tolerate(lab.box, "greedy.open_files", _MOST_DESCRIPTORS + 1)
+    [(what, said)] = outcomes.items()
+    if said == "ok":
+        return failed(f"{what} open, and nothing stopped it")
+    return await _still_there(lab.box, f"{what}, then {said}")
+
+
+@probe("Prints without end.")
+async def endless_output(lab: Lab) -> Finding:
+    done = await lab.box.run(["sh", "-c", "yes swerl; yes swerl >&2"], timeout_s=1.0)
+    size = len(done.stdout) + len(done.stderr)
+    if not done.timed_out:
+        message = f"it ended with {done.exit_code}: {done.text[:80]}"
+        raise CannotError(message)
+    holes = [f"{size >> 20} MiB were kept"] if size > _MOST_OUTPUT else []
+    return judge(holes, f"{size >> 10} KiB kept in {done.duration_s:.1f} s, then the timeout")
+
+
+@probe("Prints one line of 100 MB without an end of line.")
+async def giant_line(lab: Lab) -> Finding:
+    script = "head -c 100000000 /dev/zero | tr '\\0' x"
+    done = await lab.box.sh(script, timeout_s=2)
+    size = len(done.stdout)
+    if size > _MOST_OUTPUT:
+        return failed(f"{size >> 20} MiB were kept")
+    return await _still_there(lab.box, f"{size >> 10} KiB kept of 97,656")
+
+
+@probe("Takes what the kernel counts by user, and looks whether the host's user has some left.")
+async def counted_by_user(lab: Lab) -> Finding:
+    lab.need_shared_kernel()
+    taking = asyncio.ensure_future(lab.box.attack("greedy.watch", _INOTIFY))
+    try:
+        starved = False
+        until = time.monotonic() + 3
+        while not taking.done() and not starved and time.monotonic() < until:
+            await asyncio.sleep(0.1)
+            starved = not _can_watch()
+        outcomes = await taking
+    finally:
+        taking.cancel()
+    [(what, said)] = outcomes.items()
+    return judge(
+        ["the host's user can watch no file any more"] if starved else [], f"{what}: {said}"
+    )
+
+
+def _can_watch() -> bool:
+    import ctypes
+    import os
+
+    fd = int(ctypes.CDLL(None).inotify_init1(0))
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
+
+
+async def _tolerate(
+    box: Box, function: str, *arguments: object, timeout_s: float = 12
+) -> dict[str, str]:
+    """Run an attack that may be killed for what it takes: then that is the answer."""
+    try:
+        return await box.attack(function, *arguments, timeout_s=timeout_s)
+    except CannotError as error:
+        if "exit code" in str(error):
+            return {"the attack": f"killed ({error})"}
+        raise
+
+
+async def _still_there(box: Box, seen: str) -> Finding:
+    try:
+        done = await box.run(["echo", "here"])
+    except SandboxError as error:
+        return failed(f"the sandbox does not answer after {seen}: {error}")
+    return judge([] if done.stdout == b"here\n" else [f"it answers {done.text[:80]!r}"], seen)
