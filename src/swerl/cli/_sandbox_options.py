@@ -31,14 +31,15 @@ def open_backend(
     Raises UnknownNameError on a backend that is not installed, RecipeError on a setting that it
     does not take.
     """
-    from swerl import plugins
+    from swerl.cli._output import stderr
+    from swerl.ledger.tracked import tracked
     from swerl.recipe.check import plugin_options
     from swerl.recipe.load import read_settings
     from swerl.recipe.schema import PluginSection
 
+    def warn(text: str) -> None:
+        stderr().print(f"[yellow]warning:[/] {text}", soft_wrap=True)
+
     chosen = PluginSection(type=backend, **read_settings(settings or ()))
     options = plugin_options("sandboxes", chosen, section="sandbox")
-    built: SandboxBackend = plugins.load("sandboxes", backend).build(
-        *([] if options is None else [options])
-    )
-    return built
+    return tracked(backend, options, run=run, warn=warn)

@@ -1,0 +1,218 @@
+"""A backend whose every sandbox is in the ledger before it exists."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from types import TracebackType
+
+from pydantic import BaseModel
+
+from swerl import plugins
+from swerl.chat import Json
+from swerl.errors import ImageError, InputError, SandboxError, SandboxUnavailableError
+from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.ledger import owner
+from swerl.ledger.book import Book
+from swerl.ledger.entry import Entry, Head
+from swerl.ledger.provider import explain, open_settings
+from swerl.ledger.store import Ledger, default_ledger
+from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
+
+_NOTHING_MADE = (InputError, ImageError, SandboxUnavailableError)
+"""Errors of a create that say by their kind that the provider made nothing."""
+_REMOVE_TIMEOUT_S = 30.0
+
+
+def tracked(
+    backend: str,
+    options: BaseModel | None,
+    *,
+    run: str,
+    warn: Callable[[str], None] = lambda _: None,
+) -> SandboxBackend:
+    """Build the backend of this name and settings, with its sandboxes in the user's ledger.
+
+    `run` says what they are used for. `warn` hears once where a free backend's records cannot be
+    written; a paid one creates nothing then.
+    """
+    built = plugins.load("sandboxes", backend).build(*([] if options is None else [options]))
+    records = Records(default_ledger(), backend, open_settings(options), run=run, warn=warn)
+    return Tracked(built, records)
+
+
+class Records:
+    """What one process writes about its sandboxes of one backend and run."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        backend: str,
+        settings: Mapping[str, Json],
+        *,
+        run: str,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._ledger = ledger
+        self._backend = backend
+        self._settings = settings
+        self._run = run
+        self._warn = warn
+        self._has_warned = False
+        self._pid = 0
+        self._book: Book
+
+    def intend(self, entry: Entry) -> None:
+        """Write that a sandbox is about to be created.
+
+        Raises SandboxError where that fails and the sandbox costs money.
+        """
+        if self._pid != os.getpid():  # a fork is another owner and writes another file
+            head = Head(self._backend, self._settings, self._run, owner.current())
+            self._book, self._pid = self._ledger.book(head), os.getpid()
+        try:
+            self._book.intend(entry)
+        except OSError as error:
+            where = f"the ledger in {self._ledger.folder}: {error.strerror or error}"
+            if entry.price:
+                message = f"no paid sandbox without a record of it, and nothing can write {where}"
+                hint = "free some space there, or name another folder in SWERL_STATE"
+                raise SandboxError(message, hint=hint) from error
+            if not self._has_warned:
+                self._warn(f"cannot write {where}; `swerl sandbox reap` will not know these")
+            self._has_warned = True
+
+    def opened(self, name: str, *, id: str) -> None:
+        """Write that a sandbox is there."""
+        self._note(lambda book: book.opened(name, id=id))
+
+    def ended(self, name: str, *, why: str) -> None:
+        """Write that a sandbox is gone."""
+        self._note(lambda book: book.ended(name, why=why))
+
+    def doubted(self, name: str, *, why: str) -> None:
+        """Write that a sandbox should be gone, and that nobody has seen it."""
+        self._note(lambda book: book.doubted(name, why=why))
+
+    def _note(self, write: Callable[[Book], None]) -> None:
+        """Add to an intent. Without the line `reap` looks for a sandbox that is gone: no harm."""
+        if self._pid == os.getpid():
+            try:
+                write(self._book)
+            except OSError:
+                return
+
+
+class Tracked:
+    """Wraps a SandboxBackend, and is one."""
+
+    def __init__(self, inner: SandboxBackend, records: Records) -> None:
+        self._inner = inner
+        self._records = records
+
+    def open(
+        self,
+        image: str,
+        limits: Limits,
+        *,
+        workdir: str,
+        mounts: Sequence[Mount] = (),
+        name: str = "",
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """Create a sandbox of `image`, after writing down that it is about to be."""
+        name = name or new_name()
+        price = self._inner.price(limits)
+        return _Tracking(
+            self._inner,
+            self._records,
+            Entry(name, image, 0.0, limits.lifetime_s, price),
+            lambda: self._inner.open(image, limits, workdir=workdir, mounts=mounts, name=name),
+        )
+
+    async def live(self) -> Sequence[LiveSandbox]:
+        """Return the sandboxes of swerl's that the provider says exist, whoever opened them."""
+        return await self._inner.live()
+
+    async def remove(self, name: str) -> None:
+        """Remove the sandbox of this name and all that is left of it; nothing where none is."""
+        await self._inner.remove(name)
+        self._records.ended(name, why="removed")
+
+    def price(self, limits: Limits) -> float:
+        """Return what such a sandbox costs, in US dollars an hour."""
+        return self._inner.price(limits)
+
+
+class _Tracking:
+    """One sandbox from its intent to its end."""
+
+    def __init__(
+        self,
+        inner: SandboxBackend,
+        records: Records,
+        entry: Entry,
+        begin: Callable[[], AbstractAsyncContextManager[Sandbox]],
+    ) -> None:
+        self._inner = inner
+        self._records = records
+        self._entry = entry
+        self._begin = begin
+
+    async def __aenter__(self) -> Sandbox:
+        name = self._entry.name
+        self._records.intend(replace(self._entry, intended_s=time.time()))
+        try:
+            self._context = self._begin()
+            sandbox = await self._context.__aenter__()
+        except _NOTHING_MADE as error:
+            self._records.ended(name, why=f"not created: {explain(error)}")
+            raise
+        except BaseException as error:
+            await self._clear(error)
+            raise
+        self._records.opened(name, id=sandbox.id)
+        return sandbox
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        name = self._entry.name
+        try:
+            swallowed = await self._context.__aexit__(kind, error, trace)
+        except BaseException as other:
+            if other is error:
+                self._records.ended(name, why=_why(error))
+            else:
+                self._records.doubted(name, why=f"not seen to close: {explain(other)}")
+            raise
+        self._records.ended(name, why=_why(error))
+        return swallowed
+
+    async def _clear(self, error: BaseException) -> None:
+        """After a create that failed midway, remove what the provider may have made of it.
+
+        An answer that got lost may still become a sandbox; `reap` looks again for a paid one.
+        """
+        name, why = self._entry.name, f"not created: {explain(error)}"
+        try:
+            if not isinstance(error, asyncio.CancelledError):
+                async with asyncio.timeout(_REMOVE_TIMEOUT_S):
+                    await self._inner.remove(name)
+        except Exception as other:  # noqa: BLE001  the first error is the one to tell
+            self._records.doubted(name, why=f"{why}; then not removed: {explain(other)}")
+        else:
+            if self._entry.price:
+                self._records.doubted(name, why=why)
+            else:
+                self._records.ended(name, why=why)
+
+
+def _why(error: BaseException | None) -> str:
+    return f"closed after {type(error).__name__}" if error else "closed"
