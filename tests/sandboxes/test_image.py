@@ -105,7 +105,8 @@ async def test_a_sandbox_without_an_overlay_has_nothing_to_capture(
         ("built:../up", "cannot name an image"),
         ("dir:/no/such/folder", "no folder"),
         ("dir:relative", "cannot open image"),
-        ("ubuntu:22.04", "cannot open image"),
+        ("ubuntu:22.04", "not on this machine"),
+        ("Not An Image", "cannot open image"),
     ],
 )
 async def test_an_image_that_is_not_there_is_one_clear_error(image: str, message: str) -> None:

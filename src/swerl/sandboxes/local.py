@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.errors import SandboxError, SandboxUnavailableError
 from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
 from swerl.sandboxes._local import census, wire
-from swerl.sandboxes._local.image import LocalImage, resolve
+from swerl.sandboxes._local.base import LocalImage
+from swerl.sandboxes._local.image import use
 from swerl.sandboxes._local.link import Link
 from swerl.sandboxes._local.sandbox import LocalSandbox
 from swerl.sandboxes._local.wire import Plan
@@ -96,11 +97,9 @@ class LocalBackend:
         name: str = "",
     ) -> AbstractAsyncContextManager[LocalSandbox]:
         """Create a sandbox of `image`; leaving the context removes it whatever happened."""
-        _require_name(name or "swerl")
-        found = resolve(image)
-        plan = self._plan(name or new_name(), found, limits, workdir, mounts)
-        plan = dataclasses.replace(plan, image=image)
-        return self._open(plan, found.env)
+        name = name or new_name()
+        _require_name(name)
+        return self._open(name, image, limits, workdir, mounts)
 
     async def live(self) -> Sequence[LiveSandbox]:
         """Return the sandboxes on this machine, whoever opened them; as root, every user's.
@@ -122,14 +121,19 @@ class LocalBackend:
         return 0.0
 
     @asynccontextmanager
-    async def _open(self, plan: Plan, env: Mapping[str, str]) -> AsyncIterator[LocalSandbox]:
-        link = Link(self._spawn(plan), plan.id)
-        sandbox = LocalSandbox(link, plan, env, int(self._options.output_cap_mib * 2**20))
-        try:
-            await _boot(sandbox)
-            yield sandbox
-        finally:
-            await asyncio.shield(sandbox.close())
+    async def _open(
+        self, name: str, image: str, limits: Limits, workdir: str, mounts: Sequence[Mount]
+    ) -> AsyncIterator[LocalSandbox]:
+        with use(image) as found:
+            plan = self._plan(name, found, limits, workdir, mounts)
+            plan = dataclasses.replace(plan, image=image)
+            link = Link(self._spawn(plan), plan.id)
+            sandbox = LocalSandbox(link, plan, found.env, int(self._options.output_cap_mib * 2**20))
+            try:
+                await _boot(sandbox)
+                yield sandbox
+            finally:
+                await asyncio.shield(sandbox.close())
 
     def _plan(
         self,
@@ -145,6 +149,7 @@ class LocalBackend:
             workdir=workdir,
             bwrap=self._bwrap,
             layers=[str(path) for path in image.layers],
+            is_whole=image.is_whole,
             content=str(image.content) if image.content else "",
             binds=[(str(mount.source), mount.target) for mount in (*image.binds, *mounts)],
             links=list(image.links.items()),

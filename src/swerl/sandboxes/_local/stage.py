@@ -50,6 +50,7 @@ def build(plan: Plan) -> int | None:
     upper = _make_base(plan)
     root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
     _make_apart(root, "tmp", 0o1777, lambda _: None)
+    _make_apart(root, "sys", 0o555, lambda _: None)  # an image's own would show another machine
     if not plan.bwrap:
         _make_apart(root, "dev", 0o755, _make_devices)
     for source, target in plan.binds:
@@ -86,7 +87,9 @@ def _make_base(plan: Plan) -> int | None:
     base = Path(STAGE, "base")
     base.mkdir()
     _write_base(base, plan)
-    return _overlay([str(base), *plan.layers], ROOT, "root")
+    own = [str(base)]
+    lowers = [*plan.layers, *own] if plan.is_whole else [*own, *plan.layers]
+    return _overlay(lowers, ROOT, "root")
 
 
 def _write_base(base: Path, plan: Plan) -> None:

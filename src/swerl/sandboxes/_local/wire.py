@@ -32,7 +32,9 @@ class Plan:
     bwrap: str = ""
     """Path of bubblewrap; empty to make the namespaces without it."""
     layers: Sequence[str] = ()
-    """Folders that lie over the host base as one writable root, lowest first."""
+    """Folders that make one writable root, lowest first."""
+    is_whole: bool = False
+    """Whether the layers are a whole system, over which the base lies, and not the host's."""
     content: str = ""
     """Folder whose content the workdir starts with."""
     binds: Sequence[tuple[str, str]] = ()
