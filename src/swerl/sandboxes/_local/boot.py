@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from swerl.sandboxes._local import kernel, stage, title, wire
+from swerl.sandboxes._local import kernel, masks, stage, title, wire
 from swerl.sandboxes._local.wire import Plan
 
 AGENT_ID = 1000
@@ -100,11 +100,14 @@ def _run_init(bwrap: str, ready: int, alive: int) -> NoReturn:
         _die_with_the_warden(alive)
         os.setsid()
         title.write(title.FIRST)
+        counts = masks.open_counts()
         stage.mount_proc()
+        masks.hide(f"{stage.ROOT}/proc")
         if bwrap:
             _enter_by_bwrap(bwrap)
         else:
             _enter_by_unshare()
+        masks.bound_counts(counts)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
         _die_with_the_warden(alive)  # the kernel forgets it where rights change

@@ -10,11 +10,32 @@ from pathlib import PurePosixPath
 
 from swerl.sandboxes._local import kernel
 
+_BLOCK_BYTES = 512
+"""Unit of a file's blocks, whatever the file system."""
+_PAGE_BYTES = 1 << 16
+
 
 def open_file(root: int, path: str) -> FileIO:
     """Open a regular file for reading. Raises OSError, FileNotFoundError among them."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
     return _regular(kernel.openat2(root, path, flags), "rb", path)
+
+
+def read_all(file: FileIO, most: int) -> bytes:
+    """Return what the file holds. Raises OSError on one that pretends to hold over `most` bytes.
+
+    A file with holes says that it is larger than the disk it lies on, and one that grows while it
+    is read would never end.
+    """
+    status = os.fstat(file.fileno())
+    if status.st_size > most and status.st_blocks * _BLOCK_BYTES < status.st_size:
+        raise OSError(errno.EFBIG, f"it says that it holds {status.st_size:,} bytes", file.name)
+    step = status.st_size or _PAGE_BYTES  # files of /proc say that they are empty
+    pieces, left = [], status.st_size or most
+    while left > 0 and (piece := file.read(min(step, left))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def write_file(root: int, path: str, data: bytes) -> None:

@@ -38,6 +38,7 @@ class LocalSandbox:
         """Limits that a cgroup holds: `memory`, `pids`, `cpu`."""
         self._link = link
         self._workdir = plan.workdir
+        self._disk_bytes = plan.disk_mib << 20
         self._env = env
         self._cap = cap
         self._root = -1
@@ -112,8 +113,8 @@ class LocalSandbox:
         self._link.require_alive()
         with self._own_errors("read", path), files.open_file(self._root, path) as file:
             if os.fstat(file.fileno()).st_size < _THREAD_BYTES:
-                return file.readall()
-            return await asyncio.to_thread(file.readall)
+                return files.read_all(file, self._disk_bytes)
+            return await asyncio.to_thread(files.read_all, file, self._disk_bytes)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file, making its parents; a link never leads out of the sandbox."""
