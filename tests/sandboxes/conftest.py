@@ -9,21 +9,27 @@ import pytest
 
 from swerl.errors import SandboxUnavailableError
 from swerl.interfaces import Sandbox
-from swerl.sandboxes import local
+from swerl.sandboxes import docker, local
 
-from .helpers import Target
+from .helpers import OUTPUT_CAP_MIB, Target
 
-TARGETS = ("local/bwrap", "local/unshare")
+TARGETS = ("local/bwrap", "local/unshare", "docker")
 
 
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest) -> Target:
     """One backend, and an image for it that holds sh, Python and git."""
-    _, _, isolator = request.param.partition("/")
+    name, _, isolator = request.param.partition("/")
+    if name == "docker":
+        image = request.getfixturevalue("docker_image")
+        base_url = request.getfixturevalue("dockerd")
+        options = docker.Options(base_url=base_url, output_cap_mib=OUTPUT_CAP_MIB)
+        return Target(docker.build(options), image)
     if isolator == "bwrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
-    options = local.Options(isolator=isolator, output_cap_mib=0.5)
-    return Target(local.build(options), "host")
+    return Target(
+        local.build(local.Options(isolator=isolator, output_cap_mib=OUTPUT_CAP_MIB)), "host"
+    )
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from swerl.sandbox import Limits, Mount
 
 WORKDIR = "/testbed"
 LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)
-"""Output is capped at half a MiB a stream, too."""
+OUTPUT_CAP_MIB = 0.5
+"""Most that is kept of a command's output, per stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,165 @@
+"""A command under way in a container, as the controller sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from swerl.errors import SandboxError, SandboxLostError
+from swerl.sandbox import Chunk
+from swerl.sandboxes._docker.hijack import Stream
+from swerl.sandboxes._docker.output import Kept, Seam
+
+_AHEAD_BYTES = 1 << 18
+"""How much output may wait for its reader before the command has to."""
+_PAUSE_S = 0.005
+"""Pause between reads of what is dropped, so that endless output costs the controller little."""
+_KILL_PAUSE_S = 0.2
+
+Order = Callable[[str], Awaitable[None]]
+"""Has a signal of this name, without SIG, sent to the command's processes."""
+Cut = Callable[[bytes], Awaitable[int]]
+"""Says how a command ended whose stream broke off, by what was on its standard output."""
+
+
+class DockerProcess:
+    """A command; `close` lets go of it."""
+
+    def __init__(self, stream: Stream, token: bytes, order: Order, cut: Cut) -> None:
+        self._stream = stream
+        self._order = order
+        self._cut = cut
+        self._seams = {is_stderr: Seam(b"\0" + token) for is_stderr in (False, True)}
+        self._chunks: deque[Chunk] = deque()
+        self._waiting_bytes = 0
+        self._bounded = True
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._input_open = True
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Its exit code."""
+        self._pump = asyncio.ensure_future(self._run())
+        self._pump.add_done_callback(self._finish)
+
+    async def output(self) -> AsyncIterator[Chunk]:
+        """Yield what it prints, as it comes, until it has ended. For one reader."""
+        while chunk := await self._next():
+            yield chunk
+
+    async def send(self, data: bytes) -> None:
+        """Write to its standard input. Raises SandboxError when that is closed."""
+        if not self._input_open or self.ended.done():
+            raise _closed_input()
+        try:
+            await self._stream.send(data)
+        except ConnectionError as error:
+            raise _closed_input() from error
+
+    async def end_input(self) -> None:
+        """Close its standard input."""
+        self._input_open = False
+        self._stream.end_input()
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to it and to everything that it started; nothing once it has ended."""
+        try:
+            name = signal.Signals(number).name.removeprefix("SIG")
+        except ValueError as error:
+            message = f"there is no signal {number}"
+            raise SandboxError(message, hint="take one of Python's signal.Signals") from error
+        if not self.ended.done():
+            await self._order(name)
+
+    async def wait(self) -> int:
+        """Return its exit code, 128 + n after signal n. Raises SandboxLostError."""
+        return await asyncio.shield(self.ended)
+
+    async def collect(self, kept: Kept) -> None:
+        """Read its output to the end into `kept`; safe to cancel and to call again."""
+        while chunk := await self._next():
+            if not kept.add(chunk):
+                await asyncio.sleep(_PAUSE_S)
+
+    async def kill(self) -> None:
+        """Kill it and everything that it started, and wait until it has ended."""
+        self._bounded = False
+        self._room.set()
+        while True:
+            await self._order("KILL")
+            # one that has just begun wears its mark a moment later
+            if (await asyncio.wait([self.ended], timeout=_KILL_PAUSE_S))[0]:
+                return
+
+    def lose(self, error: SandboxLostError) -> None:
+        """Note that its sandbox is gone."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # nobody needs to wait for it
+        self._pump.cancel()
+
+    def close(self) -> None:
+        """Let go of its streams; what it left running runs on."""
+        self._pump.cancel()
+        self._stream.close()
+
+    async def _run(self) -> None:
+        """Read both streams up to their ends."""
+        open_ends = 2
+        while open_ends:
+            read = await self._stream.read()
+            if read is None:
+                said = b"".join(chunk.data for chunk in self._chunks)
+                self._end(await self._cut(said))
+                return
+            data, is_stderr = read
+            text, code = self._seams[is_stderr].take(data)
+            if text:
+                self._add(Chunk(text, is_stderr))
+            if code is not None:
+                open_ends -= 1
+                if not open_ends:
+                    self._end(code)
+            while self._bounded and self._waiting_bytes > _AHEAD_BYTES:
+                self._room.clear()
+                await self._room.wait()
+
+    def _add(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._waiting_bytes += len(chunk.data)
+        self._changed.set()
+
+    async def _next(self) -> Chunk | None:
+        while not self._chunks:
+            if self._pump.done():
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        chunk = self._chunks.popleft()
+        self._waiting_bytes -= len(chunk.data)
+        self._room.set()
+        return chunk
+
+    def _end(self, code: int) -> None:
+        self._input_open = False
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+    def _finish(self, pump: asyncio.Task[None]) -> None:
+        error = None if pump.cancelled() else pump.exception()
+        if error and not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # nobody needs to wait for it
+        self._changed.set()
+
+
+def new_token() -> str:
+    """Return what marks the end of a command's streams; nothing prints it by chance."""
+    return secrets.token_hex(16)
+
+
+def _closed_input() -> SandboxError:
+    message = "the command's standard input is closed"
+    return SandboxError(message, hint="it has ended, or its input was ended")

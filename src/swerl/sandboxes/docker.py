@@ -1,0 +1,136 @@
+"""The `docker` sandbox: a container of a Docker daemon, or of Podman's socket, without a network.
+
+The daemon makes and removes the container. Its first process holds the controller's connection,
+so that it ends with the controller; the daemon then removes what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swerl.errors import SandboxError
+from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
+from swerl.sandboxes._docker import container
+from swerl.sandboxes._docker.api import Api
+from swerl.sandboxes._docker.container import Plan, Quota
+from swerl.sandboxes._docker.machine import Machine
+from swerl.sandboxes._docker.sandbox import DockerSandbox
+
+_HELD = {"memory": "MemoryLimit", "pids": "PidsLimit", "cpu": "CpuCfsQuota"}
+
+
+class Options(BaseModel):
+    """Settings of the `docker` sandbox."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_url: str = ""
+    """The daemon, `unix:///…` or `tcp://host:port`. Empty for what the `docker` command uses:
+    DOCKER_HOST where that is set, else the default socket."""
+    runtime: str = ""
+    """OCI runtime, such as `runsc`; empty for the daemon's own default."""
+    user: str = ""
+    """Ordinary user of the containers, by name or number; empty for the image's own, since images
+    are built for theirs."""
+    may_pull: bool = True
+    """Whether the daemon may pull an image that it lacks."""
+    output_cap_mib: float = Field(default=8.0, gt=0)
+    """Most MiB kept of each of a command's two output streams; test logs are below 2."""
+    price_per_hour: float = Field(default=0.0, ge=0)
+    """US dollars that one sandbox costs an hour, where the daemon's machine is paid for."""
+
+
+def build(options: Options) -> DockerBackend:
+    """Return the backend; the daemon is asked first when a sandbox is opened."""
+    return DockerBackend(options)
+
+
+class DockerBackend:
+    """Makes containers with one daemon."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._api = Api(options.base_url)
+        self._quota: Quota | None = None
+
+    @asynccontextmanager
+    async def _open(self, plan: Plan) -> AsyncIterator[DockerSandbox]:
+        await self._api.connect()
+        quota = self._quota = self._quota or _expect_quota(self._api.info)
+        try:
+            machine = Machine(self._api, plan, await container.create(self._api, plan, quota))
+        except asyncio.CancelledError:
+            with suppress(SandboxError):
+                await asyncio.shield(self.remove(plan.name))
+            raise
+        held = {name for name, key in _HELD.items() if self._api.info.get(key)}
+        limits = frozenset(held | ({"disk"} if quota.works else set()))
+        sandbox = DockerSandbox(machine, limits, int(self._options.output_cap_mib * 2**20))
+        try:
+            await sandbox.boot()
+            yield sandbox
+        finally:
+            await asyncio.shield(sandbox.close())
+
+    def open(
+        self,
+        image: str,
+        limits: Limits,
+        *,
+        workdir: str,
+        mounts: Sequence[Mount] = (),
+        name: str = "",
+    ) -> AbstractAsyncContextManager[DockerSandbox]:
+        """Create a sandbox of `image`; leaving the context removes it whatever happened."""
+        options = self._options
+        plan = Plan(
+            name=name or new_name(),
+            image=image,
+            limits=limits,
+            workdir=workdir,
+            mounts=tuple(mounts),
+            runtime=options.runtime,
+            user=options.user,
+            may_pull=options.may_pull,
+        )
+        return self._open(plan)
+
+    async def live(self) -> Sequence[LiveSandbox]:
+        """Return the sandboxes of swerl's that the daemon has, whoever opened them."""
+        found = await self._list(container.NAME)
+        return [
+            LiveSandbox(
+                name=entry["Labels"][container.NAME],
+                id=entry["Id"],
+                image=entry["Image"],
+                started_unix_s=float(entry["Created"]),
+            )
+            for entry in found
+        ]
+
+    async def remove(self, name: str) -> None:
+        """Remove the sandbox of this name and all that is left of it; nothing where none is."""
+        for entry in await self._list(f"{container.NAME}={name}"):
+            await container.remove(self._api, entry["Id"])
+
+    def price(self, limits: Limits) -> float:
+        """Return what such a sandbox costs, in US dollars an hour: as the settings say."""
+        return self._options.price_per_hour
+
+    async def _list(self, label: str) -> list[dict[str, Any]]:
+        await self._api.connect()
+        return await self._api.call(
+            lambda client: client.containers(all=True, filters={"label": label})
+        )
+
+
+def _expect_quota(info: dict[str, Any]) -> Quota:
+    """Say whether the storage driver may limit a container's disk; creating one settles it."""
+    backing = dict(map(tuple, info.get("DriverStatus") or ())).get("Backing Filesystem", "")
+    driver = info.get("Driver", "")
+    return Quota(driver in ("btrfs", "zfs") or (driver == "overlay2" and backing == "xfs"))
