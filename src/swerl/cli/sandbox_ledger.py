@@ -50,6 +50,8 @@ def ps(
     as_json: JsonOption = False,
 ) -> None:
     """List the sandboxes of every backend: whose they are, how old, what they cost."""
+    from rich.console import Console
+
     from swerl.cli._output import console, stderr
     from swerl.cli._run import run
     from swerl.ledger import census
@@ -64,8 +66,8 @@ def ps(
         _print_json([_as_dict(row) for row in rows])
         return
     if rows:
-        table = _ps_table(rows)
-        console().print(table, width=max(console().width, _LEAST_WIDTH), crop=False)
+        wide = Console(width=max(console().width, _LEAST_WIDTH), highlight=False)
+        wide.print(_ps_table(rows))
     orphans = sum(row.state in {census.State.ORPHAN, census.State.LOST} for row in rows)
     console().print(f"{len(rows)} sandboxes, {orphans} that nobody owns or finds")
     if orphans:
