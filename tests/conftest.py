@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,11 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data folder {folder.name}/ is not beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the sandboxes of tests out of the ledger of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWERL_STATE", str(tmp_path_factory.mktemp("state")))
+        yield

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from swerl import plugins
 from swerl.errors import RecipeError
 from swerl.gateway.app import Gateway
 from swerl.images.ondemand import on_demand
 from swerl.interfaces import EngineSetup, SandboxBackend
+from swerl.ledger import reap
+from swerl.ledger.store import default_ledger
+from swerl.ledger.tracked import tracked
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
 from swerl.run import history
-from swerl.run.events import Emit, Progress, fan_out
+from swerl.run.events import Emit, Notice, Progress, fan_out
 from swerl.run.history import EventLog, History
 from swerl.run.layout import RunFolder, open_run
 from swerl.sandbox import Limits
@@ -41,7 +46,9 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
         if folder.read_state().finished:
             return history.read(folder.events)
         with open_sinks(recipe, root) as sinks:
-            async with _machine(recipe, folder, fan_out(log, show, sinks)) as machine:
+            emit = fan_out(log, show, sinks)
+            await reap_leftovers(recipe, emit)
+            async with _machine(recipe, folder, emit) as machine:
                 past = await loop.run(machine)
     reward_curve(root / "reward.png", past.series("reward"), past.evals)
     return past
@@ -75,7 +82,7 @@ def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
     return Parts(
         gateway=gateway,
         provisioner=Provisioner(
-            sandbox_backend(recipe), limits, concurrency=recipe.rollout.concurrency
+            sandbox_backend(recipe, emit), limits, concurrency=recipe.rollout.concurrency
         ),
         harness=plugin(recipe, "harness"),
         reward=rule(recipe.rollout.reward),
@@ -84,6 +91,22 @@ def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
         seed=recipe.seed,
         emit=emit,
     )
+
+
+async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
+    """Remove the sandboxes that a killed start of the same run left, and say so."""
+    left = await reap.reap_leftovers(default_ledger(), recipe.name)
+    removed = sum(each.outcome is reap.Outcome.REMOVED for each in left)
+    if removed:
+        emit(Notice(f"removed {removed} sandboxes that an earlier start left"))
+    problems = [each.problem for each in left if each.outcome is reap.Outcome.FAILED]
+    if problems:
+        emit(
+            Notice(
+                f"{len(problems)} sandboxes of an earlier start are left: {problems[0]}; "
+                "mend that, then `swerl sandbox reap`"
+            )
+        )
 
 
 @asynccontextmanager
@@ -146,10 +169,26 @@ def _trainer(recipe: Recipe, folder: RunFolder, model: Path, logs: Path) -> Mega
     )
 
 
-def sandbox_backend(recipe: Recipe) -> SandboxBackend:
-    """Build what the recipe's sandbox section names; it pulls images where its settings say so."""
+def sandbox_backend(recipe: Recipe, emit: Emit) -> SandboxBackend:
+    """Build what the recipe's sandbox section names."""
     options = plugin_options("sandboxes", recipe.sandbox, section="sandbox")
-    return on_demand(plugin(recipe, "sandbox"), options)
+    return open_backend(
+        recipe.sandbox.type, options, run=recipe.name, warn=lambda text: emit(Notice(text))
+    )
+
+
+def open_backend(
+    backend: str,
+    options: BaseModel | None,
+    *,
+    run: str,
+    warn: Callable[[str], None] = lambda _: None,
+) -> SandboxBackend:
+    """Build a backend that pulls images where its settings say so and writes the ledger.
+
+    `run` says what its sandboxes are used for; `warn` hears what stops nothing.
+    """
+    return on_demand(tracked(backend, options, run=run, warn=warn), options)
 
 
 def plugin(recipe: Recipe, section: str, *needs: Any) -> Any:

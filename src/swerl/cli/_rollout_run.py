@@ -41,6 +41,7 @@ async def attempt(
         script=None if replies is None else lambda _: replies,
     )
     turns: list[TurnRecord] = []
+    await assemble.reap_leftovers(recipe, emit)
     async with (
         assemble.plugin(recipe, "engine", setup) as engine,
         Gateway(engine=engine, family=family, model_name=recipe.name) as gateway,

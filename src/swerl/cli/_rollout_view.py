@@ -11,7 +11,15 @@ from swerl.cli._output import console
 from swerl.episode import Episode
 from swerl.grade import LEARNABLE, TestStatus, Verdict
 from swerl.patch import touched
-from swerl.run.events import EpisodeEnded, Event, PhaseEnded, PhaseStarted, Progress, TurnEnded
+from swerl.run.events import (
+    EpisodeEnded,
+    Event,
+    Notice,
+    PhaseEnded,
+    PhaseStarted,
+    Progress,
+    TurnEnded,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +76,9 @@ class RolloutView:
                 self._show_turn(event)
             case Progress():
                 self._spin(f"{event.stage} {event.done}/{event.total} {event.note}".rstrip())
+            case Notice(text=text):
+                self._spin(None)
+                self._out.print(text, markup=False, soft_wrap=True)
             case EpisodeEnded():
                 self._spin(None)
 

@@ -31,8 +31,8 @@ def open_backend(
     Raises UnknownNameError on a backend that is not installed, RecipeError on a setting that it
     does not take.
     """
+    from swerl import assemble
     from swerl.cli._output import stderr
-    from swerl.ledger.tracked import tracked
     from swerl.recipe.check import plugin_options
     from swerl.recipe.load import read_settings
     from swerl.recipe.schema import PluginSection
@@ -42,4 +42,4 @@ def open_backend(
 
     chosen = PluginSection(type=backend, **read_settings(settings or ()))
     options = plugin_options("sandboxes", chosen, section="sandbox")
-    return tracked(backend, options, run=run, warn=warn)
+    return assemble.open_backend(backend, options, run=run, warn=warn)

@@ -17,6 +17,7 @@ from swerl.run.events import (
     EpisodeEnded,
     EvalEnded,
     Event,
+    Notice,
     PhaseEnded,
     PhaseStarted,
     Progress,
@@ -82,6 +83,8 @@ class TrainView:
                 console().print(_eval_line(event))
             case Progress():
                 self._progress(event)
+            case Notice(text=text):
+                console().print(f"  {text}", markup=False, soft_wrap=True)
         self._draw()
 
     def _begin(self, stage: str, expected: int) -> None:

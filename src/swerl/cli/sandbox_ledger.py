@@ -182,8 +182,7 @@ def _ps_table(rows: list[Row]) -> Table:
     for row in rows:
         entry = row.entry
         began_s = entry.opened_s or entry.intended_s
-        left_s = entry.deadline_s - now_s
-        deadline = ("in " if left_s > 0 else "over by ") + _span(abs(left_s)) if row.page else ""
+        deadline = "" if entry.ended_s or not row.page else _deadline(entry.deadline_s - now_s)
         state = f"[{_COLOURS.get(row.state, 'dim')}]{row.state}[/]"
         age = _span((entry.ended_s or now_s) - began_s) if began_s else ""
         owner = f"{row.pid or ''} {row.life}".strip()
@@ -193,6 +192,10 @@ def _ps_table(rows: list[Row]) -> Table:
             *(entry.name, row.backend, entry.image, row.run, place, age, deadline, cost, state)
         )
     return table
+
+
+def _deadline(left_s: float) -> str:
+    return f"in {_span(left_s)}" if left_s > 0 else f"{_span(-left_s)} ago"
 
 
 def _as_dict(row: Row) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swerl.chat import Json
+from swerl.errors import RunError
 from swerl.ledger.book import Book
 from swerl.ledger.entry import Head, Page, Sum, add_up, fold, read_page, rows_of, sum_line
 from swerl.ledger.owner import Life, life
@@ -65,7 +66,7 @@ class Ledger:
         """
         if sum(1 for _ in self.folder.glob("*.jsonl")) <= most_files:
             return
-        with self._locked(fcntl.LOCK_EX):
+        with suppress(OSError, RunError), self._locked(fcntl.LOCK_EX):
             over = [page for page in self._pages() if _is_over(page)]
             sums, absorbed = self._archive()
             for name in absorbed:

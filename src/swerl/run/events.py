@@ -93,6 +93,13 @@ class Progress:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that a person should know and that stops nothing."""
+
+    text: str
+
+
 Event: TypeAlias = (
     PhaseStarted
     | PhaseEnded
@@ -102,6 +109,7 @@ Event: TypeAlias = (
     | StepEnded
     | EvalEnded
     | Progress
+    | Notice
 )
 Emit: TypeAlias = Callable[[Event], None]
 
