@@ -1,0 +1,1 @@
+"""Insides of the `e2b` sandbox."""

@@ -1,0 +1,226 @@
+# One command's life in the sandbox, for any bash from 4.0 on and the usual small tools.
+#
+# The controller sets the variables and `eval`s this text, so that no process carries it on its
+# command line. `launch` starts a supervisor in a session of its own, once, and shows what the
+# command prints, in base64: standard output on 1, errors on 2. Called again it only shows, from
+# the offsets that it is given; so a broken stream loses nothing. What comes before a line `=` is
+# a profile's. The last line is `x <exit code> <1 if stopped> <bytes of output> <bytes of errors>`.
+#
+#   step      launch, signal or stop            d      folder of this command
+#   argv      the command                       given  its environment beyond the image's
+#   cwd       where it runs                     limit  seconds until it is stopped, or nothing
+#   cap_kib   most KiB kept of a stream, or 0   live   1 to show output as it comes, and take input
+#   input     base64 of its input, or nothing   file   a file with its input, or nothing
+#   offsets   bytes already shown of each       stale  folders of commands that are over
+#   number    the signal to send
+
+say_no() { printf '! %s\n' "$1"; exit 0; }
+
+launch() {
+  printf '\n=\n'
+  printf '\n=\n' >&2
+  [ ${#stale[@]} -eq 0 ] || rm -rf -- "${stale[@]}"
+  umask 077
+  if mkdir -- "$d" 2>/dev/null; then
+    { prepare && begin; } || { rm -rf -- "$d"; say_no 'there is no room for a command in /tmp'; }
+  fi
+  [ -p "$d/tick" ] || say_no 'there is no room for a command in /tmp'
+  exec 9<>"$d/tick"
+  show
+}
+
+prepare() {
+  mkfifo "$d/1" "$d/2" "$d/tick" && : >"$d/1.data" && : >"$d/2.data" || return
+  if [ -n "$live" ]; then mkfifo "$d/0"
+  elif [ -n "$file" ]; then mv -- "$file" "$d/0"
+  elif [ -n "$input" ]; then printf %s "$input" | base64 -d >"$d/0"
+  else ln -s /dev/null "$d/0"; fi
+}
+
+begin() {
+  find_reaper
+  SWERL_STEP=supervise "${reaper[@]}" bash -c 'eval "$SWERL_JOB"' </dev/null >/dev/null 2>&1 &
+  [ -z "$live" ] || { exec 8<&0; take_input <&8 >"$d/0" 2>/dev/null & }
+}
+
+# Orphans of the command fall to the supervisor, so that it finds them all; bash cannot ask for it.
+find_reaper() {
+  local prctl=157 setsid=112
+  case $HOSTTYPE in aarch64 | arm64) prctl=167 setsid=157 ;; esac
+  if command -v perl >/dev/null 2>&1; then
+    reaper=(perl -e 'syscall(0+shift, 36, 1, 0, 0, 0); syscall(0+shift); exec {$ARGV[0]} @ARGV'
+      "$prctl" "$setsid")
+  elif command -v python3 >/dev/null 2>&1; then
+    reaper=(python3 -I -S -c 'import ctypes, os, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])')
+  elif command -v setsid >/dev/null 2>&1; then reaper=(setsid)
+  else reaper=(); fi
+}
+
+take_input() {
+  local line
+  while read -r line && [ "$line" != . ]; do printf %s "$line" | base64 -d; done
+}
+
+supervise() {
+  exec 9<>"$d/tick"
+  set -m # so that the command ignores no signal
+  stopped=0 watch=
+  trap 'stopped=1' TERM
+  read_environment
+  spool 1 9>&- & spared=$!
+  spool 2 9>&- & spared="$spared $!"
+  run_command <"$d/0" >"$d/1" 2>"$d/2" 9>&- &
+  child=$!
+  if [ -n "$limit" ]; then
+    { sleep "$limit"; kill -TERM $$; } 9>&- & watch=$!
+    spared="$spared $watch"
+  fi
+  echo "$$ $spared" >"$d/pids"
+  until wait "$child"; code=$?; [ $stopped = 1 ] || ! kill -0 "$child" 2>/dev/null; do :; done
+  [ $stopped = 0 ] || { kill_tree; wait "$child"; code=$?; }
+  [ -z "$watch" ] || kill -KILL -- "-$watch" 2>/dev/null
+  linger
+  ln -s "$code.$stopped" "$d/exit"
+  echo >&9
+  [ -n "$live" ] || exit 0
+  until [ $stopped = 1 ]; do sleep 3600 9>&- & spared="$spared $!"; wait $!; done
+  kill_tree
+}
+
+# The environment that the provider started the controller's shell with, before any profile ran.
+read_environment() {
+  local each
+  vars=()
+  while IFS= read -r -d '' each; do
+    case $each in SWERL_* | _=*) ;; *) vars+=("$each") ;; esac
+  done <"/proc/$PPID/environ"
+}
+
+run_command() {
+  trap - TERM
+  cd -- "$cwd" 2>/dev/null || { echo "swerl: cannot run in the folder $cwd" >&2; exit 126; }
+  case ${argv[0]} in *=*) argv=(sh -c 'exec "$@"' sh "${argv[@]}") ;; esac
+  exec env -i "${vars[@]}" "${given[@]}" "${argv[@]}"
+}
+
+spool() {
+  [ "$cap_kib" = 0 ] || { (trap '' XFSZ; ulimit -f "$cap_kib"; exec cat >"$d/$1.data"); exec cat >/dev/null; }
+  exec cat >"$d/$1.data"
+} <"$d/$1" 2>/dev/null
+
+# What the command left running may still hold its output; only a moment is given to it.
+linger() {
+  local each turn
+  for turn in 1 2 3 4 5 6 7 8 9 10; do
+    each=${spared% "$watch"}
+    kill -0 ${each%% *} 2>/dev/null || kill -0 ${each##* } 2>/dev/null || return
+    pause 0.01
+  done
+}
+
+pause() { read -r -t "$1" -u 9; }
+
+# Put every process below $1 into `below`, but for the spared ones. Starts no process, because
+# there may be no room for one.
+find_below() {
+  local root=$1 file line pid kid todo next
+  local -A kids=()
+  for file in /proc/[0-9]*/stat; do
+    line=
+    { IFS= read -r -d '' line <"$file"; } 2>/dev/null
+    [ -n "$line" ] || continue
+    pid=${file#/proc/} pid=${pid%/stat}
+    set -- ${line##*) }
+    [ "$1" = Z ] || kids[$2]+=" $pid"
+  done
+  below=() todo=("$root")
+  while [ ${#todo[@]} -gt 0 ]; do
+    next=()
+    for pid in "${todo[@]}"; do
+      for kid in ${kids[$pid]}; do
+        case " $spared " in *" $kid "*) ;; *) next+=("$kid") ;; esac
+      done
+    done
+    below+=("${next[@]}") todo=("${next[@]}")
+  done
+}
+
+kill_tree() {
+  local since=$SECONDS
+  while find_below $$; [ ${#below[@]} -gt 0 ] && [ $((SECONDS - since)) -lt 8 ]; do
+    kill -STOP "${below[@]}" 2>/dev/null
+    kill -KILL "${below[@]}" 2>/dev/null
+  done
+}
+
+show() {
+  local out=${offsets[0]} err=${offsets[1]} code
+  if [ -n "$live" ] && [ ! -L "$d/exit" ]; then
+    set -m
+    tail --version >/dev/null 2>&1 && quick=(-s 0.02) || quick=()
+    follow 1 "$out" 9>&- & out=$!
+    follow 2 "$err" >&2 9>&- & err=$!
+    wait_for_end
+    pause 0.03
+    kill -KILL -- "-$out" "-$err" 2>/dev/null
+    wait "$out" "$err" 2>/dev/null
+    printf '\n'
+    printf '\n' >&2
+  else
+    wait_for_end
+    dump 1 "$out"
+    dump 2 "$err" >&2
+  fi 2>&2
+  code=$(readlink "$d/exit") || code=137.0 # somebody killed the supervisor
+  printf 'x %s %s\n' "${code%.*} ${code#*.}" "$(echo $(stat -L -c %s "$d/1.data" "$d/2.data"))"
+}
+
+wait_for_end() {
+  local supervisor=
+  until [ -L "$d/exit" ]; do
+    pause 0.5
+    [ -n "$supervisor" ] || read -r supervisor _ <"$d/pids"
+    [ -z "$supervisor" ] || kill -0 "$supervisor" 2>/dev/null || break
+  done 2>/dev/null
+}
+
+follow() {
+  local line
+  tail "${quick[@]}" -c "+$(($2 + 1))" -f -- "$d/$1.data" 2>/dev/null |
+    while line=$(dd bs=49152 count=1 2>/dev/null | base64 -w 0); [ -n "$line" ]; do
+      printf '%s\n' "$line"
+    done
+}
+
+dump() {
+  [ ! -s "$d/$1.data" ] || { tail -c "+$(($2 + 1))" -- "$d/$1.data" | base64 -w 65532; echo; }
+}
+
+find_supervisor() {
+  read -r supervisor spared 2>/dev/null <"$d/pids" && kill -0 "$supervisor" 2>/dev/null
+}
+
+signal() {
+  find_supervisor || return
+  find_below "$supervisor"
+  [ ${#below[@]} -eq 0 ] || kill "-$number" "${below[@]}" 2>/dev/null
+}
+
+stop() {
+  local since=$SECONDS
+  [ -d "$d" ] && exec 9<>"$d/tick" || return
+  find_supervisor || return
+  kill -TERM "$supervisor"
+  while kill -0 "$supervisor" 2>/dev/null; do
+    [ $((SECONDS - since)) -lt 9 ] || say_no 'a command cannot be killed'
+    read -r -t 0.01 <> <(:)
+  done
+}
+
+case ${SWERL_STEP:-$step} in
+  launch) launch ;;
+  supervise) supervise ;;
+  signal) signal; echo ok ;;
+  stop) stop; echo ok ;;
+esac

@@ -1,0 +1,72 @@
+"""Host folders in a remote sandbox: packed once, uploaded where the image has them not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tarfile
+from pathlib import Path
+
+from swerl import secrets
+from swerl.errors import SandboxError
+from swerl.sandbox import Mount
+from swerl.sandboxes._e2b.job import new_folder
+from swerl.sandboxes._e2b.runner import Runner
+from swerl.sandboxes._e2b.sdk import Machine
+
+UNPACK = """
+mkdir -p -- "$2" && tar -xzf "$1" -C "$2" --no-same-owner && chmod -R a+rX,a-w -- "$2"
+code=$?; rm -f -- "$1"; exit $code
+"""
+"""Shell script that unpacks an uploaded folder where nobody but root may change it."""
+_LOCKS: dict[str, asyncio.Lock] = {}
+
+
+async def upload(runner: Runner, machine: Machine, mount: Mount) -> str:
+    """Upload a folder, packed, and return where its pack lies in the sandbox."""
+    source = mount.source.resolve()
+    key = await asyncio.to_thread(_fingerprint, source)
+    packed = secrets.cache_dir() / "e2b" / f"{key}.tar.gz"
+    async with _LOCKS.setdefault(key, asyncio.Lock()):
+        if not packed.exists():
+            await asyncio.to_thread(_pack, source, packed)
+    path = f"{new_folder()}.tgz"
+
+    async def attempt() -> bool:
+        with packed.open("rb") as file:
+            await machine.write(path, file, "root")
+        return True
+
+    await runner.persist(attempt)
+    return path
+
+
+def _fingerprint(source: Path) -> str:
+    """Return a key that changes with any file of the folder."""
+    if not source.is_dir():
+        message = f"the folder {source} to mount is not there"
+        raise SandboxError(message, hint="`swerl agents fetch` gets an agent's files")
+    digest = hashlib.sha256(str(source).encode())
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(folder, name)  # noqa: PTH118  thousands of files
+            stat = os.lstat(path)
+            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+def _pack(source: Path, packed: Path) -> None:
+    """Pack under a temporary name, then rename."""
+    packed.parent.mkdir(parents=True, exist_ok=True)
+    partial = packed.with_name(f"{packed.name}.{os.getpid()}.part")
+    try:
+        with tarfile.open(partial, "w:gz", compresslevel=4) as archive:
+            archive.add(source, arcname=".")
+        partial.replace(packed)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        message = f"cannot pack {source} for upload: {error.strerror or error}"
+        hint = "free space there, or name another SWERL_CACHE"
+        raise SandboxError(message, hint=hint) from error

@@ -1,0 +1,247 @@
+"""One open sandbox of the `e2b` backend."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from swerl.errors import SandboxError, SandboxLostError
+from swerl.interfaces import Listener
+from swerl.sandbox import Chunk, Exec, Mount
+from swerl.sandboxes._e2b import mounts as packs
+from swerl.sandboxes._e2b.files import Files
+from swerl.sandboxes._e2b.job import Job, Report, Shown
+from swerl.sandboxes._e2b.process import E2BProcess
+from swerl.sandboxes._e2b.runner import Runner
+from swerl.sandboxes._e2b.sdk import CutError, Machine, Provider
+from swerl.sandboxes._relay import open_relay
+
+TIMED_OUT = 124
+CANNOT_RUN = 126
+_OVERTIME_S = 15.0
+"""Seconds after a command's own timeout in which its end must arrive."""
+_SETUP_TIMEOUT_S = 300.0
+_LOOK = """
+id -u; id -g; test -d "$1" && test -w "$1" && echo writable; shift
+for each; do test -n "$(ls -A -- "$each" 2>/dev/null)" || printf 'absent %s\\n' "$each"; done; :
+"""
+_OWN_WORKDIR = """
+mkdir -p -- "$1" || exit
+chown -R "$2" -- "$1" 2>/dev/null # where root may not, all is one user's anyway
+if command -v git >/dev/null; then git config --system --add safe.directory '*'; fi; :
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What all sandboxes of a backend have in common."""
+
+    user: str | None
+    """Name of the ordinary user; None for the template's."""
+    output_cap: int
+    """Most bytes kept of each of a command's output streams."""
+    public_url: str
+    """Where the gateway can be reached from outside; empty for the relay."""
+
+
+class E2BSandbox:
+    """A sandbox at an E2B-compatible provider."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        machine: Machine,
+        *,
+        habits: Habits,
+        workdir: str,
+        lifetime_s: float,
+    ) -> None:
+        self.id = machine.id
+        self._provider = provider
+        self._machine = machine
+        self._habits = habits
+        self._workdir = workdir
+        self._runner = Runner(provider, machine, lifetime_s)
+        self._owner = "0:0"
+        self._mounted: list[PurePosixPath] = []
+        self._open = AsyncExitStack()
+
+    async def set_up(self, mounts: Sequence[Mount]) -> None:
+        """Give the workdir to the ordinary user, and bring the mounts that the image lacks."""
+        targets = [mount.target for mount in mounts]
+        look = ["sh", "-c", _LOOK, "swerl", self._workdir, *targets]
+        done = await self.run(look, cwd="/", timeout_s=_SETUP_TIMEOUT_S)
+        uid, gid, *facts = done.stdout.decode().splitlines() or ["", ""]
+        if not uid.isdigit():
+            message = f"sandbox {self.id} does not run commands: {done.text.strip()[-300:]}"
+            raise SandboxError(message, hint="the image needs sh, bash and coreutils")
+        self._owner = f"{uid}:{gid}"
+        if "writable" not in facts:
+            await self._as_root(["sh", "-c", _OWN_WORKDIR, "swerl", self._workdir, self._owner])
+        for mount in mounts:
+            if f"absent {mount.target}" in facts:
+                pack = await packs.upload(self._runner, self._machine, mount)
+                await self._as_root(["sh", "-c", packs.UNPACK, "swerl", pack, mount.target])
+            self._mounted.append(PurePosixPath(mount.target))
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+        stdin: bytes | None = None,
+    ) -> Exec:
+        """Run a command to its end; at the timeout its whole process tree is killed."""
+        started = time.monotonic()
+        if refusal := _refusal(argv, cwd, env):
+            return Exec(CANNOT_RUN, b"", refusal)
+        job = Job(
+            argv=argv,
+            cwd=cwd or self._workdir,
+            env=env or {},
+            user=user or self._habits.user,
+            limit_s=timeout_s,
+            cap_bytes=self._habits.output_cap + 1,
+            stdin=stdin or b"",
+        )
+        kept = _Kept(self._habits.output_cap)
+        report = await self._finish(job, Shown(kept.take), timeout_s)
+        timed_out = report.stopped
+        return Exec(
+            exit_code=TIMED_OUT if timed_out else report.exit_code,
+            stdout=bytes(kept.stdout),
+            stderr=bytes(kept.stderr),
+            timed_out=timed_out,
+            truncated=max(report.sizes) > self._habits.output_cap,
+            duration_s=time.monotonic() - started,
+        )
+
+    @asynccontextmanager
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncIterator[E2BProcess]:
+        """Start a command; leaving the context kills it and everything that it started."""
+        if self._runner.ended.done():
+            raise self._runner.ended.result()
+        if refusal := _refusal(argv, cwd, env):
+            raise SandboxError(refusal.decode().strip(), hint="give a command to run")
+        who = user or self._habits.user
+        job = Job(argv, cwd or self._workdir, env or {}, who, live=True)
+        process = E2BProcess(self._runner, job)
+        try:
+            await process.begin()
+            yield process
+        finally:
+            await asyncio.shield(process.close())
+
+    async def read(self, path: str) -> bytes:
+        """Return a file. Raises FileNotFoundError."""
+        return await self._runner.unless_lost(self._files().read(path))
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file, making its parents."""
+        where = PurePosixPath("/") / path
+        for mounted in self._mounted:
+            if where.is_relative_to(mounted):
+                message = f"cannot write {path} in sandbox {self.id}: {mounted} is read-only"
+                raise SandboxError(message, hint="write outside of the mounts")
+        await self._runner.unless_lost(self._files().write(path, data))
+
+    async def expose(self, listener: Listener) -> str:
+        """Make `listener` reachable from inside and return its base URL there.
+
+        The public way leads to the gateway's own port, where the session's key says whose
+        request it is.
+        """
+        if self._habits.public_url:
+            return self._habits.public_url
+        relay = open_relay(self, listener, on_lost=self._runner.lose)
+        return await self._open.enter_async_context(relay)
+
+    async def close(self) -> None:
+        """End the sandbox at its provider. Safe to call twice. Raises SandboxError where the
+        provider does not take it; then the sandbox lives until its lifetime is over."""
+        if self._runner.ended.done() and not isinstance(self._runner.ended.result(), _ClosedError):
+            await self._open.aclose()
+        elif not self._runner.ended.done():
+            self._runner.lose(_ClosedError(f"sandbox {self.id} is closed", hint="open a fresh one"))
+            await self._open.aclose()
+        await self._kill()
+
+    async def _kill(self) -> None:
+        for pause in (0.2, 1.0, 3.0):
+            try:
+                await self._provider.kill(self.id)
+            except CutError:
+                await asyncio.sleep(pause)
+            else:
+                return
+        await self._provider.kill(self.id)
+
+    async def _finish(self, job: Job, shown: Shown, timeout_s: float | None) -> Report:
+        deadline = None if timeout_s is None else timeout_s + _OVERTIME_S
+        try:
+            async with asyncio.timeout(deadline):
+                return await self._runner.unless_lost(self._runner.finish(job, shown))
+        except asyncio.CancelledError:
+            with suppress(SandboxError):
+                await asyncio.shield(self._runner.stop(job))
+            raise
+        except TimeoutError as error:
+            message = f"sandbox {self.id} is gone: a command did not end {_OVERTIME_S:g} s late"
+            lost = SandboxLostError(message, hint="open a fresh sandbox")
+            self._runner.lose(lost)
+            raise lost from error
+
+    async def _as_root(self, argv: Sequence[str]) -> None:
+        done = await self.run(argv, cwd="/", user="root", timeout_s=_SETUP_TIMEOUT_S)
+        if done.exit_code:
+            message = f"cannot prepare sandbox {self.id}: {done.text.strip()[-300:]}"
+            raise SandboxError(message, hint="the template needs a user root, and room on its disk")
+
+    def _files(self) -> Files:
+        return Files(self._runner, self._machine, self._shell, self._owner)
+
+    async def _shell(self, argv: list[str], stdin: bytes, stdin_file: str) -> Exec:
+        job = Job(argv, "/", {}, "root", stdin=stdin, stdin_file=stdin_file)
+        kept = _Kept(1 << 20)
+        report = await self._runner.finish(job, Shown(kept.take))
+        return Exec(report.exit_code, bytes(kept.stdout), bytes(kept.stderr))
+
+
+class _ClosedError(SandboxLostError):
+    """Its owner closed the sandbox."""
+
+
+class _Kept:
+    """What is kept of a command's output: its first bytes."""
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+
+    async def take(self, chunk: Chunk) -> None:
+        kept = self.stderr if chunk.is_stderr else self.stdout
+        kept += chunk.data[: self._cap - len(kept)]
+
+
+def _refusal(argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> bytes:
+    """Return why these words cannot be a command; empty where they can."""
+    if not argv:
+        return b"swerl: the command is empty\n"
+    if any("\0" in word for word in (*argv, cwd or "", *(env or {}), *(env or {}).values())):
+        return b"swerl: a command cannot hold a null byte\n"
+    return b""
