@@ -1,0 +1,89 @@
+# The object store: only what the base, its past and the index need.
+
+# Whether every object is one that the base, its past or the index needs.
+holds_no_more() {
+  [ -n "$sha" ] || return 1
+  odd=$(find "$dir/objects" ! -type d | grep -v -E \
+    '/objects/([0-9a-f]{2}/([0-9a-f]{38}|[0-9a-f]{62})|pack/pack-[0-9a-f]+\.(pack|idx|rev))$')
+  [ -z "$odd" ] || return 1
+  for pack in "$dir"/objects/pack/*.pack; do
+    [ ! -e "$pack" ] || [ -e "${pack%.pack}.idx" ] || return 1
+  done
+  needed=$(repository rev-list --objects --indexed-objects "$sha" 2>/dev/null | wc -l)
+  [ "$needed" -gt 0 ] && [ "$needed" -eq "$(count_objects)" ] && only_own_shallow
+}
+
+only_own_shallow() {
+  [ -f "$dir/shallow" ] || return 0
+  while read -r commit; do
+    repository merge-base --is-ancestor "$commit" "$sha" 2>/dev/null || return 1
+  done <"$dir/shallow"
+}
+
+rebuild_objects() {
+  changed=1
+  if [ -f "$dir/objects/info/alternates" ]; then note_alternates; fi
+  fresh=$dir/objects.new
+  rm -rf "$fresh"
+  mkdir -p "$fresh/pack" "$fresh/info" || foreign "cannot write $dir"
+  if [ "$kept" = none ]; then say "$sha" >"$dir/shallow"; fi
+  if ! pack_needed; then
+    # A past with holes cannot be kept; the base itself must be whole.
+    [ "$kept" = full ] && [ -n "$sha" ] || broken "objects of the base commit are lost"
+    kept=none
+    say "$sha" >"$dir/shallow"
+    pack_needed || broken "objects of the base commit are lost"
+  fi
+  rm -rf "$dir/objects" || foreign "cannot remove $dir/objects"
+  mv "$fresh" "$dir/objects" || broken "cannot replace $dir/objects"
+  if [ -f "$dir/shallow" ]; then keep_own_shallow; fi
+}
+
+# Stores that this repository borrowed from are copies of it.
+note_alternates() {
+  while read -r path; do
+    case $path in /*) ;; *) path=$dir/objects/$path ;; esac
+    path=$(cd -P -- "$path" 2>/dev/null && pwd -P) || continue
+    if [ -f "${path%/objects}/HEAD" ]; then path=${path%/objects}; fi
+    extra=$extra$path$line_end
+  done <"$dir/objects/info/alternates"
+}
+
+pack_needed() {
+  missing=
+  if [ -n "$partial" ]; then missing=--missing=allow-any; fi
+  printf '%s' "${sha:+$sha$line_end}" |
+    repository -c pack.compression=1 -c pack.windowMemory=64m -c pack.threads=1 \
+      pack-objects --quiet --revs --indexed-objects --delta-base-offset --window=0 --non-empty \
+      $missing "$fresh/pack/pack" >/dev/null 2>&1
+}
+
+# `shallow` may name commits of other branches; only those in the store are ours.
+keep_own_shallow() {
+  repository cat-file --batch-check='%(objectname) %(objecttype)' <"$dir/shallow" |
+    sed -n 's/ commit$//p' >"$dir/shallow.own"
+  rm -f "$dir/shallow"
+  if [ -s "$dir/shallow.own" ]; then mv "$dir/shallow.own" "$dir/shallow"
+  else rm -f "$dir/shallow.own"
+  fi
+}
+
+# A past that holds the solved files (a reverted fix, a planted bug) is no past to keep.
+drop_solved() {
+  solved=$(say "$orders" | sed -n 's/^solved //p')
+  [ -n "$solved" ] && [ -n "$base" ] && [ "$kept" = full ] || return 0
+  tree=$top dir=$top/.git partial='' sha=$base
+  known=$(say "$solved" | repository cat-file --batch-check 2>/dev/null | sed -n 's/ blob .*//p')
+  [ -n "$known" ] || return 0
+  own=$(repository ls-tree -r "$base"; repository ls-files -s)
+  for blob in $known; do
+    case $own in *"$blob"*) ;; *)
+      repository rev-parse -q --verify "$base^" >/dev/null 2>&1 || return 0
+      kept=none
+      rebuild_objects
+      [ -z "$owner" ] || chown -R "$owner" "$dir" 2>/dev/null
+      say "history none"
+      return ;;
+    esac
+  done
+}

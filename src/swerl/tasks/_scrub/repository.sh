@@ -1,0 +1,193 @@
+# One repository: its settings, its base commit, its references.
+
+# What is left of a repository that cannot be read has no use, yet may hold objects.
+scrub_nested() {
+  (scrub_repository "$1" "" none; [ -z "$changed$extra" ] || say changed) 2>/dev/null
+  case $? in
+    0) ;;
+    94) foreign "$1/.git belongs to another user" ;;
+    *) remove_store "$1/.git" ;;
+  esac
+}
+
+# Sets `sha` to the base commit and `kept` to what is left of the past.
+scrub_repository() {
+  tree=$1 dir=$1/.git rebuild=''
+  [ -w "$tree" ] && [ -w "$dir" ] || foreign "$dir belongs to another user"
+  owner=$(stat -c %u:%g "$dir" 2>/dev/null) || owner=
+  if [ -L "$dir" ] || [ -f "$dir" ]; then bring_home; fi
+  [ -d "$dir" ] && [ -f "$dir/HEAD" ] && [ -d "$dir/objects" ] || broken "$dir is no repository"
+  clean_settings
+  find_base "$2"
+  choose_history "$3"
+  remove_clutter
+  write_refs
+  if [ "$kept" = full ] && [ -z "$rebuild" ] && holds_no_more; then :; else rebuild_objects; fi
+  if [ -n "$owner" ] && [ "$owner" != "$(stat -c %u:%g "$dir/HEAD")" ]; then
+    chown -R "$owner" "$dir" 2>/dev/null
+  fi
+}
+
+# A linked git folder (a worktree's, a submodule's, a symbolic link) moves into its work tree.
+bring_home() {
+  if [ -L "$dir" ]; then
+    real=$(readlink -f "$dir")
+  else
+    real=$(sed -n 's/^gitdir: //p' "$dir")
+    case $real in /*) ;; *) real=$tree/$real ;; esac
+  fi
+  [ -d "$real" ] || broken "$dir points at $real, which is not there"
+  common=$real
+  if [ -f "$real/commondir" ]; then
+    common=$(cat "$real/commondir")
+    case $common in /*) ;; *) common=$real/$common ;; esac
+  fi
+  real=$(cd -P -- "$real" && pwd -P) && common=$(cd -P -- "$common" 2>/dev/null && pwd -P) ||
+    broken "$dir points at a repository that is not there"
+  extra=$extra$common$line_end
+  head=$(safe_git --git-dir="$real" rev-parse -q --verify 'HEAD^{commit}' 2>/dev/null) ||
+    broken "HEAD of $tree does not resolve"
+  rm -f "$dir" && mkdir -p "$dir/objects/info" "$dir/refs/heads" "$dir/info" ||
+    foreign "cannot write $tree"
+  for name in index HEAD; do [ ! -f "$real/$name" ] || cp -p "$real/$name" "$dir/$name"; done
+  for name in config shallow info/exclude info/sparse-checkout info/attributes; do
+    [ ! -f "$common/$name" ] || cp -p "$common/$name" "$dir/$name"
+  done
+  cp -p "$real"/sharedindex.* "$dir/" 2>/dev/null
+  branch=$(sed -n 's/^ref: //p' "$dir/HEAD")
+  if [ -n "$branch" ]; then
+    mkdir -p "$dir/${branch%/*}" && say "$head" >"$dir/$branch"
+  fi
+  say "$common/objects" >"$dir/objects/info/alternates"
+  rebuild=1 changed=1
+}
+
+repository() { safe_git --git-dir="$dir" --work-tree="$tree" "$@"; }
+
+# Settings that run programs, name other places or other files are unknown here, and go.
+clean_settings() {
+  dirty='' partial='' lines=''
+  names=$(git config --no-includes -f "$dir/config" --name-only --list 2>/dev/null) ||
+    { [ ! -s "$dir/config" ] || broken "$dir/config cannot be read"; }
+  if [ -f "$dir/config.worktree" ]; then dirty=1; fi
+  old_ifs=$IFS IFS=$line_end
+  set -f
+  for name in $names; do
+    case $name in
+      *.promisor | extensions.partialclone) partial=1 dirty=1 ;;
+      core.repositoryformatversion | core.filemode | core.symlinks | core.ignorecase | \
+      core.bare | core.precomposeunicode | core.autocrlf | core.eol | core.safecrlf | \
+      core.logallrefupdates | core.sparsecheckout | core.sparsecheckoutcone | core.splitindex | \
+      core.untrackedcache | index.sparse | index.version | extensions.objectformat | \
+      user.name | user.email | gc.auto | status.showuntrackedfiles) ;;
+      *) dirty=1; continue ;;
+    esac
+    lines=$lines$name$line_end
+  done
+  if [ -n "$dirty" ]; then
+    changed=1
+    rm -f "$dir/config.clean"
+    for name in $lines; do
+      case $name in *.promisor | extensions.partialclone) continue ;; esac
+      value=$(git config --no-includes -f "$dir/config" --get "$name")
+      [ "$name" != core.bare ] || value=false
+      git config -f "$dir/config.clean" "$name" "$value"
+    done
+    if [ -f "$dir/config.worktree" ]; then
+      for name in core.sparsecheckout core.sparsecheckoutcone index.sparse; do
+        value=$(git config --no-includes -f "$dir/config.worktree" --get "$name") &&
+          git config -f "$dir/config.clean" "$name" "$value"
+      done
+      rm -f "$dir/config.worktree"
+    fi
+    : >>"$dir/config.clean"
+    mv -f "$dir/config.clean" "$dir/config" || foreign "cannot write $dir/config"
+  fi
+  set +f
+  IFS=$old_ifs
+}
+
+find_base() {
+  branch=$(repository symbolic-ref -q HEAD) || branch=
+  if sha=$(repository rev-parse -q --verify 'HEAD^{commit}' 2>/dev/null); then
+    full=$sha
+    if [ -n "$1" ]; then
+      full=$(repository rev-parse -q --verify "$1^{commit}" 2>/dev/null) || full=$sha
+    fi
+    if [ "$full" != "$sha" ] && repository merge-base --is-ancestor "$full" "$sha" 2>/dev/null
+    then sha=$full rebuild=1
+    fi
+    repository cat-file -e "$sha^{tree}" 2>/dev/null || broken "the tree of commit $sha is lost"
+  elif [ -z "$branch" ] || [ -e "$dir/$branch" ] ||
+    grep -q " $branch\$" "$dir/packed-refs" 2>/dev/null
+  then broken "HEAD of $tree does not resolve to a commit"
+  else sha=
+  fi
+}
+
+choose_history() {
+  kept=$1
+  if ls "$dir"/objects/pack/*.promisor >/dev/null 2>&1; then partial=1; fi
+  if [ "$kept" = auto ]; then
+    kept=full
+    if [ -n "$partial" ] || [ "$(count_objects)" -gt "$limit" ]; then kept=none; fi
+  fi
+  if [ "$kept" = none ]; then
+    # A commit without parents has no past to hide, and one that is cut off already has none left.
+    if [ -z "$sha" ] || ! repository rev-parse -q --verify "$sha^" >/dev/null 2>&1
+    then kept=full
+    fi
+  fi
+}
+
+count_objects() {
+  repository count-objects -v | {
+    total=0
+    while read -r name number; do
+      case $name in count: | in-pack:) total=$((total + number)) ;; esac
+    done
+    say "$total"
+  }
+}
+
+# All that is no object, no setting, no index and no list of ignored files goes.
+remove_clutter() {
+  # Where the past stays as it is, `shallow` says where it begins.
+  for path in "$dir"/* "$dir"/.[!.]*; do
+    case ${path##*/} in
+      HEAD | config | index | sharedindex.* | objects | refs | shallow) continue ;;
+      info)
+        for file in "$path"/* "$path"/.[!.]*; do
+          case ${file##*/} in
+            exclude | sparse-checkout | attributes) ;;
+            *) [ ! -e "$file" ] || { rm -rf "$file"; changed=1; } ;;
+          esac
+        done
+        continue ;;
+    esac
+    [ -e "$path" ] || [ -L "$path" ] || continue
+    rm -rf "$path" || foreign "cannot remove $path"
+    changed=1
+  done
+  if [ -e "$dir/objects/info/alternates" ]; then rebuild=1; fi
+}
+
+write_refs() {
+  name=${branch#refs/heads/}
+  case $name in
+    '' | main | master | trunk | dev | devel | develop | development | default | stable | next) ;;
+    *[!0-9.xvV_-]*) branch=refs/heads/main ;;
+    *) case $name in *[0-9]*.*) ;; *) branch=refs/heads/main ;; esac ;;
+  esac
+  others=$(find "$dir/refs" ! -type d ! -path "$dir/$branch" 2>/dev/null | head -n 1)
+  if [ -n "$others" ] || [ "$branch" != "${name:+refs/heads/$name}" ]; then changed=1; fi
+  rm -rf "$dir/refs" || foreign "cannot write $dir/refs"
+  mkdir -p "$dir/refs/heads" "$dir/refs/tags"
+  rm -f "$dir/HEAD"
+  if [ -z "$branch" ]; then
+    say "$sha" >"$dir/HEAD"
+  else
+    say "ref: $branch" >"$dir/HEAD"
+    [ -z "$sha" ] || { mkdir -p "$dir/${branch%/*}" && say "$sha" >"$dir/$branch"; }
+  fi
+}
