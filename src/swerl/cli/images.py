@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli import images_bake, images_build, images_plan
+from swerl.cli import images_bake, images_build, images_plan, images_pull, images_store
 
 if TYPE_CHECKING:
     from swerl.images.mirror import Mirrored, MirrorOptions, Report
@@ -19,6 +19,11 @@ app = typer.Typer(no_args_is_help=True, help="Build and mirror task images.")
 app.command("build")(images_build.build)
 app.command("bake")(images_bake.bake)
 app.command("plan")(images_plan.plan)
+app.command("pull")(images_pull.pull)
+app.command("import")(images_pull.import_image)
+app.command("ls")(images_store.ls)
+app.command("verify")(images_store.verify)
+app.command("gc")(images_store.gc)
 
 
 @app.callback()

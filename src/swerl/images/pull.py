@@ -37,6 +37,8 @@ class PullOptions:
     """Beginning of an image name -> what to read instead, such as a mirror near by."""
     refresh: bool = False
     """Whether to ask the registry again for names that are in the store: tags move."""
+    whole: bool = False
+    """Whether to fetch layer files even where the unpacked layer is there."""
     docker_config: Path = field(default_factory=default_config)
     patience: Patience = field(default_factory=Patience)
 
@@ -148,7 +150,8 @@ class _Run:
 
     async def _layer(self, source: Reference, diff_id: str, blob: Blob) -> int:
         async with self._layers[diff_id], self._slots:
-            if self._store.has_layer(diff_id):
+            needs_blob = self._options.whole and not self._store.has_blob(blob)
+            if self._store.has_layer(diff_id) and not needs_blob:
                 return 0
             moved = await self._blob(source, blob)
             try:

@@ -153,6 +153,10 @@ class Store:
         """Return the lower directory of an unpacked layer, present or not."""
         return self.layer(diff_id) / "tree"
 
+    def note(self, diff_id: str) -> StoredLayer:
+        """Return what the store notes about a layer. Raises OSError, ValueError, TypeError."""
+        return StoredLayer(**json.loads((self.layer(diff_id) / "layer.json").read_bytes()))
+
     def has_blob(self, blob: Blob) -> bool:
         """Say whether a blob is there in full; `verify` reads its bytes."""
         try:
@@ -173,6 +177,16 @@ class Store:
         config = self.config(self.manifest(named))
         with self.owner().using([named.digest, *config.diff_ids]):
             yield self.find(image)
+
+    @contextmanager
+    def alone(self) -> Iterator[set[str]]:
+        """Keep everybody from taking things into use for a moment; yield what is in use.
+
+        What is not in use may be renamed away then, never removed in place.
+        """
+        self._make_root()
+        with _owner.locked(self.root, alone=True):
+            yield _owner.used(self.root)
 
     def owner(self) -> _owner.Owner:
         """Return this process's share, announced on first use."""
@@ -242,7 +256,7 @@ class Store:
 
     def _layer(self, diff_id: str, image: str) -> StoredLayer:
         try:
-            return StoredLayer(**json.loads((self.layer(diff_id) / "layer.json").read_bytes()))
+            return self.note(diff_id)
         except (FileNotFoundError, ValueError, TypeError) as error:
             raise _missing(image, f"image {image} lacks a layer on this machine") from error
 

@@ -63,6 +63,15 @@ def unpack(file: Path, into: Path, diff_id: str) -> Unpacked:
     return Unpacked(num_bytes, folder.sums)
 
 
+def diff_id_of(file: Path) -> str:
+    """Return the digest of a layer file's uncompressed tar. Raises ImageError, OSError."""
+    stream = LayerStream(file, max_bytes=max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size))
+    try:
+        return stream.finish()
+    finally:
+        stream.close()
+
+
 def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
     num_bytes = 0
     source = cast(Any, stream)  # of a file, a tar stream uses `read` only

@@ -1,0 +1,76 @@
+"""What commands about images share: which images are meant, and how one that failed is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from swerl.errors import SwerlError
+
+ImagesArgument = Annotated[
+    list[str], typer.Argument(metavar="TASKS...", help="Task files, or names of images.")
+]
+RewritesOption = Annotated[
+    list[str] | None,
+    typer.Option("--from", metavar="OLD=NEW", help="Read names beginning with OLD from NEW."),
+]
+DockerConfigOption = Annotated[
+    Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
+]
+
+_SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def images_of(arguments: Sequence[str]) -> list[str]:
+    """Return the images of task files and those that are named, each once, in order of use.
+
+    Raises TaskError on a file that holds no tasks, InputError on what is no image name.
+    """
+    from swerl.oci.reference import is_local, parse
+    from swerl.task import read_tasks
+
+    found: list[str] = []
+    for argument in arguments:
+        if Path(argument).is_file() or argument.endswith(".jsonl"):
+            found += (task.image for task in read_tasks(Path(argument)))
+        else:
+            if not is_local(argument):
+                parse(argument)
+            found.append(argument)
+    return list(dict.fromkeys(found))
+
+
+def read_size(text: str) -> int:
+    """Read a number of bytes with an optional ending K, M, G or T. Raises InputError."""
+    from swerl.errors import InputError
+
+    number = text.strip().lower().removesuffix("b").removesuffix("i")
+    unit = number[-1:] if number[-1:] in set(_SIZES) else ""
+    try:
+        size = float(number.removesuffix(unit)) * _SIZES[unit]
+        if not 0 <= size < float("inf"):
+            raise ValueError
+    except ValueError as error:
+        message = f"{text!r} is no size"
+        raise InputError(message, hint="for example 500G, or 0") from error
+    return int(size)
+
+
+def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:
+    """Print what failed and what to do about it."""
+    from rich.markup import escape
+
+    from swerl.cli._output import stderr
+
+    for image, error in failures:
+        hint = f" ({error.hint})" if error.hint else ""
+        stderr().print(f"[red]failed[/] {image}: {escape(f'{error}{hint}')}", soft_wrap=True)
+
+
+def shown_bytes(count: float) -> str:
+    """Return a number of bytes for people."""
+    return f"{count / 2**30:,.1f} GiB" if count >= 10 * 2**30 else f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,104 @@
+"""`swerl images pull` and `import`: bring images into the store of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swerl.cli._images import DockerConfigOption, ImagesArgument, RewritesOption
+
+if TYPE_CHECKING:
+    from swerl.images.pull import Pulled, PullOptions
+
+
+def pull(
+    images: ImagesArgument,
+    *,
+    rewrites: RewritesOption = None,
+    workers: Annotated[int, typer.Option(min=1, help="Layers at once.")] = 4,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ask again where a tag stands that is here already.")
+    ] = False,
+    docker_config: DockerConfigOption = None,
+) -> None:
+    """Bring images into the store, unpacked for the local sandbox; goes on where it stopped."""
+    from swerl.cli._images import images_of, show_failures, shown_bytes
+    from swerl.cli._output import console
+    from swerl.cli._rewrites import read_rewrites
+    from swerl.images._login import default_config
+    from swerl.images.pull import PullOptions
+    from swerl.oci.store import default_store
+
+    options = PullOptions(
+        workers=workers,
+        rewrites=read_rewrites(rewrites),
+        refresh=refresh,
+        docker_config=docker_config or default_config(),
+    )
+    done = _pull(images_of(images), options)
+    failed = [(each.image, each.error) for each in done if each.error]
+    show_failures(failed)
+    moved = sum(each.moved_bytes for each in done)
+    there = sum(each.stored is not None and not each.moved_bytes for each in done)
+    console().print(
+        f"{len(done) - len(failed)} images ready ({there} were there), {len(failed)} failed; "
+        f"{shown_bytes(moved)} pulled"
+    )
+    console().print(f"store: {default_store().root}", soft_wrap=True)
+    if failed:
+        console().print("next: the same command tries the failed images again")
+        raise typer.Exit(1)
+    console().print("next: swerl images ls, or swerl sandbox smoke TASKS")
+
+
+def import_image(
+    file: Annotated[
+        Path, typer.Argument(help="OCI layout, output of `docker save`, or root file system.")
+    ],
+    *,
+    name: Annotated[str, typer.Option(help="Name of the image; its own by default.")] = "",
+) -> None:
+    """Bring an image from a file or folder into the store."""
+    from swerl.cli._images import shown_bytes
+    from swerl.cli._output import console, stderr
+    from swerl.images.archive import import_images
+    from swerl.oci.store import default_store
+
+    with stderr().status(f"importing {file}"):
+        found = import_images(file, default_store(), name=name)
+    for image in found:
+        layers = f"{len(image.layers)} layers, {shown_bytes(image.size)}"
+        console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)
+    console().print("next: name it as the image of a task, or see swerl images ls")
+
+
+def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
+    from rich.progress import DownloadColumn, Progress, TimeElapsedColumn, TransferSpeedColumn
+
+    from swerl.cli._output import stderr
+    from swerl.cli._run import run
+    from swerl.images.pull import pull as pull_images
+    from swerl.oci.reference import is_local
+    from swerl.oci.store import default_store
+
+    total = sum(not is_local(image) for image in images)
+    columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=stderr(), transient=True) as progress:
+        bar = progress.add_task(f"0 of {total} images", total=None)
+        num_done = 0
+
+        def told(_: Pulled) -> None:
+            nonlocal num_done
+            num_done += 1
+            progress.update(bar, description=f"{num_done} of {total} images")
+
+        job = pull_images(
+            images,
+            default_store(),
+            options=options,
+            on_done=told,
+            on_bytes=lambda count: progress.advance(bar, count),
+        )
+        return run(job, after="the same command goes on where this one stopped")

@@ -1,0 +1,183 @@
+"""`swerl images ls`, `verify` and `gc`: what the store holds, if it is whole, and what goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swerl.cli._images import DockerConfigOption, RewritesOption
+
+if TYPE_CHECKING:
+    from swerl.images.pull import PullOptions
+    from swerl.images.verify import Checked, Part
+    from swerl.oci.store import Named
+
+_ALL = "all"
+
+
+def ls() -> None:
+    """List the images of the store."""
+    from datetime import UTC, datetime
+
+    from rich.table import Table
+
+    from swerl.cli._images import shown_bytes
+    from swerl.cli._output import console
+    from swerl.errors import ImageError
+    from swerl.oci.store import default_store
+
+    store = default_store()
+    table = Table("image", "digest", "layers", "unpacked", "since")
+    names = store.names()
+    for named in names:
+        since = f"{datetime.fromtimestamp(named.pulled_unix_s, UTC):%Y-%m-%d}"
+        try:
+            found = store.find(named.reference)
+            shown = (str(len(found.layers)), shown_bytes(found.size))
+        except ImageError:
+            shown = ("[red]damaged[/]", "")
+        table.add_row(named.reference, named.digest[7:19], *shown, since)
+    if names:
+        console().print(table)
+    console().print(f"{len(names)} images in {store.root}", soft_wrap=True)
+    if not names:
+        console().print("next: swerl images pull TASKS")
+
+
+def verify(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASKS...|all]", help="Task files, or names of images."),
+    ] = None,
+    *,
+    repair: Annotated[bool, typer.Option("--repair", help="Fetch again what is damaged.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Blobs and layers at once.")] = 4,
+    rewrites: RewritesOption = None,
+    docker_config: DockerConfigOption = None,
+) -> None:
+    """Read every blob and every unpacked file, and name what is not as it was stored."""
+    from swerl.cli._output import console
+    from swerl.cli._rewrites import read_rewrites
+    from swerl.images._login import default_config
+    from swerl.images.pull import PullOptions
+    from swerl.oci.store import default_store
+
+    everything = not images or images == [_ALL]
+    store = default_store()
+    names = store.names() if everything else _names(images or [])
+    options = PullOptions(
+        workers=workers,
+        rewrites=read_rewrites(rewrites),
+        docker_config=docker_config or default_config(),
+    )
+    damaged = _verify(names, everything=everything, workers=workers)
+    if damaged and repair:
+        _repair(damaged, options)
+        damaged = _verify(names, everything=everything, workers=workers)
+    if damaged:
+        console().print("next: swerl images verify --repair" if not repair else "")
+        raise typer.Exit(1)
+
+
+def gc(
+    keep: Annotated[
+        list[str],
+        typer.Option(metavar="TASKS", help="Task files or images still needed, soonest first."),
+    ],
+    *,
+    max_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Shrink the store to this size, such as 500G.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+) -> None:
+    """Free space: first what --keep does not need, then what it needs last."""
+    from swerl.cli._images import images_of, read_size, shown_bytes
+    from swerl.cli._output import console
+    from swerl.images.gc import collect
+    from swerl.oci.store import default_store
+
+    limit = read_size(max_bytes) if max_bytes else None
+    done = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
+    for named in done.removed:
+        console().print(f"{named.reference}  [dim]{named.digest[7:19]}[/]", soft_wrap=True)
+    for named in done.in_use:
+        console().print(f"[yellow]in use[/] {named.reference}", soft_wrap=True)
+    verb = "would be freed" if dry_run else "freed"
+    console().print(
+        f"{len(done.removed)} images, {done.num_parts} blobs and layers: "
+        f"{shown_bytes(done.freed_bytes)} ({done.freed_bytes:,} bytes) {verb}, "
+        f"{shown_bytes(done.kept_bytes)} kept"
+    )
+    if limit is not None and done.kept_bytes > limit:
+        console().print("what is left is in use by open sandboxes; run it again later")
+        raise typer.Exit(1)
+
+
+def _names(arguments: Sequence[str]) -> list[Named]:
+    """Return the images meant, all of which must be in the store. Raises ImageError."""
+    from swerl.cli._images import images_of
+    from swerl.oci.reference import is_local
+    from swerl.oci.store import default_store
+
+    return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
+
+
+def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Checked]:
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    from swerl.cli._images import shown_bytes
+    from swerl.cli._output import console, stderr
+    from swerl.cli._run import run
+    from swerl.images.verify import verify as verify_images
+    from swerl.oci.store import default_store
+
+    with Progress(console=stderr(), transient=True) as progress:
+        bar = progress.add_task("blobs and layers", total=None)
+        job = verify_images(
+            default_store(),
+            names,
+            everything=everything,
+            workers=workers,
+            on_done=lambda _: progress.advance(bar),
+        )
+        checked = run(job, after="nothing was changed")
+    damaged = [each for each in checked if each.problem]
+    for each in damaged:
+        stderr().print(
+            f"[red]damaged[/] {_shown(each.part)} {escape(each.problem)}", soft_wrap=True
+        )
+    read = shown_bytes(sum(each.num_bytes for each in checked))
+    console().print(
+        f"{len(names)} images, {len(checked)} blobs and layers, {read} read: "
+        f"{f'{len(damaged)} damaged' if damaged else 'all as stored'}"
+    )
+    return damaged
+
+
+def _repair(damaged: Sequence[Checked], options: PullOptions) -> None:
+    from swerl.cli._images import show_failures
+    from swerl.cli._output import console, stderr
+    from swerl.cli._run import run
+    from swerl.images.verify import repair
+    from swerl.oci.store import default_store
+
+    with stderr().status("repairing"):
+        job = repair(default_store(), damaged, options)
+        done = run(job, after="the same command goes on where this one stopped")
+    show_failures((each.image, each.error) for each in done.pulled if each.error)
+    for part in done.in_use:
+        text = f"[yellow]in use[/] {_shown(part)}: close its sandboxes and run it again"
+        stderr().print(text, soft_wrap=True)
+    for image in done.lost:
+        stderr().print(f"[yellow]not from a registry[/] {image}: import it again", soft_wrap=True)
+    count = sum(each.error is None for each in done.pulled)
+    console().print(f"{count} images fetched again")
+
+
+def _shown(part: Part) -> str:
+    of = f" of {part.images[0]}" if part.images else ", which no image needs,"
+    more = f" and {len(part.images) - 1} more" if len(part.images) > 1 else ""
+    return f"{part.kind} {part.digest}{of}{more}"

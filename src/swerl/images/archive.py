@@ -1,0 +1,254 @@
+"""Imports images from files: an OCI layout, what `docker save` writes, or a root file system.
+
+An OCI layout is a folder, or the same packed as a tar. Its blobs go into the store as they are.
+Layers of `docker save` become blobs of a manifest made here. A tar that is neither and holds a
+root file system becomes an image of one layer.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from swerl.errors import ImageError, InputError
+from swerl.images._files import Files, opened
+from swerl.oci.manifest import (
+    IMAGE_TYPES,
+    MAX_DOCUMENT,
+    Blob,
+    Manifest,
+    checked_digest,
+    machine_platform,
+    read_config,
+    sha256,
+)
+from swerl.oci.reference import parse
+from swerl.oci.store import Named, Store, StoredImage
+from swerl.oci.unpack import diff_id_of
+
+_CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+_NAME_KEYS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+_ROOT = {"bin", "etc", "usr"}
+"""Some of what a root file system has at its top."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_BLOCK = 1 << 20
+_KINDS = "give an OCI layout, what `docker save` writes, or the tar of a root file system"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An image of an archive, its blobs in the store, and the names that it has there."""
+
+    manifest: Manifest
+    names: Sequence[str] = ()
+
+
+def import_images(path: Path, store: Store, *, name: str = "") -> list[StoredImage]:
+    """Import a file or folder and return its images under their own names, or one as `name`.
+
+    Raises InputError where it is none of the kinds or its images have no name, ImageError on
+    damage; the store then has none of the names.
+    """
+    if name:
+        parse(name)
+    try:
+        with opened(path) as files, ExitStack() as uses:
+            found = list(_images(_Import(store, files, uses), path))
+            named = _named(found, name, path)
+            for manifest in named.values():
+                _unpack(manifest, store, uses)
+            for reference, manifest in named.items():
+                store.name(Named(reference, manifest.digest, "", time.time()))
+        return [store.find(reference) for reference in named]
+    except (tarfile.TarError, EOFError, AttributeError, TypeError) as error:
+        message = f"{path} is damaged: {error}"
+        raise ImageError(message, hint="save the image again") from error
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        message = f"cannot import {path}: {error.strerror or error}"
+        hint = "free some space in the store" if full else "check the file and its rights"
+        raise ImageError(message, hint=hint) from error
+
+
+class _Import:
+    """Moves files of one archive into a store, where they are in use until `uses` ends."""
+
+    def __init__(self, store: Store, files: Files, uses: ExitStack) -> None:
+        self.store = store
+        self.files = files
+        self._uses = uses
+
+    def document(self, name: str) -> bytes:
+        """Return a small file. Raises ImageError where it is absent or large."""
+        with self.files.open(name) as file:
+            body = file.read(MAX_DOCUMENT + 1)
+        if len(body) > MAX_DOCUMENT:
+            message = f"{name} is larger than {MAX_DOCUMENT >> 20} MiB"
+            raise ImageError(message, hint="no image needs that; save it again")
+        return body
+
+    def blob(self, name: str, wanted: str = "") -> Blob:
+        """Store a file and return it by digest. Raises ImageError unless that is `wanted`."""
+        with self.files.open(name) as source:
+            return self.keep(source, wanted)
+
+    def keep(self, source: IO[bytes], wanted: str = "") -> Blob:
+        """Store what an open file holds."""
+        with self.store.owner().scratch() as folder:
+            digest, size = _copy(source, folder / "blob")
+            if wanted not in {"", digest}:
+                message = f"{wanted} of the archive has other content than its name says"
+                raise ImageError(message, hint="it is damaged; save the image again")
+            self._use(digest)
+            self.store.adopt(folder / "blob", digest)
+        return Blob(digest, size)
+
+    def put(self, data: bytes) -> Blob:
+        """Store some bytes."""
+        self._use(sha256(data))
+        return Blob(self.store.put(data), len(data))
+
+    def _use(self, digest: str) -> None:
+        self._uses.enter_context(self.store.owner().using([digest]))
+
+
+def _images(source: _Import, path: Path) -> Iterator[_Found]:
+    if source.files.has("index.json"):
+        yield from _of_layout(source, path)
+    elif source.files.has("manifest.json"):
+        yield from _of_docker(source)
+    elif source.files.tops() & _ROOT and path.is_file():
+        yield _of_root(source, path)
+    else:
+        message = f"{path} is no image"
+        raise InputError(message, hint=_KINDS)
+
+
+def _of_layout(source: _Import, path: Path) -> Iterator[_Found]:
+    for entry in _list(_json(source.document("index.json"), "index.json"), "manifests"):
+        platform = entry.get("platform")
+        if platform and (platform.get("os"), platform.get("architecture")) != machine_platform():
+            continue
+        manifest = _manifest(source, entry.get("digest"), path)
+        if manifest.is_index:
+            manifest = _manifest(source, manifest.platform_digest(machine_platform()), path)
+        for blob in manifest.blobs():
+            if not source.store.has_blob(blob):
+                source.blob(_blob_path(blob.digest), blob.digest)
+        source.put(manifest.body)
+        notes = entry.get("annotations") or {}
+        names = [str(notes[key]) for key in _NAME_KEYS if key in notes]
+        yield _Found(manifest, [name for name in names if "/" in name or ":" in name][:1])
+
+
+def _manifest(source: _Import, digest: object, path: Path) -> Manifest:
+    digest = checked_digest(digest, str(path))
+    body = source.document(_blob_path(digest))
+    if sha256(body) != digest:
+        message = f"{digest} of {path} has other content than its name says"
+        raise ImageError(message, hint="it is damaged; save the image again")
+    kind = _json(body, digest).get("mediaType") or IMAGE_TYPES[0]
+    return Manifest(f"{path}@{digest}", body, str(kind))
+
+
+def _of_docker(source: _Import) -> Iterator[_Found]:
+    for entry in _list({"images": _json(source.document("manifest.json"), "it")}, "images"):
+        config = source.put(source.document(str(entry.get("Config"))))
+        layers = [source.blob(str(name)) for name in entry.get("Layers") or []]
+        yield _Found(_made(source, config, layers), [*map(str, entry.get("RepoTags") or [])])
+
+
+def _of_root(source: _Import, path: Path) -> _Found:
+    diff_id = diff_id_of(path)
+    system, architecture = machine_platform()
+    body = {
+        "os": system,
+        "architecture": architecture,
+        "config": {"Env": [f"PATH={_PATH}"]},
+        "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+    }
+    config = source.put(json.dumps(body).encode())
+    with path.open("rb") as file:
+        layer = source.keep(file)
+    return _Found(_made(source, config, [layer]))
+
+
+def _made(source: _Import, config: Blob, layers: Sequence[Blob]) -> Manifest:
+    def entry(blob: Blob, kind: str) -> dict[str, object]:
+        return {"mediaType": kind, "digest": blob.digest, "size": blob.size}
+
+    body = {
+        "schemaVersion": 2,
+        "mediaType": IMAGE_TYPES[0],
+        "config": entry(config, _CONFIG_TYPE),
+        "layers": [entry(layer, _LAYER_TYPE) for layer in layers],
+    }
+    data = json.dumps(body).encode()
+    source.put(data)
+    return Manifest("the archive", data, IMAGE_TYPES[0])
+
+
+def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest]:
+    """Return the images by full name. Raises InputError where they have none."""
+    if not found:
+        wanted = "/".join(machine_platform())
+        message = f"{path} has no image for {wanted}"
+        raise InputError(message, hint="save the image for that platform")
+    if name and len(found) > 1:
+        message = f"{path} holds {len(found)} images, which cannot all be {name}"
+        raise InputError(message, hint="leave --name out, or save one image")
+    pairs = [
+        (str(parse(each)), image.manifest)
+        for image in found
+        for each in ([name] if name else image.names)
+    ]
+    if not pairs:
+        message = f"the image in {path} has no name"
+        raise InputError(message, hint="give it one with --name")
+    return dict(pairs)
+
+
+def _unpack(manifest: Manifest, store: Store, uses: ExitStack) -> None:
+    config = read_config(store.read(manifest.config().digest, manifest.name), manifest)
+    uses.enter_context(store.owner().using(config.diff_ids))
+    for blob, diff_id in zip(manifest.layers(), config.diff_ids, strict=True):
+        store.add_layer(blob.digest, diff_id)
+
+
+def _copy(source: IO[bytes], to: Path) -> tuple[str, int]:
+    found, size = hashlib.sha256(), 0
+    with to.open("wb") as out:
+        while block := source.read(_BLOCK):
+            found.update(block)
+            out.write(block)
+            size += len(block)
+    return "sha256:" + found.hexdigest(), size
+
+
+def _blob_path(digest: str) -> str:
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def _json(body: bytes, what: str) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        message = f"{what} of the archive is not JSON"
+        raise ImageError(message, hint="save the image again") from error
+
+
+def _list(document: Any, key: str) -> list[Mapping[str, Any]]:
+    entries = document.get(key) if isinstance(document, dict) else None
+    if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+        return entries
+    message = f"the archive's list of {key} is garbled"
+    raise ImageError(message, hint="save the image again")

@@ -1,0 +1,154 @@
+"""Frees the store's space: first what is not needed, then what is needed last.
+
+A task file's order is the order of use. Layers that a kept image shares stay, and so does all
+that an open sandbox uses or a pull is bringing, whoever runs it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swerl.errors import InputError
+from swerl.images.verify import Kind, parts_of, place, present
+from swerl.oci.reference import is_local, parse
+from swerl.oci.store import Named, Store
+
+_Key = tuple[Kind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was removed, or would be."""
+
+    removed: Sequence[Named]
+    """Images that went, in the order of their going."""
+    in_use: Sequence[Named]
+    """Images that would have gone, had no open sandbox used them."""
+    freed_bytes: int
+    kept_bytes: int
+    num_parts: int
+    """Blobs, layers and half downloads that went."""
+
+
+def collect(
+    store: Store, keep: Iterable[str], *, max_bytes: int | None = None, dry_run: bool = False
+) -> Collected:
+    """Remove images from the store by next use; `keep` names those needed, soonest first.
+
+    Without `max_bytes` all that is not needed goes; with it images go, whether needed or not,
+    until the store is that small. Parts of no image go in any case. Raises InputError on a name
+    in `keep` that is none.
+    """
+    if max_bytes is not None and max_bytes < 0:
+        message = f"the store cannot shrink to {max_bytes} bytes"
+        raise InputError(message, hint="give --max-bytes as 0 or more")
+    next_use = _next_use(keep)
+    if not store.root.is_dir():
+        return Collected((), (), 0, 0, 0)
+    names = sorted(store.names(), key=lambda named: (-_rank(named, next_use), named.pulled_unix_s))
+    needs = {named.reference: _needs(store, named) for named in names}
+    with store.owner().scratch() as bin, store.alone() as used:
+        names = _with_newcomers(store, names, needs)
+        plan = _Plan(store, needs, used)
+        for named in names:
+            if max_bytes is None and _rank(named, next_use) < math.inf:
+                break
+            if max_bytes is not None and plan.kept_bytes <= max_bytes:
+                break
+            plan.evict(named)
+        gone = [*plan.gone, *_abandoned(store)]
+        if not dry_run:
+            for named in plan.removed:
+                store.unname(named.reference)
+            for number, path in enumerate(gone):
+                path.rename(bin / str(number))
+    return Collected(plan.removed, plan.in_use, plan.freed_bytes, plan.kept_bytes, len(gone))
+
+
+class _Plan:
+    """What goes and what stays, image by image."""
+
+    def __init__(self, store: Store, needs: dict[str, set[_Key]], used: set[str]) -> None:
+        self._store = store
+        self._needs = needs
+        self._used = used
+        self._users = Counter(key for keys in needs.values() for key in keys)
+        self._sizes = {key: _size(store, key) for key in present(store)}
+        self.kept_bytes = sum(self._sizes.values())
+        self.freed_bytes = 0
+        self.removed: list[Named] = []
+        self.in_use: list[Named] = []
+        self.gone: list[Path] = []
+        for key in list(self._sizes):
+            self._drop(key)
+
+    def evict(self, named: Named) -> None:
+        """Let an image go, with the parts that nobody else needs."""
+        if named.digest in self._used:
+            self.in_use.append(named)
+            return
+        self.removed.append(named)
+        self._users.subtract(self._needs[named.reference])
+        for key in sorted(self._needs[named.reference]):
+            self._drop(key)
+
+    def _drop(self, key: _Key) -> None:
+        if self._users[key] or key[1] in self._used or key not in self._sizes:
+            return
+        size = self._sizes.pop(key)
+        self.freed_bytes += size
+        self.kept_bytes -= size
+        self.gone.append(place(self._store, *key))
+
+
+def _next_use(keep: Iterable[str]) -> dict[str, int]:
+    """Return image name or digest -> when it is used first."""
+    found: dict[str, int] = {}
+    for number, image in enumerate(image for image in keep if not is_local(image)):
+        reference = parse(image)
+        found.setdefault(str(reference), number)
+        if reference.digest:
+            found.setdefault(reference.digest, number)
+    return found
+
+
+def _rank(named: Named, next_use: dict[str, int]) -> float:
+    return min(next_use.get(key, math.inf) for key in (named.reference, named.digest))
+
+
+def _needs(store: Store, named: Named) -> set[_Key]:
+    return {(part.kind, part.digest) for part in parts_of(store, [named])}
+
+
+def _with_newcomers(store: Store, names: list[Named], needs: dict[str, set[_Key]]) -> list[Named]:
+    """Add to `needs` what came while the others were read; return the names that may go."""
+    current = set(store.names())
+    for named in current.difference(names):
+        needs[named.reference] = _needs(store, named)
+    return [named for named in names if named in current]
+
+
+def _size(store: Store, key: _Key) -> int:
+    kind, digest = key
+    try:
+        if kind is Kind.LAYER:
+            return store.note(digest).num_bytes
+        return store.blob(digest).stat().st_size
+    except (OSError, ValueError, TypeError):
+        return 0
+
+
+def _abandoned(store: Store) -> Iterator[Path]:
+    """Yield half downloads that nobody is bringing further."""
+    for path in (store.root / "partial").glob("*"):
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+        yield path
