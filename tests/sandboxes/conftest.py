@@ -13,6 +13,7 @@ from swerl.sandboxes import docker, local
 
 from .helpers import OUTPUT_CAP_MIB, Target
 
+NO_QUOTA = "overlay2 limits a container's disk on xfs only; a single file is limited everywhere"
 TARGETS = ("local/bwrap", "local/unshare", "docker")
 
 
@@ -24,7 +25,7 @@ def target(request: pytest.FixtureRequest) -> Target:
         image = request.getfixturevalue("docker_image")
         base_url = request.getfixturevalue("dockerd")
         options = docker.Options(base_url=base_url, output_cap_mib=OUTPUT_CAP_MIB)
-        return Target(docker.build(options), image)
+        return Target(docker.build(options), image, {"disk quota": NO_QUOTA})
     if isolator == "bwrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
     return Target(

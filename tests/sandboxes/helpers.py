@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import pytest
 
 from swerl.interfaces import Sandbox, SandboxBackend
 from swerl.sandbox import Limits, Mount
@@ -23,6 +25,13 @@ class Target:
 
     backend: SandboxBackend
     image: str
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """What this backend cannot do -> why."""
+
+    def require(self, ability: str) -> None:
+        """Skip the test where the backend lacks this."""
+        if ability in self.lacks:
+            pytest.skip(f"{ability}: {self.lacks[ability]}")
 
     def open(
         self, limits: Limits = LIMITS, mounts: Sequence[Mount] = (), name: str = ""

@@ -92,6 +92,7 @@ async def test_a_read_only_mount_shows_a_host_folder(
     target: Target, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("tool")
+    folder.chmod(0o755)  # the ordinary user of a container is not the host's
     (folder / "f").write_text("tool")
     async with target.open(mounts=[Mount(folder, "/opt/tool")]) as sandbox:
         assert await sh(sandbox, "cat /opt/tool/f") == "tool"

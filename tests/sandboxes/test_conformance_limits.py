@@ -35,10 +35,16 @@ async def test_a_fork_bomb_is_contained(sandbox: Sandbox) -> None:
     assert await sh(sandbox, "echo still here") == "still here\n"
 
 
-async def test_the_disk_fills_up_at_its_limit(sandbox: Sandbox) -> None:
+async def test_no_file_outgrows_the_disk_limit(sandbox: Sandbox) -> None:
     script = "head -c 400000000 /dev/zero > /tmp/big"
     done = await sandbox.run(["sh", "-c", script], timeout_s=30)
     assert done.exit_code != 0
+    await sh(sandbox, "[ $(stat -c %s /tmp/big) -le 268435456 ] && rm /tmp/big && echo x > /tmp/f")
+
+
+async def test_the_disk_fills_up_at_its_limit(target: Target, sandbox: Sandbox) -> None:
+    target.require("disk quota")
+    await sandbox.run(["sh", "-c", "head -c 400000000 /dev/zero > /tmp/big"], timeout_s=30)
     with pytest.raises(SandboxError) as raised:
         await sandbox.write("/tmp/more", bytes(8 << 20))
     assert "disk_mib" in raised.value.hint

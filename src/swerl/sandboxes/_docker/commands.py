@@ -101,6 +101,7 @@ class Commands:
         self._running.add(process)
         if self._machine.lost.done():
             process.lose(self._machine.lost.result())
+        await process.begun
         return process
 
     async def _undo(self, starting: asyncio.Task[DockerProcess]) -> None:

@@ -6,30 +6,32 @@ from dataclasses import dataclass, field
 
 from swerl.sandbox import Chunk
 
-_CODE_DIGITS = 3
+_WORD_BYTES = 3
 
 
 class Seam:
-    """Finds the token and the exit code behind it that end one stream of a command."""
+    """Takes the words of the frame around a command out of one of its streams.
+
+    A word is three bytes behind a token: `run` as the command begins, its exit code as it ends.
+    """
 
     def __init__(self, token: bytes) -> None:
         self._token = token
         self._held = b""
 
-    def take(self, data: bytes) -> tuple[bytes, int | None]:
-        """Return the text in `data`, and the exit code once the token and it have come."""
-        data = self._held + data
-        place = data.find(self._token)
-        if place < 0:
-            size = _overlap(data, self._token)
-            text, self._held = data[: len(data) - size], data[len(data) - size :]
-            return text, None
-        code = data[place + len(self._token) :][:_CODE_DIGITS]
-        if len(code) < _CODE_DIGITS:
-            self._held = data[place:]
-            return data[:place], None
-        self._held = b""
-        return data[:place], int(code)
+    def take(self, data: bytes) -> tuple[bytes, list[str]]:
+        """Return the command's own bytes in `data`, and the words between them."""
+        data, text, words = self._held + data, b"", []
+        while (place := data.find(self._token)) >= 0:
+            text, rest = text + data[:place], data[place + len(self._token) :]
+            if len(rest) < _WORD_BYTES:
+                self._held = data[place:]
+                return text, words
+            words.append(rest[:_WORD_BYTES].decode("ascii", "replace"))
+            data = rest[_WORD_BYTES:]
+        size = _overlap(data, self._token)
+        self._held = data[len(data) - size :]
+        return text + data[: len(data) - size], words
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import secrets
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.sandbox import Chunk
@@ -18,6 +19,8 @@ _AHEAD_BYTES = 1 << 18
 _PAUSE_S = 0.005
 """Pause between reads of what is dropped, so that endless output costs the controller little."""
 _KILL_PAUSE_S = 0.2
+_LINGER_S = 0.1
+"""How long a finished command's children may still write to its output."""
 
 Order = Callable[[str], Awaitable[None]]
 """Has a signal of this name, without SIG, sent to the command's processes."""
@@ -39,7 +42,10 @@ class DockerProcess:
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._input_open = True
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[None] = loop.create_future()
+        """Done once signals reach it."""
+        self.ended: asyncio.Future[int] = loop.create_future()
         """Its exit code."""
         self._pump = asyncio.ensure_future(self._run())
         self._pump.add_done_callback(self._finish)
@@ -89,7 +95,6 @@ class DockerProcess:
         self._room.set()
         while True:
             await self._order("KILL")
-            # one that has just begun wears its mark a moment later
             if (await asyncio.wait([self.ended], timeout=_KILL_PAUSE_S))[0]:
                 return
 
@@ -107,24 +112,30 @@ class DockerProcess:
 
     async def _run(self) -> None:
         """Read both streams up to their ends."""
-        open_ends = 2
-        while open_ends:
+        codes: list[int] = []
+        while len(codes) < len(self._seams):
             read = await self._stream.read()
             if read is None:
-                said = b"".join(chunk.data for chunk in self._chunks)
-                self._end(await self._cut(said))
+                self._end(await self._cut(b"".join(chunk.data for chunk in self._chunks)))
                 return
-            data, is_stderr = read
-            text, code = self._seams[is_stderr].take(data)
-            if text:
-                self._add(Chunk(text, is_stderr))
-            if code is not None:
-                open_ends -= 1
-                if not open_ends:
-                    self._end(code)
+            codes += self._take(*read)
             while self._bounded and self._waiting_bytes > _AHEAD_BYTES:
                 self._room.clear()
                 await self._room.wait()
+        self._end(codes[0])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while read := await self._stream.read():
+                    self._take(*read)
+
+    def _take(self, data: bytes, is_stderr: bool) -> list[int]:
+        """Take up output; return the exit code where the stream ends in it."""
+        text, words = self._seams[is_stderr].take(data)
+        if text:
+            self._add(Chunk(text, is_stderr))
+        if words and not self.begun.done():
+            self.begun.set_result(None)
+        return [int(word) for word in words if word.isdigit()]  # `run` is none
 
     def _add(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
@@ -152,6 +163,8 @@ class DockerProcess:
         if error and not self.ended.done():
             self.ended.set_exception(error)
             self.ended.exception()  # nobody needs to wait for it
+        if not self.begun.done():
+            self.begun.set_result(None)
         self._changed.set()
 
 

@@ -95,6 +95,7 @@ if [ $# = 0 ]; then
 elif cd -P "$folder"; then
     (
         ulimit -w "$mark" || ulimit -x "$mark"
+        printf '\000%srun' "$token" >&3
         exec 2>&4 3>&- 4>&-
         exec "$@"
     )
@@ -108,8 +109,9 @@ printf '\000%s%03d' "$token" "$code" >&4
 """
 """Runs a command and ends both of its streams with a token and its exit code.
 
-Who still holds a stream then, such as a daemon that the command left, holds up nobody. Arguments:
-token, mark, folder, the command.
+A token and `run` on standard output say that it begins and wears its mark. Who still holds a
+stream at its end, such as a daemon that the command left, holds up nobody. Arguments: token, mark,
+folder, the command.
 """
 
 READ = r"""
