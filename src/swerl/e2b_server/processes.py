@@ -96,24 +96,26 @@ class Processes:
         opened = self._sandbox.start(_argv(spec), cwd="/", env=env, user=spec.user)
         try:
             async with opened as process:
-                async with asyncio.timeout(spec.timeout_s):
-                    running = await _launched(process, spec)
-                    self._running[running.pid] = running
-                    started.set_result(running)
-                    ended = await running.pump()
+                try:
+                    async with asyncio.timeout(spec.timeout_s):
+                        running = await _launched(process, spec)
+                        self._running[running.pid] = running
+                        started.set_result(running)
+                        ended = await running.pump()
+                except TimeoutError as error:
+                    failure = Failure(Code.DEADLINE_EXCEEDED, "the command ran into its timeout")
+                    if running is None:
+                        raise failure from error
+                    self._forget(running)
+                    running.finish(failure)  # at once: old SDKs wait no longer than that
+                    return
                 self._forget(running)
                 running.finish(ended)
                 await process.end_input()
                 await self._over.wait()
-        except TimeoutError as error:
-            failure = Failure(Code.DEADLINE_EXCEEDED, "the command ran into its timeout")
-            if running is None:
-                raise failure from error
-            running.finish(failure)
         except SandboxError:
             if running is None:
                 raise
-            running.finish(gone(""))
         finally:
             if running is not None:
                 self._forget(running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from swerl.e2b_server.paths import resolve
 if TYPE_CHECKING:
     from swerl.e2b_server.boxes import Box
 
+_FILE_NAME = re.compile(r';\s*filename="((?:[^"\\]|\\.)*)"', re.DOTALL)
 _TRANSFERS_AT_ONCE = 8
 """Files that are held in memory at once, over all sandboxes."""
 
@@ -58,7 +60,7 @@ class Transfers:
             async for part in await request.multipart():
                 if not isinstance(part, BodyPartReader) or part.name != "file":
                     continue
-                path = _path(box, request.query, request.query.get("path") or part.filename or "")
+                path = _path(box, request.query, request.query.get("path") or _file_name(part))
                 if path in paths:
                     message = f"one request holds two files for {path}; the first was written"
                     raise Failure(Code.INVALID_ARGUMENT, message)
@@ -88,6 +90,13 @@ def _path(box: Box, query: Mapping[str, str], given: str) -> str:
     if not given or "\0" in given:
         raise Failure(Code.INVALID_ARGUMENT, "the request names no file")
     return resolve(given, box.home(named_user(query.get("username", ""))))
+
+
+def _file_name(part: BodyPartReader) -> str:
+    """Return a part's file name as it was sent: aiohttp's own reader drops a leading slash."""
+    if match := _FILE_NAME.search(part.headers.get("Content-Disposition", "")):
+        return re.sub(r"\\(.)", r"\1", match[1])
+    return part.filename or ""
 
 
 def _written(path: str) -> Json:
