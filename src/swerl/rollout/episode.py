@@ -68,9 +68,9 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
 
 async def _work(task: Task, session: Session, parts: Parts, draft: _Draft, clock: Clock) -> None:
     """Let the agent work in a Sandbox of its own, then take its patch."""
-    opened = parts.provisioner.for_agent(task, parts.harness)
+    opened = parts.provisioner.for_agent(task, parts.harness, clock)
     async with _boot(opened, "boot", clock) as sandbox:
-        base = await workspace.base_commit(sandbox, task.workdir)
+        start = await workspace.start(sandbox, task.workdir)
         url = await sandbox.expose(session) if parts.harness.inside else session.url
         with clock.phase("agent"):
             done = await parts.harness.run(
@@ -78,7 +78,7 @@ async def _work(task: Task, session: Session, parts: Parts, draft: _Draft, clock
             )
         draft.status, draft.log = _status(done, session.limit), done.log
         with clock.phase("diff"):
-            draft.patch = await workspace.take_patch(sandbox, task.workdir, base)
+            draft.patch = await workspace.take_patch(sandbox, task.workdir, start)
 
 
 async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade:

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from swerl.interfaces import Harness, Sandbox, SandboxBackend
+from swerl.rollout.clock import Clock
 from swerl.sandbox import Limits
 from swerl.task import Task
+from swerl.tasks.scrub import Facts, scrub
 
 
 class Provisioner:
@@ -17,15 +19,22 @@ class Provisioner:
     def __init__(self, backend: SandboxBackend, limits: Limits, *, concurrency: int) -> None:
         self._backend = backend
         self._limits = limits
+        self._facts: dict[str, Facts] = {}
         self.slot = asyncio.Semaphore(concurrency)
         """Held by an Episode from its start to its end, before any of its budgets runs."""
 
     @asynccontextmanager
-    async def for_agent(self, task: Task, harness: Harness) -> AsyncIterator[Sandbox]:
-        """Open a Sandbox of the Task's image with the harness installed."""
+    async def for_agent(self, task: Task, harness: Harness, clock: Clock) -> AsyncIterator[Sandbox]:
+        """Open a Sandbox of the Task's image, without a future and with the harness installed.
+
+        The clock hears of the phase `scrub`. Raises ImageError on a repository that is broken.
+        """
         async with self._backend.open(
             task.image, self._limits, workdir=task.workdir, mounts=harness.mounts()
         ) as sandbox:
+            with clock.phase("scrub"):
+                scrubbed = await scrub(sandbox, task, facts=self._facts.get(task.id))
+            self._facts[task.id] = scrubbed.facts
             await harness.install(sandbox)
             yield sandbox
 

@@ -12,7 +12,7 @@ from swerl.grade import Verdict
 
 @dataclass(frozen=True, slots=True)
 class PhaseStarted:
-    """An Episode entered a phase: boot, agent, diff, grade."""
+    """An Episode entered a phase: boot, scrub (a part of boot), agent, diff, grade."""
 
     episode: str
     phase: str
