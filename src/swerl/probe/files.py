@@ -12,7 +12,7 @@ from pathlib import Path
 from swerl.errors import SandboxError
 from swerl.probe._services import new_word
 from swerl.probe.finding import CannotError, Finding, failed, judge, passed
-from swerl.probe.lab import WORKDIR, Lab
+from swerl.probe.lab import Lab
 from swerl.probe.registry import probe
 
 _UP = "../" * 12
@@ -38,7 +38,7 @@ async def links_out(lab: Lab) -> Finding:
         }
         holes = []
         for number, (name, leads) in enumerate(links.items()):
-            path = f"{WORKDIR}/link{number}"
+            path = f"{lab.workdir}/link{number}"
             await _make_link(lab, leads, path)
             holes += await _touch(lab, path, word, name)
         holes += _changes(folder, word)
@@ -50,7 +50,7 @@ async def climbing_paths(lab: Lab) -> Finding:
     with _host_folder() as (folder, word):
         target = f"{folder}/secret"
         paths = [
-            target, f"/{_UP}{target[1:]}", f"{WORKDIR}/{_UP}{target[1:]}", f"{_UP}{target[1:]}",
+            target, f"/{_UP}{target[1:]}", f"{lab.workdir}/{_UP}{target[1:]}", f"{_UP}{target[1:]}",
             f"/proc/self/root{target}", f"/proc/1/root{target}", f"//..//..{target}",
         ]  # fmt: skip
         holes = []
@@ -64,7 +64,7 @@ async def climbing_paths(lab: Lab) -> Finding:
 async def folder_swap_race(lab: Lab) -> Finding:
     with _host_folder() as (folder, word):
         script = (
-            f"cd {WORKDIR} && mkdir real && ln -s {folder} lure && "
+            f"cd {lab.workdir} && mkdir real && ln -s {folder} lure && "
             "while :; do mv -T real spot; mv -T spot real; mv -T lure spot; mv -T spot lure; done"
         )
         swapping = asyncio.ensure_future(lab.box.run(["sh", "-c", script], timeout_s=_PATIENCE_S))
@@ -74,9 +74,9 @@ async def folder_swap_race(lab: Lab) -> Finding:
                 if swapping.done():
                     break
                 with suppress(SandboxError, FileNotFoundError):
-                    await lab.box.sandbox.write(f"{WORKDIR}/spot/{number}", b"x")
+                    await lab.box.sandbox.write(f"{lab.workdir}/spot/{number}", b"x")
                 with suppress(SandboxError, FileNotFoundError):
-                    if word.encode() in await lab.box.sandbox.read(f"{WORKDIR}/spot/secret"):
+                    if word.encode() in await lab.box.sandbox.read(f"{lab.workdir}/spot/secret"):
                         holes.append("the host's file was read")
                 await asyncio.sleep(0.002)
         finally:
@@ -88,16 +88,16 @@ async def folder_swap_race(lab: Lab) -> Finding:
 
 @probe("Has pipes, endless devices and sockets read and written, to hang the controller.")
 async def files_that_hang(lab: Lab) -> Finding:
-    made = await lab.box.sh(f"mkfifo {WORKDIR}/pipe")
+    made = await lab.box.sh(f"mkfifo {lab.workdir}/pipe")
     if made.exit_code != 0:
         message = f"cannot make a pipe: {made.text.strip()[:100]}"
         raise CannotError(message)
     sandbox = lab.box.sandbox
     calls: dict[str, Callable[[], Awaitable[object]]] = {
-        "reading a pipe": lambda: sandbox.read(f"{WORKDIR}/pipe"),
-        "writing a pipe": lambda: sandbox.write(f"{WORKDIR}/pipe", b"x"),
+        "reading a pipe": lambda: sandbox.read(f"{lab.workdir}/pipe"),
+        "writing a pipe": lambda: sandbox.write(f"{lab.workdir}/pipe", b"x"),
         "reading a device": lambda: sandbox.read("/dev/urandom"),
-        "reading a folder": lambda: sandbox.read(WORKDIR),
+        "reading a folder": lambda: sandbox.read(lab.workdir),
     }
     holes = []
     for name, call in calls.items():
@@ -113,11 +113,11 @@ async def files_that_hang(lab: Lab) -> Finding:
 
 @probe("Has a file read that says it is larger than any disk, to fill the controller's memory.")
 async def giant_file(lab: Lab) -> Finding:
-    made = await lab.box.sh(f"truncate -s {_GIANT_MIB}M {WORKDIR}/giant")
+    made = await lab.box.sh(f"truncate -s {_GIANT_MIB}M {lab.workdir}/giant")
     if made.exit_code != 0:
         return passed(f"it cannot be made: {made.text.strip()[:100]}")
     try:
-        data = await lab.box.sandbox.read(f"{WORKDIR}/giant")
+        data = await lab.box.sandbox.read(f"{lab.workdir}/giant")
     except (SandboxError, FileNotFoundError) as error:
         return passed(f"refused: {error}"[:160])
     size = len(data) >> 20
@@ -130,7 +130,7 @@ async def giant_file(lab: Lab) -> Finding:
 async def odd_names(lab: Lab) -> Finding:
     holes = []
     for name in _ODD_NAMES:
-        path = f"{WORKDIR}/{name}"
+        path = f"{lab.workdir}/{name}"
         try:
             await lab.box.sandbox.write(path, name.encode())
             if await lab.box.sandbox.read(path) != name.encode():

@@ -58,7 +58,7 @@ async def kernel_triggers(lab: Lab) -> Finding:
     return judge(holes, answers)
 
 
-@probe("Opens every file of /sys for writing.", timeout_s=25)
+@probe("Looks for files of /sys that it may write, such as the power switch.", timeout_s=25)
 async def sys_files(lab: Lab) -> Finding:
     lab.need_shared_kernel()
     holes, answers = await lab.as_users("kernel.write_sys")

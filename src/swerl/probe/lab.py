@@ -14,7 +14,6 @@ from swerl.probe._machine import Machine
 from swerl.probe.finding import CannotError
 from swerl.sandbox import Exec, Limits, Mount
 
-WORKDIR = "/testbed"
 _RUN_TIMEOUT_S = 10.0
 _NOT_STARTED, _NOT_FOUND = 126, 127
 _PACKAGE = "swerl.probe.inside"
@@ -30,6 +29,14 @@ for name, source in given["modules"]:
 print(repr(getattr(module, given["function"])(*given["arguments"])))
 """
 """Runs a function of swerl.probe.inside where swerl is not installed: its source comes on stdin."""
+
+
+class DiedError(CannotError):
+    """An attack ended before it could say what it met."""
+
+    def __init__(self, done: Exec) -> None:
+        super().__init__(f"the attack ended with exit code {done.exit_code}: {_last_line(done)}")
+        self.exit_code = done.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,8 @@ class Box:
     ) -> dict[str, str]:
         """Run `module.function` of swerl.probe.inside and return attempt -> how it went.
 
-        What worked begins with `ok`. Raises CannotError where no Python can run it.
+        What worked begins with `ok`. Raises CannotError where no Python can run it, DiedError
+        where the program was killed.
         """
         module, _, name = function.partition(".")
         given = {
@@ -98,8 +106,7 @@ class Box:
             message = f"there is no python3 in the sandbox: {_last_line(done)}"
             raise CannotError(message)
         if done.exit_code != 0:
-            message = f"the attack broke with exit code {done.exit_code}: {_last_line(done)}"
-            raise CannotError(message)
+            raise DiedError(done)
         return dict(ast.literal_eval(done.stdout.decode().splitlines()[-1]))
 
 
@@ -109,6 +116,7 @@ class Ground:
 
     backend: SandboxBackend
     image: str
+    workdir: str
     machine: Machine
     secret: str
     """A word that stands in the controller's environment and in no sandbox."""
@@ -132,6 +140,11 @@ class Lab:
     def machine(self) -> Machine:
         """The machine that this process runs on."""
         return self.ground.machine
+
+    @property
+    def workdir(self) -> str:
+        """The folder inside that commands run in."""
+        return self.ground.workdir
 
     @property
     def users(self) -> tuple[str | None, ...]:
@@ -159,7 +172,7 @@ class Lab:
         ground = self.ground
         chosen = limits or self.limits
         async with ground.backend.open(
-            ground.image, chosen, workdir=WORKDIR, mounts=mounts
+            ground.image, chosen, workdir=ground.workdir, mounts=mounts
         ) as sandbox:
             yield Box(sandbox)
 

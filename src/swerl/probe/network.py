@@ -49,7 +49,10 @@ async def dns(lab: Lab) -> Finding:
         if not server.startswith("127.") and (route := _routes.best(found, server))
     ]
     if found and not lab.ground.external:
-        return judge(holes, f"resolvers {configured or 'none'}; no route leads to one; not asked")
+        if not holes and configured:
+            message = f"{configured[0]} may ask on beyond this machine: --external asks it"
+            raise CannotError(message)
+        return judge(holes, "no resolver is named, and none was asked")
     servers = list(dict.fromkeys((*configured, *_LOCAL_RESOLVERS)))
     outcomes = await lab.box.attack("network.ask_resolvers", servers)
     return judge(holes + worked(outcomes), f"no answer ({refused(outcomes)})")

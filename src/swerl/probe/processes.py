@@ -9,7 +9,7 @@ from swerl.probe.finding import Finding, judge, passed, worked
 from swerl.probe.lab import Lab
 from swerl.probe.registry import probe
 
-_PLACES = "/tmp /var/tmp /dev/shm /testbed $HOME"
+_PLACES = "/tmp /var/tmp /dev/shm $HOME ."
 
 
 @probe("Reads the command lines of the host's processes.")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import time
+from dataclasses import dataclass
 
 from swerl.errors import SandboxError
 from swerl.probe.finding import CannotError, Finding, failed, judge
-from swerl.probe.lab import WORKDIR, Box, Lab
+from swerl.probe.lab import Box, DiedError, Lab
 from swerl.probe.registry import probe
 from swerl.sandbox import Limits
 
@@ -18,58 +21,61 @@ _MOST_FILES = 200_000
 _MOST_DESCRIPTORS = 1 << 20
 _BURN_S = 1.0
 _INOTIFY = 1 << 12
-_FOLDERS = ["/tmp", WORKDIR, "/dev/shm", "/var/tmp"]
+_FOLDERS = ("/tmp", "/var/tmp", "/home/agent", "/run", "/mnt")
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How an attack that takes without end came to one."""
+
+    what: str
+    """What it had by then; empty where it could not say so any more."""
+    said: str
 
 
 @probe("Starts processes without end.", limits=_SMALL)
 async def fork_bomb(lab: Lab) -> Finding:
     most = lab.limits.num_processes
-    outcomes = await _tolerate(lab.box, "greedy.fork", most * 4)
-    [(what, said)] = outcomes.items()
-    if said == "ok":
-        return failed(f"{what} where the limit is {most}")
-    return await _still_there(lab.box, f"{what}, then {said}; the limit is {most}")
+    end = await _take(lab.box, "greedy.fork", most * 4)
+    return await _held(lab.box, end, f"the limit is {most}")
 
 
 @probe("Takes memory without end.", limits=_SMALL)
 async def memory_bomb(lab: Lab) -> Finding:
     most = lab.limits.memory_mib
-    outcomes = await _tolerate(lab.box, "greedy.hold_memory", most * 3)
-    [(what, said)] = outcomes.items()
-    if said == "ok":
-        return failed(f"{what} where the limit is {most} MiB")
-    return await _still_there(lab.box, f"{what}: {said}; the limit is {most} MiB")
+    end = await _take(lab.box, "greedy.hold_memory", most * 3)
+    return await _held(lab.box, end, f"the limit is {most} MiB")
 
 
 @probe("Takes memory in many processes, each below the limit.", limits=_SMALL)
 async def memory_in_pieces(lab: Lab) -> Finding:
-    each = lab.limits.memory_mib // 2
-    outcomes = await _tolerate(lab.box, "greedy.hold_memory_together", 6, each)
-    number = outcomes.get("processes that hold it", "0")
-    if int(number) * each > lab.limits.memory_mib * _SLACK:
-        return failed(f"{number} processes hold {each} MiB each; the limit is their sum's")
-    return await _still_there(lab.box, f"{number} of 6 processes hold {each} MiB each")
+    most = lab.limits.memory_mib
+    end = await _take(lab.box, "greedy.hold_memory_together", 6, most // 2)
+    number = int(end.what.split()[0]) if end.what else 0
+    end = _End(end.what, "ok" if number * (most // 2) > most * _SLACK else "killed")
+    return await _held(lab.box, end, f"the limit is {most} MiB for all")
 
 
-@probe("Fills every folder that it may write to.", limits=_SMALL)
+@probe("Fills /dev/shm, whose files are memory.", limits=_SMALL)
+async def memory_files(lab: Lab) -> Finding:
+    most = lab.limits.memory_mib
+    end = await _take(lab.box, "greedy.fill", ["/dev/shm"], most * 3)
+    return await _held(lab.box, end, f"the limit is {most} MiB of memory")
+
+
+@probe("Fills every folder on its disk that it may write to.", limits=_SMALL)
 async def disk_fill(lab: Lab) -> Finding:
     most = lab.limits.disk_mib
-    folders = await lab.box.sh('for d in "$@"; do [ -w "$d" ] && echo "$d"; done; true', *_FOLDERS)
-    names = folders.stdout.decode().split()
-    outcomes = await _tolerate(lab.box, "greedy.fill", names, most * 6)
-    total = sum(int(what.split()[0]) for what in outcomes if what[0].isdigit())
-    if total > most * _SLACK + 64:
-        return failed(f"{total} MiB written where the limit is {most} MiB")
-    return await _still_there(lab.box, f"{total} MiB written; the limit is {most} MiB")
+    look = 'for d in "$@"; do [ -w "$d" ] && echo "$d"; done; true'
+    folders = (await lab.box.sh(look, lab.workdir, *_FOLDERS)).stdout.decode().split()
+    end = await _take(lab.box, "greedy.fill", folders, most * 3)
+    return await _held(lab.box, end, f"the limit is {most} MiB")
 
 
 @probe("Makes empty files without end, which cost no bytes of disk.", limits=_SMALL, timeout_s=40)
 async def inode_fill(lab: Lab) -> Finding:
-    outcomes = await _tolerate(lab.box, "greedy.make_files", "/tmp", _MOST_FILES, timeout_s=30)
-    [(what, said)] = outcomes.items()
-    if said == "ok":
-        return failed(f"{what} made, and nothing stopped it")
-    return await _still_there(lab.box, f"{what}, then {said}")
+    end = await _take(lab.box, "greedy.make_files", lab.workdir, _MOST_FILES, timeout_s=30)
+    return await _held(lab.box, end, f"{_MOST_FILES:,} were wanted")
 
 
 @probe("Computes in more processes than it has processors.", limits=_SMALL)
@@ -82,11 +88,8 @@ async def processor_hog(lab: Lab) -> Finding:
 
 @probe("Opens files without closing one, until the host has none left.", limits=_SMALL)
 async def descriptor_exhaustion(lab: Lab) -> Finding:
-    outcomes = await _tolerate(lab.box, "greedy.open_files", _MOST_DESCRIPTORS + 1)
-    [(what, said)] = outcomes.items()
-    if said == "ok":
-        return failed(f"{what} open, and nothing stopped it")
-    return await _still_there(lab.box, f"{what}, then {said}")
+    end = await _take(lab.box, "greedy.open_files", _MOST_DESCRIPTORS)
+    return await _held(lab.box, end, f"{_MOST_DESCRIPTORS:,} were wanted")
 
 
 @probe("Prints without end.")
@@ -130,25 +133,28 @@ async def counted_by_user(lab: Lab) -> Finding:
 
 
 def _can_watch() -> bool:
-    import ctypes
-    import os
-
     fd = int(ctypes.CDLL(None).inotify_init1(0))
     if fd >= 0:
         os.close(fd)
     return fd >= 0
 
 
-async def _tolerate(
-    box: Box, function: str, *arguments: object, timeout_s: float = 12
-) -> dict[str, str]:
-    """Run an attack that may be killed for what it takes: then that is the answer."""
+async def _take(box: Box, function: str, *arguments: object, timeout_s: float = 12) -> _End:
+    """Run an attack that may be killed for what it takes."""
     try:
-        return await box.attack(function, *arguments, timeout_s=timeout_s)
-    except CannotError as error:
-        if "exit code" in str(error):
-            return {"the attack": f"killed ({error})"}
-        raise
+        outcomes = await box.attack(function, *arguments, timeout_s=timeout_s)
+    except DiedError as error:
+        return _End("", f"killed with exit code {error.exit_code}")
+    [(what, said)] = outcomes.items()
+    return _End(what, said)
+
+
+async def _held(box: Box, end: _End, limit: str) -> Finding:
+    """Judge an attack that should have met its limit, and whether the sandbox lives on."""
+    seen = f"{end.what}: {end.said}" if end.what else end.said
+    if end.said == "ok":
+        return failed(f"{end.what}, and nothing stopped it; {limit}")
+    return await _still_there(box, f"{seen}; {limit}")
 
 
 async def _still_there(box: Box, seen: str) -> Finding:

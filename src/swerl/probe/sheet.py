@@ -15,7 +15,7 @@ from swerl.interfaces import SandboxBackend
 from swerl.probe import _machine
 from swerl.probe._services import new_word
 from swerl.probe.finding import CannotError, Finding, Result, cannot, failed
-from swerl.probe.lab import WORKDIR, Box, Ground, Lab
+from swerl.probe.lab import Box, Ground, Lab
 from swerl.probe.registry import LIMITS, Probe
 from swerl.run.files import disk_errors, write_json
 from swerl.secrets import lent, state_dir
@@ -88,6 +88,7 @@ class Subject:
     name: str
     """Kind of sandbox, as users type it."""
     image: str = "host"
+    workdir: str = "/testbed"
     options: Mapping[str, Json] = field(default_factory=dict)
 
 
@@ -106,7 +107,14 @@ async def attack(
     started, clock = time.time(), time.monotonic()
     secret = new_word()
     with lent(_SECRET, secret):
-        ground = Ground(subject.backend, subject.image, _machine.look(), secret, external=external)
+        ground = Ground(
+            subject.backend,
+            subject.image,
+            subject.workdir,
+            _machine.look(),
+            secret,
+            external=external,
+        )
         ground = await _scout(ground)
         slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -142,7 +150,7 @@ def keep(sheet: Sheet, path: Path | None) -> Path:
 
 async def _scout(ground: Ground) -> Ground:
     """Look from a first sandbox at what it shares with this machine."""
-    async with ground.backend.open(ground.image, LIMITS, workdir=WORKDIR) as sandbox:
+    async with ground.backend.open(ground.image, LIMITS, workdir=ground.workdir) as sandbox:
         box = Box(sandbox)
         try:
             boot_id = (await box.text(_machine.BOOT_ID)).strip()
@@ -170,7 +178,7 @@ async def _try(ground: Ground, probe: Probe) -> Finding:
     try:
         async with (
             asyncio.timeout(probe.timeout_s),
-            ground.backend.open(ground.image, probe.limits, workdir=WORKDIR) as sandbox,
+            ground.backend.open(ground.image, probe.limits, workdir=ground.workdir) as sandbox,
         ):
             return await probe.attack(Lab(ground, Box(sandbox), probe.limits))
     except SandboxLostError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import time
 
 from swerl.probe.inside.calls import name_of, raw
@@ -26,7 +27,7 @@ def fork(most: int) -> dict[str, str]:
             os._exit(0)
         pids.append(pid)
     for pid in pids:
-        os.kill(pid, 9)
+        os.kill(pid, signal.SIGKILL)
     for pid in pids:
         os.waitpid(pid, 0)
     return {f"{len(pids)} processes": said}
@@ -58,36 +59,32 @@ def hold_memory_together(num: int, each_mib: int) -> dict[str, str]:
         children.append((pid, reader))
     answers = [os.read(reader, 1) for _, reader in children]
     time.sleep(0.05)
-    alive = 0
-    for (pid, _), answer in zip(children, answers):  # noqa: B905  Python 3.7 has no `strict`
-        alive += answer == b"y" and os.waitpid(pid, os.WNOHANG)[0] == 0
+    pids = [pid for (pid, _), said in zip(children, answers) if said == b"y"]  # noqa: B905
+    alive = sum(os.waitpid(pid, os.WNOHANG)[0] == 0 for pid in pids)
     for pid, _ in children:
         try:
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
         except OSError:
-            continue
-    return {"processes that hold it": str(alive)}
+            continue  # it died of what it took
+    return {f"{alive} of {num} processes hold {each_mib} MiB each": "ok"}
 
 
 def fill(folders: list[str], most_mib: int) -> dict[str, str]:
     """Write to each folder until that is refused; keep it all until every one was tried."""
-    outcomes, paths = {}, []
-    total = 0
+    paths: list[str] = []
+    said, total = "ok", 0
     for folder in folders:
-        path = os.path.join(folder, "swerl-probe-fill")
-        said, size = "ok", 0
+        path = os.path.join(folder, f"swerl-probe-fill-{os.getpid()}")
         try:
             with open(path, "wb", buffering=0) as file:
                 paths.append(path)
                 while total < most_mib:
-                    size += file.write(bytes(_PIECE)) == _PIECE
-                    total += 1
+                    total += (file.write(bytes(_PIECE)) or 0) // _PIECE
         except OSError as error:
             said = name_of(error)
-        outcomes[f"{size} MiB in {folder}"] = said
     for path in paths:
         os.unlink(path)
-    return outcomes
+    return {f"{total} MiB": "ok" if total >= most_mib else said}
 
 
 def make_files(folder: str, most: int) -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from swerl.probe.inside.calls import name_of, try_open
 
 _SETTINGS = (
     "kernel/core_pattern", "kernel/modprobe", "kernel/hotplug", "kernel/panic", "kernel/printk",
     "kernel/randomize_va_space", "kernel/sysrq", "kernel/pid_max", "kernel/dmesg_restrict",
-    "vm/overcommit_memory", "vm/swappiness", "vm/drop_caches", "fs/file-max", "fs/suid_dumpable",
+    "vm/overcommit_memory", "vm/swappiness", "fs/file-max", "fs/suid_dumpable",
     "fs/binfmt_misc/register", "fs/binfmt_misc/status",
 )  # fmt: skip
 _SECRETS = (
@@ -18,12 +19,13 @@ _SECRETS = (
     "/proc/slabinfo", "/proc/latency_stats", "/dev/mem", "/dev/kmem", "/dev/port", "/dev/kmsg",
     "/sys/kernel/debug/sched/debug", "/sys/firmware/dmi/tables/DMI",
 )  # fmt: skip
-_HARMLESS = {
-    "null", "zero", "full", "random", "urandom", "tty", "ptmx", "console", "stdin", "stdout",
-    "stderr",
+_READ_AWAY = ("/proc/kmsg", "/dev/port", "/dev/mem", "/dev/kmem")
+"""Files of those that lose something or act when they are read; they are only opened."""
+_LEADING_OUT = {
+    "kvm", "mem", "kmem", "port", "kmsg", "fuse", "tun", "loop-control", "vhost-net",
+    "vhost-vsock", "vsock", "uinput", "userfaultfd", "snapshot", "cuse", "mapper", "vfio",
 }  # fmt: skip
-_HARMLESS_FOLDERS = ("/dev/fd", "/dev/pts", "/dev/shm", "/dev/mqueue")
-_MOST = 20_000
+_MOST, _ENOUGH = 20_000, 5
 
 
 def write_settings() -> dict[str, str]:
@@ -43,18 +45,18 @@ def read_secrets() -> dict[str, str]:
 
 
 def write_sys() -> dict[str, str]:
-    """Open every file of /sys for writing; nothing is written."""
+    """Find files of /sys that may be written; none is opened, because some act at once."""
     outcomes = {}
     num_files = 0
     for folder, _, names in os.walk("/sys"):
         for name in names:
             num_files += 1
             path = os.path.join(folder, name)
-            said = "EACCES" if os.path.islink(path) else try_open(path, os.O_WRONLY)
-            if said == "ok" or num_files == 1:
-                outcomes[path] = said
-        if num_files > _MOST or len(outcomes) > 5:
+            if not os.path.islink(path) and os.access(path, os.W_OK):
+                outcomes[path] = "ok"
+        if num_files > _MOST or len(outcomes) > _ENOUGH:
             break
+    outcomes[f"{num_files} files"] = "read-only" if num_files else "nothing in /sys"
     return outcomes
 
 
@@ -76,13 +78,12 @@ def make_groups(name: str) -> dict[str, str]:
 
 
 def open_devices() -> dict[str, str]:
-    """Open every device that leads out."""
+    """Open disks and the devices that lead out; no other, because some act when opened."""
     outcomes = {}
-    for folder, folders, names in os.walk("/dev"):
-        folders[:] = [x for x in folders if os.path.join(folder, x) not in _HARMLESS_FOLDERS]
+    for folder, _, names in os.walk("/dev"):
         for name in names:
             path = os.path.join(folder, name)
-            if name not in _HARMLESS and _is_device(path):
+            if name in _LEADING_OUT or _is_disk(path):
                 outcomes[path] = try_open(path, os.O_RDONLY)
     return outcomes
 
@@ -103,6 +104,8 @@ def _write_same(path: str) -> str:
 
 
 def _read_some(path: str) -> str:
+    if path in _READ_AWAY:
+        return try_open(path, os.O_RDONLY)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -121,8 +124,8 @@ def _mounts(kinds: tuple[str, ...]) -> list[str]:
     return [words[4] for words in lines if words[words.index("-") + 1] in kinds]
 
 
-def _is_device(path: str) -> bool:
+def _is_disk(path: str) -> bool:
     try:
-        return os.stat(path).st_mode >> 12 in (0o02, 0o06)
+        return stat.S_ISBLK(os.stat(path).st_mode)
     except OSError:
         return False

@@ -17,25 +17,28 @@ _NEW = {
 }  # fmt: skip
 _MS_BIND, _MS_REMOUNT, _MNT_DETACH = 4096, 32, 2
 _CLONE_TREE = 1
+_ADJ_TICK = 0x4000
+_DENIED = ("EPERM", "EACCES", "ENOSYS")
+"""Answers of a kernel that stops the call; any other is about the argument, after the door."""
 _KEY_USER, _SEARCH, _UNLINK = -4, 10, 9
 _kept: list[object] = []
 
 
 def mount() -> dict[str, str]:
-    """Mount, unmount, remount and change the root by every call there is."""
+    """Ask for every kind of mount, each with something that is not there."""
     spot = tempfile.mkdtemp()
+    here = spot.encode()
     outcomes = {
-        "mounting a file system": attempt("mount", b"none", spot.encode(), b"tmpfs", 0, b""),
-        "mounting processes": attempt("mount", b"proc", spot.encode(), b"proc", 0, b""),
-        "binding a folder": attempt("mount", b"/usr", spot.encode(), b"", _MS_BIND, b""),
-        "remounting": attempt("mount", b"none", b"/proc", b"", _MS_REMOUNT | _MS_BIND, b""),
-        "unmounting": attempt("umount2", spot.encode(), _MNT_DETACH),
-        "changing the root": attempt("pivot_root", spot.encode(), spot.encode()),
-        "a new file system": attempt("fsopen", b"tmpfs", 0),
+        "changing the root": attempt("pivot_root", here, here),
+        "mounting": attempt("mount", b"none", here, b"swerl-no-such", 0, b""),
+        "binding a folder": attempt("mount", b"/nonexistent", here, b"", _MS_BIND, b""),
+        "remounting": attempt("mount", b"none", here, b"", _MS_REMOUNT | _MS_BIND, b""),
+        "unmounting": attempt("umount2", here, _MNT_DETACH),
+        "a new file system": attempt("fsopen", b"swerl-no-such", 0),
         "a copy of the tree": attempt("open_tree", -100, b"/", _CLONE_TREE),
     }
     os.rmdir(spot)
-    return {name: "no mount there" if said == "EINVAL" else said for name, said in outcomes.items()}
+    return _denied_or_ok(outcomes)
 
 
 def namespaces() -> dict[str, str]:
@@ -70,19 +73,20 @@ def administer() -> dict[str, str]:
         "accounting": attempt("acct", nothing),
         "loading another kernel": attempt("kexec_load", 0, 1 << 20, None, 0xFFFF_FFFF),
     }
-    denied = ("EPERM", "ENOSYS", "EACCES")
-    return {name: said if said in denied else f"ok: {said}" for name, said in outcomes.items()}
+    return _denied_or_ok(outcomes)
 
 
 def set_clock() -> dict[str, str]:
     """Set the clock to the time that it shows."""
     now = time.time()
     value = struct.pack("qq", int(now), int(now % 1 * 1e9))
-    adjust = struct.pack("i4x", 0x4000) + bytes(256)
-    return {
-        "setting the clock": attempt("clock_settime", 0, value),
-        "adjusting the clock": attempt("adjtimex", _address(struct.pack("i4xq", 1, 0) + adjust)),
-    }
+    no_tick = struct.pack("I4x", _ADJ_TICK) + bytes(256)  # a tick of 0 is refused, but later
+    return _denied_or_ok(
+        {
+            "setting the clock": attempt("clock_settime", 0, value),
+            "adjusting the clock": attempt("adjtimex", _address(no_tick)),
+        }
+    )
 
 
 def set_hostname(name: str) -> dict[str, str]:
@@ -155,6 +159,10 @@ def shared_memory(key: int) -> dict[str, str]:
 def terminal() -> dict[str, str]:
     """Open the terminal of whoever started this."""
     return {"a terminal": try_open("/dev/tty", os.O_RDWR)}
+
+
+def _denied_or_ok(outcomes: dict[str, str]) -> dict[str, str]:
+    return {name: said if said in _DENIED else "ok" for name, said in outcomes.items()}
 
 
 def _in_child(name: str, *arguments: int) -> str:

@@ -1,4 +1,4 @@
-"""What of the kernel a sandbox must not see or use up, though for the kernel its user is the host's.
+"""What a sandbox must not see or use up of the kernel, for which its user is one of the host.
 
 Some files of /proc are readable for root without a capability, and root's number is what a
 sandbox has where root runs swerl. Some things the kernel counts by user, whoever is the sandbox:
