@@ -9,6 +9,7 @@ SwerlError
 │   ├── SandboxUnavailableError  this machine cannot run the backend at all
 │   └── SandboxLostError         the sandbox died under us
 ├── ImageError            an image or source tree could not be had
+│   └── BrokenImageError  it is there, and no Task can be worked on in it
 ├── GatewayError          the gateway refused or could not answer a request
 ├── EngineError           the engine answered wrongly
 │   └── EngineLostError   the engine is gone
@@ -70,6 +71,10 @@ class SandboxLostError(SandboxError, ConnectionError):
 
 class ImageError(SwerlError, RuntimeError):
     """An image or source tree could not be had."""
+
+
+class BrokenImageError(ImageError):
+    """An image is there, and no Task can be worked on in it; trying again does not help."""
 
 
 class Refusal(StrEnum):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from swerl import plugins
 from swerl.episode import Episode, Status
-from swerl.errors import BudgetError, SwerlError
+from swerl.errors import BrokenImageError, BudgetError, SwerlError
 from swerl.gateway.sessions import Session
 from swerl.grade import Grade, Verdict
 from swerl.interfaces import Exit, Sandbox
@@ -121,7 +121,11 @@ async def _budget(name: str, seconds: float) -> AsyncIterator[None]:
 
 
 def _failed(error: SwerlError) -> Grade:
-    verdict = Verdict.TIMEOUT if isinstance(error, BudgetError) else Verdict.INFRA
+    verdict = Verdict.INFRA
+    if isinstance(error, BudgetError):
+        verdict = Verdict.TIMEOUT
+    elif isinstance(error, BrokenImageError):
+        verdict = Verdict.INVALID
     return Grade(verdict, f"{type(error).__name__}: {error}")
 
 

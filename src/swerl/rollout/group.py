@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from swerl.episode import Episode, Group
+from swerl.grade import Verdict
 from swerl.rollout import episode, record
 from swerl.rollout.parts import Parts
 from swerl.run.layout import RunFolder
@@ -39,7 +40,7 @@ async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFold
     async with parts.provisioner.slot:
         result = await episode.run(task, f"{stage}/{name}", parts)
         for refill in range(parts.rollout.refills):
-            if result.learnable:
+            if result.learnable or result.verdict is Verdict.INVALID:
                 break
             result = await episode.run(task, f"{stage}/{name}+{refill + 1}", parts)
         record.write(path, result)

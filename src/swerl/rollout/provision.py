@@ -27,7 +27,7 @@ class Provisioner:
     async def for_agent(self, task: Task, harness: Harness, clock: Clock) -> AsyncIterator[Sandbox]:
         """Open a Sandbox of the Task's image, without a future and with the harness installed.
 
-        The clock hears of the phase `scrub`. Raises ImageError on a repository that is broken.
+        The clock hears of the phase `scrub`. Raises BrokenImageError on a broken repository.
         """
         async with self._backend.open(
             task.image, self._limits, workdir=task.workdir, mounts=harness.mounts()

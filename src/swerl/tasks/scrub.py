@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from swerl.errors import ImageError, SandboxError
+from swerl.errors import BrokenImageError, SandboxError
 from swerl.interfaces import Sandbox
 from swerl.patch import edits, touched
 from swerl.sandbox import Exec
@@ -76,8 +76,8 @@ async def scrub(
     """Remove from an agent's sandbox what would tell it the solution or the tests.
 
     The base commit keeps its id, HEAD names it, and work tree and index stay as they are. The base
-    is the Task's where HEAD descends from it, else HEAD. Raises ImageError on a repository that
-    git cannot read, SandboxError where the sandbox forbids the scrub.
+    is the Task's where HEAD descends from it, else HEAD. Raises BrokenImageError on a repository
+    that git cannot read, SandboxError where the sandbox forbids the scrub.
     """
     started = time.monotonic()
     known = facts or Facts(solved=await _solved(sandbox, task))
@@ -111,7 +111,7 @@ async def _run(sandbox: Sandbox, task: Task, history: History, facts: Facts) -> 
     said = done.stderr.decode("utf-8", "replace").strip()[-300:]
     if done.exit_code == _BROKEN:
         message = f"the repository of {task.image} cannot be used: {said}"
-        raise ImageError(message, hint="build or pull the image again", retryable=False)
+        raise BrokenImageError(message, hint="build or pull the image again")
     reason = f"{_TIMEOUT_S:g} s ran out" if done.timed_out else said or f"code {done.exit_code}"
     message = f"cannot hide the future of {task.image}: {reason}"
     raise SandboxError(message, hint="`swerl tasks sweep` shows what the image holds")
