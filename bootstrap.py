@@ -5,7 +5,8 @@
     python3 bootstrap.py setup    only set up
 
 Needs Python 3.11 or newer with venv, and git. Where it runs as root on a Debian machine it also
-installs bubblewrap; everywhere else the sandbox falls back on what the kernel offers. More
+installs bubblewrap, and for `test` a Docker daemon, a registry and tools for images; everywhere
+else the sandbox falls back on what the kernel offers, and tests that lack something skip. More
 arguments go on to the command: `python3 bootstrap.py train --set seed=1`.
 """
 
@@ -16,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -28,9 +31,17 @@ COMMANDS = {
 DEBIAN_PACKAGES = {
     "train": {"bwrap": "bubblewrap"},
     "setup": {"bwrap": "bubblewrap"},
-    "test": {"bwrap": "bubblewrap", "docker-registry": "docker-registry"},
+    "test": {
+        "bwrap": "bubblewrap",
+        "dockerd": "docker.io",
+        "docker-registry": "docker-registry",
+        "skopeo": "skopeo",
+        "mmdebstrap": "mmdebstrap",
+    },
 }
-"""Program -> the package that brings it, for each command."""
+"""Program -> the package that brings it, for each command. None of them is started."""
+POLICY = Path("/usr/sbin/policy-rc.d")
+"""Debian asks it before it starts a service."""
 TORCH_PYTHON = (3, 11)
 """The Python for which the pinned torch has a CPU build; others get a far larger one."""
 
@@ -91,18 +102,48 @@ def _install(extras: str) -> None:
 
 
 def _install_debian_packages(packages: dict[str, str]) -> None:
-    missing = [package for program, package in packages.items() if not shutil.which(program)]
+    missing = _missing(packages)
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        _say(f"not installed here: {', '.join(missing)}; swerl does without")
+        why = "not root" if os.geteuid() != 0 else "no apt-get"
+        _say(f"cannot install {', '.join(missing)} here ({why}); swerl does without")
         return
     _say(f"installing {', '.join(missing)}")
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
-    if subprocess.call(install) and (
-        subprocess.call(["apt-get", "update", "-qq"]) or subprocess.call(install)
-    ):
-        _say("that failed; swerl does without")
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends"]
+    with _no_services():
+        if not _apt([*install, *missing]):
+            _apt(["apt-get", "update", "-qq"])
+            _apt([*install, *missing])
+        for package in _missing(packages):  # one that cannot be had must not cost the others
+            _apt([*install, package])
+    if still := _missing(packages):
+        _say(f"could not install {', '.join(still)}; swerl does without")
+
+
+@contextmanager
+def _no_services() -> Iterator[None]:
+    """Keep Debian from starting what it installs: a daemon changes the machine's network."""
+    made = POLICY.parent.is_dir() and not POLICY.exists()
+    if made:
+        POLICY.write_text("#!/bin/sh\nexit 101\n")
+        POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        if made:
+            POLICY.unlink(missing_ok=True)
+
+
+def _missing(packages: dict[str, str]) -> list[str]:
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
+    return [name for program, name in packages.items() if not shutil.which(program, path=path)]
+
+
+def _apt(command: list[str]) -> bool:
+    """Run apt without questions; say whether it worked."""
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.call(command, env=env, stdin=subprocess.DEVNULL) == 0
 
 
 def _run(command: list[str], hint: str) -> None:

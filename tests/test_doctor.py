@@ -90,7 +90,7 @@ async def test_broken_installation_of_torch_is_missing(monkeypatch: pytest.Monke
 async def test_absent_docker_is_only_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(doctor, "_DOCKER_SOCKET", tmp_path / "none.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent.sock")
     found = await doctor._docker()
     assert found.state is State.WARN
     assert twin_runs([found])

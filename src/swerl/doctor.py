@@ -20,10 +20,10 @@ from swerl import plugins
 from swerl.errors import SwerlError
 from swerl.images._login import default_config, logged_in
 from swerl.sandbox import Limits
+from swerl.sandboxes._docker.api import LIMITS_HELD, Api
 from swerl.sandboxes._local import cgroup
 from swerl.secrets import cache_dir, secret
 
-_DOCKER_SOCKET = Path("/var/run/docker.sock")
 _TIMEOUT_S = 10.0
 _IMPORT_TIMEOUT_S = 120.0
 _DISK_GIB = 2.0
@@ -147,21 +147,20 @@ async def _node() -> Check:
 
 
 async def _docker() -> Check:
-    need = _Need(
-        "docker", "a look into task images; nothing needs it", "apt-get install -y docker.io"
-    )
+    enables, api = 'sandbox.type = "docker"', Api("")
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            reader, writer = await asyncio.open_unix_connection(_DOCKER_SOCKET)
-            writer.write(b"GET /_ping HTTP/1.0\r\n\r\n")
-            answer = await reader.readline()
-            writer.close()
-    except (OSError, TimeoutError):
-        return need.judged("no daemon answers", good=False)
-    good = b" 200 " in answer
-    return need.judged(
-        "the daemon answers" if good else answer.decode("ascii", "replace"), good=good
-    )
+            await api.connect()
+    except (SwerlError, TimeoutError) as error:
+        mend = "apt-get install -y docker.io && dockerd &"
+        mend = mend if _version("docker") else "pip install 'swerl[docker]'"
+        return _Need("docker", enables, mend).judged(str(error) or "no answer", good=False)
+    told = api.info
+    missing = [name for name, key in LIMITS_HELD.items() if not told.get(key)]
+    found = f"{told.get('ServerVersion', '?')}, {told.get('Driver', '?')}"
+    found += f", without limits on {', '.join(missing)}" if missing else ""
+    need = _Need("docker", enables, "a daemon with cgroups holds every limit")
+    return need.judged(found, good=not missing)
 
 
 async def _gpus() -> Check:

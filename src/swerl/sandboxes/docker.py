@@ -16,12 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.errors import SandboxError
 from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
 from swerl.sandboxes._docker import container
-from swerl.sandboxes._docker.api import Api
+from swerl.sandboxes._docker.api import LIMITS_HELD, Api
 from swerl.sandboxes._docker.container import Plan, Quota
 from swerl.sandboxes._docker.machine import Machine
 from swerl.sandboxes._docker.sandbox import DockerSandbox
-
-_HELD = {"memory": "MemoryLimit", "pids": "PidsLimit", "cpu": "CpuCfsQuota"}
 
 
 class Options(BaseModel):
@@ -68,7 +66,7 @@ class DockerBackend:
             with suppress(SandboxError):
                 await asyncio.shield(self.remove(plan.name))
             raise
-        held = {name for name, key in _HELD.items() if self._api.info.get(key)}
+        held = {name for name, key in LIMITS_HELD.items() if self._api.info.get(key)}
         limits = frozenset(held | ({"disk"} if quota.works else set()))
         sandbox = DockerSandbox(machine, limits, int(self._options.output_cap_mib * 2**20))
         try:

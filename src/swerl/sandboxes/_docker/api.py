@@ -14,6 +14,8 @@ from swerl.sandboxes._docker.hijack import Address
 
 Answer = TypeVar("Answer")
 
+LIMITS_HELD = {"memory": "MemoryLimit", "pids": "PidsLimit", "cpu": "CpuCfsQuota"}
+"""Limit -> what a daemon that can hold it says of itself."""
 _THREADS = 16
 _TIMEOUT_S = 120
 _NO_DAEMON = "start it (`dockerd`), join the group that owns its socket, or set base_url"
