@@ -25,7 +25,7 @@ from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
 
 _NOTHING_MADE = (InputError, ImageError, SandboxUnavailableError)
 """Errors of a create that say by their kind that the provider made nothing."""
-_REMOVE_TIMEOUT_S = 30.0
+_REMOVE_TIMEOUT_S = 15.0
 
 
 def tracked(
@@ -202,16 +202,13 @@ class _Tracking:
         """
         name, why = self._entry.name, f"not created: {explain(error)}"
         try:
-            if not isinstance(error, asyncio.CancelledError):
-                async with asyncio.timeout(_REMOVE_TIMEOUT_S):
-                    await self._inner.remove(name)
+            async with asyncio.timeout(_REMOVE_TIMEOUT_S):
+                await self._inner.remove(name)
         except Exception as other:  # noqa: BLE001  the first error is the one to tell
             self._records.doubted(name, why=f"{why}; then not removed: {explain(other)}")
-        else:
-            if self._entry.price:
-                self._records.doubted(name, why=why)
-            else:
-                self._records.ended(name, why=why)
+            return
+        note = self._records.doubted if self._entry.price else self._records.ended
+        note(name, why=why)
 
 
 def _why(error: BaseException | None) -> str:
