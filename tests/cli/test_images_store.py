@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -35,11 +34,22 @@ def tasks(tmp_path: Path) -> str:
     return str(tmp_path / "tasks.jsonl")
 
 
+class Nothing(BaseHTTPRequestHandler):
+    """Answers that there is nothing."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: the command under test owns the output."""
+
+
 @pytest.fixture
-def empty_registry(tmp_path: Path) -> Iterator[str]:
-    """A server that has nothing."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+def empty_registry() -> Iterator[str]:
+    """A registry that has nothing."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
