@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swerl.errors import SandboxUnavailableError
-from swerl.sandbox import Limits
+from swerl.sandbox import Limits, new_name, place
 from swerl.sandboxes import local
 
 from .helpers import eventually, sh
@@ -63,7 +63,7 @@ asyncio.run(main())
 async def test_scratch_on_disk_is_used_and_cleared_away(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    dead = scratch / "swerl-999999999-dead"
+    dead = scratch / f"swerl-999999999-{place()}dead"
     dead.mkdir()
     backend = local.build(local.Options(scratch=scratch))
     async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
@@ -74,10 +74,11 @@ async def test_scratch_on_disk_is_used_and_cleared_away(tmp_path: Path) -> None:
 
 
 def test_sweep_leaves_the_folders_of_the_living(tmp_path: Path) -> None:
-    for pid in (os.getpid(), 999999999):
-        (tmp_path / f"swerl-{pid}-x").mkdir()
+    living = tmp_path / new_name()
+    living.mkdir()
+    (tmp_path / f"swerl-999999999-{place()}x").mkdir()
     assert local.sweep(tmp_path) == 1
-    assert [path.name for path in tmp_path.iterdir()] == [f"swerl-{os.getpid()}-x"]
+    assert [path.name for path in tmp_path.iterdir()] == [living.name]
 
 
 PYTHONPATH = ":".join(filter(None, sys.path))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandbox import Limits, new_name
+from swerl.sandbox import Limits, new_name, place
 from swerl.sandboxes import local
 from swerl.sandboxes._local import census, cgroup
 
@@ -124,12 +124,20 @@ async def test_a_process_inside_cannot_pose_as_a_sandbox(backend: local.LocalBac
 
 
 def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
-    made = tmp_path / f"swerl-{os.getpid()}-abc"
+    made = tmp_path / new_name()
     made.mkdir()
     assert census.owner_lives(made)
     long_ago = census.started_unix_s(os.getpid()) - 3600
     os.utime(made, (long_ago, long_ago))
     assert not census.owner_lives(made)
-    gone = tmp_path / "swerl-999999999-abc"
+    gone = tmp_path / f"swerl-999999999-{place()}abc"
     gone.mkdir()
     assert not census.owner_lives(gone)
+
+
+def test_of_an_owner_elsewhere_only_a_restart_says_that_it_is_gone(tmp_path: Path) -> None:
+    made = tmp_path / "swerl-999999999-elsewhere"
+    made.mkdir()
+    assert census.owner_lives(made)
+    os.utime(made, (1, 1))
+    assert not census.owner_lives(made)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from swerl.sandboxes._local import kernel, masks, stage, title, wire
+from swerl.sandboxes._local import identity, kernel, masks, stage, title, wire
 from swerl.sandboxes._local.wire import Plan
 
 AGENT_ID = 1000
@@ -40,6 +40,8 @@ class Booted:
     init: int
     """Process descriptor of its first process; when that dies, so does all in it."""
     pid: int
+    owner: int
+    """The user that its processes are on the host."""
     upper: int | None
     """Descriptor of the folder that collects its changes, where there is one."""
 
@@ -47,14 +49,15 @@ class Booted:
 def boot(plan: Plan) -> Booted:
     """Make the sandbox and enter it. Raises OSError."""
     own_mounts()
-    upper = stage.build(plan)
+    who = identity.choose(plan)
+    upper = stage.build(plan, who)
     kernel.unshare(kernel.NEWPID)
     ready, ready_inside = os.pipe()
     alive_inside, alive = os.pipe()
     pid = kernel.patiently(os.fork)
     if pid == 0:
         os.close(alive)  # else it could not tell that the warden has died
-        _run_init(plan.bwrap, ready_inside, alive_inside)
+        _run_init(plan.bwrap, who.uid, ready_inside, alive_inside)
     for fd in (ready_inside, alive_inside):
         os.close(fd)
     init = os.pidfd_open(pid)
@@ -62,7 +65,7 @@ def boot(plan: Plan) -> Booted:
     _join(pid)
     os.write(alive, _READY)
     os.close(alive)
-    return Booted(init, pid, upper)
+    return Booted(init, pid, who.uid, upper)
 
 
 def own_mounts() -> None:
@@ -93,7 +96,7 @@ def map_ids(inside: tuple[int, int], outside: tuple[int, int], myself: int | Non
     os.close(fd)
 
 
-def _run_init(bwrap: str, ready: int, alive: int) -> NoReturn:
+def _run_init(bwrap: str, uid: int, ready: int, alive: int) -> NoReturn:
     """Be the sandbox's first process: make it, then reap orphans until killed."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -104,9 +107,9 @@ def _run_init(bwrap: str, ready: int, alive: int) -> NoReturn:
         stage.mount_proc()
         masks.hide(f"{stage.ROOT}/proc")
         if bwrap:
-            _enter_by_bwrap(bwrap)
+            _enter_by_bwrap(bwrap, uid)
         else:
-            _enter_by_unshare()
+            _enter_by_unshare(uid)
         masks.bound_counts(counts)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
@@ -129,7 +132,8 @@ def _die_with_the_warden(alive: int) -> None:
         os._exit(1)
 
 
-def _enter_by_unshare() -> None:
+def _enter_by_unshare(uid: int) -> None:
+    identity.become(uid)
     own = os.geteuid(), os.getegid()
     kernel.unshare(sum(_KINDS.values()))
     map_ids((0, 0), own)
@@ -143,7 +147,7 @@ def _enter_by_unshare() -> None:
     os.chdir("/")
 
 
-def _enter_by_bwrap(bwrap: str) -> None:
+def _enter_by_bwrap(bwrap: str, uid: int) -> None:
     """Let bubblewrap make the namespaces and enter them.
 
     Its program does not exist. It waits before it would start it, and by then all is made; the
@@ -153,7 +157,7 @@ def _enter_by_bwrap(bwrap: str) -> None:
     info, info_inside = os.pipe()
     blocked, unblock = os.pipe()
     errors = os.memfd_create("errors")
-    pid = _spawn_bwrap(bwrap, info_inside, blocked, errors)
+    pid = _spawn_bwrap(bwrap, uid, (info_inside, blocked, errors))
     for fd in (info_inside, blocked):
         os.close(fd)
     with suppress(ValueError, FileNotFoundError):  # it died: its own words tell more
@@ -161,13 +165,15 @@ def _enter_by_bwrap(bwrap: str) -> None:
         os.write(unblock, _READY)
         os.waitpid(pid, 0)
         _enter(spaces)
+        identity.become(0)
         if os.path.samestat(Path("/").stat(), root):
             return
     said = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
     raise OSError(errno.EPERM, said or "bubblewrap died while it started")
 
 
-def _spawn_bwrap(bwrap: str, info: int, blocked: int, errors: int) -> int:
+def _spawn_bwrap(bwrap: str, uid: int, fds: tuple[int, int, int]) -> int:
+    info, blocked, errors = fds
     for fd in (info, blocked):
         os.set_inheritable(fd, True)
     arguments = [
@@ -177,10 +183,17 @@ def _spawn_bwrap(bwrap: str, info: int, blocked: int, errors: int) -> int:
         *("--unshare-cgroup", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"),
         *("--info-fd", str(info), "--block-fd", str(blocked), "--", "/no-program"),
     ]
-    null = os.open("/dev/null", os.O_RDWR)
-    moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((null, null, errors))]
-    path = {"PATH": "/usr/bin:/bin"}
-    return kernel.patiently(lambda: os.posix_spawn(bwrap, arguments, path, file_actions=moves))
+    pid = kernel.patiently(os.fork)
+    if pid == 0:
+        try:
+            null = os.open("/dev/null", os.O_RDWR)
+            for number, fd in enumerate((null, null, errors)):
+                os.dup2(fd, number)
+            identity.become(uid)
+            os.execve(bwrap, arguments, {"PATH": "/usr/bin:/bin"})
+        finally:
+            os._exit(1)
+    return pid
 
 
 def _reap_forever() -> NoReturn:
@@ -208,6 +221,7 @@ def _join(pid: int) -> None:
     """Enter the namespaces of `pid`, and below its user namespace one for the agent."""
     myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)  # no /proc inside shows it
     _enter(_namespaces(pid))
+    identity.become(0)
     kernel.unshare(kernel.NEWUSER)
     map_ids((AGENT_ID, AGENT_ID), (0, 0), myself)
     os.close(myself)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from swerl.sandbox import place
 from swerl.sandboxes._local import cgroup, title
 
 _START_FIELD = 22
@@ -62,15 +63,17 @@ def remove(name: str, scratch: Path | None) -> bool:
 
 
 def owner_lives(made: Path) -> bool:
-    """Say whether the controller named in a folder `swerl-<pid>-<token>` still runs.
+    """Say whether the controller named in a folder `swerl-<pid>-<token>` may still run.
 
-    A process of that number that began after the folder was made is another one.
+    A process of that number that began after the folder was made is another one. Of a number in
+    another process namespace nothing is known but that it did not outlive the machine's start.
     """
-    pid = made.name.split("-")[1]
-    if not pid.isdigit():
-        return True
+    _, pid, token = (*made.name.split("-"), "", "")[:3]
     try:
-        return started_unix_s(int(pid)) < made.stat().st_mtime + _LEEWAY_S
+        made_unix_s = made.stat().st_mtime + _LEEWAY_S
+        if not pid.isdigit() or not token.startswith(place()):
+            return made_unix_s > time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return started_unix_s(int(pid)) < made_unix_s
     except OSError:
         return False
 

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from swerl.sandboxes._local import kernel
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 512
 """Unit of a file's blocks, whatever the file system."""
 _PAGE_BYTES = 1 << 16
@@ -38,14 +39,15 @@ def read_all(file: FileIO, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def write_file(root: int, path: str, data: bytes) -> None:
-    """Replace a regular file's bytes, making it and its parents. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
+def write_file(root: int, path: str, data: bytes, owner: int) -> None:
+    """Replace a regular file's bytes, making it and its parents for `owner`. Raises OSError."""
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        fd = kernel.openat2(root, path, flags, 0o644)
+        fd = kernel.openat2(root, path, flags)
     except FileNotFoundError:
-        os.close(make_folder(root, str(PurePosixPath(path).parent)))
-        fd = kernel.openat2(root, path, flags, 0o644)
+        os.close(make_folder(root, str(PurePosixPath(path).parent), owner))
+        fd = kernel.openat2(root, path, flags | os.O_CREAT, 0o644)
+        _give(fd, owner)
     with _regular(fd, "wb", path) as file:
         file.truncate(0)
         view = memoryview(data)
@@ -53,17 +55,22 @@ def write_file(root: int, path: str, data: bytes) -> None:
             view = view[file.write(view) :]
 
 
-def make_folder(root: int, path: str) -> int:
+def make_folder(root: int, path: str, owner: int | None = None) -> int:
     """Return a descriptor of a folder, making it and its parents. Raises OSError."""
     flags = os.O_PATH | os.O_DIRECTORY
     try:
         return kernel.openat2(root, path, flags)
     except FileNotFoundError:
-        parent = make_folder(root, str(PurePosixPath("/", path).parent))
+        parent = make_folder(root, str(PurePosixPath("/", path).parent), owner)
     try:
         os.mkdir(PurePosixPath(path).name, 0o755, dir_fd=parent)
     except FileExistsError:
         pass  # a link that leads nowhere, or another writer was faster: the open below tells
+    else:
+        if owner is not None:
+            made = os.open(PurePosixPath(path).name, _FOLDER, dir_fd=parent)
+            _give(made, owner)
+            os.close(made)
     finally:
         os.close(parent)
     return kernel.openat2(root, path, flags)
@@ -76,6 +83,11 @@ def make_file(root: int, path: str) -> int:
         return kernel.openat2(root, path, os.O_PATH)
     except FileNotFoundError:
         return kernel.openat2(root, path, os.O_WRONLY | os.O_CREAT, 0o644)
+
+
+def _give(fd: int, owner: int) -> None:
+    if os.fstat(fd).st_uid != owner:
+        os.fchown(fd, owner, owner)
 
 
 def _regular(fd: int, mode: str, path: str) -> FileIO:

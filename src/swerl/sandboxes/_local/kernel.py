@@ -9,7 +9,8 @@ import platform
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 Started = TypeVar("Started")
@@ -19,6 +20,7 @@ NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+_ATTR_IDMAP = 0x0010_0000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
 PR_SET_NO_NEW_PRIVS = 38
@@ -29,7 +31,9 @@ _START_ROUNDS = 400
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MNT_DETACH = 2
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
-_SYS_OPENAT2, _SYS_MOUNT_SETATTR = 437, 442
+_AT_EMPTY_PATH = 0x1000
+_OPEN_TREE_CLONE, _MOVE_FROM_EMPTY_PATH, _MOVE_TO_LINKED = 1, 0x04, 0x10
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 41)
 _SYS_UNSHARE = {"x86_64": 272, "aarch64": 97}.get(platform.machine(), 97)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), 91)
@@ -78,6 +82,42 @@ def restrict(target: str, attributes: int, *, recursive: bool = True) -> None:
     flags = _AT_RECURSIVE if recursive else 0
     request = struct.pack("QQQQ", attributes, 0, 0, 0)
     _call(_SYS_MOUNT_SETATTR, _AT_FDCWD, _text(target), flags, request, len(request))
+
+
+def view(source: str, user_namespace: int, *, recursive: bool) -> int:
+    """Return a mount of `source`, attached nowhere, whose owners are as the namespace maps them."""
+    extent = _AT_RECURSIVE if recursive else 0
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | extent
+    fd = _call(_SYS_OPEN_TREE, _AT_FDCWD, _text(source), flags)
+    request = struct.pack("QQQQ", _ATTR_IDMAP, 0, 0, user_namespace)
+    try:
+        _call(_SYS_MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH | extent, request, len(request))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def attach(view: int, target: str) -> None:
+    """Attach what `view` returned."""
+    flags = _MOVE_FROM_EMPTY_PATH | _MOVE_TO_LINKED
+    _call(_SYS_MOVE_MOUNT, view, b"", _AT_FDCWD, _text(target), flags)
+
+
+@contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    """Make files as this user and group; nothing changes where they are one's own."""
+    own = os.geteuid()
+    if uid == own:
+        yield
+        return
+    _libc.setfsgid(uid)
+    _libc.setfsuid(uid)
+    try:
+        yield
+    finally:
+        _libc.setfsuid(own)
+        _libc.setfsgid(os.getegid())
 
 
 def detach(target: str) -> None:

@@ -43,6 +43,8 @@ class LocalSandbox:
         self._cap = cap
         self._root = -1
         self._upper = -1
+        self._owner = -1
+        """The user that its processes are on the host."""
         self.pid = 0
         """The host's number of the sandbox's first process."""
 
@@ -55,7 +57,7 @@ class LocalSandbox:
         self._root, self._upper = (*packet.fds, -1)[:2]
         packet.fds.clear()
         self.limits = frozenset(body["limits"])
-        self.pid = body["ready"]
+        self.pid, self._owner = body["ready"], body["owner"]
 
     async def run(
         self,
@@ -121,9 +123,9 @@ class LocalSandbox:
         self._link.require_alive()
         with self._own_errors("write", path):
             if len(data) < _THREAD_BYTES:
-                files.write_file(self._root, path, data)
+                files.write_file(self._root, path, data, self._owner)
             else:
-                await asyncio.to_thread(files.write_file, self._root, path, data)
+                await asyncio.to_thread(files.write_file, self._root, path, data, self._owner)
 
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there."""
@@ -145,7 +147,7 @@ class LocalSandbox:
         dest.mkdir(parents=True)
         source = f"/proc/self/fd/{self._upper}/."
         copy = await asyncio.create_subprocess_exec(
-            *("cp", "-a", source, str(dest)),
+            *("cp", "-a", "--no-preserve=ownership", source, str(dest)),
             pass_fds=(self._upper,),
             stderr=asyncio.subprocess.PIPE,
         )

@@ -13,10 +13,10 @@ import shutil
 import signal
 import socket
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from swerl.sandboxes._local import census, cgroup, kernel, title, warden, wire
+from swerl.sandboxes._local import census, cgroup, identity, kernel, title, warden, wire
 from swerl.sandboxes._local.wire import Plan
 
 _RETRY_MS, _TRIES = 20, 500
@@ -31,7 +31,8 @@ def main(fd: int) -> None:
     gc.freeze()  # forks share memory that nothing touches
     groups = cgroup.find()
     dead = [path.name for path in cgroup.leftovers(groups) if not census.owner_lives(path)]
-    _Spawner(socket.socket(fileno=fd), groups, dict.fromkeys(dead, _TRIES)).serve()
+    others = identity.can_be_other()
+    _Spawner(socket.socket(fileno=fd), groups, dict.fromkeys(dead, _TRIES), others).serve()
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class _Spawner:
     groups: dict[str, Path]
     dead: dict[str, int]
     """Sandboxes whose cgroups are still to be removed -> how often to try yet."""
+    others: bool
+    """Whether sandboxes are users of their own on the host."""
     wardens: dict[int, tuple[int, Plan]] = field(default_factory=dict)
 
     def serve(self) -> None:
@@ -69,6 +72,8 @@ class _Spawner:
         if packet is None:
             return False
         plan = Plan(**packet.body)  # type: ignore[arg-type]
+        if self.others:
+            plan = replace(plan, host_id=identity.of(plan.id))
         spawner = os.getpid()
         with socket.socket(fileno=packet.fds[0]) as channel:
             try:

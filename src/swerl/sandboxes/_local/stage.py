@@ -11,11 +11,13 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from swerl.sandboxes._local import files, kernel
+from swerl.sandboxes._local.identity import Identity
 from swerl.sandboxes._local.wire import Plan
 
 STAGE = "/sys"
@@ -33,33 +35,22 @@ _DEVICE_LINKS = (
 )
 
 
-def build(plan: Plan) -> int | None:
+def build(plan: Plan, identity: Identity) -> int | None:
     """Build the tree at ROOT; return a descriptor of the folder that collects its changes.
 
     There is such a folder where the root or the workdir is an overlay. Raises OSError.
     """
     kernel.mount("none", "/", flags=kernel.MS_PRIVATE | kernel.MS_REC)
     if plan.scratch:
+        os.chown(plan.scratch, identity.uid, identity.uid)
         kernel.mount(plan.scratch, STAGE, flags=kernel.MS_BIND)
     else:
-        options = f"size={plan.disk_mib}m,mode=755"
+        options = f"size={plan.disk_mib}m,mode=755,uid={identity.uid},gid={identity.uid}"
         kernel.mount(
             "tmpfs", STAGE, "tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data=options
         )
-    Path(ROOT).mkdir()
-    upper = _make_base(plan)
-    root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
-    _make_apart(root, "tmp", 0o1777, lambda _: None)
-    _make_apart(root, "sys", 0o555, lambda _: None)  # an image's own would show another machine
-    if not plan.bwrap:
-        _make_apart(root, "dev", 0o755, _make_devices)
-    for source, target in plan.binds:
-        _bind(root, source, target)
-    if plan.content:
-        upper = _make_content(root, plan)
-    else:
-        os.close(files.make_folder(root, plan.workdir))
-    os.close(root)
+    builder = _Builder(plan, identity)
+    upper = builder.build()
     kernel.mount(ROOT, ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     return upper
 
@@ -80,16 +71,125 @@ def mount_proc() -> None:
     kernel.mount(proc, "/proc", flags=kernel.MS_BIND | kernel.MS_REC)
 
 
-def _make_base(plan: Plan) -> int | None:
-    if not plan.layers:
-        _write_base(Path(ROOT), plan)
-        return None
-    base = Path(STAGE, "base")
-    base.mkdir()
-    _write_base(base, plan)
-    own = [str(base)]
-    lowers = [*plan.layers, *own] if plan.is_whole else [*own, *plan.layers]
-    return _overlay(lowers, ROOT, "root")
+@dataclass(slots=True)
+class _Builder:
+    """Builds the tree: files are made as the sandbox's user, mounts as who opens it."""
+
+    plan: Plan
+    identity: Identity
+    root: int = -1
+    """Descriptor of the tree's root."""
+
+    def build(self) -> int | None:
+        with self._owner():
+            Path(ROOT).mkdir()
+        upper = self._make_base()
+        self.root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
+        self._make_apart("tmp", 0o1777)
+        self._make_apart("sys", 0o555)  # an image's own would show another machine
+        if not self.plan.bwrap:
+            _fill_devices(self._make_apart("dev", 0o755))
+        for source, target in (*self.plan.binds, *self.plan.mounts):
+            self._bind(source, target)
+        if self.plan.content:
+            upper = self._make_content()
+        else:
+            os.close(self._make_place(self.plan.workdir))
+        os.close(self.root)
+        return upper
+
+    def _make_base(self) -> int | None:
+        plan = self.plan
+        base = Path(STAGE, "base") if plan.layers else Path(ROOT)
+        with self._owner():
+            base.mkdir(exist_ok=True)
+            _write_base(base, plan)
+        if not plan.layers:
+            return None
+        layers = self._shown(plan.layers)
+        lowers = [*layers, str(base)] if plan.is_whole else [str(base), *layers]
+        return self._overlay(lowers, ROOT, "root")
+
+    def _make_content(self) -> int | None:
+        fd = self._make_place(self.plan.workdir)
+        place = f"/proc/self/fd/{fd}"
+        content = self._shown([self.plan.content])
+        try:
+            return self._overlay(content, place, "content")
+        except OSError:  # a kernel without overlays in user namespaces, or without attributes
+            with self._owner():
+                shutil.copytree(content[0], place, symlinks=True, dirs_exist_ok=True)
+            return None
+        finally:
+            os.close(fd)
+
+    def _bind(self, source: str, target: str) -> None:
+        fd = self._make_place(target, is_folder=Path(source).is_dir())
+        place = f"/proc/self/fd/{fd}"
+        if source in self.identity.views:
+            kernel.attach(self.identity.views[source], place)
+        else:
+            kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
+        os.close(fd)
+        fd = kernel.openat2(self.root, target, os.O_PATH)
+        attributes = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+        kernel.restrict(f"/proc/self/fd/{fd}", attributes)
+        os.close(fd)
+
+    def _make_apart(self, name: str, mode: int) -> Path:
+        """Keep a top-level folder out of the changes that `capture` collects."""
+        folder = Path(STAGE, name)
+        with self._owner():
+            folder.mkdir()
+            folder.chmod(mode)
+        fd = self._make_place(f"/{name}")
+        kernel.mount(str(folder), f"/proc/self/fd/{fd}", flags=kernel.MS_BIND)
+        os.close(fd)
+        return Path(ROOT, name)
+
+    def _make_place(self, path: str, *, is_folder: bool = True) -> int:
+        with self._owner():
+            make = files.make_folder if is_folder else files.make_file
+            return make(self.root, path)
+
+    def _shown(self, folders: Sequence[str]) -> list[str]:
+        """Return where folders can be seen as the sandbox's user's own."""
+        shown = []
+        for number, folder in enumerate(folders):
+            if folder in self.identity.views:
+                place = Path(STAGE, f"{Path(folder).name}.{number}")
+                place.mkdir()
+                kernel.attach(self.identity.views[folder], str(place))
+                folder = str(place)
+            shown.append(folder)
+        return shown
+
+    def _overlay(self, lowers: Sequence[str], target: str, name: str) -> int:
+        """Mount folders over each other, lowest first, writable; return where changes go.
+
+        Folders are named by descriptor, so that no path in them needs escapes or exceeds a limit.
+        """
+        upper, work = Path(STAGE, name + ".upper"), Path(STAGE, name + ".work")
+        with self._owner():
+            for folder in (upper, work):
+                folder.mkdir()
+        if _in_user_namespace() and not _keeps_attributes(upper):
+            message = "memory keeps no user attributes here: set scratch to a folder on disk"
+            raise OSError(errno.EOPNOTSUPP, message)
+        fds = [os.open(lower, os.O_PATH | os.O_DIRECTORY) for lower in reversed(lowers)]
+        names = ":".join(f"/proc/self/fd/{fd}" for fd in fds)
+        data = f"lowerdir={names},upperdir={upper},workdir={work}"
+        if _in_user_namespace():
+            data += ",userxattr"
+        try:
+            kernel.mount("overlay", target, "overlay", data=data)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _owner(self) -> AbstractContextManager[None]:
+        return kernel.acting_as(self.identity.uid)
 
 
 def _write_base(base: Path, plan: Plan) -> None:
@@ -102,30 +202,7 @@ def _write_base(base: Path, plan: Plan) -> None:
         Path(f"{base}{name}").write_text(text)
 
 
-def _bind(root: int, source: str, target: str) -> None:
-    make = files.make_folder if Path(source).is_dir() else files.make_file
-    fd = make(root, target)
-    place = f"/proc/self/fd/{fd}"
-    kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
-    os.close(fd)
-    fd = kernel.openat2(root, target, os.O_PATH)
-    attributes = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
-    kernel.restrict(f"/proc/self/fd/{fd}", attributes)
-    os.close(fd)
-
-
-def _make_apart(root: int, name: str, mode: int, fill: Callable[[Path], None]) -> None:
-    """Keep a top-level folder out of the changes that `capture` collects."""
-    folder = Path(STAGE, name)
-    folder.mkdir()
-    folder.chmod(mode)
-    fill(folder)
-    fd = files.make_folder(root, f"/{name}")
-    kernel.mount(str(folder), f"/proc/self/fd/{fd}", flags=kernel.MS_BIND | kernel.MS_REC)
-    os.close(fd)
-
-
-def _make_devices(folder: Path) -> None:
+def _fill_devices(folder: Path) -> None:
     for name in _DEVICES:
         (folder / name).touch()
         with suppress(FileNotFoundError):
@@ -137,43 +214,6 @@ def _make_devices(folder: Path) -> None:
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", str(folder / "shm"), "tmpfs", flags=flags, data="mode=1777,size=64m")
     kernel.mount("devpts", str(folder / "pts"), "devpts", data="newinstance,ptmxmode=0666,mode=620")
-
-
-def _make_content(root: int, plan: Plan) -> int | None:
-    fd = files.make_folder(root, plan.workdir)
-    place = f"/proc/self/fd/{fd}"
-    try:
-        return _overlay([plan.content], place, "content")
-    except OSError:  # a kernel without overlays in user namespaces, or without their attributes
-        shutil.copytree(plan.content, place, symlinks=True, dirs_exist_ok=True)
-        return None
-    finally:
-        os.close(fd)
-
-
-def _overlay(lowers: Sequence[str], target: str, name: str) -> int:
-    """Mount folders over each other, lowest first, writable; return where changes go.
-
-    Folders are named by descriptor, so that no path in them needs escapes or exceeds a limit.
-    """
-    upper, work = Path(STAGE, name + ".upper"), Path(STAGE, name + ".work")
-    for folder in (upper, work):
-        folder.mkdir()
-    if _in_user_namespace() and not _keeps_attributes(upper):
-        message = "memory keeps no user attributes here: set scratch to a folder on disk"
-        raise OSError(errno.EOPNOTSUPP, message)
-    fds = [os.open(lower, os.O_PATH | os.O_DIRECTORY) for lower in reversed(lowers)]
-    data = (
-        f"lowerdir={':'.join(f'/proc/self/fd/{fd}' for fd in fds)},upperdir={upper},workdir={work}"
-    )
-    if _in_user_namespace():
-        data += ",userxattr"
-    try:
-        kernel.mount("overlay", target, "overlay", data=data)
-    finally:
-        for fd in fds:
-            os.close(fd)
-    return os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _in_user_namespace() -> bool:

@@ -31,6 +31,7 @@ _STOP_S = 5.0
 
 def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None:
     """Make a sandbox, report on `channel`, and serve it until the channel or its life ends."""
+    spawner = os.getppid()
     deadline = time.monotonic() + plan.lifetime_s
     try:
         held = cgroup.enter(groups, plan)
@@ -39,13 +40,13 @@ def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None
         launcher = Launcher()
         booted = boot.boot(plan)
         _limit(plan, held)  # inside, where the process limit counts this sandbox's alone
-        _become_harmless(launcher.password)
+        _become_harmless(launcher.password, spawner)
         root = os.open("/", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
         wire.send(channel, wire.failure(error))
         return
     fds = [root] if booted.upper is None else [root, booted.upper]
-    wire.send(channel, {"ready": booted.pid, "limits": [*held]}, fds)
+    wire.send(channel, {"ready": booted.pid, "owner": booted.owner, "limits": [*held]}, fds)
     for fd in fds:
         os.close(fd)
     _Warden(channel, launcher, booted.init, deadline).serve()
@@ -65,10 +66,12 @@ def _limit(plan: Plan, held: set[str]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def _become_harmless(password: int) -> None:
+def _become_harmless(password: int, spawner: int) -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_capabilities()
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten where one's user changes
+    if os.getppid() != spawner:
+        os._exit(1)
     seccomp.install(password)
 
 

@@ -38,13 +38,17 @@ class Plan:
     content: str = ""
     """Folder whose content the workdir starts with."""
     binds: Sequence[tuple[str, str]] = ()
-    """(host path, path inside), read-only."""
+    """(host path, path inside) of the host's own programs, read-only."""
+    mounts: Sequence[tuple[str, str]] = ()
+    """(host path, path inside) of a user's folders, read-only; inside, the agent owns them."""
     links: Sequence[tuple[str, str]] = ()
     """(path inside, target) of symbolic links in the base."""
     files: Sequence[tuple[str, str]] = ()
     """(path inside, text) of small files in the base."""
     scratch: str = ""
     """Host folder for what the sandbox writes; empty for memory."""
+    host_id: int = 0
+    """The user that its processes are to be on the host; 0 for the one who opens it."""
     memory_mib: int = 0
     num_processes: int = 0
     num_cpus: float = 0.0

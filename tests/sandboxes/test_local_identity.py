@@ -1,0 +1,93 @@
+"""Who a `local` sandbox's processes are on the host, where root opens it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from swerl.sandbox import Limits, Mount
+from swerl.sandboxes import local
+from swerl.sandboxes._local import identity, kernel
+from swerl.sandboxes._local.sandbox import LocalSandbox
+from swerl.sandboxes._local.wire import Plan
+
+from .helpers import eventually, host_processes, sh
+
+LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
+
+
+@pytest.fixture(params=["bwrap", "unshare"])
+def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
+    if request.param == "bwrap" and not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
+    if not identity.can_be_other():
+        pytest.skip("not root, or root without the right to become another user")
+    return local.build(local.Options(isolator=request.param))
+
+
+def ids(pid: int) -> set[str]:
+    """Return all user and group numbers of a process as the host sees them."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {word for line in lines if line[:4] in ("Uid:", "Gid:") for word in line.split()[1:]}
+
+
+@pytest.mark.parametrize("user", ["agent", "root"])
+async def test_no_process_of_a_sandbox_is_the_hosts_root(
+    backend: local.LocalBackend, user: str
+) -> None:
+    token = f"77{os.getpid()}"
+    async with (
+        backend.open("host", LIMITS, workdir="/testbed") as one,
+        backend.open("host", LIMITS, workdir="/testbed") as other,
+        one.start(["sleep", token], user=user),
+    ):
+        await eventually(lambda: host_processes(f"sleep\0{token}"))
+        [command] = host_processes(f"sleep\0{token}")
+        assert ids(command) == ids(one.pid)
+        assert len(ids(command)) == 1
+        assert ids(command).isdisjoint(ids(other.pid) | {"0"})
+
+
+async def test_roots_folders_belong_to_the_agent_inside(
+    backend: local.LocalBackend, tmp_path: Path
+) -> None:
+    content, mounted = tmp_path / "content", tmp_path / "mounted"
+    for folder in (content, mounted):
+        folder.mkdir(mode=0o700)
+        (folder / "f").write_text("x")
+        (folder / "f").chmod(0o600)
+    mounts = [Mount(mounted, "/opt/m")]
+    async with backend.open(f"dir:{content}", LIMITS, workdir="/testbed", mounts=mounts) as sandbox:
+        assert await sh(sandbox, "cat f /opt/m/f; stat -c %U f . /opt/m/f") == "xx" + "agent\n" * 3
+        await sh(sandbox, "echo y > f; mkdir d; echo z > d/g")
+        await sandbox.write("/testbed/e/h", b"h")
+        assert await sh(sandbox, "cat e/h; echo i >> e/h; stat -c %U e e/h") == "hagent\nagent\n"
+        await sandbox.capture(tmp_path / "layer")
+    assert {path.stat().st_uid for path in (tmp_path / "layer").rglob("*")} == {0}
+    assert (content / "f").read_text() == "x"
+
+
+async def test_a_file_system_that_cannot_is_shown_the_old_way(
+    backend: local.LocalBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = Plan("swerl-1-a", "/w", content=str(tmp_path), host_id=identity.of("swerl-1-a"))
+    assert identity.choose(plan).uid == plan.host_id
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(kernel, "view", refuse)
+    assert identity.choose(plan) == identity.Identity(os.geteuid())
+
+
+async def test_what_another_sandbox_wrote_to_disk_is_closed(tmp_path: Path) -> None:
+    if not identity.can_be_other():
+        pytest.skip("not root, or root without the right to become another user")
+    backend = local.build(local.Options(scratch=tmp_path))
+    async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
+        assert isinstance(sandbox, LocalSandbox)
+        status = (tmp_path / sandbox.id).stat()
+        assert (str(status.st_uid), status.st_mode & 0o777) == (min(ids(sandbox.pid)), 0o700)
