@@ -26,7 +26,7 @@ from swerl.tasks import scrub_hidden
 MAX_OBJECTS = 50_000
 """Largest object store whose past is kept: some 0.3 s of scrubbing."""
 _TIMEOUT_S = 600.0
-_SCRIPTS = ("main.sh", "repository.sh", "objects.sh", "files.sh", "copies.sh")
+_SCRIPTS = ("common.sh", "main.sh", "repository.sh", "objects.sh", "files.sh", "copies.sh")
 _BROKEN, _FOREIGN = 93, 94
 _MIN_BLOB_BYTES = 32
 """Smaller files, such as empty ones, are no sign that a past holds a solution."""

@@ -21,43 +21,39 @@ look_elsewhere() {
 
 tell_found() { say "found $1"; }
 
-for_each() {
-  old_ifs=$IFS IFS=$line_end
-  set -f
-  for each in $1; do IFS=$old_ifs; "$2" "$each"; IFS=$line_end; done
-  set +f
-  IFS=$old_ifs
+# Sets what `is_copy` compares with: the base commit and what its top folder holds.
+note_base() {
+  entries=$base$line_end
+  [ -z "$base" ] || entries=$entries$(safe_git --git-dir="$top/.git" ls-tree "$base" |
+    sed 's/^[^ ]* [^ ]* \([0-9a-f]*\).*/\1/')
 }
 
 remove_copies() {
   if [ "$look" != 1 ]; then copies=$(say "$orders" | sed -n 's/^copy //p'); fi
-  copies=$copies$line_end$extra
-  entries=
-  if [ -n "$base" ]; then
-    entries=$(safe_git --git-dir="$top/.git" ls-tree "$base" | sed 's/^[^ ]* [^ ]* \([0-9a-f]*\).*/\1/')
-  fi
-  for_each "$copies" remove_copy
+  note_base
+  for_each "$copies$line_end$extra" remove_copy
 }
 
-# A repository is a copy where it holds the base commit or anything of its top folder.
-remove_copy() {
-  copy=$1
-  [ -e "$copy" ] || return
-  case $copy in
-    "${top%/}/.git" | "${top%/}"/*/.git) return ;;
-    *.bundle | */.hg | */objects) remove_store "$copy"; return ;;
+is_copy() {
+  case $1 in
+    "${top%/}/.git" | "${top%/}"/*/.git) return 1 ;;
+    *.bundle | */.hg | */objects) [ -e "$1" ]; return ;;
   esac
-  store=$copy
-  if [ -f "$copy" ]; then store=$(sed -n 's/^gitdir: //p' "$copy"); fi
-  shared=$(say "$base$line_end$entries" |
-    safe_git --git-dir="$store" cat-file --batch-check 2>/dev/null | grep -v -c ' missing$')
-  if [ -d "$store" ] && [ "${shared:-0}" -eq 0 ]; then return; fi
-  if [ -f "$copy" ] && [ ! -d "$store" ]; then return; fi
-  head=$(safe_git --git-dir="$store" rev-parse -q --verify 'HEAD^{commit}' 2>/dev/null)
-  remove_store "$copy"
-  folder=${copy%/.git}
-  case $copy in */.git) ;; *) return ;; esac
-  if [ -n "$head" ] && ! safe_git --git-dir="$top/.git" cat-file -e "$head" 2>/dev/null; then
-    case $folder in /*/*) remove_store "$folder" ;; esac
-  fi
+  store=$1
+  if [ -f "$1" ]; then store=$(sed -n 's/^gitdir: //p' "$1"); fi
+  [ -d "$store" ] && say "$entries" |
+    safe_git --git-dir="$store" cat-file --batch-check 2>/dev/null | grep -q -v ' missing$'
+}
+
+# The files beside a copy's git folder go too, where they are of a commit after the base.
+remove_copy() {
+  is_copy "$1" || return 0
+  head=''
+  case $1 in
+    */.git) head=$(safe_git --git-dir="$store" rev-parse -q --verify 'HEAD^{commit}' 2>/dev/null) ;;
+  esac
+  remove_store "$1"
+  [ -n "$head" ] || return 0
+  safe_git --git-dir="$top/.git" cat-file -e "$head" 2>/dev/null && return 0
+  case ${1%/.git} in /*/*) remove_store "${1%/.git}" ;; esac
 }

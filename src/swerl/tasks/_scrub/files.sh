@@ -1,20 +1,18 @@
 # Files that give the solution away, and what users configure for git.
 
 # What the machine and its users configure for git may run programs and hold credentials, too.
-clean_user_settings() {
-  for file in /etc/gitconfig /root/.gitconfig /root/.config/git/config \
-    /home/*/.gitconfig /home/*/.config/git/config; do
-    [ -s "$file" ] && [ -r "$file" ] || continue
-    git config --no-includes -f "$file" --name-only --list 2>/dev/null | sort -u |
-      while read -r name; do
-        case $name in
-          user.* | safe.* | init.* | gc.* | color.* | advice.* | pull.* | push.* | status.* | \
-          core.autocrlf | core.eol | core.filemode | core.quotepath | core.symlinks | \
-          maintenance.* | http.version) ;;
-          *) git config -f "$file" --unset-all "$name" 2>/dev/null && say changed ;;
-        esac
-      done
-  done
+clean_user_settings() { for_each "$(user_settings)" clean_user_file; }
+
+clean_user_file() {
+  names=$(git config --no-includes -f "$1" --name-only --list 2>/dev/null | sort -u)
+  file=$1
+  for_each "$names" clean_user_setting
+}
+
+clean_user_setting() {
+  is_safe_user_setting "$1" && return
+  git config -f "$file" --unset-all "$1" 2>/dev/null || foreign "cannot write $file"
+  changed=1
 }
 
 remove_hidden() {
@@ -74,17 +72,10 @@ put_back() {
   fi
 }
 
-remove_left_over() {
-  old_ifs=$IFS IFS=$line_end
-  set -f
-  for path in $inside; do
-    case $path in
-      */.git) ;;
-      *) remove_inside "${path#"${top%/}"/}" ;;
-    esac
-  done
-  set +f
-  IFS=$old_ifs
+remove_left_over() { for_each "$inside" remove_one_left_over; }
+
+remove_one_left_over() {
+  case $1 in */.git) ;; *) remove_inside "${1#"${top%/}"/}" ;; esac
 }
 
 remove_store() {

@@ -2,11 +2,12 @@
 
 # What is left of a repository that cannot be read has no use, yet may hold objects.
 scrub_nested() {
-  (scrub_repository "$1" "" none; [ -z "$changed$extra" ] || say changed) 2>/dev/null
+  case $1 in */.git) ;; *) return 0 ;; esac
+  (scrub_repository "${1%/.git}" "" none; [ -z "$changed$extra" ] || say changed) 2>/dev/null
   case $? in
     0) ;;
-    94) foreign "$1/.git belongs to another user" ;;
-    *) remove_store "$1/.git" ;;
+    94) foreign "$1 belongs to another user" ;;
+    *) remove_store "$1" ;;
   esac
 }
 
@@ -73,22 +74,14 @@ clean_settings() {
   old_ifs=$IFS IFS=$line_end
   set -f
   for name in $names; do
-    case $name in
-      *.promisor | extensions.partialclone) partial=1 dirty=1 ;;
-      core.repositoryformatversion | core.filemode | core.symlinks | core.ignorecase | \
-      core.bare | core.precomposeunicode | core.autocrlf | core.eol | core.safecrlf | \
-      core.logallrefupdates | core.sparsecheckout | core.sparsecheckoutcone | core.splitindex | \
-      core.untrackedcache | index.sparse | index.version | extensions.objectformat | \
-      user.name | user.email | gc.auto | status.showuntrackedfiles) ;;
-      *) dirty=1; continue ;;
-    esac
+    case $name in *.promisor | extensions.partialclone) partial=1 ;; esac
+    is_safe_setting "$name" || { dirty=1; continue; }
     lines=$lines$name$line_end
   done
   if [ -n "$dirty" ]; then
     changed=1
     rm -f "$dir/config.clean"
     for name in $lines; do
-      case $name in *.promisor | extensions.partialclone) continue ;; esac
       value=$(git config --no-includes -f "$dir/config" --get "$name")
       [ "$name" != core.bare ] || value=false
       git config -f "$dir/config.clean" "$name" "$value"
