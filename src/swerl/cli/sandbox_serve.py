@@ -52,6 +52,7 @@ def serve(
     from swerl.sandbox import Limits
 
     key = _key(api_key_file, host)
+    _require_absolute(workdir)
     options = ServerOptions(
         host=host,
         port=port,
@@ -86,6 +87,7 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
             f"export E2B_API_KEY={shown}",
         ):
             console().print(line, markup=False, soft_wrap=True)
+        console().file.flush()  # whoever started it in the background waits for these lines
         stderr().print("serving until Ctrl-C, which removes every sandbox", markup=False)
         await stopped.wait()
 
@@ -108,6 +110,14 @@ def _key(path: Path | None, host: str) -> str:
         message = f"{path} holds no key: it takes 16 printable characters or more"
         raise InputError(message, hint="`openssl rand -hex 20` makes one")
     return key
+
+
+def _require_absolute(workdir: str) -> None:
+    from swerl.errors import InputError
+
+    if not workdir.startswith("/"):
+        message = f"--workdir {workdir!r} is not an absolute path"
+        raise InputError(message, hint="write it as the sandbox sees it, such as /home/user")
 
 
 def _is_loopback(host: str) -> bool:

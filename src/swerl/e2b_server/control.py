@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 import orjson
 from aiohttp import web
@@ -18,7 +17,7 @@ from swerl.e2b_server.connect import read_body
 from swerl.e2b_server.failure import Code, Failure
 from swerl.e2b_server.fields import Message
 from swerl.e2b_server.options import ServerOptions
-from swerl.e2b_server.pages import Question, page
+from swerl.e2b_server.pages import Question, page, wanted_metadata
 
 _MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = {"/sandboxes": 15, "/v2/sandboxes": 300}
@@ -118,7 +117,7 @@ class Control:
         return _json([views.listed(box) for box in found], headers=headers)
 
     async def list_v1(self, request: web.BaseRequest) -> web.Response:
-        question = Question(metadata=dict(parse_qsl(request.query.get("metadata", ""))))
+        question = Question(metadata=wanted_metadata(request.query))
         found = [box for box in self._boxes.all() if question.fits(box)]
         return _json([views.listed(box) for box in found])
 

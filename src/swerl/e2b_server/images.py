@@ -19,10 +19,12 @@ def choose(template: str, metadata: Mapping[str, str], options: ServerOptions) -
     Raises Failure where it names none, or a folder of the server's own machine: only the operator
     may offer those, as a template.
     """
-    named = metadata.get(options.image_key) or unquote(template)
-    for name in (named, template):
-        if name in options.templates:
-            return options.templates[name]
+    named = metadata.get(options.image_key) or template
+    if image := options.templates.get(named):
+        return image
+    named = unquote(named)
+    if image := options.templates.get(named):
+        return image
     if not named:
         raise Failure(Code.INVALID_ARGUMENT, "the request names no template")
     if _OF_THIS_MACHINE.match(named):

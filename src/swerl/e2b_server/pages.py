@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from swerl.e2b_server.failure import Code, Failure
 
@@ -40,7 +40,7 @@ class Question:
         if not limit.isdecimal() or not 1 <= int(limit) <= _MOST:
             raise Failure(Code.INVALID_ARGUMENT, f"limit must be 1 to {_MOST}")
         return cls(
-            metadata=dict(parse_qsl(query.get("metadata", ""), keep_blank_values=True)),
+            metadata=wanted_metadata(query),
             states=states,
             template=query.get("template", ""),
             after_unix_s=_time(query.get("startedAfter", "")),
@@ -57,6 +57,12 @@ class Question:
             and self.template in ("", box.wish.template)
             and box.started_unix_s > self.after_unix_s
         )
+
+
+def wanted_metadata(query: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata that a query asks for; the SDK encodes each part twice."""
+    pairs = parse_qsl(query.get("metadata", ""), keep_blank_values=True)
+    return {unquote(name): unquote(value) for name, value in pairs}
 
 
 def page(boxes: Sequence[Box], question: Question) -> tuple[list[Box], str]:

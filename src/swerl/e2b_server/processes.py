@@ -43,15 +43,13 @@ class Processes:
 
     def all(self) -> list[Running]:
         """Return those that run."""
-        return list(self._running.values())
+        return [running for running in self._running.values() if not running.is_dead]
 
     def find(self, *, pid: int = 0, tag: str = "") -> Running:
         """Return the one of this pid or tag. Raises Failure, not found."""
-        if found := self._running.get(pid):
-            return found
-        tagged = [one for one in self._running.values() if tag and one.spec.tag == tag]
-        if tagged:
-            return tagged[-1]
+        for running in reversed(self.all()):
+            if running.pid == pid or (tag and running.spec.tag == tag):
+                return running
         name = f"tag {tag!r}" if tag else f"pid {pid}"
         raise Failure(Code.NOT_FOUND, f"process with {name} not found")
 
@@ -74,7 +72,7 @@ class Processes:
 
     def stop(self) -> None:
         """Tell all who listen that the sandbox goes."""
-        for running in self.all():
+        for running in self._running.values():
             running.finish(gone(""))
 
     async def close(self) -> None:

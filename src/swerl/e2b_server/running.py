@@ -10,7 +10,7 @@ import asyncio
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from swerl.chat import Json
@@ -23,6 +23,7 @@ BACKLOG_BYTES = 4 << 20
 """Most output kept for a listener to come."""
 _QUEUE_LENGTH = 32
 """Chunks that wait for one listener before the command has to."""
+_DEATH_S = 2.0
 _SIGNALS = {signal.SIGKILL: "killed", signal.SIGTERM: "terminated"}
 
 
@@ -96,6 +97,8 @@ class Running:
         self.spec = spec
         self.terminal = ""
         """Path of its terminal inside; empty where it has none."""
+        self.is_dead = False
+        """Whether it was killed; its last output may still be on the way."""
         self._process = process
         self._chunks = chunks
         self._listeners: list[Listener] = []
@@ -147,9 +150,14 @@ class Running:
                 listener.finish(last)
 
     async def signal(self, number: int) -> None:
-        """Send a signal to it and to all that it started."""
+        """Send a signal to it and to all that it started; SIGKILL waits until it is dead."""
         self._signalled.add(number)
         await self._process.signal(number)
+        if number == signal.SIGKILL:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DEATH_S):
+                    await self._process.wait()
+                    self.is_dead = True
 
     async def send(self, data: bytes, *, to_terminal: bool) -> None:
         """Write to its input."""

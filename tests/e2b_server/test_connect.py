@@ -1,0 +1,144 @@
+"""The Connect protocol on the wire: envelopes, errors, deadlines, keepalives."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from .helpers import Service
+
+STREAM = {"Content-Type": "application/connect+json"}
+
+
+@pytest.fixture
+def envd(service: Service, sandbox: Sandbox) -> Iterator[httpx.Client]:
+    """A plain client of one sandbox."""
+    token = sandbox._envd_access_token or ""
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-Access-Token": token}
+    with service.client(**headers) as client:
+        yield client
+
+
+def pack(message: Mapping[str, object], flags: int = 0) -> bytes:
+    data = json.dumps(message).encode()
+    return struct.pack(">BI", flags, len(data)) + data
+
+
+def unpack(body: bytes) -> list[tuple[int, Any]]:
+    found = []
+    while body:
+        flags, length = struct.unpack(">BI", body[:5])
+        found.append((flags, json.loads(body[5 : 5 + length])))
+        body = body[5 + length :]
+    return found
+
+
+def start(script: str, **more: object) -> bytes:
+    return pack({"process": {"cmd": "/bin/sh", "args": ["-c", script]}, **more})
+
+
+def test_a_stream_is_envelopes_and_an_end(envd: httpx.Client) -> None:
+    body = start("printf out; exit 2", stdin=False)
+    answer = envd.post("/process.Process/Start", content=body, headers=STREAM)
+    assert answer.headers["Content-Type"] == "application/connect+json"
+    (_, first), *middle, (_, ended), (flags, last) = unpack(answer.content)
+    assert first["event"]["start"]["pid"] > 1
+    data = b"".join(base64.b64decode(message["event"]["data"]["stdout"]) for _, message in middle)
+    assert data == b"out"
+    assert ended["event"]["end"] == {
+        "exitCode": 2, "exited": True, "status": "exit status 2", "error": "exit status 2"
+    }  # fmt: skip
+    assert (flags, last) == (2, {})
+
+
+def test_a_deadline_ends_the_stream_with_its_code(envd: httpx.Client) -> None:
+    started = time.monotonic()
+    headers = {**STREAM, "Connect-Timeout-Ms": "300"}
+    answer = envd.post("/process.Process/Start", content=start("sleep 20"), headers=headers)
+    flags, last = unpack(answer.content)[-1]
+    assert (flags, last["error"]["code"]) == (2, "deadline_exceeded")
+    assert time.monotonic() - started < 15
+
+
+def test_a_silent_stream_shows_that_it_lives(envd: httpx.Client) -> None:
+    headers = {**STREAM, "Keepalive-Ping-Interval": "1"}
+    body = start("sleep 1.2; echo", stdin=False)
+    answer = envd.post("/process.Process/Start", content=body, headers=headers)
+    assert {"event": {"keepalive": {}}} in [message for _, message in unpack(answer.content)]
+
+
+def test_an_error_before_the_stream_is_its_end(envd: httpx.Client) -> None:
+    body = pack({"process": {"pid": 999999}})
+    answer = envd.post("/process.Process/Connect", content=body, headers=STREAM)
+    assert answer.status_code == 200
+    [(flags, last)] = unpack(answer.content)
+    assert (flags, last["error"]["code"]) == (2, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "status", "code"),
+    [
+        ("process.Process/SendSignal", {"process": {"pid": 9999}}, 404, "not_found"),
+        ("process.Process/SendInput", {"process": {"tag": "t"}}, 404, "not_found"),
+        ("filesystem.Filesystem/Stat", {"path": "/nothing"}, 404, "not_found"),
+        ("filesystem.Filesystem/MakeDir", {"path": "/tmp"}, 409, "already_exists"),
+        ("filesystem.Filesystem/Stat", {"path": 5}, 400, "invalid_argument"),
+        ("filesystem.Filesystem/Stat", {"path": "a\0b"}, 400, "invalid_argument"),
+        ("filesystem.Filesystem/Remove", {"path": "/"}, 400, "invalid_argument"),
+        ("filesystem.Filesystem/ListDir", {"path": "/tmp", "depth": []}, 400, "invalid_argument"),
+        ("filesystem.Filesystem/GetWatcherEvents", {"watcherId": "w"}, 404, "not_found"),
+        ("process.Process/NoSuchCall", {}, 404, "unimplemented"),
+    ],
+)
+def test_a_unary_error_has_a_status_and_a_code(
+    envd: httpx.Client, call: str, message: dict[str, object], status: int, code: str
+) -> None:
+    answer = envd.post(f"/{call}", json=message)
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "invalid_argument"),
+        (b"\0\0\0", "invalid_argument"),
+        (pack({"process": {"cmd": "x"}})[:-2], "invalid_argument"),
+        (b"\0\0\0\0\4nope", "invalid_argument"),
+        (b"\0\xff\xff\xff\xff", "resource_exhausted"),
+        (pack({}, flags=1), "unimplemented"),
+        (pack({}), "invalid_argument"),
+        (pack({"process": {"cmd": "true", "envs": {"A=B": "c"}}}), "invalid_argument"),
+        (pack({"process": {"cmd": "/no/such/program"}}), "invalid_argument"),
+        (pack({"process": {"cmd": "sh"}, "pty": {"size": {"cols": 0}}}), "invalid_argument"),
+    ],
+)
+def test_a_wrong_stream_is_refused(envd: httpx.Client, content: bytes, code: str) -> None:
+    answer = envd.post("/process.Process/Start", content=content, headers=STREAM)
+    error = answer.json() if answer.is_error else unpack(answer.content)[-1][1]["error"]
+    assert error["code"] == code, error
+
+
+def test_binary_protobuf_is_refused_as_the_protocol_says(envd: httpx.Client) -> None:
+    for call, kind in (("List", "application/proto"), ("Start", "application/connect+proto")):
+        answer = envd.post(f"/process.Process/{call}", content=b"", headers={"Content-Type": kind})
+        assert answer.status_code == 415
+
+
+def test_a_wrong_timeout_is_refused(envd: httpx.Client) -> None:
+    headers = {**STREAM, "Connect-Timeout-Ms": "soon"}
+    answer = envd.post("/process.Process/Start", content=start("true"), headers=headers)
+    assert answer.status_code == 400
+
+
+def test_a_stream_of_input_is_answered_by_a_stream(envd: httpx.Client) -> None:
+    body = pack({"start": {"process": {"pid": 424242}}})
+    answer = envd.post("/process.Process/StreamInput", content=body, headers=STREAM)
+    assert unpack(answer.content)[-1][1]["error"]["code"] == "not_found"
