@@ -85,11 +85,9 @@ def test_size_that_is_none_is_refused(text: str) -> None:
         read_size(text)
 
 
-def test_failed_pull_tells_what_to_do(
-    store: Store, tasks: str, capfd: pytest.CaptureFixture
-) -> None:  # type: ignore[type-arg]
-    add_image(store, "127.0.0.1:9/swe/a:latest", [Entry("a")])
-    out = images("pull", tasks, code=1)
+def test_failed_pull_tells_what_to_do(store: Store, empty_registry: str) -> None:
+    add_image(store, f"{empty_registry}/swe/a:latest", [Entry("a")])
+    out = images("pull", f"{empty_registry}/swe/a", f"{empty_registry}/swe/b", code=1)
     assert "1 images ready (1 were there), 1 failed" in out
     assert "next: the same command" in out
 
