@@ -77,9 +77,8 @@ def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
     from swerl.probe.sheet import Subject
     from swerl.recipe.load import read_settings
 
-    return Subject(
-        open_backend(backend, settings), backend, image, dict(read_settings(settings or ()))
-    )
+    options = dict(read_settings(settings or ()))
+    return Subject(open_backend(backend, settings), backend, image, options=options)
 
 
 def _attack(subject: Subject, probes: list[Probe], external: bool) -> Sheet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from swerl.probe._services import new_word, planted, private_folders
@@ -101,33 +102,19 @@ async def programs_of_the_host(lab: Lab) -> Finding:
 @probe("Writes to a folder of the host that is mounted to be read only.")
 async def read_only_mounts(lab: Lab) -> Finding:
     word, place = new_word(), "/opt/swerl-probe"
-    with planted(private_folders()[-1:], word) as paths:
-        if not paths:
-            message = "no folder of this machine can be written"
-            raise CannotError(message)
-        source = paths[0].with_suffix(".folder")
-        source.mkdir()
-        try:
-            (source / "file").write_text(word)
-            holes = await _write_mounted(lab, Mount(source, place))
-            if (source / "file").read_text() != word:
-                holes.append("the host's file was changed")
-            holes += [f"{path.name} was made" for path in source.iterdir() if path.name != "file"]
-        finally:
-            for path in source.iterdir():
-                path.unlink()
-            source.rmdir()
+    with tempfile.TemporaryDirectory(prefix="swerl-probe-") as name:
+        file = Path(name, "file")
+        file.write_text(word)
+        Path(name).chmod(0o755)
+        script = f"echo x > {place}/file; echo x > {place}/new; mv {place}/file {place}/moved; true"
+        async with lab.open(mounts=[Mount(Path(name), place)]) as box:
+            await box.text(f"{place}/file")
+            for user in lab.users:
+                await box.sh(script, user=user)
+        holes = [f"{path.name} was made" for path in Path(name).iterdir() if path != file]
+        if not file.exists() or file.read_text() != word:
+            holes.append("the host's file was changed")
     return judge(holes, "it can be read and not written")
-
-
-async def _write_mounted(lab: Lab, mount: Mount) -> list[str]:
-    script = f"echo x > {mount.target}/file; echo x > {mount.target}/new; chmod 777 {mount.target}"
-    async with lab.open(mounts=[mount]) as box:
-        await box.text(f"{mount.target}/file")
-        for user in lab.users:
-            await box.sh(f"{script}; mv {mount.target}/file {mount.target}/moved; true", user=user)
-            await box.attack("powers.mount", user=user)
-    return []
 
 
 @probe("Asks which user of the host its commands are.")

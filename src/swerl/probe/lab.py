@@ -105,6 +105,9 @@ class Box:
         if done.exit_code in (_NOT_STARTED, _NOT_FOUND):
             message = f"there is no python3 in the sandbox: {_last_line(done)}"
             raise CannotError(message)
+        if done.timed_out:
+            message = f"the attack did not end within {timeout_s:.0f} s"
+            raise CannotError(message)
         if done.exit_code != 0:
             raise DiedError(done)
         return dict(ast.literal_eval(done.stdout.decode().splitlines()[-1]))
