@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -78,3 +79,22 @@ async def eventually(true: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not true():  # noqa: ASYNC110  no event tells
             await asyncio.sleep(0.01)
+
+
+class Echo:
+    """A listener that greets every connection with its name."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+
+    async def attach(self, sock: socket.socket) -> None:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(self.name)
+            writer.close()
+
+        self.server = await asyncio.start_server(greet, sock=sock)
+
+
+GREETED = "import socket,sys; h, p = sys.argv[1].split('/')[2].split(':'); "
+GREETED += "print(socket.create_connection((h, int(p)), 5).recv(99).decode())"
+"""Python that connects to the URL it is given and prints what it is told."""

@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
 from swerl.interfaces import Sandbox
 
-from .helpers import Target
-
-
-class Echo:
-    """A listener that greets every connection with its name."""
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-
-    async def attach(self, sock: socket.socket) -> None:
-        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(self.name)
-            writer.close()
-
-        self.server = await asyncio.start_server(greet, sock=sock)
-
-
-GREETED = "import socket,sys; h, p = sys.argv[1].split('/')[2].split(':'); "
-GREETED += "print(socket.create_connection((h, int(p)), 5).recv(99).decode())"
+from .helpers import GREETED, Echo, Target
 
 
 async def test_listeners_of_two_sandboxes_do_not_mix(target: Target) -> None:

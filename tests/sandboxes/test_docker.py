@@ -1,0 +1,246 @@
+"""The `docker` backend beyond what every backend does: how it ends, and who may outlive what."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import SandboxError, SandboxLostError
+from swerl.sandbox import Limits, new_name
+from swerl.sandboxes import docker
+from swerl.sandboxes._docker import netns
+
+from .helpers import GREETED, LIMITS, WORKDIR, Echo, host_processes, processes, sh, until
+
+
+@pytest.fixture
+def backend(dockerd: str, docker_image: str) -> docker.DockerBackend:
+    return docker.build(docker.Options(base_url=dockerd))
+
+
+async def names(backend: docker.DockerBackend) -> set[str]:
+    return {live.name for live in await backend.live()}
+
+
+async def gone(backend: docker.DockerBackend, name: str) -> None:
+    """Wait until the daemon has no container of this name."""
+    async with asyncio.timeout(15):
+        while name in await names(backend):  # noqa: ASYNC110  no event tells
+            await asyncio.sleep(0.02)
+
+
+async def test_another_controller_sees_and_removes_it(
+    backend: docker.DockerBackend, dockerd: str, docker_image: str
+) -> None:
+    other, name = docker.build(docker.Options(base_url=dockerd)), new_name()
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name) as sandbox:
+        [live] = [live for live in await other.live() if live.name == name]
+        assert live.image == docker_image
+        assert abs(live.started_unix_s - time.time()) < 60
+        await other.remove(name)
+        with pytest.raises(SandboxLostError, match="gone"):
+            await sandbox.run(["true"])
+    assert name not in await names(other)
+    await other.remove(name)
+
+
+CONTROLLER = """
+import asyncio, sys
+from swerl.sandbox import Limits
+from swerl.sandboxes import docker
+
+async def main(base_url, image, name):
+    backend = docker.build(docker.Options(base_url=base_url))
+    async with backend.open(image, Limits(lifetime_s=60), workdir="/testbed", name=name) as box:
+        await box.run(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 &"])
+        print("up", flush=True)
+        await box.run(["sleep", "600"])
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_killed_controller_leaves_nothing(
+    backend: docker.DockerBackend, dockerd: str, docker_image: str
+) -> None:
+    name = new_name()
+    child = subprocess.Popen(  # noqa: ASYNC220  it is another controller
+        [sys.executable, "-c", CONTROLLER, dockerd, docker_image, name],
+        stdout=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert child.stdout
+    assert child.stdout.readline() == b"up\n"
+    assert name in await names(backend)
+    child.kill()
+    child.communicate()
+    await gone(backend, name)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.06, 0.12, 0.2])
+async def test_cancelling_while_it_opens_leaves_nothing(
+    backend: docker.DockerBackend, docker_image: str, wait_s: float
+) -> None:
+    name = new_name()
+
+    async def hold() -> None:
+        async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name):
+            await asyncio.sleep(60)
+
+    opening = asyncio.ensure_future(hold())
+    await asyncio.sleep(wait_s)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert name not in await names(backend)
+
+
+async def test_an_agent_that_kills_all_it_may_ends_only_its_command(
+    backend: docker.DockerBackend, docker_image: str
+) -> None:
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        await sandbox.run(["sh", "-c", "kill -9 -1"], timeout_s=10)
+        assert await sh(sandbox, "echo still here") == "still here\n"
+        done = await sandbox.run(["sleep", "60"], timeout_s=0.3)
+        assert done.timed_out
+
+
+EVADER = """
+import os, resource, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        limit = resource.getrlimit(10)[0]
+        wanted = {"lower": limit - 5, "higher": limit + 1, "none": -1}[sys.argv[1]]
+        try:
+            resource.setrlimit(10, (wanted, wanted))
+        except (OSError, ValueError):
+            pass
+        os.execvp("sleep", ["sleep", sys.argv[2]])
+    os._exit(0)
+os.wait()
+os.execvp("sleep", ["sleep", sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize("mark", ["lower", "higher", "none"])
+async def test_a_process_cannot_slip_out_of_its_mark(
+    backend: docker.DockerBackend, docker_image: str, mark: str
+) -> None:
+    token = f"{time.time():.6f}"
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        await sh(sandbox, "sleep 600 >/dev/null 2>&1 &")
+        command = ["python3", "-c", EVADER, mark, token]
+        run = asyncio.ensure_future(sandbox.run(command, timeout_s=1.0))
+        await until(sandbox, f"sleep {token}", 2)
+        assert (await run).timed_out
+        assert await processes(sandbox, f"sleep {token}") == 0
+        assert await processes(sandbox, "sleep 600") == 1
+
+
+async def test_a_forged_end_ends_only_the_forgers_own_command(
+    backend: docker.DockerBackend, docker_image: str
+) -> None:
+    forge = "token=$(tr '\\0' '\\n' < /proc/$PPID/cmdline | sed -n 5p); "
+    forge += "printf '\\000%sxyz' $token; printf '\\000%s' $token; echo; exit 4"
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        done = await sandbox.run(["sh", "-c", forge], timeout_s=10)
+        assert not done.timed_out
+        assert await sh(sandbox, "echo still here") == "still here\n"
+
+
+async def test_root_commands_are_killed_too(
+    backend: docker.DockerBackend, docker_image: str
+) -> None:
+    token = f"{time.time():.6f}"
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        script = f"setsid sleep {token} & sleep {token}"
+        done = await sandbox.run(["sh", "-c", script], user="root", timeout_s=0.5)
+        assert done.timed_out
+        assert not host_processes(token)
+
+
+async def test_orphans_are_reaped(backend: docker.DockerBackend, docker_image: str) -> None:
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        await sh(sandbox, "for n in 1 2 3 4 5 6 7 8; do (sh -c ': &' &); done; sleep 0.1")
+        assert await sh(sandbox, "grep -l '^State:.Z' /proc/[0-9]*/status || true") == ""
+
+
+async def test_a_missing_workdir_is_made_for_the_ordinary_user(
+    backend: docker.DockerBackend, docker_image: str
+) -> None:
+    async with backend.open(docker_image, LIMITS, workdir="/new/place") as sandbox:
+        assert await sh(sandbox, "pwd; touch f; stat -c %U . f") == "/new/place\nagent\nagent\n"
+
+
+async def test_the_ordinary_user_can_be_chosen(dockerd: str, docker_image: str) -> None:
+    backend = docker.build(docker.Options(base_url=dockerd, user="root"))
+    async with backend.open(docker_image, LIMITS, workdir="/root/w") as sandbox:
+        assert await sh(sandbox, "id -un; echo ~") == "root\n/root\n"
+        assert (await sandbox.run(["sleep", "60"], timeout_s=0.2)).timed_out
+        with pytest.raises(SandboxError, match="agent"):
+            await sandbox.run(["true"], user="agent")
+
+
+async def test_where_the_network_cannot_be_entered_the_way_back_is_a_stream(
+    backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(netns, "belongs_to", lambda *_: False)
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        listener = Echo(b"by stream")
+        url = await sandbox.expose(listener)
+        done = await sandbox.run(["python3", "-c", GREETED, url], timeout_s=10)
+        assert done.stdout == b"by stream\n", done
+        listener.server.close()
+
+
+async def test_the_clients_proxy_settings_stay_outside(
+    dockerd: str, docker_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxies = '{"proxies": {"default": {"httpProxy": "http://user:password@proxy.invalid"}}}'
+    (tmp_path / "config.json").write_text(proxies)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    backend = docker.build(docker.Options(base_url=dockerd))
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        assert "password" not in await sh(sandbox, "env; cat /proc/1/environ")
+
+
+async def test_a_busy_daemon_does_not_stall_the_event_loop(
+    backend: docker.DockerBackend, docker_image: str
+) -> None:
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0.001)
+            beats += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        beating = tasks.create_task(beat())
+        async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+            await sandbox.write("/tmp/f", bytes(1 << 20))
+        beating.cancel()
+    assert beats > 20
+
+
+async def test_limits_are_what_the_container_sees(
+    backend: docker.DockerBackend, docker_image: str
+) -> None:
+    limits = Limits(memory_mib=300, num_processes=40, num_cpus=0.5, disk_mib=64, lifetime_s=60)
+    async with backend.open(docker_image, limits, workdir=WORKDIR) as sandbox:
+        assert {"memory", "pids", "cpu"} <= sandbox.limits
+        assert int(await sh(sandbox, "ulimit -f")) == 64 << 11
+        grow = "x = bytearray(400 << 20)"
+        assert (await sandbox.run(["python3", "-c", grow], timeout_s=20)).exit_code == 137
+
+
+def test_its_price_is_what_the_settings_say() -> None:
+    assert docker.build(docker.Options(price_per_hour=0.25)).price(LIMITS) == 0.25
+    assert docker.build(docker.Options()).price(LIMITS) == 0
