@@ -26,8 +26,9 @@ class Special(str):
 class SplitTokenizer:
     """Encodes pieces of plain text and special tokens, over a `tokenizers.Tokenizer`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = _without_parsing(tokenizer)
+    def __init__(self, spec: str) -> None:
+        """Take a tokenizer as `tokenizers` writes it: the text of a `tokenizer.json`."""
+        self._tokenizer = _without_parsing(spec)
         added = self._tokenizer.get_added_tokens_decoder()
         self._names = {index: Special(token.content) for index, token in added.items()}
         self._ids: dict[str, int] = {str(name): index for index, name in self._names.items()}
@@ -39,6 +40,14 @@ class SplitTokenizer:
         except KeyError:
             message = f"the tokenizer has no special token {special}"
             raise InputError(message, hint="use the family that the model was made for") from None
+
+    def name(self, index: int) -> str | None:
+        """Return the name of a special token, None where the id is none."""
+        return self._names.get(index)
+
+    def names(self) -> list[str]:
+        """Return the names of all special tokens."""
+        return list(self._ids)
 
     def encode(self, pieces: Iterable[str]) -> list[int]:
         """Return the ids of text and Special pieces; text between two specials is one run."""
@@ -82,11 +91,9 @@ class SplitTokenizer:
 
 def load_tokenizer(folder: Path) -> SplitTokenizer:
     """Load `tokenizer.json` of a model folder. Raises InputError where it is absent or broken."""
-    from tokenizers import Tokenizer
-
     path = folder / "tokenizer.json"
     try:
-        return SplitTokenizer(Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        return SplitTokenizer(path.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         hint = "name a model folder in Hugging Face format"
@@ -96,13 +103,13 @@ def load_tokenizer(folder: Path) -> SplitTokenizer:
         raise InputError(message, hint="write the model folder again") from error
 
 
-def _without_parsing(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy whose encoder takes every text literally."""
+def _without_parsing(text: str) -> Tokenizer:
+    """Return a tokenizer whose encoder takes every text literally."""
     from tokenizers import Tokenizer
 
-    spec: dict[str, Any] = json.loads(tokenizer.to_str())
+    spec: dict[str, Any] = json.loads(text)
     for token in spec["added_tokens"]:
         token["special"] = True
-    copy = Tokenizer.from_str(json.dumps(spec))
-    copy.encode_special_tokens = True
-    return copy
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    tokenizer.encode_special_tokens = True
+    return tokenizer

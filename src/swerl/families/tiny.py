@@ -27,7 +27,7 @@ def build(model: Path | None) -> TinyFamily:
     Raises InputError on a folder without a usable tokenizer.
     """
     if model is None:
-        return TinyFamily(SplitTokenizer(tiny.byte_tokenizer()))
+        return TinyFamily(SplitTokenizer(tiny.byte_tokenizer().to_str()))
     return TinyFamily(load_tokenizer(model))
 
 

@@ -1,0 +1,211 @@
+"""A family made of a model's own tokenizer and chat template, and of the form of its calls.
+
+What follows an assistant turn is found by rendering a short conversation whose reply is a marker,
+and taking what comes after it. So the cost is that of the new messages, and a template that would
+rewrite earlier turns cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+
+from swerl.chat import ChatRequest, Message, Role, Tool, ToolCall
+from swerl.errors import InputError
+from swerl.families._calls import CallForm, read_calls
+from swerl.families._chat_template import ChatTemplate, read_template
+from swerl.families._tokenizer import Special, SplitTokenizer, load_tokenizer
+from swerl.interfaces import MegatronMapping, ParsedReply
+
+_MARKER = "swerl-marker-6f1d"
+_ASK = Message(Role.USER, "a")
+_THINK, _THINK_END = "<think>", "</think>"
+
+
+def load_family(
+    model: Path | None,
+    form: CallForm | None,
+    *,
+    name: str,
+    mapping: Callable[[], MegatronMapping] | None = None,
+) -> TemplateFamily:
+    """Load a family from a model folder; without a `form` the template shows it.
+
+    Raises InputError on a folder that lacks a part.
+    """
+    if model is None:
+        message = f"the family {name} needs a model folder"
+        raise InputError(message, hint="set model.path to one in Hugging Face format")
+    tokenizer = load_tokenizer(model)
+    source, names = read_template(model)
+    template = ChatTemplate(source, tokenizer.names(), names)
+    return TemplateFamily(
+        tokenizer,
+        template,
+        form or find_form(template),
+        stops=read_stops(model, tokenizer, names),
+        mapping=mapping or partial(_no_mapping, name),
+    )
+
+
+class TemplateFamily:
+    """Implements Family."""
+
+    def __init__(
+        self,
+        tokenizer: SplitTokenizer,
+        template: ChatTemplate,
+        form: CallForm,
+        *,
+        stops: Sequence[str],
+        mapping: Callable[[], MegatronMapping],
+    ) -> None:
+        """`stops` are the names of the tokens that end an assistant turn, the usual one first."""
+        self._tokenizer = tokenizer
+        self._template = template
+        self._form = form
+        self._stops = tuple(map(Special, stops))
+        self._mapping = mapping
+        self.stop_ids: tuple[int, ...] = tuple(tokenizer.id(stop) for stop in self._stops)
+        self._opening = self._after(Message(Role.USER, _MARKER), (), opening=True)
+        self._opens_thinking = "".join(self._opening).rstrip().endswith(_THINK)
+
+    def render(self, request: ChatRequest) -> list[int]:
+        """Return the whole prompt, up to where the assistant begins to speak."""
+        messages = list(self._folded(request.messages))
+        return self._tokenizer.encode(self._template.pieces(messages, request.tools, opening=True))
+
+    def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+        """Return the tokens that follow an assistant turn: new messages and the next opening."""
+        said = Message(Role.ASSISTANT, _MARKER)
+        tail = self._after(said, list(self._late(messages)), opening=True)
+        if closed and tail and tail[0] in self._stops and isinstance(tail[0], Special):
+            tail = tail[1:]
+        return self._tokenizer.encode(tail)
+
+    def parse(self, ids: Sequence[int]) -> ParsedReply:
+        """Read sampled ids as thinking, text and tool calls; what cannot be read stays text."""
+        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text = "".join(self._tokenizer.pieces(body))
+        thinking, text = self._split_thinking(text)
+        found = read_calls(text, self._form)
+        return ParsedReply(found.text, thinking, found.calls, found.num_malformed)
+
+    def encode_reply(self, message: Message) -> list[int]:
+        """Return the ids with which the model would say this message, stop id included."""
+        if _THINK_END in self._opening:  # the prompt has ended the thinking already
+            message = replace(message, thinking="")
+        whole = self._after(Message(Role.USER, _MARKER), [message], opening=False)
+        body = _until_stop(_beyond(self._opening, whole), self._stops)
+        return self._tokenizer.encode([*body, self._stop_after(message)])
+
+    def megatron(self) -> MegatronMapping:
+        """Return how Hugging Face weights and Megatron-Core parameters correspond."""
+        return self._mapping()
+
+    def _stop_after(self, message: Message) -> Special:
+        """Return the token with which the template ends such a turn."""
+        follows = Message(Role.TOOL if message.tool_calls else Role.USER, "b")
+        tail = self._after(Message(Role.ASSISTANT, _MARKER), [follows], opening=False)
+        first = tail[0] if tail else ""
+        return first if isinstance(first, Special) and first in self._stops else self._stops[0]
+
+    def _after(self, marked: Message, messages: Sequence[Message], *, opening: bool) -> list[str]:
+        """Return the pieces after a marked message; an assistant's is preceded by a question."""
+        before = [_ASK] if marked.role is Role.ASSISTANT else []
+        pieces = self._template.pieces([*before, marked, *messages], opening=opening)
+        for place, piece in enumerate(pieces):
+            _, found, rest = piece.partition(_MARKER)
+            if found and not isinstance(piece, Special):
+                return [*([rest] if rest else []), *pieces[place + 1 :]]
+        message = "the model's chat template leaves out what the assistant says"
+        raise InputError(message, hint="use a family that is written for the model")
+
+    def _split_thinking(self, text: str) -> tuple[str, str]:
+        opened = self._opens_thinking or text.lstrip().startswith(_THINK)
+        if not opened:
+            return "", text
+        body = text.lstrip().removeprefix(_THINK)
+        thinking, _, rest = body.partition(_THINK_END)
+        return thinking.strip("\n"), rest.removeprefix("\n\n").removeprefix("\n")
+
+    def _folded(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Yield messages with the system prompt in one piece at the front."""
+        position = 0
+        while position < len(messages) and messages[position].role is Role.SYSTEM:
+            position += 1
+        if position:
+            yield Message(Role.SYSTEM, "\n\n".join(m.text for m in messages[:position]))
+        yield from self._late(messages[position:])
+
+    def _late(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Yield messages; a system message is the user's where the template takes none late."""
+        for message in messages:
+            if message.role is Role.SYSTEM and not self._template.takes_late_system:
+                yield replace(message, role=Role.USER)
+            else:
+                yield message
+
+
+def find_form(template: ChatTemplate) -> CallForm:
+    """Return the form in which a template writes calls. Raises InputError on one unknown here."""
+    call = ToolCall("call_1", "look", {"path": "a b", "deep": {"c": [1]}})
+    said = [
+        _ASK,
+        Message(Role.ASSISTANT, "", "", (call,)),
+        Message(Role.TOOL, "", "", (), "call_1"),
+    ]
+    text = "".join(template.pieces(said, [Tool("look")], opening=False))
+    for form in CallForm:
+        if any(name == "look" and "path" in found for name, found in read_calls(text, form).calls):
+            return form
+    message = "the model's chat template writes tool calls in a form that is not known here"
+    hint = f"known forms: {', '.join(CallForm)}"
+    raise InputError(message, hint=hint)
+
+
+def read_stops(model: Path, tokenizer: SplitTokenizer, names: Mapping[str, str]) -> list[str]:
+    """Return the names of the tokens that end a turn: the tokenizer's own, then the model's."""
+    path = model / "generation_config.json"
+    try:
+        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
+    except FileNotFoundError:
+        ids = []
+    except (OSError, ValueError, AttributeError) as error:
+        message = f"cannot read {path}: {error}"
+        raise InputError(message, hint="download the model again") from error
+    listed = [tokenizer.name(one) for one in (ids if isinstance(ids, list) else [ids])]
+    found = [name for name in dict.fromkeys([names.get("eos_token"), *listed]) if name]
+    if not found:
+        message = f"{model} does not say which token ends a turn"
+        raise InputError(message, hint="set eos_token_id in generation_config.json")
+    return found
+
+
+def _no_mapping(name: str) -> MegatronMapping:
+    message = f"models of the family {name} can be run but not trained"
+    raise InputError(message, hint="choose a family with a Megatron mapping, such as qwen3")
+
+
+def _beyond(opening: Sequence[str], whole: Sequence[str]) -> list[str]:
+    """Return what a rendered turn says after what it shares with the opening."""
+    place = 0
+    while place < min(len(opening), len(whole)) and opening[place] == whole[place]:
+        place += 1
+    if place == min(len(opening), len(whole)) or isinstance(whole[place], Special):
+        return list(whole[place:])
+    begun = "" if isinstance(opening[place], Special) else opening[place]
+    pairs = zip(begun, whole[place], strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return [whole[place][shared:], *whole[place + 1 :]]
+
+
+def _until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    for piece in pieces:
+        if isinstance(piece, Special) and piece in stops:
+            return
+        yield piece

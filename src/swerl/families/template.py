@@ -1,0 +1,16 @@
+"""Any model with a tokenizer and a chat template; the form of its calls is read off the template.
+
+It can be run and evaluated. To train it takes a Megatron mapping, which the families that are
+named for a model line have.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swerl.families._template_family import TemplateFamily, load_family
+
+
+def build(model: Path | None) -> TemplateFamily:
+    """Build the family from a model folder's tokenizer and chat template. Raises InputError."""
+    return load_family(model, None, name="template")
