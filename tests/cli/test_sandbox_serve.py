@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli.main import app
+from swerl.cli.sandbox import app
 
+from ..e2b_server.helpers import eventually
 from ..sandboxes.helpers import host_processes
 
 e2b = pytest.importorskip("e2b", reason="the extra e2b is not installed")
@@ -51,14 +52,10 @@ def test_nothing_is_left_however_it_ends(how: signal.Signals) -> None:
     with serve() as (process, told):
         sandbox = e2b.Sandbox.create(**connect(told))
         sandbox.commands.run(f"sleep {mark}", background=True)
-        assert host_processes(mark)
+        eventually(lambda: host_processes(mark))
         process.send_signal(how)
         process.wait(20)
-        deadline = 200
-        while host_processes(mark) and deadline:
-            deadline -= 1
-            signal.sigtimedwait([], 0.05)
-        assert not host_processes(mark)
+        eventually(lambda: not host_processes(mark))
         expected = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGKILL: -9}
         assert process.returncode == expected[how]
 
@@ -88,7 +85,7 @@ def test_a_key_of_ones_own_is_used_and_never_printed(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_error_and_a_hint(options: Sequence[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["sandbox", "serve", *options])
+    result = CliRunner().invoke(app, ["serve", *options])
     said = f"{result.output}{result.exception}{getattr(result.exception, 'hint', '')}"
     assert result.exit_code != 0
     assert words in said, said
@@ -97,7 +94,7 @@ def test_bad_input_is_one_error_and_a_hint(options: Sequence[str], words: str) -
 def test_a_short_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("short")
     result = CliRunner().invoke(
-        app, ["sandbox", "serve", "--api-key-file", os.fspath(tmp_path / "key")]
+        app, ["serve", "--api-key-file", os.fspath(tmp_path / "key")]
     )
     assert result.exit_code != 0
     assert "16" in f"{result.output}{result.exception}"

@@ -66,7 +66,7 @@ def serve(
     )
     shown = f'"$(cat {shlex.quote(str(api_key_file))})"' if api_key_file else key
     run(
-        _serve(open_backend(backend, settings), key, options, shown),
+        _serve(open_backend(backend, settings, run="serve"), key, options, shown),
         after="every sandbox is removed",
     )
 
