@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from swerl.interfaces import SandboxBackend
 
 BackendOption = Annotated[
@@ -33,13 +35,18 @@ def open_backend(
     """
     from swerl import assemble
     from swerl.cli._output import stderr
+
+    def warn(text: str) -> None:
+        stderr().print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    return assemble.open_backend(backend, backend_options(backend, settings), run=run, warn=warn)
+
+
+def backend_options(backend: str, settings: Sequence[str] | None = None) -> BaseModel | None:
+    """Return a backend's validated settings, None where it has none. Raises as `open_backend`."""
     from swerl.recipe.check import plugin_options
     from swerl.recipe.load import read_settings
     from swerl.recipe.schema import PluginSection
 
-    def warn(text: str) -> None:
-        stderr().print(f"[yellow]warning:[/] {text}", soft_wrap=True)
-
-    chosen = PluginSection(type=backend, **read_settings(settings or ()))
-    options = plugin_options("sandboxes", chosen, section="sandbox")
-    return assemble.open_backend(backend, options, run=run, warn=warn)
+    chosen = PluginSection.model_validate({**read_settings(settings or ()), "type": backend})
+    return plugin_options("sandboxes", chosen, section="sandbox")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,9 +13,8 @@ from swerl.cli._sandbox_options import BackendOption, SettingsOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.interfaces import SandboxBackend
     from swerl.task import Task
-    from swerl.tasks.smoke import Smoke
+    from swerl.tasks.smoke import Place, Smoke
 
 
 def smoke(
@@ -23,62 +23,111 @@ def smoke(
     backend: BackendOption = "local",
     settings: SettingsOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Append each result to this file; the same command goes on from it."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Try again what failed in --out's file.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON in place of a table.")
     ] = False,
 ) -> None:
-    """Boot every image of a task file, and look for its git work tree and its Python."""
-    import json
-    from dataclasses import asdict
-
+    """Boot every image of a task file, and look for its git work tree and its interpreter."""
     from swerl.cli._output import console, stderr
-    from swerl.cli._sandbox_options import open_backend
     from swerl.task import read_tasks
 
-    results = _check(open_backend(backend, settings), list(read_tasks(tasks)), workers)
+    job = _Job(list(read_tasks(tasks)), backend, settings or [], workers, out, again)
+    results = _run(job)
     failed = [result for result in results if not result.ok]
     if as_json:
-        typer.echo(
-            json.dumps([{**asdict(result), "ok": result.ok} for result in results], indent=2)
-        )
+        _print_json(results)
     else:
         console().print(_table(results))
         for result in failed:
-            console().print(f"{result.image}: {result.failure}", style="red", markup=False)
+            line = f"{result.image} {result.workdir}: {result.failure}"
+            console().print(line, style="red", markup=False, soft_wrap=True)
+    if out and not as_json:
+        stderr().print(f"results: {out}", soft_wrap=True, markup=False)
     if failed:
-        stderr().print(f"{len(failed)} of {len(results)} images failed")
+        more = f"; with --again {'they are' if out else 'and --out FILE they would be'} tried anew"
+        stderr().print(f"{len(failed)} of {len(results)} images failed{more}")
         raise typer.Exit(1)
     hint = "; next: `swerl rollout --instance ID --tasks FILE`" if not as_json else ""
     stderr().print(f"all {len(results)} images are ready{hint}")
 
 
-def _check(sandboxes: SandboxBackend, tasks: list[Task], workers: int) -> list[Smoke]:
-    from rich.progress import MofNCompleteColumn, Progress
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the command line asks for."""
+
+    tasks: list[Task]
+    backend: str
+    settings: list[str]
+    workers: int
+    out: Path | None
+    again: bool
+
+    def done(self) -> dict[Place, Smoke]:
+        """Return what need not be checked again."""
+        from swerl.tasks import smoke_file
+
+        known = smoke_file.read(self.out, self.backend) if self.out else {}
+        return {place: each for place, each in known.items() if each.ok or not self.again}
+
+
+def _run(job: _Job) -> list[Smoke]:
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from swerl.cli._output import stderr
     from swerl.cli._run import run
-    from swerl.tasks import smoke
+    from swerl.cli._sandbox_options import backend_options, open_backend
+    from swerl.tasks import smoke, smoke_file
+    from swerl.tasks._image_facts import facts_for
 
-    num_images = len({(task.image, task.workdir) for task in tasks})
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
+    places = {(task.image, task.workdir) for task in job.tasks}
+    done = job.done()
+    facts = facts_for(job.backend, backend_options(job.backend, job.settings))
+    chosen = smoke.Settings(num_workers=job.workers, facts=facts, done=done)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("images", total=num_images)
-        checking = smoke.check(
-            sandboxes, tasks, num_workers=workers, tell=lambda _: progress.advance(bar)
+        bar = progress.add_task("images", total=len(places))
+
+        def heard(result: Smoke, is_new: bool) -> None:
+            progress.advance(bar)
+            if job.out and is_new:
+                smoke_file.append(job.out, result, job.backend)
+
+        sandboxes = open_backend(job.backend, job.settings, run="smoke")
+        after = "every sandbox is closed" + (
+            f", and the same command goes on from {job.out}" if job.out else ""
         )
-        return run(checking, after="every sandbox is closed")
+        return run(smoke.check(sandboxes, job.tasks, chosen, tell=heard), after=after)
+
+
+def _print_json(results: list[Smoke]) -> None:
+    import json
+    from dataclasses import asdict
+
+    rows: list[dict[str, Any]] = [{**asdict(result), "ok": result.ok} for result in results]
+    typer.echo(json.dumps(rows, indent=2))
 
 
 def _table(results: list[Smoke]) -> Table:
+    from rich.box import SIMPLE
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table("image", "tasks", "boots", "work tree", "interpreter", "boot ms", "exec ms")
-    for result in results:
-        boots = "[green]yes[/]" if result.ok else "[red]no[/]"
-        times = (
-            (f"{result.boot_s * 1e3:.0f}", f"{result.exec_s * 1e3:.1f}") if result.ok else ("", "")
-        )
-        table.add_row(
-            result.image, str(result.num_tasks), boots, result.work_tree, result.interpreter, *times
-        )
+    titles = ("image", "tasks", "ready", "work tree", "interpreter", "MiB", "boot ms", "exec ms")
+    table = Table(box=SIMPLE, pad_edge=False)
+    for title in titles:
+        is_number = title in {"tasks", "MiB", "boot ms", "exec ms"}
+        table.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    for each in results:
+        times = (f"{each.boot_s * 1e3:.0f}", f"{each.exec_s * 1e3:.1f}") if each.ok else ("", "")
+        size = f"{each.size / 2**20:,.0f}" if each.size else ""
+        ready = "[green]yes[/]" if each.ok else "[red]no[/]"
+        found = (each.work_tree, escape(each.interpreter), size)
+        table.add_row(escape(each.image), str(each.num_tasks), ready, *found, *times)
     return table

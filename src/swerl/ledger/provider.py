@@ -44,7 +44,7 @@ class Provider:
 
     def build(self) -> SandboxBackend:
         """Build the backend. Raises SwerlError where it is gone or takes other settings."""
-        section = PluginSection(type=self.backend, **json.loads(self.settings))
+        section = PluginSection.model_validate({**json.loads(self.settings), "type": self.backend})
         options = plugin_options("sandboxes", section, section="sandbox")
         module = plugins.load("sandboxes", self.backend)
         built: SandboxBackend = module.build(*([] if options is None else [options]))

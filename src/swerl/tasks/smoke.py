@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from swerl.errors import SandboxError, SwerlError
+from swerl.errors import SandboxError, SandboxUnavailableError, SwerlError
 from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.oci.reference import is_local
 from swerl.sandbox import Limits
 from swerl.task import Task
+from swerl.tasks._interpreter import Interpreter, interpreter_of
 
 _STEP_TIMEOUT_S = 60.0
-_VERSION = """
-for name in python python3; do command -v $name >/dev/null && exec $name --version; done
-exit 1
+_BOOT_TIMEOUT_S = 1800.0
+"""Most seconds until the first command ends; pulling a large image takes most of it."""
+_WORK_TREE = r"""
+command -v git >/dev/null || { echo "the image has no git"; exit 2; }
+g() { git -c safe.directory='*' "$@" 2>&1; }
+top=$(g rev-parse --show-toplevel) || { echo no; exit; }
+[ "$top" = "$(pwd -P)" ] || { echo no; exit; }
+said=$(g status --porcelain --untracked-files=no) || { echo "$said"; exit 3; }
+if [ -n "$1" ] && ! g cat-file -e "$1^{commit}" >/dev/null
+then echo "the repository lacks the base commit $1"; exit 4
+fi
+echo yes
 """
-_WORK_TREE = """
-if [ "$(git rev-parse --show-toplevel 2>/dev/null)" = "$(pwd -P)" ]
-then echo yes
-else git init -q . && git add -A && git commit -q --allow-empty -m base && echo made
-fi && git status --porcelain >/dev/null
-"""
+_NO_TREE = "the workdir is not the top of a git work tree"
+_NO_TREE_HINT = "give the folder of the repository as the Task's workdir"
+
+Place: TypeAlias = tuple[str, str]
+"""An image and the workdir in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """What the place that keeps an image knows of it."""
+
+    digest: str = ""
+    size: int = 0
+    """Bytes of its files; 0 for unknown."""
+
+
+async def know_nothing(image: str) -> ImageFacts:
+    """Return no facts: for images that nothing here keeps."""
+    return ImageFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,77 +56,134 @@ class Smoke:
 
     image: str
     workdir: str
-    num_tasks: int
+    num_tasks: int = 0
     """Tasks that use the image with this workdir."""
     failure: str = ""
     """What went wrong and what to do, or nothing."""
     interpreter: str = ""
-    """Version of the Python that the image puts first."""
+    """Version of the Python that the Task's tests run with, else of the one that the image puts
+    first; `none` where it has none and no Task needs one."""
     work_tree: str = ""
-    """`yes` where the workdir is a git work tree, `made` where it could be turned into one."""
+    """`yes` where the workdir is a git work tree; `no` where an Episode will make it one."""
     boot_s: float = 0.0
     """Seconds from the order to the first command's end."""
     exec_s: float = 0.0
     """Seconds for one empty command."""
+    digest: str = ""
+    size: int = 0
+    """Bytes of the image's files; 0 for unknown."""
 
     @property
     def ok(self) -> bool:
         """Whether Episodes can run in the image."""
         return not self.failure
 
+    @property
+    def place(self) -> Place:
+        """What was checked."""
+        return self.image, self.workdir
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to check."""
+
+    num_workers: int = 4
+    """Sandboxes at once."""
+    limits: Limits = field(default_factory=Limits)
+    facts: Callable[[str], Awaitable[ImageFacts]] = know_nothing
+    """Tells an image's digest and size."""
+    done: Mapping[Place, Smoke] = field(default_factory=dict)
+    """What is known; it stands as long as the image has the same digest."""
+
 
 async def check(
     backend: SandboxBackend,
     tasks: Iterable[Task],
+    settings: Settings | None = None,
     *,
-    num_workers: int = 4,
-    limits: Limits | None = None,
-    tell: Callable[[Smoke], None] = lambda _: None,
+    tell: Callable[[Smoke, bool], None] = lambda _, __: None,
 ) -> list[Smoke]:
-    """Check every image with its workdir once, `num_workers` at a time, in the Tasks' order.
+    """Check every image with its workdir once, and return the results in the Tasks' order.
 
-    `tell` hears each result as it comes.
+    `tell` hears each result, and whether it is new. Raises SandboxUnavailableError where the
+    backend cannot run at all.
     """
-    counts: dict[tuple[str, str], int] = {}
+    chosen = settings or Settings()
+    users: dict[Place, list[Task]] = {}
     for task in tasks:
-        place = (task.image, task.workdir)
-        counts[place] = counts.get(place, 0) + 1
-    free = asyncio.Semaphore(num_workers)
+        users.setdefault((task.image, task.workdir), []).append(task)
+    free = asyncio.Semaphore(chosen.num_workers)
 
-    async def one(image: str, workdir: str) -> Smoke:
+    async def one(place: Place, task: Task) -> Smoke:
         async with free:
-            result = await _check(backend, limits or Limits(), image, workdir)
-        result = replace(result, num_tasks=counts[image, workdir])
-        tell(result)
+            known = chosen.done.get(place)
+            if known and (await chosen.facts(task.image)).digest not in ("", known.digest):
+                known = None
+            result = known or await _check(backend, chosen, task)
+        result = replace(result, num_tasks=len(users[place]))
+        tell(result, known is None)
         return result
 
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(*place)) for place in counts]
+        running = [group.create_task(one(place, own[0])) for place, own in users.items()]
     return [task.result() for task in running]
 
 
-async def _check(backend: SandboxBackend, limits: Limits, image: str, workdir: str) -> Smoke:
-    found = Smoke(image, workdir, 0)
+async def _check(backend: SandboxBackend, settings: Settings, task: Task) -> Smoke:
+    found = Smoke(task.image, task.workdir)
     try:
-        started = time.monotonic()
-        async with backend.open(image, limits, workdir=workdir) as sandbox:
+        found = await _look(backend, settings, task)
+    except SandboxUnavailableError:
+        raise
+    except SwerlError as error:
+        found = replace(found, failure=f"{error} ({error.hint})" if error.hint else str(error))
+    except TimeoutError:
+        found = replace(found, failure=f"no command ended within {_BOOT_TIMEOUT_S:g} s of the boot")
+    except OSError as error:
+        found = replace(found, failure=f"{error} (`swerl doctor` says what this machine lacks)")
+    facts = await settings.facts(task.image)
+    failure = " ".join(found.failure.split())
+    return replace(found, failure=failure, digest=facts.digest, size=facts.size)
+
+
+async def _look(backend: SandboxBackend, settings: Settings, task: Task) -> Smoke:
+    """Open a sandbox and ask it everything. Raises SwerlError, OSError and TimeoutError."""
+    started = time.monotonic()
+    async with asyncio.timeout(_BOOT_TIMEOUT_S) as patience:
+        async with backend.open(task.image, settings.limits, workdir=task.workdir) as sandbox:
             await sandbox.run(["true"], timeout_s=_STEP_TIMEOUT_S)
             boot_s = time.monotonic() - started
+            patience.reschedule(None)
             timed = await sandbox.run(["true"], timeout_s=_STEP_TIMEOUT_S)
-            return replace(
-                found,
+            return Smoke(
+                task.image,
+                task.workdir,
                 boot_s=boot_s,
                 exec_s=timed.duration_s,
-                interpreter=await _ask(sandbox, "no interpreter runs", _VERSION),
-                work_tree=await _ask(sandbox, "the workdir is no git work tree", _WORK_TREE),
+                interpreter=await _ask_interpreter(sandbox, interpreter_of(task)),
+                work_tree=await _ask_work_tree(sandbox, task),
             )
-    except SwerlError as error:
-        return replace(found, failure=f"{error} ({error.hint})" if error.hint else str(error))
 
 
-async def _ask(sandbox: Sandbox, problem: str, script: str) -> str:
-    done = await sandbox.run(["sh", "-c", script], timeout_s=_STEP_TIMEOUT_S)
+async def _ask_interpreter(sandbox: Sandbox, wanted: Interpreter) -> str:
+    done = await sandbox.run(wanted.argv, env=wanted.env, timeout_s=_STEP_TIMEOUT_S)
+    said = done.text.strip().splitlines()
+    if done.exit_code == 0 and said:
+        return said[-1].strip()
+    if not wanted.is_declared:
+        return "none"
+    problem = f"the interpreter of the tests does not run: {wanted.name}"
+    raise SandboxError(problem, hint=said[-1] if said else f"exit code {done.exit_code}")
+
+
+async def _ask_work_tree(sandbox: Sandbox, task: Task) -> str:
+    argv = ["sh", "-c", _WORK_TREE, "sh", task.base_commit]
+    done = await sandbox.run(argv, timeout_s=_STEP_TIMEOUT_S)
+    said = " ".join(done.text.split())
     if done.exit_code != 0:
-        said = done.text.strip().splitlines()
-        raise SandboxError(problem, hint=said[-1] if said else f"exit code {done.exit_code}")
-    return " ".join(done.text.split())
+        problem = "the workdir cannot be worked in with git"
+        raise SandboxError(problem, hint=said or f"exit code {done.exit_code}")
+    if said != "yes" and (task.base_commit or not is_local(task.image)):
+        raise SandboxError(_NO_TREE, hint=_NO_TREE_HINT)
+    return said
