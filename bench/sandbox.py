@@ -1,7 +1,8 @@
-"""What a `local` sandbox costs: boot, command, whole lives a second, files.
+"""What a sandbox costs: boot, command, whole lives a second, files, and many open at once.
 
-`python bench/sandbox.py [--json FILE]`: every isolator in turns on the same machine, beside a
-bare `bwrap` that runs one program and is gone: the floor for anything with these namespaces.
+`python bench/sandbox.py [--json FILE] [--rounds 60] [--open 200]`: every kind on the same machine
+in one run. Beside swerl's own stand a bare `bwrap` around one program, the floor for anything with
+these namespaces, and swerl's docker backend on a dockerd of its own, where one can be started.
 """
 
 from __future__ import annotations
@@ -9,27 +10,45 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swerl.interfaces import Sandbox
+from swerl.interfaces import Sandbox, SandboxBackend
 from swerl.sandbox import Limits
-from swerl.sandboxes import local
+from swerl.sandboxes import docker, local
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.services import dockerd, image
+from tests.services.daemon import CannotRunError
 
 LIMITS = Limits(memory_mib=1024, disk_mib=512)
+WORKDIR = "/testbed"
 FILE_MIB = 100
 NUM_FILES = 40
 """Files of the small repository, about as many as a generated task has."""
+SETTLE_S = 2.0
+"""Pause before memory is read: the kernel frees what closed sandboxes held a moment later."""
 BARE = (
     *("bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-all"),
     *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "true"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of sandbox on one image."""
+
+    name: str
+    backend: SandboxBackend
+    image: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,63 +60,107 @@ class Cost:
     """From the order to the end of the first command."""
     exec_ms: float = 0.0
     life_ms: float = 0.0
-    """Open, two commands, write, read, close."""
+    """Create, command, write, diff, close."""
     controller_ms: float = 0.0
     """CPU time of the controller's process for one such life."""
     lives_1: float = 0.0
     """Such lives a second, one after the other."""
-    lives_4: float = 0.0
     lives_16: float = 0.0
+    """The same with 16 at once."""
     write_mib_s: float = 0.0
     read_mib_s: float = 0.0
 
 
-async def measure(rounds: int) -> list[Cost]:
-    """Measure every isolator on an empty and on a small workdir."""
-    costs = []
-    if shutil.which("bwrap"):
-        costs.append(Cost("bare bwrap, one program", boot_ms=await median(rounds, bare)))
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(NUM_FILES):
-            Path(folder, f"{number}.py").write_text("x = 1\n" * 50)
-        for isolator in ("bwrap", "unshare"):
-            if isolator == "bwrap" and not shutil.which("bwrap"):
-                continue
-            for name, image in (("host", "host"), ("dir", f"dir:{folder}")):
-                costs.append(await one(f"{isolator}, {name}", isolator, image, rounds))
-    return costs
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Many sandboxes open at once."""
+
+    sandbox: str
+    count: int
+    open_s: float
+    """Seconds to open all."""
+    answer_s: float
+    """Seconds until each has answered one command."""
+    processes_mib: float
+    """Memory of the processes of one, shared pages divided among those who share them."""
+    machine_mib: float
+    """Memory that the machine lost for one, the kernel's own included."""
 
 
-async def one(label: str, isolator: str, image: str, rounds: int) -> Cost:
-    """Measure one isolator on one image."""
-    backend = local.build(local.Options.model_validate({"isolator": isolator}))
+@asynccontextmanager
+async def kinds() -> AsyncIterator[list[Kind]]:
+    """Yield every kind that this machine can have; what it cannot is told."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        found = [*local_kinds(Path(folder, "repository"))]
+        try:
+            found.append(docker_kind(stack, Path(folder, "image")))
+        except CannotRunError as error:
+            sys.stdout.write(f"no docker: {error}\n")
+        yield found
+
+
+def local_kinds(repository: Path) -> Sequence[Kind]:
+    """Return every isolator on an empty and on a small workdir."""
+    repository.mkdir()
+    for number in range(NUM_FILES):
+        (repository / f"{number}.py").write_text("x = 1\n" * 50)
+    isolators = ["bwrap", "unshare"] if shutil.which("bwrap") else ["unshare"]
+    return [
+        Kind(f"local/{isolator}, {label}", local.build(options), name)
+        for isolator in isolators
+        for options in [local.Options.model_validate({"isolator": isolator})]
+        for label, name in (("host", "host"), ("dir", f"dir:{repository}"))
+    ]
+
+
+def docker_kind(stack: AsyncExitStack, folder: Path) -> Kind:
+    """Start a dockerd and return its kind. Raises CannotRunError."""
+    folder.mkdir()
+    base = image.build(folder)
+    daemon = dockerd.start()
+    stack.callback(daemon.stop)
+    load(base.archive, daemon.address)
+    return Kind("docker", docker.build(docker.Options(base_url=daemon.address)), base.name)
+
+
+def load(archive: Path, address: str) -> None:
+    """Load an image into a dockerd."""
+    from docker import DockerClient
+
+    client = DockerClient(base_url=address)
+    client.images.load(archive.read_bytes())
+    client.close()
+
+
+async def cost_of(kind: Kind, rounds: int) -> Cost:
+    """Measure one kind."""
 
     async def boot() -> None:
-        async with backend.open(image, LIMITS, workdir="/testbed") as sandbox:
+        async with kind.backend.open(kind.image, LIMITS, workdir=WORKDIR) as sandbox:
             await sandbox.run(["true"])
 
     async def life() -> None:
-        async with backend.open(image, LIMITS, workdir="/testbed") as sandbox:
-            await sandbox.run(["true"])
-            await sandbox.write("/testbed/f", b"x" * 1000)
-            await sandbox.read("/testbed/f")
-            await sandbox.run(["true"])
+        async with kind.backend.open(kind.image, LIMITS, workdir=WORKDIR) as sandbox:
+            await sandbox.run(["git", "init", "-q", "."])
+            await sandbox.write(f"{WORKDIR}/f", b"x" * 1000)
+            done = await sandbox.run(["sh", "-c", "git add -N . && git diff"])
+            assert done.exit_code == 0, done
 
     await life()
     spent = time.process_time()
     life_ms = await median(rounds, life)
     controller_ms = (time.process_time() - spent) * 1e3 / rounds
-    async with backend.open(image, LIMITS, workdir="/testbed") as sandbox:
+    async with kind.backend.open(kind.image, LIMITS, workdir=WORKDIR) as sandbox:
         exec_ms = await median(rounds, lambda: sandbox.run(["true"]))
         write_mib_s, read_mib_s = await files(sandbox)
     return Cost(
-        sandbox=label,
+        sandbox=kind.name,
         boot_ms=await median(rounds, boot),
         exec_ms=exec_ms,
         life_ms=life_ms,
         controller_ms=controller_ms,
         lives_1=await rate(rounds, 1, life),
-        lives_4=await rate(rounds, 4, life),
         lives_16=await rate(rounds, 16, life),
         write_mib_s=write_mib_s,
         read_mib_s=read_mib_s,
@@ -144,30 +207,134 @@ async def files(sandbox: Sandbox) -> tuple[float, float]:
     return FILE_MIB / (written - started), FILE_MIB / (time.perf_counter() - written)
 
 
-def show(costs: list[Cost]) -> None:
-    """Print the table."""
+async def crowd_of(kind: Kind, count: int) -> Crowd:
+    """Open many sandboxes of a kind and let each answer."""
+    await asyncio.sleep(SETTLE_S)
+    before_mib = available_mib()
+    async with AsyncExitStack() as stack:
+        opening = [kind.backend.open(kind.image, LIMITS, workdir=WORKDIR) for _ in range(count)]
+        started = time.perf_counter()
+        sandboxes = await asyncio.gather(*map(stack.enter_async_context, opening))
+        opened = time.perf_counter()
+        answers = await asyncio.gather(*(one.run(["hostname"]) for one in sandboxes))
+        answered = time.perf_counter()
+        assert all(answer.exit_code == 0 for answer in answers)
+        return Crowd(
+            sandbox=kind.name,
+            count=count,
+            open_s=opened - started,
+            answer_s=answered - opened,
+            processes_mib=descendants_mib() / count,
+            machine_mib=(before_mib - available_mib()) / count,
+        )
+
+
+def available_mib() -> float:
+    """Return the memory that the kernel could still give."""
+    line = next(x for x in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in x)
+    return int(line.split()[1]) / 1024
+
+
+def descendants_mib() -> float:
+    """Return the proportional memory of every process that this one started, by whatever way."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+    mine = {pid for pid in parents if descends(pid, parents)}
+    return sum(map(proportional_mib, mine))
+
+
+def descends(pid: int, parents: dict[int, int]) -> bool:
+    """Say whether a process is below this one."""
+    while pid in parents:
+        pid = parents[pid]
+        if pid == os.getpid():
+            return True
+    return False
+
+
+def proportional_mib(pid: int) -> float:
+    """Return the proportional set size of one process; 0 when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    return sum(int(x.split()[1]) for x in text.splitlines() if x.startswith("Pss:")) / 1024
+
+
+def show(costs: list[Cost], crowds: list[Crowd]) -> None:
+    """Print the tables and what they mean for the targets."""
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("sandbox", "boot ms", "exec ms", "life ms", "own CPU ms")
-    for column in ("lives/s x1", "x4", "x16", "write MiB/s", "read MiB/s"):
+    table = Table(title="medians in ms; lives a second; MiB/s", box=SIMPLE)
+    table.add_column("sandbox", no_wrap=True)
+    for column in ("boot", "exec", "life", "own CPU", "lives x1", "x16", "write", "read"):
         table.add_column(column, justify="right")
     for cost in costs:
         label, *figures = asdict(cost).values()
-        table.add_row(label, *(f"{figure:.1f}" if figure else "" for figure in figures))
-    Console().print(table)
+        table.add_row(label, *map(written, figures))
+    console = Console(width=max(100, Console().width))
+    console.print(table)
+    if ratios := against_docker(costs):
+        said = ", ".join(f"{name} {ratio:.1f}" for name, ratio in ratios.items())
+        console.print(f"docker : local, boot to first command: {said}")
+    many = Table(title="open at once; MiB of each one", box=SIMPLE)
+    many.add_column("sandbox", no_wrap=True)
+    for column in ("number", "open s", "answer s", "its processes", "the machine"):
+        many.add_column(column, justify="right")
+    for crowd in crowds:
+        label, count, *figures = asdict(crowd).values()
+        many.add_row(label, str(count), *(f"{figure:.2f}" for figure in figures))
+    console.print(many)
+
+
+def written(figure: float) -> str:
+    """Return a figure with three digits or so; nothing where it was not measured."""
+    return "" if not figure else f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}"
+
+
+def against_docker(costs: list[Cost]) -> dict[str, float]:
+    """Return how many times faster than docker each local sandbox boots."""
+    theirs = [cost.boot_ms for cost in costs if cost.sandbox == "docker"]
+    ours = [cost for cost in costs if cost.sandbox.startswith("local")]
+    return {cost.sandbox: theirs[0] / cost.boot_ms for cost in ours if theirs}
+
+
+async def measure(rounds: int, count: int) -> tuple[list[Cost], list[Crowd]]:
+    """Measure every kind, each in a turn of its own."""
+    costs = []
+    if shutil.which("bwrap"):
+        costs.append(Cost("bare bwrap, one program", boot_ms=await median(rounds, bare)))
+    async with kinds() as found:
+        for kind in found:
+            few = rounds if kind.name != "docker" else max(5, rounds // 5)
+            costs.append(await cost_of(kind, few))
+        crowds = [await crowd_of(k, count) for k in found if k.name.endswith("host")]
+    return costs, crowds
 
 
 def main() -> None:
     """Read the command line, measure, show, save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--open", type=int, default=200, help="sandboxes open at once")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    costs = asyncio.run(measure(options.rounds))
-    show(costs)
+    costs, crowds = asyncio.run(measure(options.rounds, options.open))
+    show(costs, crowds)
     if options.json:
-        options.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")
+        rows = {
+            "sandboxes": [asdict(cost) for cost in costs],
+            "open_at_once": [asdict(crowd) for crowd in crowds],
+            "docker_to_local_boot": against_docker(costs),
+        }
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
         sys.stdout.write(f"written to {options.json}\n")
 
 
