@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.errors import ImageError, SandboxError, SandboxUnavailableError, SwerlError
 from swerl.sandboxes._docker.hijack import Address
 
 Answer = TypeVar("Answer")
@@ -20,6 +20,15 @@ _THREADS = 16
 _TIMEOUT_S = 120
 _NO_DAEMON = "start it (`dockerd`), join the group that owns its socket, or set base_url"
 _NOT_FOUND, _CONFLICT = 404, 409
+_HINTS = {
+    "no space left": "the daemon's disk is full: `docker system df`, then `docker system prune`",
+    "/bin/sh": "swerl's containers need a /bin/sh; add one to the image",
+    "unable to find user": "name a user of the image, or none for the image's own",
+    "runtime": "`docker info` lists the runtimes that the daemon knows",
+    "mount": "a mounted folder must exist where the daemon runs",
+}
+"""Words of the daemon's -> what to do about it."""
+_NO_HINT = "the daemon's log may say more"
 
 
 class NameTakenError(SandboxError):
@@ -100,14 +109,13 @@ class Api:
             raise SandboxUnavailableError(message, hint=_NO_DAEMON) from error
 
 
-def _own_error(status: int, said: str) -> SandboxError:
-    kind = {_NOT_FOUND: ContainerGoneError, _CONFLICT: NameTakenError}.get(status, SandboxError)
-    hint = ""
-    if "no space left" in said:
-        hint = "the daemon's disk is full: `docker system df`, then `docker system prune`"
-    elif "unknown or invalid runtime" in said.lower():
-        hint = "`docker info` lists the runtimes that the daemon knows"
-    return kind(f"docker: {said.strip()[:300]}", hint=hint)
+def _own_error(status: int, said: str) -> SwerlError:
+    hint = next((hint for words, hint in _HINTS.items() if words in said.lower()), _NO_HINT)
+    message = f"docker: {said.strip()[:300]}"
+    if "invalid reference format" in said:
+        return ImageError(message, hint="name an image as `docker pull` takes it")
+    kinds = {_NOT_FOUND: ContainerGoneError, _CONFLICT: NameTakenError}
+    return kinds.get(status, SandboxError)(message, hint=hint)
 
 
 def _address(client_url: str, given: str) -> Address:

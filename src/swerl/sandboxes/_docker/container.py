@@ -107,6 +107,9 @@ def is_local_kind(image: str) -> bool:
 
 
 def _require_sane(plan: Plan) -> None:
+    if not plan.image:
+        message = "there is no image to make a sandbox of"
+        raise ImageError(message, hint="name an image as `docker pull` takes it")
     if is_local_kind(plan.image):
         message = f"image {plan.image!r} is one of the backend `local`, not a container image"
         raise ImageError(message, hint="name an image that `docker pull` takes, or use `local`")
@@ -198,4 +201,4 @@ def _pull_hint(said: str) -> str:
         return "the daemon's disk is full: `docker system df`, then `docker system prune`"
     if "manifest" in said or "not found" in said:
         return "is the name right, and its tag or digest?"
-    return "can the daemon reach the registry? `docker pull` says more"
+    return "can the daemon reach the registry, and may it? `docker pull` says more"
