@@ -96,14 +96,27 @@ async def scrub(
     )
 
 
+def orders(task: Task, facts: Facts) -> list[str]:
+    """Return what the shell scripts are told over standard input, a line each."""
+    hidden = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
+    tests = [path for path in hidden if _is_plain(path)]
+    return [
+        *(f"hidden {pattern}" for pattern in scrub_hidden.outside()),
+        *(f"inside {pattern}" for pattern in scrub_hidden.inside()),
+        *(f"test {path}" for path in tests),
+        *(f"copy {path}" for path in facts.copies or ()),
+        *(f"solved {blob}" for blob in facts.solved),
+    ]
+
+
 async def _run(sandbox: Sandbox, task: Task, history: History, facts: Facts) -> Exec:
     """Run the script as the ordinary user, then as root where that owns something."""
     look = "1" if facts.copies is None else "0"
     settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), look]
     argv = ["sh", "-c", _script(), "scrub", *settings]
-    orders = "\n".join(_orders(task, facts)).encode("utf-8", "surrogateescape")
+    stdin = "\n".join(orders(task, facts)).encode("utf-8", "surrogateescape")
     for user in (None, "root"):
-        done = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=orders)
+        done = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=stdin)
         if done.exit_code != _FOREIGN:
             break
     if done.exit_code == 0 and not done.truncated:
@@ -115,18 +128,6 @@ async def _run(sandbox: Sandbox, task: Task, history: History, facts: Facts) -> 
     reason = f"{_TIMEOUT_S:g} s ran out" if done.timed_out else said or f"code {done.exit_code}"
     message = f"cannot hide the future of {task.image}: {reason}"
     raise SandboxError(message, hint="`swerl tasks sweep` shows what the image holds")
-
-
-def _orders(task: Task, facts: Facts) -> list[str]:
-    hidden = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
-    tests = [path for path in hidden if _is_plain(path)]
-    return [
-        *(f"hidden {pattern}" for pattern in scrub_hidden.outside()),
-        *(f"inside {pattern}" for pattern in scrub_hidden.inside()),
-        *(f"test {path}" for path in tests),
-        *(f"copy {path}" for path in facts.copies or ()),
-        *(f"solved {blob}" for blob in facts.solved),
-    ]
 
 
 def _is_plain(path: str) -> bool:

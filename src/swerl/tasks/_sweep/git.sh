@@ -1,0 +1,201 @@
+# Reports what a repository and its machine still tell of the future. Follows common.sh, copies.sh.
+#
+#   sh -c SCRIPT sweep WORKDIR BASE <orders      (orders as for the scrub)
+#
+# Says lines of four fields between tabs: `leak KIND NAME EVIDENCE`, and `unchecked REASON`.
+tab='	'
+look=1 extra=''
+
+main() {
+  orders=$(cat)
+  for tool in git find sed sort comm; do
+    command -v "$tool" >/dev/null 2>&1 || say "unchecked$tab""git: the image has no $tool"
+  done
+  find_top
+  base=
+  if [ -n "$top" ]; then
+    dir=$top/.git
+    check_links
+    if find_base; then
+      check_settings
+      check_references
+      check_notes
+      check_objects
+    fi
+    check_inside
+  else
+    top=$(cd -P -- "$work" && pwd -P)
+  fi
+  check_user_settings
+  check_hidden
+  copies=$(look_elsewhere | sed 's/^found //')
+  note_base
+  for_each "$copies" check_copy
+}
+
+leak() { printf 'leak\t%s\t%s\t%s\n' "$1" "$2" "$(say "$3" | tr '\n\t' '; ' | cut -c 1-300)"; }
+
+repository() { safe_git --git-dir="$dir" --work-tree="$top" "$@"; }
+
+find_base() {
+  head=$(repository rev-parse -q --verify 'HEAD^{commit}' 2>/dev/null) || {
+    say "unchecked$tab""git: HEAD of $top names no commit"
+    return 1
+  }
+  base=$head
+  [ -n "$want" ] && full=$(repository rev-parse -q --verify "$want^{commit}" 2>/dev/null) &&
+    repository merge-base --is-ancestor "$full" "$head" 2>/dev/null && base=$full
+  past=$home/past
+  repository rev-list "$base" 2>/dev/null | sort >"$past"
+  if [ "$head" != "$base" ]; then
+    leak reference HEAD "$(repository log --format='%h %s' -n 3 "$base..$head" 2>/dev/null)"
+  fi
+}
+
+check_links() {
+  if [ -L "$dir" ]; then leak link "$dir" "a link to $(readlink "$dir")"
+  elif [ -f "$dir" ]; then leak link "$dir" "$(head -n 1 "$dir")"
+  fi
+  [ ! -f "$dir/objects/info/alternates" ] ||
+    leak link "$dir/objects/info/alternates" "$(cat "$dir/objects/info/alternates")"
+}
+
+check_settings() {
+  names=$(git config --no-includes -f "$dir/config" --name-only --list 2>/dev/null)
+  for_each "$names" check_setting
+  [ ! -f "$dir/config.worktree" ] || leak setting "$dir/config.worktree" "settings of one work tree"
+}
+
+check_setting() {
+  is_safe_setting "$1" && return
+  leak setting "$1" "$(git config --no-includes -f "$dir/config" --get-all "$1")"
+}
+
+check_references() {
+  others=$(repository for-each-ref --no-merged="$base" --format='%(refname)' 2>/dev/null)
+  for_each "$others" check_reference
+}
+
+check_reference() {
+  leak reference "$1" "$(repository log -1 --format='%h %s' "$1" -- 2>/dev/null)"
+}
+
+# What git notes beside its references, and the programs that it would run.
+check_notes() {
+  for path in "$dir"/*; do
+    case ${path##*/} in
+      HEAD | config | index | sharedindex.* | objects | refs | shallow | info | description | \
+        COMMIT_EDITMSG | branches | logs | packed-refs | hooks | config.worktree) ;;
+      *) [ ! -e "$path" ] || leak state "$path" "$(head -c 200 "$path" 2>/dev/null)" ;;
+    esac
+  done
+  for path in "$dir"/hooks/*; do
+    case $path in *.sample) ;; *) [ ! -e "$path" ] || leak setting "$path" "a program" ;; esac
+  done
+  [ ! -e "$dir/info/grafts" ] || leak state "$dir/info/grafts" "$(cat "$dir/info/grafts")"
+  for path in "$dir"/objects/info/commit-graph* "$dir"/objects/pack/multi-pack-index*; do
+    [ ! -e "$path" ] || leak state "$path" "a list of commits and objects"
+  done
+  check_log shallow "$dir/shallow"
+  check_log packed-refs "$dir/packed-refs"
+  if [ -d "$dir/logs" ]; then
+    find "$dir/logs" -type f | while IFS= read -r path; do check_log reflog "$path"; done
+  fi
+}
+
+# Commit ids in a file of git's that the past does not have.
+check_log() {
+  [ -f "$2" ] || return 0
+  unknown=$(grep -o -E '\b[0-9a-f]{40}([0-9a-f]{24})?\b' "$2" | grep -v '^0*$' | sort -u |
+    comm -23 - "$past" | head -n 3)
+  if [ "$1" = packed-refs ]; then unknown=$(tags_aside "$unknown"); fi
+  [ -z "$unknown" ] || leak "$([ "$1" = reflog ] && say reflog || say state)" "$2" "$unknown"
+}
+
+tags_aside() {
+  say "$1" | repository cat-file --batch-check 2>/dev/null | sed -n 's/ commit .*//p'
+}
+
+check_objects() {
+  repository rev-list --objects --indexed-objects "$base" 2>/dev/null | cut -d ' ' -f 1 |
+    sort -u >"$home/needed"
+  repository cat-file --batch-all-objects --batch-check='%(objectname) %(objecttype)' 2>/dev/null |
+    sort >"$home/held"
+  cut -d ' ' -f 1 "$home/held" | comm -23 - "$home/needed" >"$home/spare"
+  spare=$(wc -l <"$home/spare")
+  if [ "$spare" -gt 0 ]; then
+    commits=$(join "$home/spare" "$home/held" 2>/dev/null | sed -n 's/ commit$//p')
+    first=$(say "$commits" | head -n 3 | repository log --no-walk --stdin --format='%h %s' \
+      2>/dev/null)
+    leak object "$spare objects" "${first:-$(head -n 3 "$home/spare")}"
+  fi
+  odd=$(find "$dir/objects" ! -type d 2>/dev/null | grep -v -E '/objects/([0-9a-f]{2}/([0-9a-f]{38}|[0-9a-f]{62})|pack/pack-[0-9a-f]+\.(pack|idx|rev|bitmap)|info/(packs|commit-graph.*|alternates))$')
+  [ -z "$odd" ] || leak object "$dir/objects" "$odd"
+  for pack in "$dir"/objects/pack/*.pack; do
+    [ ! -e "$pack" ] || [ -e "${pack%.pack}.idx" ] || leak object "$pack" "a pack without an index"
+  done
+}
+
+check_inside() {
+  found=$(find "$top" \( -name .git ! -path "$top/.git" -o -name .hg -o -name .svn -o -name .bzr \
+    -o -name .jj -o -name .sl -o -name '*.orig' -o -name '*.rej' -o -name '*.bundle' \
+    -o -name .pytest_cache \) -print -prune -o -path "$top/.git" -prune 2>/dev/null)
+  for_each "$found" check_left_over
+}
+
+check_left_over() {
+  case $1 in
+    */.git)
+      if [ -f "$1" ] || [ -L "$1" ]; then leak link "$1" "$(head -n 1 "$1" 2>/dev/null)"; return; fi
+      number=$(safe_git --git-dir="$1" rev-list --all --reflog 2>/dev/null | wc -l)
+      [ "$number" -le 1 ] || leak copy "$1" "a repository of $number commits inside the work tree" ;;
+    *) is_of_base "${1#"${top%/}"/}" || leak file "$1" "$(head -c 200 "$1" 2>/dev/null)" ;;
+  esac
+}
+
+is_of_base() {
+  [ -n "$base" ] && [ -n "$(repository ls-tree -r "$base" -- "$1" | head -n 1)" ]
+}
+
+check_user_settings() { for_each "$(user_settings)" check_user_file; }
+
+check_user_file() {
+  file=$1
+  for_each "$(git config --no-includes -f "$1" --name-only --list 2>/dev/null)" check_user_setting
+}
+
+check_user_setting() {
+  is_safe_user_setting "$1" || leak setting "$file: $1" "$(git config -f "$file" --get-all "$1")"
+}
+
+check_hidden() {
+  old_ifs=$IFS IFS=$line_end
+  for path in $(set -f; say "$orders" | sed -n 's/^hidden //p'); do
+    case "$top/" in "$path"/* | "${path%/}"/*) continue ;; esac
+    [ ! -e "$path" ] || leak file "$path" "a file that its dataset hides"
+  done
+  cd -- "$top" || exit 93
+  for path in $(set -f; say "$orders" | sed -n 's/^inside //p'); do
+    [ ! -e "$path" ] || is_of_base "$path" || leak file "$top/$path" "a file that its dataset hides"
+  done
+  IFS=$old_ifs
+  for_each "$(say "$orders" | sed -n 's/^test //p')" check_test
+}
+
+check_test() {
+  name=${1##*/} folder=.
+  case $1 in */*) folder=${1%/*} ;; esac
+  for path in "$folder/__pycache__/${name%.*}".*.pyc; do
+    [ ! -e "$path" ] || leak file "$top/$path" "a hidden test, compiled"
+  done
+  [ -e "$1" ] || return 0
+  if ! is_of_base "$1"; then leak file "$top/$1" "a hidden test that the base does not have"
+  elif ! repository diff --quiet --no-ext-diff --no-textconv "$base" -- "$1" 2>/dev/null
+  then leak file "$top/$1" "differs from the base, and a hidden test replaces it"
+  fi
+}
+
+check_copy() {
+  is_copy "$1" || return 0
+  leak copy "$1" "$(safe_git --git-dir="$store" log -1 --format='%h %s' 2>/dev/null)"
+}
