@@ -14,7 +14,7 @@ import pytest
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.sandbox import Limits, new_name
 from swerl.sandboxes import docker
-from swerl.sandboxes._docker import netns
+from swerl.sandboxes._docker import netns, seccomp
 
 from .helpers import GREETED, LIMITS, WORKDIR, Echo, host_processes, processes, sh, until
 
@@ -244,3 +244,10 @@ async def test_limits_are_what_the_container_sees(
 def test_its_price_is_what_the_settings_say() -> None:
     assert docker.build(docker.Options(price_per_hour=0.25)).price(LIMITS) == 0.25
     assert docker.build(docker.Options()).price(LIMITS) == 0
+
+
+def test_a_filter_that_the_daemons_owner_chose_is_left_alone() -> None:
+    own = ["name=seccomp,profile=/etc/docker/own.json", "name=cgroupns"]
+    assert seccomp.options(own) == seccomp.options(["name=seccomp,profile=builtin"]) == []
+    [option] = seccomp.options(["name=seccomp,profile=default"])
+    assert "mount" in option

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.errors import SandboxError
 from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
-from swerl.sandboxes._docker import container
+from swerl.sandboxes._docker import container, seccomp
 from swerl.sandboxes._docker.api import LIMITS_HELD, Api
 from swerl.sandboxes._docker.container import Plan, Quota
 from swerl.sandboxes._docker.machine import Machine
@@ -60,6 +61,7 @@ class DockerBackend:
     async def _open(self, plan: Plan) -> AsyncIterator[DockerSandbox]:
         await self._api.connect()
         quota = self._quota = self._quota or _expect_quota(self._api.info)
+        plan = replace(plan, security=seccomp.options(self._api.info.get("SecurityOptions") or ()))
         try:
             machine = Machine(self._api, plan, await container.create(self._api, plan, quota))
         except asyncio.CancelledError:

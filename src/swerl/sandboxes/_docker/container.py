@@ -43,6 +43,8 @@ class Plan:
     user: str = ""
     """The ordinary user; empty for the image's own."""
     may_pull: bool = True
+    security: Sequence[str] = ()
+    """Security options beside those that every container gets."""
 
 
 @dataclass(slots=True)
@@ -142,7 +144,7 @@ def _request(client: Any, plan: Plan, *, with_quota: bool) -> str:
     host = client.create_host_config(
         network_mode="none",
         cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
+        security_opt=["no-new-privileges", *plan.security],
         mem_limit=max(limits.memory_mib << 20, _LEAST_MEMORY),
         memswap_limit=max(limits.memory_mib << 20, _LEAST_MEMORY),
         pids_limit=limits.num_processes + _OVERHEAD_PROCESSES,
