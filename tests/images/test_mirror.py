@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -321,6 +326,86 @@ async def test_result_of_every_image_is_told_as_it_ends(
         on_done=told.append,
     )
     assert [done.image for done in told] == [f"{registry.host}/swe/task"]
+
+
+async def test_blobs_of_earlier_runs_are_mounted_too(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, run: Make
+) -> None:
+    second, names = start_registry(), []
+    for number in range(3):
+        await push(make_image("shared base", f"own {number}"), f"swe/task{number}")
+        names.append(f"{registry.host}/swe/task{number}")
+    await run(names[:2], f"{second.host}/m")
+    report = await run(names[2:], f"{second.host}/m")
+    assert (report.num_blobs(Way.MOUNTED), report.num_blobs(Way.MOVED)) == (1, 2)
+
+
+MIRROR = """
+import asyncio, sys
+from pathlib import Path
+from swerl.images.mirror import mirror
+from swerl.oci.reference import parse_target
+print("begun", flush=True)
+report = asyncio.run(mirror(sys.argv[3:], parse_target(sys.argv[2]), Path(sys.argv[1])))
+sys.exit(bool(report.failed))
+"""
+
+
+async def test_mirror_killed_at_any_moment_goes_on(
+    faulty: Any, start_registry: Make, push: Push, make_image: Make, run: Make, tmp_path: Path
+) -> None:
+    second, names = start_registry(), []
+    for number in range(4):
+        await push(make_image(os.urandom(300_000).hex(), f"own {number}"), f"swe/task{number}")
+        names.append(f"{faulty.host}/swe/task{number}")
+    argv = [sys.executable, "-c", MIRROR, str(tmp_path / "lock.json"), f"{second.host}/m", *names]
+    for delay in range(6):
+        process = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        await process.stdout.readline()
+        await asyncio.sleep(0.03 * delay)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    report = await run(names, f"{second.host}/m")
+    assert not report.failed
+    asked = len(faulty.asked)
+    report = await run(names, f"{second.host}/m")
+    assert (report.moved_bytes, len(faulty.asked)) == (0, asked)
+
+
+async def test_list_is_reduced_to_the_platform_asked_for(
+    registry: Any, push: Push, make_image: Make, make_index: Make, run: Make
+) -> None:
+    amd, arm = make_image("amd"), make_image("arm")
+    for image in (amd, arm):
+        await push(image, "swe/task", image.manifest.digest)
+    index = make_index(arm64=arm.manifest, amd64=amd.manifest)
+    await push(type(amd)({}, index), "swe/task", "multi")
+    name = f"{registry.host}/swe/task:multi"
+    report = await run([name], f"{registry.host}/m", platform=("linux", "arm64"))
+    assert report.images[0].pinned.digest == arm.manifest.digest
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda *_: web.Response(status=401), "or correct the login"),
+        (lambda *_: web.Response(status=503), "says 503"),
+        (lambda *_: web.Response(text="<html>"), "answers without a token"),
+        (lambda *_: web.json_response([]), "answers without a token"),
+        (lambda *_: web.json_response({}), "answers without a token"),
+    ],
+)
+async def test_token_that_cannot_be_had_is_one_clear_error(
+    faulty: Any, push: Push, make_image: Make, run: Make, answer: Any, words: str
+) -> None:
+    await push(make_image("a"), "swe/task")
+    realm = f'Bearer realm="http://{faulty.host}/token",service="s",scope="repository:x:pull"'
+    headers = {"WWW-Authenticate": realm}
+    faulty.answers["/manifests/latest"] = lambda *_: web.Response(status=401, headers=headers)
+    faulty.answers["/token"] = answer
+    assert words in failure(await run([f"{faulty.host}/swe/task"], f"{faulty.host}/m"))
 
 
 def _htpasswd(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""`swerl images`: build task images, and mirror them next to the sandboxes."""
+"""`swerl images`: wires its commands; `mirror` is here, the others have files of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from swerl.images.mirror import Mirrored, MirrorOptions, Report
     from swerl.task import Task
 
-app = typer.Typer(no_args_is_help=True, help="Build and mirror task images.")
+app = typer.Typer(no_args_is_help=True, help="Plan, fetch, check and build task images.")
 
 
 app.command("build")(images_build.build)
@@ -28,7 +28,7 @@ app.command("gc")(images_store.gc)
 
 @app.callback()
 def _images() -> None:
-    """Build and mirror task images."""
+    """Plan, fetch, check and build task images."""
 
 
 @app.command("mirror")
@@ -40,7 +40,10 @@ def mirror_images(
         list[str] | None,
         typer.Option("--from", metavar="OLD=NEW", help="Read names beginning with OLD from NEW."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Images at once.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Images and blobs at once.")] = 4,
+    platform: Annotated[
+        str, typer.Option(metavar="OS/ARCH", help="What lists of platforms are reduced to.")
+    ] = "linux/amd64",
     lock: Annotated[
         Path | None, typer.Option(help="Lock file of digests; TASKS.images.json by default.")
     ] = None,
@@ -60,6 +63,7 @@ def mirror_images(
     options = MirrorOptions(
         workers=workers,
         rewrites=read_rewrites(rewrites),
+        platform=_platform(platform),
         docker_config=docker_config or default_config(),
     )
     lock = lock or tasks.with_suffix(".images.json")
@@ -70,6 +74,16 @@ def mirror_images(
         raise typer.Exit(1)
     if tasks_out:
         _write_rewritten(found, lock, tasks_out)
+
+
+def _platform(text: str) -> tuple[str, str]:
+    from swerl.errors import InputError
+
+    system, slash, architecture = text.partition("/")
+    if not (system and slash and architecture):
+        message = f"--platform {text!r} is not OS/ARCH"
+        raise InputError(message, hint="for example --platform linux/arm64")
+    return system, architecture
 
 
 def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> Report:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,9 @@ from swerl.images._registries import Registries
 from swerl.oci.manifest import PLATFORM, Blob
 from swerl.oci.reference import Reference, Target, is_local, parse
 from swerl.task import Task
+
+_BATCH = 16
+"""Manifests of the target read at once."""
 
 
 class Way(StrEnum):
@@ -154,8 +157,13 @@ class _Run:
         self._lock = lock
         self._options = options
         self._homes: dict[str, str] = {}
+        earlier = [parse(pinned.reference) for pinned in lock.images.values()]
+        self._unread = [place for place in earlier if place.registry == target.registry]
+        """Images that earlier runs left at the target, whose blobs are not in `_homes` yet."""
+        self._reading = asyncio.Lock()
         self._moving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._slots = asyncio.Semaphore(options.workers)
+        self._images = asyncio.Semaphore(options.workers)
+        self._blobs = asyncio.Semaphore(options.workers)
 
     async def check_target(self) -> None:
         """Ask once: a wrong address should be told at once."""
@@ -165,7 +173,7 @@ class _Run:
         self, sources: Mapping[str, Reference], on_done: Callable[[Mirrored], None]
     ) -> Sequence[Mirrored]:
         async def one(image: str, source: Reference) -> Mirrored:
-            async with self._slots:
+            async with self._images:
                 done = await self._image(image, source)
             on_done(done)
             return done
@@ -198,12 +206,9 @@ class _Run:
     async def _copy(self, image: str, source: Reference, place: Reference) -> Mirrored:
         manifest = await self._registries.manifest(source, self._options.platform)
         blobs = manifest.blobs()
-        ways: Counter[Way] = Counter()
-        moved_bytes = 0
-        for blob in blobs:
-            way = await self._blob(source, place.repository, blob)
-            ways[way] += 1
-            moved_bytes += blob.size if way is Way.MOVED else 0
+        ways = await self._each(source, place.repository, blobs)
+        moved = zip(blobs, ways, strict=True)
+        moved_bytes = sum(blob.size for blob, way in moved if way is Way.MOVED)
         registry = self._registries.at(place.registry)
         await self._registries.patiently(
             lambda: registry.put_manifest(place.repository, place.tag, manifest)
@@ -211,11 +216,25 @@ class _Run:
         reference = str(place.pinned(manifest.digest))
         size = sum(blob.size for blob in blobs)
         pinned = Pinned(str(source), manifest.digest, reference, size)
-        return Mirrored(image, pinned, None, ways, moved_bytes)
+        return Mirrored(image, pinned, None, Counter(ways), moved_bytes)
+
+    async def _each(
+        self, source: Reference, repository: str, blobs: Sequence[Blob]
+    ) -> Sequence[Way]:
+        """Bring blobs; where one fails the others end first, and are there for the next run.
+
+        An upload that is stopped in the middle of a request may stay behind at the registry.
+        """
+        work = (self._blob(source, repository, blob) for blob in blobs)
+        ends = await asyncio.gather(*work, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+        return [end for end in ends if isinstance(end, Way)]
 
     async def _blob(self, source: Reference, repository: str, blob: Blob) -> Way:
         target = self._registries.at(self._target.registry)
-        async with self._moving[blob.digest]:
+        async with self._moving[blob.digest], self._blobs:
             if await self._registries.patiently(lambda: target.has_blob(repository, blob.digest)):
                 way = Way.PRESENT
             elif await self._mount(source, repository, blob):
@@ -231,11 +250,27 @@ class _Run:
         home = self._homes.get(blob.digest)
         if home is None and source.registry == self._target.registry:
             home = source.repository
+        home = home or await self._earlier_home(blob)
         if home is None:
             return False
         return await self._registries.patiently(
             lambda: target.mount(repository, blob.digest, home=home)
         )
+
+    async def _earlier_home(self, blob: Blob) -> str | None:
+        """Return a repository of an earlier run that has a blob, once all of them were read."""
+        async with self._reading:
+            while self._unread:
+                batch, self._unread = self._unread[:_BATCH], self._unread[_BATCH:]
+                await asyncio.gather(*map(self._read, batch))
+        return self._homes.get(blob.digest)
+
+    async def _read(self, place: Reference) -> None:
+        with suppress(ImageError):  # what cannot be read is no home
+            registry = self._registries.at(place.registry)
+            manifest = await registry.manifest(place.repository, place.digest)
+            for blob in manifest.blobs():
+                self._homes.setdefault(blob.digest, place.repository)
 
     async def _move(self, source: Reference, repository: str, blob: Blob) -> None:
         origin = self._registries.at(source.registry)
