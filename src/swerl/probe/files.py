@@ -18,7 +18,7 @@ from swerl.probe.registry import probe
 _UP = "../" * 12
 _ROUNDS = 150
 _PATIENCE_S = 4.0
-_GIANT_MIB = 1024
+_GIANT_MIB, _GIANT_S = 1024, 6.0
 _ODD_NAMES = (
     "new\nline", "-rf", "a b", "quote'\"", "$(touch /tmp/swerl-probe-hit)", "back\\slash",
     "`touch /tmp/swerl-probe-hit`", "; touch /tmp/swerl-probe-hit;", "é漢😀", "*", "x" * 250,
@@ -117,7 +117,10 @@ async def giant_file(lab: Lab) -> Finding:
     if made.exit_code != 0:
         return passed(f"it cannot be made: {made.text.strip()[:100]}")
     try:
-        data = await lab.box.sandbox.read(f"{lab.workdir}/giant")
+        async with asyncio.timeout(_GIANT_S):
+            data = await lab.box.sandbox.read(f"{lab.workdir}/giant")
+    except TimeoutError:
+        return failed(f"it was still being read after {_GIANT_S:.0f} s")
     except (SandboxError, FileNotFoundError) as error:
         return passed(f"refused: {error}"[:160])
     size = len(data) >> 20

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
+from swerl.probe._machine import processes_with
 from swerl.probe._services import new_word, planted, private_folders
 from swerl.probe.finding import CannotError, Finding, judge
 from swerl.probe.lab import Lab
@@ -20,6 +24,7 @@ _KNOWN = (
 )  # fmt: skip
 _KNOWN_ELSEWHERE = ("/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssh/ssh_host_ed25519_key")
 _PROGRAM_FOLDERS = ("/usr", "/usr/bin", "/usr/lib", "/bin", "/etc", "/opt")
+_APPEAR_S = 3.0
 _READ_MANY = 'for f in "$@"; do echo "== $f"; cat "$f" 2>/dev/null; done; true'
 
 
@@ -117,26 +122,36 @@ async def read_only_mounts(lab: Lab) -> Finding:
     return judge(holes, "it can be read and not written")
 
 
-@probe("Asks which user of the host its commands are.")
+@probe("Asks as which user of the host its commands run.")
 async def user_identity(lab: Lab) -> Finding:
     lab.need_shared_kernel()
-    status = await lab.box.text("/proc/self/status")
-    facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    inside = facts["Uid"].split()[1]
-    outside = _outer(int(inside), await lab.box.text("/proc/self/uid_map"))
-    powerful = int(facts["CapEff"], 16) != 0
-    holes = [f"root of the host, with capabilities {facts['CapEff']}"]
-    seen = f"user {inside} inside, {outside} for the kernel, without capabilities"
-    return judge(holes if powerful and outside == 0 else [], seen)
+    holes, seen = [], []
+    for user in lab.users:
+        word = new_word()
+        running = asyncio.ensure_future(lab.box.run(["sh", "-c", "sleep 5; true", word], user=user))
+        try:
+            facts = await _status_outside(word)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        outside, powers = facts["Uid"].split()[1], int(facts["CapEff"], 16)
+        seen.append(f"{user or 'agent'} is user {outside} of the host")
+        if outside == "0" and powers:
+            holes.append(f"{user or 'agent'} is root of the host, with capabilities {powers:x}")
+    return judge(holes, ", ".join(seen))
 
 
-def _outer(inside: int, uid_map: str) -> int:
-    """Return the host's number of a user; the map is the whole truth one namespace down."""
-    for line in uid_map.splitlines():
-        first, outer, count = map(int, line.split())
-        if first <= inside < first + count:
-            return outer + inside - first
-    return inside
+async def _status_outside(word: str) -> dict[str, str]:
+    """Return what the host's /proc says of a command inside. Raises CannotError."""
+    until = time.monotonic() + _APPEAR_S
+    while time.monotonic() < until:
+        for pid in processes_with(word):
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                return {name: value for name, _, value in (line.partition(":") for line in lines)}
+        await asyncio.sleep(0.02)
+    message = "no command inside is in sight from here"
+    raise CannotError(message)
 
 
 def _text(path: Path) -> str:

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, replace
 
 from swerl.errors import SandboxError
-from swerl.probe.finding import CannotError, Finding, failed, judge
+from swerl.probe.finding import CannotError, Finding, failed, judge, passed
 from swerl.probe.lab import Box, DiedError, Lab
 from swerl.probe.registry import probe
 from swerl.sandbox import Limits
@@ -38,14 +38,14 @@ class _End:
 async def fork_bomb(lab: Lab) -> Finding:
     most = lab.limits.num_processes
     end = await _take(lab.box, "greedy.fork", most * 4)
-    return await _held(lab.box, end, f"the limit is {most}")
+    return await _held(lab, "pids", end, f"the limit is {most}")
 
 
 @probe("Takes memory without end.", limits=_SMALL)
 async def memory_bomb(lab: Lab) -> Finding:
     most = lab.limits.memory_mib
     end = await _take(lab.box, "greedy.hold_memory", most * 3)
-    return await _held(lab.box, end, f"the limit is {most} MiB")
+    return await _held(lab, "memory", end, f"the limit is {most} MiB")
 
 
 @probe("Takes memory in many processes, each below the limit.", limits=_SMALL)
@@ -54,14 +54,14 @@ async def memory_in_pieces(lab: Lab) -> Finding:
     end = await _take(lab.box, "greedy.hold_memory_together", 6, most // 2)
     number = int(end.what.split()[0]) if end.what else 0
     end = _End(end.what, "ok" if number * (most // 2) > most * _SLACK else "killed")
-    return await _held(lab.box, end, f"the limit is {most} MiB for all")
+    return await _held(lab, "memory", end, f"the limit is {most} MiB for all")
 
 
 @probe("Fills /dev/shm, whose files are memory.", limits=_SMALL)
 async def memory_files(lab: Lab) -> Finding:
     most = lab.limits.memory_mib
     end = await _take(lab.box, "greedy.fill", ["/dev/shm"], most * 3)
-    return await _held(lab.box, end, f"the limit is {most} MiB of memory")
+    return await _held(lab, "memory", end, f"the limit is {most} MiB of memory")
 
 
 @probe("Fills every folder on its disk that it may write to.", limits=_SMALL)
@@ -70,7 +70,7 @@ async def disk_fill(lab: Lab) -> Finding:
     look = 'for d in "$@"; do [ -w "$d" ] && echo "$d"; done; true'
     folders = (await lab.box.sh(look, lab.workdir, *_FOLDERS)).stdout.decode().split()
     end = await _take(lab.box, "greedy.fill", folders, most * 3)
-    return await _held(lab.box, end, f"the limit is {most} MiB")
+    return await _held(lab, "disk", end, f"the limit is {most} MiB")
 
 
 @probe("Makes empty files without end, which cost no bytes of disk.", limits=_TINY, timeout_s=30)
@@ -78,7 +78,7 @@ async def inode_fill(lab: Lab) -> Finding:
     end = await _take(
         lab.box, "greedy.make_files", lab.workdir, _MOST_FILES, _FILES_S, timeout_s=20
     )
-    return await _held(lab.box, end, f"{_MOST_FILES:,} or {_FILES_S:.0f} s were wanted")
+    return await _held(lab, "disk", end, f"{_MOST_FILES:,} or {_FILES_S:.0f} s were wanted")
 
 
 @probe("Computes in more processes than it has processors.", limits=_SMALL)
@@ -86,13 +86,16 @@ async def processor_hog(lab: Lab) -> Finding:
     used = await lab.box.attack("greedy.burn", 4, _BURN_S)
     share = float(used["cpu_s"]) / float(used["wall_s"])
     seen = f"{share:.2f} processors used; the limit is {lab.limits.num_cpus}"
-    return judge([seen] if share > lab.limits.num_cpus * _SLACK else [], seen)
+    if share > lab.limits.num_cpus * _SLACK:
+        _need_own_limit(lab, "cpu", seen)
+        return failed(seen)
+    return passed(seen)
 
 
 @probe("Opens files without closing one, until the host has none left.", limits=_SMALL)
 async def descriptor_exhaustion(lab: Lab) -> Finding:
     end = await _take(lab.box, "greedy.open_files", _MOST_DESCRIPTORS)
-    return await _held(lab.box, end, f"{_MOST_DESCRIPTORS:,} were wanted")
+    return await _held(lab, "memory", end, f"{_MOST_DESCRIPTORS:,} were wanted")
 
 
 @probe("Prints without end.")
@@ -152,12 +155,22 @@ async def _take(box: Box, function: str, *arguments: object, timeout_s: float = 
     return _End(what, said)
 
 
-async def _held(box: Box, end: _End, limit: str) -> Finding:
+async def _held(lab: Lab, kind: str, end: _End, limit: str) -> Finding:
     """Judge an attack that should have met its limit, and whether the sandbox lives on."""
     seen = f"{end.what}: {end.said}" if end.what else end.said
     if end.said == "ok":
+        _need_own_limit(lab, kind, end.what)
         return failed(f"{end.what}, and nothing stopped it; {limit}")
-    return await _still_there(box, f"{seen}; {limit}")
+    return await _still_there(lab.box, f"{seen}; {limit}")
+
+
+def _need_own_limit(lab: Lab, kind: str, what: str) -> None:
+    """Raise CannotError where a provider sizes the machine, and not our limits."""
+    sandbox = lab.box.sandbox
+    ours = lab.ground.backend.price(lab.limits) == 0 or kind in getattr(sandbox, "limits", ())
+    if not ours:
+        message = f"{what}: its provider chooses the size of the machine, not our limits"
+        raise CannotError(message)
 
 
 async def _still_there(box: Box, seen: str) -> Finding:

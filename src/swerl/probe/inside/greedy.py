@@ -58,7 +58,7 @@ def hold_memory_together(num: int, each_mib: int) -> dict[str, str]:
         os.close(writer)
         children.append((pid, reader))
     answers = [os.read(reader, 1) for _, reader in children]
-    time.sleep(0.05)
+    time.sleep(0.4)  # whoever is to die of it is dead by then
     pids = [pid for (pid, _), said in zip(children, answers) if said == b"y"]  # noqa: B905
     alive = sum(os.waitpid(pid, os.WNOHANG)[0] == 0 for pid in pids)
     for pid, _ in children:
