@@ -11,7 +11,6 @@ import pytest
 from swerl.sandbox import Limits, Mount
 from swerl.sandboxes import local
 from swerl.sandboxes._local import identity, kernel
-from swerl.sandboxes._local.sandbox import LocalSandbox
 from swerl.sandboxes._local.wire import Plan
 
 from .helpers import eventually, host_processes, sh
@@ -84,10 +83,6 @@ async def test_a_file_system_that_cannot_is_shown_the_old_way(
 
 
 async def test_what_another_sandbox_wrote_to_disk_is_closed(tmp_path: Path) -> None:
-    if not identity.can_be_other():
-        pytest.skip("not root, or root without the right to become another user")
     backend = local.build(local.Options(scratch=tmp_path))
     async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
-        assert isinstance(sandbox, LocalSandbox)
-        status = (tmp_path / sandbox.id).stat()
-        assert (str(status.st_uid), status.st_mode & 0o777) == (min(ids(sandbox.pid)), 0o700)
+        assert (tmp_path / sandbox.id).stat().st_mode & 0o077 == 0

@@ -46,11 +46,11 @@ class Booted:
     """Descriptor of the folder that collects its changes, where there is one."""
 
 
-def boot(plan: Plan) -> Booted:
-    """Make the sandbox and enter it. Raises OSError."""
+def boot(plan: Plan, device: int) -> Booted:
+    """Make the sandbox and enter it; `device` holds its disk, if not -1. Raises OSError."""
     own_mounts()
     who = identity.choose(plan)
-    upper = stage.build(plan, who)
+    upper = stage.build(plan, who, device)
     kernel.unshare(kernel.NEWPID)
     ready, ready_inside = os.pipe()
     alive_inside, alive = os.pipe()
@@ -177,7 +177,7 @@ def _spawn_bwrap(bwrap: str, uid: int, fds: tuple[int, int, int]) -> int:
     for fd in (info, blocked):
         os.set_inheritable(fd, True)
     arguments = [
-        *(bwrap, "--bind", stage.ROOT, "/", "--dev", "/dev", "--hostname", HOSTNAME),
+        *(bwrap, "--dev-bind", stage.ROOT, "/", "--hostname", HOSTNAME),
         *("--unshare-user", "--unshare-ipc", "--unshare-net", "--unshare-uts"),
         # as uid 0 it needs one user namespace; as another it nests two, which costs 3 ms
         *("--unshare-cgroup", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"),

@@ -35,24 +35,29 @@ _DEVICE_LINKS = (
 )
 
 
-def build(plan: Plan, identity: Identity) -> int | None:
+def build(plan: Plan, identity: Identity, device: int) -> int | None:
     """Build the tree at ROOT; return a descriptor of the folder that collects its changes.
 
     There is such a folder where the root or the workdir is an overlay. Raises OSError.
     """
     kernel.mount("none", "/", flags=kernel.MS_PRIVATE | kernel.MS_REC)
-    if plan.scratch:
-        os.chown(plan.scratch, identity.uid, identity.uid)
-        kernel.mount(plan.scratch, STAGE, flags=kernel.MS_BIND)
-    else:
-        options = f"size={plan.disk_mib}m,mode=755,uid={identity.uid},gid={identity.uid}"
-        kernel.mount(
-            "tmpfs", STAGE, "tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data=options
-        )
-    builder = _Builder(plan, identity)
-    upper = builder.build()
+    _mount_stage(plan, identity.uid, device)
+    upper = _Builder(plan, identity).build()
     kernel.mount(ROOT, ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     return upper
+
+
+def _mount_stage(plan: Plan, uid: int, device: int) -> None:
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    if device >= 0:
+        kernel.mount(f"/proc/self/fd/{device}", STAGE, "ext4", flags=flags)
+    elif plan.scratch:
+        kernel.mount(plan.scratch, STAGE, flags=kernel.MS_BIND)
+    else:
+        options = f"size={max(plan.disk_mib, 1)}m,mode=755,uid={uid},gid={uid}"
+        kernel.mount("tmpfs", STAGE, "tmpfs", flags=flags, data=options)
+    if plan.scratch:
+        os.chown(STAGE, uid, uid)
 
 
 def mount_proc() -> None:
@@ -87,8 +92,7 @@ class _Builder:
         self.root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
         self._make_apart("tmp", 0o1777)
         self._make_apart("sys", 0o555)  # an image's own would show another machine
-        if not self.plan.bwrap:
-            _fill_devices(self._make_apart("dev", 0o755))
+        _fill_devices(self._make_apart("dev", 0o755))
         for source, target in (*self.plan.binds, *self.plan.mounts):
             self._bind(source, target)
         if self.plan.content:

@@ -15,13 +15,14 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from swerl.chat import Json
-from swerl.sandboxes._local import boot, cgroup, child, kernel, seccomp, wire
+from swerl.sandboxes._local import boot, cgroup, child, disk, kernel, seccomp, wire
 from swerl.sandboxes._local.child import Launcher
+from swerl.sandboxes._local.disk import Watcher
 from swerl.sandboxes._local.wire import Command, Plan
 
 _FIRST_PORT = 41414
@@ -35,11 +36,14 @@ def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None
     deadline = time.monotonic() + plan.lifetime_s
     try:
         held = cgroup.enter(groups, plan)
+        plan = _keep_room(plan, held)
         with suppress(PermissionError):  # a busy sandbox must not starve its warden
             os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
         launcher = Launcher()
-        booted = boot.boot(plan)
-        _limit(plan, held)  # inside, where the process limit counts this sandbox's alone
+        device = disk.make_device(plan)
+        watcher = disk.watch(plan) if plan.scratch and device < 0 else None
+        booted = boot.boot(plan, device)
+        _limit(plan, held, watcher)  # inside, where the process limit counts this sandbox's alone
         _become_harmless(launcher.password, spawner)
         root = os.open("/", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
@@ -49,13 +53,23 @@ def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None
     wire.send(channel, {"ready": booted.pid, "owner": booted.owner, "limits": [*held]}, fds)
     for fd in fds:
         os.close(fd)
-    _Warden(channel, launcher, booted.init, deadline).serve()
+    _Warden(channel, launcher, booted.init, deadline, watcher).serve()
 
 
-def _limit(plan: Plan, held: set[str]) -> None:
+def _keep_room(plan: Plan, held: set[str]) -> Plan:
+    """Leave memory for processes where what a sandbox writes counts as its memory.
+
+    Else files alone could fill it, and no command would find room to start and remove them.
+    """
+    if "memory" not in held or plan.scratch:
+        return plan
+    return replace(plan, disk_mib=min(plan.disk_mib, plan.memory_mib * 7 // 8))
+
+
+def _limit(plan: Plan, held: set[str], watcher: Watcher | None) -> None:
     """Bound what cgroups do not: memory per process, processes per user, no core files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    wanted = {}
+    wanted = {resource.RLIMIT_FSIZE: plan.disk_mib << 20} if watcher else {}
     if "memory" not in held:
         wanted[resource.RLIMIT_DATA] = plan.memory_mib << 20
     if "pids" not in held:
@@ -81,6 +95,7 @@ class _Warden:
     launcher: Launcher
     init: int
     deadline: float
+    watcher: Watcher | None = None
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Process descriptor of a command's first process -> (its pid, the command's number)."""
     next_port: int = _FIRST_PORT
@@ -89,8 +104,12 @@ class _Warden:
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         poll.register(self.init, select.POLLIN)
+        if self.watcher:
+            poll.register(self.watcher.said, select.POLLIN)
         reason = self._serve_until_lost(poll)
         signal.pidfd_send_signal(self.init, signal.SIGKILL)
+        if self.watcher:
+            os.kill(self.watcher.pid, signal.SIGKILL)
         # the first process ends only after every other one in its namespace has been reaped
         while True:
             try:
@@ -108,6 +127,8 @@ class _Warden:
             for fd, _ in poll.poll(min(left_s, 3600.0) * 1000 + 1):
                 if fd == self.init or (fd in self.running and child.first_process_is_ending()):
                     return "its first process was killed"
+                if self.watcher and fd == self.watcher.said:
+                    return "it wrote more to disk than its disk_mib"
                 if fd in self.running:
                     self._finish(poll, fd)
                 elif not self._answer(poll):

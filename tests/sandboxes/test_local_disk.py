@@ -1,0 +1,137 @@
+"""What a `local` sandbox may write where that lies on disk, or where the disk is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import SandboxError, SandboxLostError
+from swerl.sandbox import Limits
+from swerl.sandboxes import local
+from swerl.sandboxes._local import disk
+from swerl.sandboxes._local.wire import Plan
+
+from . import other_user
+from .helpers import eventually, sh
+
+LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=24, lifetime_s=60)
+
+
+def loops_of(folder: Path) -> list[str]:
+    backing = Path("/sys/block").glob("loop*/loop/backing_file")
+    return [path.read_text() for path in backing if str(folder) in path.read_text()]
+
+
+async def test_a_disk_of_its_own_is_full_at_its_limit(tmp_path: Path) -> None:
+    if not has_device(tmp_path):
+        pytest.skip("needs root, mkfs.ext4 and a free loop device")
+    backend = local.build(local.Options(scratch=tmp_path))
+    async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
+        done = await sandbox.run(["sh", "-c", "head -c 60000000 /dev/zero > big"])
+        assert b"No space left" in done.stderr
+        with pytest.raises(SandboxError) as raised:
+            await sandbox.write("/tmp/more", bytes(8 << 20))
+        assert "disk_mib" in raised.value.hint
+        assert await sh(sandbox, "rm big && echo still here") == "still here\n"
+    await eventually(lambda: not list(tmp_path.iterdir()) and not loops_of(tmp_path))
+
+
+def has_device(folder: Path) -> bool:
+    device = disk.make_device(Plan("swerl-1-a", "/w", scratch=str(folder), disk_mib=8))
+    (folder / "disk").unlink(missing_ok=True)
+    if device >= 0:
+        os.close(device)
+    return device >= 0
+
+
+async def test_without_one_a_sandbox_ends_that_writes_too_much(tmp_path: Path) -> None:
+    become = other_user.command()
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    done = run([*become, "-c", OVERFLOW, str(tmp_path)])
+    assert "it wrote more to disk than its disk_mib" in done.stdout, done
+
+
+OVERFLOW = """
+import asyncio, sys
+from pathlib import Path
+from swerl.errors import SandboxLostError
+from swerl.sandbox import Limits
+from swerl.sandboxes import local
+
+async def main():
+    backend = local.build(local.Options(scratch=Path(sys.argv[1])))
+    limits = Limits(memory_mib=256, num_processes=32, disk_mib=24, lifetime_s=60)
+    async with backend.open("host", limits, workdir="/testbed") as sandbox:
+        done = await sandbox.run(["sh", "-c", "head -c 30000000 /dev/zero > one"])
+        assert done.exit_code != 0
+        for number in range(200):
+            script = f"head -c 1000000 /dev/zero > {number}; sleep 0.02"
+            await sandbox.run(["sh", "-c", script])
+
+try:
+    asyncio.run(main())
+except SandboxLostError as error:
+    print(error)
+"""
+
+
+def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path))}
+    return subprocess.run(argv, env=environment, cwd="/", capture_output=True, text=True)
+
+
+FULL = """
+import asyncio, os, sys
+from pathlib import Path
+from swerl.errors import SwerlError
+from swerl.sandbox import Limits
+from swerl.sandboxes import local
+
+async def main():
+    scratch = Path(sys.argv[1])
+    for isolator in ("bwrap", "unshare"):
+        backend = local.build(local.Options(scratch=scratch, isolator=isolator))
+        try:
+            async with backend.open("host", Limits(disk_mib=64), workdir="/testbed"):
+                print("opened")
+        except SwerlError as error:
+            print(type(error).__name__, error.hint)
+        await asyncio.sleep(0.1)
+        print([path.name for path in scratch.iterdir()])
+
+asyncio.run(main())
+"""
+
+
+async def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make a small disk")
+    script = 'mount -t tmpfs -o size=200k none "$1" && head -c 190k /dev/zero > "$1/full"; '
+    script += 'exec "$2" -c "$3" "$1"'
+    done = run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, FULL]
+    )
+    assert done.stdout.count("SandboxError free some space") == 2, done
+    assert done.stdout.count("['full']") == 2, done
+
+
+async def test_files_leave_room_for_processes(tmp_path: Path) -> None:
+    """Where what is written counts as memory, it must not take all of it."""
+    backend = local.build(local.Options())
+    limits = Limits(memory_mib=64, num_processes=32, disk_mib=4096, lifetime_s=60)
+    async with backend.open("host", limits, workdir="/testbed") as sandbox:
+        if "memory" not in sandbox.limits:
+            pytest.skip("no cgroup bounds a sandbox's memory here")
+        for _ in range(2):
+            await sandbox.run(["sh", "-c", "cat /dev/zero > /tmp/big"])
+            with pytest.raises(SandboxError) as raised:
+                await sandbox.write("/tmp/more", bytes(8 << 20))
+            assert not isinstance(raised.value, SandboxLostError)
+        assert await sh(sandbox, "rm /tmp/big && echo still here") == "still here\n"
