@@ -3,34 +3,68 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
 from swerl.errors import SandboxUnavailableError
 from swerl.interfaces import Sandbox
-from swerl.sandboxes import docker, local
+from swerl.sandboxes import docker, e2b, local
 
-from .helpers import OUTPUT_CAP_MIB, Target
+from .helpers import LIMITS, OUTPUT_CAP_MIB, WORKDIR, Target
 
 NO_QUOTA = "overlay2 limits a container's disk on xfs only; a single file is limited everywhere"
-TARGETS = ("local/bwrap", "local/unshare", "docker")
+E2B_LACKS: dict[str, str] = {}
+
+
+def open_local(isolator: str) -> Target:
+    if isolator == "bwrap" and not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
+    options = local.Options(isolator=isolator, output_cap_mib=OUTPUT_CAP_MIB)
+    return Target(local.build(options), "host")
+
+
+def open_docker(request: pytest.FixtureRequest) -> Target:
+    image = request.getfixturevalue("docker_image")
+    options = docker.Options(
+        base_url=request.getfixturevalue("dockerd"), output_cap_mib=OUTPUT_CAP_MIB
+    )
+    return Target(docker.build(options), image, {"disk quota": NO_QUOTA})
+
+
+def open_e2b(request: pytest.FixtureRequest) -> Target:
+    url = request.getfixturevalue("e2b_server")
+    options = e2b.Options(api_url=url, sandbox_url=url, output_cap_mib=OUTPUT_CAP_MIB)
+    return Target(e2b.build(options), "base", E2B_LACKS)
+
+
+TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
+    "local/bwrap": lambda _: open_local("bwrap"),
+    "local/unshare": lambda _: open_local("unshare"),
+    "docker": open_docker,
+    "e2b": open_e2b,
+}
 
 
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest) -> Target:
     """One backend, and an image for it that holds sh, Python and git."""
-    name, _, isolator = request.param.partition("/")
-    if name == "docker":
-        image = request.getfixturevalue("docker_image")
-        base_url = request.getfixturevalue("dockerd")
-        options = docker.Options(base_url=base_url, output_cap_mib=OUTPUT_CAP_MIB)
-        return Target(docker.build(options), image, {"disk quota": NO_QUOTA})
-    if isolator == "bwrap" and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
-    return Target(
-        local.build(local.Options(isolator=isolator, output_cap_mib=OUTPUT_CAP_MIB)), "host"
-    )
+    return TARGETS[request.param](request)
+
+
+@pytest.fixture(scope="session")
+def e2b_server() -> Iterator[str]:
+    """URL of `swerl sandbox serve` over the backend `local`; its key is in the environment."""
+    pytest.importorskip("e2b", reason="the package `e2b` is not installed")
+    from ..e2b_server.helpers import KEY, serving
+
+    backend = local.build(local.Options())
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serving(backend, limits=LIMITS, workdir=WORKDIR) as running,
+    ):
+        patch.setenv("E2B_API_KEY", KEY)
+        yield running.url
 
 
 @pytest.fixture
