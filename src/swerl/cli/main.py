@@ -15,6 +15,7 @@ from swerl.cli import (
     images,
     rollout,
     sandbox,
+    tasks,
     train,
 )
 
@@ -26,6 +27,7 @@ typer_app.command("rollout")(rollout.rollout)
 typer_app.command("convert")(convert.convert)
 typer_app.command("doctor")(doctor.doctor)
 typer_app.add_typer(sandbox.app, name="sandbox", help="Start, check and measure sandboxes.")
+typer_app.add_typer(tasks.app, name="tasks", help="Look into the tasks of a file.")
 typer_app.add_typer(images.app, name="images", help="Build and mirror task images.")
 typer_app.add_typer(agents.app, name="agents", help="Fetch coding agents for offline use.")
 typer_app.add_typer(cost.app, name="cost", help="Say what a run costs before it starts.")

@@ -145,6 +145,9 @@ count_objects() {
 
 # All that is no object, no setting, no index and no list of ignored files goes.
 remove_clutter() {
+  for path in "$dir"/worktrees/*/gitdir; do
+    [ ! -f "$path" ] || remove_work_tree "$(cat "$path")"
+  done
   # Where the past stays as it is, `shallow` says where it begins.
   for path in "$dir"/* "$dir"/.[!.]*; do
     case ${path##*/} in
@@ -163,6 +166,14 @@ remove_clutter() {
     changed=1
   done
   if [ -e "$dir/objects/info/alternates" ]; then rebuild=1; fi
+}
+
+# A second work tree of this repository holds other commits' files.
+remove_work_tree() {
+  case $1 in
+    "$tree"/.git | "$tree/") ;;
+    /*/*/.git | /*/.git) remove_store "${1%/.git}" ;;
+  esac
 }
 
 write_refs() {
