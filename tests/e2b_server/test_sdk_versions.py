@@ -50,20 +50,21 @@ def js_folder() -> Path:
 
 
 def test_the_newest_sdk_runs_the_flow(service: Service) -> None:
-    _run([sys.executable, str(FLOW), service.url, KEY])
+    run_flow([sys.executable, str(FLOW), service.url, KEY])
 
 
 def test_an_old_sdk_runs_the_flow(service: Service, old_python: Path) -> None:
-    _run([str(old_python), str(FLOW), service.url, KEY])
+    run_flow([str(old_python), str(FLOW), service.url, KEY])
 
 
 def test_the_javascript_sdk_runs_the_flow(service: Service, js_folder: Path) -> None:
     script = js_folder / "client_flow.mjs"
     shutil.copyfile(JS_FLOW, script)
-    _run(["node", str(script), service.url, KEY])
+    run_flow(["node", str(script), service.url, KEY])
 
 
-def _run(argv: list[str]) -> None:
+def run_flow(argv: list[str]) -> None:
+    """Run a program that must succeed."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

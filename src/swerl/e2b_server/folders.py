@@ -43,8 +43,13 @@ _MAKE = """\
 top=$1
 while up=$(dirname -- "$top"); [ ! -e "$up" ]; do top=$up; done
 mkdir -p -- "$1" || exit
-[ -z "$OWNER" ] || chown -R "$OWNER" -- "$top" 2>/dev/null || true
+[ -z "$OWNER" ] || chown -R "$OWNER" -- "$top" 2>/dev/null || chmod -R a+rwX -- "$top"
 """
+_GIVE = """\
+if [ "$(id -u)" != 0 ]; then [ -w "$1" ]; exit; fi
+chown "$OWNER" -- "$1" 2>/dev/null || chmod a+rw -- "$1"
+"""
+"""Where even root may not give files away, everybody may write them."""
 _MOVE = """\
 [ -e "$1" ] || [ -L "$1" ] || exit 44
 mkdir -p -- "$(dirname -- "$2")" || exit
@@ -87,6 +92,10 @@ class Folders:
         if path == "/":
             raise Failure(Code.INVALID_ARGUMENT, "the root folder cannot be removed")
         await self._run(_REMOVE, [path], user)
+
+    async def give(self, path: str) -> None:
+        """Let the ordinary user write a file that was written for them."""
+        await self._run(_GIVE, [path], None, {"OWNER": await self._ordinary_owner()})
 
     async def _ask(self, script: str, args: Sequence[str], user: str | None) -> list[Entry]:
         marker = new_marker()
