@@ -129,7 +129,7 @@ def private_folders() -> list[Path]:
     named = [home, home / ".ssh", home / ".config", Path("/root"), Path("/root/.ssh"), Path.cwd()]
     named += [Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm"), Path("/run")]
     named += [state_dir(), cache_dir(), Path("/srv"), Path("/opt"), Path("/mnt")]
-    return list(dict.fromkeys(folder for folder in named if folder.is_dir()))
+    return list(dict.fromkeys(folder for folder in named if os.access(folder, os.W_OK)))
 
 
 def new_word() -> str:

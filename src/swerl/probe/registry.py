@@ -25,15 +25,21 @@ class Probe:
     timeout_s: float
     limits: Limits
     """Limits of the sandbox that it gets."""
+    alone: bool = False
+    """Whether it measures, and so runs when no other probe does."""
 
 
 def probe(
-    sentence: str, *, timeout_s: float = _TIMEOUT_S, limits: Limits = LIMITS
+    sentence: str,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+    limits: Limits = LIMITS,
+    alone: bool = False,
 ) -> Callable[[Callable[[Lab], Awaitable[Finding]]], Probe]:
     """Make a probe of a function; its name is the function's, with dashes."""
 
     def make(attack: Callable[[Lab], Awaitable[Finding]]) -> Probe:
         name = attack.__name__.replace("_", "-")
-        return Probe(name, sentence, attack, timeout_s, limits)
+        return Probe(name, sentence, attack, timeout_s, limits, alone)
 
     return make

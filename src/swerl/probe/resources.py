@@ -7,6 +7,7 @@ import ctypes
 import os
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from swerl.errors import SandboxError
 from swerl.probe.finding import CannotError, Finding, failed, judge, passed
@@ -21,6 +22,8 @@ _MOST_OUTPUT = 64 << 20
 _MOST_FILES, _FILES_S = 200_000, 4.0
 _MOST_DESCRIPTORS = 1 << 20
 _BURN_S = 1.0
+_IDLE = 0.2
+"""Processors that must be idle beside the attack, to say that its limit held it and no other."""
 _INOTIFY = 1 << 12
 _FOLDERS = ("/tmp", "/var/tmp", "/home/agent", "/run", "/mnt")
 
@@ -57,10 +60,10 @@ async def memory_in_pieces(lab: Lab) -> Finding:
     return await _held(lab, "memory", end, f"the limit is {most} MiB for all")
 
 
-@probe("Fills /dev/shm, whose files are memory.", limits=_SMALL)
+@probe("Fills /dev and /dev/shm, whose files are memory.", limits=_SMALL)
 async def memory_files(lab: Lab) -> Finding:
     most = lab.limits.memory_mib
-    end = await _take(lab.box, "greedy.fill", ["/dev/shm"], most * 3)
+    end = await _take(lab.box, "greedy.fill", ["/dev/shm", "/dev"], most * 3)
     return await _held(lab, "memory", end, f"the limit is {most} MiB of memory")
 
 
@@ -81,14 +84,19 @@ async def inode_fill(lab: Lab) -> Finding:
     return await _held(lab, "disk", end, f"{_MOST_FILES:,} or {_FILES_S:.0f} s were wanted")
 
 
-@probe("Computes in more processes than it has processors.", limits=_SMALL)
+@probe("Computes in more processes than it has processors.", limits=_SMALL, alone=True)
 async def processor_hog(lab: Lab) -> Finding:
+    idle_before, started = _idle_s(), time.monotonic()
     used = await lab.box.attack("greedy.burn", 4, _BURN_S)
+    idle = (_idle_s() - idle_before) / (time.monotonic() - started)
     share = float(used["cpu_s"]) / float(used["wall_s"])
     seen = f"{share:.2f} processors used; the limit is {lab.limits.num_cpus}"
     if share > lab.limits.num_cpus * _SLACK:
         _need_own_limit(lab, "cpu", seen)
         return failed(seen)
+    if idle < _IDLE and not lab.ground.own_kernel:
+        message = f"{seen}; but the machine is too busy to have given more"
+        raise CannotError(message)
     return passed(seen)
 
 
@@ -136,6 +144,12 @@ async def counted_by_user(lab: Lab) -> Finding:
     return judge(
         ["the host's user can watch no file any more"] if starved else [], f"{what}: {said}"
     )
+
+
+def _idle_s() -> float:
+    """Return the seconds that processors of this machine had nothing to do."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return (int(words[4]) + int(words[5])) / os.sysconf("SC_CLK_TCK")
 
 
 def _can_watch() -> bool:

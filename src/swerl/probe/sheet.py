@@ -116,16 +116,7 @@ async def attack(
             external=external,
         )
         ground = await _scout(ground)
-        slots = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(probe: Probe) -> Row:
-            async with slots:
-                row = await _run(ground, probe)
-            tell(row)
-            return row
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(probe)) for probe in probes]
+        rows = await _run_all(ground, probes, tell)
     return Sheet(
         subject.name,
         subject.image,
@@ -133,7 +124,7 @@ async def attack(
         external,
         started,
         time.monotonic() - clock,
-        [task.result() for task in tasks],
+        rows,
     )
 
 
@@ -163,6 +154,27 @@ async def _scout(ground: Ground) -> Ground:
         pairs = [line.split() for line in done.stdout.decode().splitlines()]
         found = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
     return replace(ground, own_kernel=boot_id != ground.machine.boot_id, namespaces=found or None)
+
+
+async def _run_all(
+    ground: Ground, probes: Sequence[Probe], tell: Callable[[Row], None]
+) -> list[Row]:
+    """Run a few at once, and then one by one those that measure."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(probe: Probe) -> Row:
+        async with slots:
+            row = await _run(ground, probe)
+        tell(row)
+        return row
+
+    async with asyncio.TaskGroup() as group:
+        tasks = {p.name: group.create_task(one(p)) for p in probes if not p.alone}
+    rows = {name: task.result() for name, task in tasks.items()}
+    for probe in probes:
+        if probe.alone:
+            rows[probe.name] = await one(probe)
+    return [rows[probe.name] for probe in probes]
 
 
 async def _run(ground: Ground, probe: Probe) -> Row:
