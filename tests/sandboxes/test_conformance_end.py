@@ -11,6 +11,7 @@ import pytest
 
 from swerl.errors import SandboxLostError
 from swerl.interfaces import Sandbox
+from swerl.sandbox import new_name
 
 from .helpers import Target, host_processes, sh, until
 
@@ -75,3 +76,44 @@ async def test_a_kill_from_outside_is_a_lost_sandbox(sandbox: Sandbox) -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(SandboxLostError, match="killed"):
         await running
+
+
+async def test_a_sandbox_is_live_under_its_name_until_it_is_closed(target: Target) -> None:
+    name = new_name()
+    async with target.open(name=name):
+        [live] = [one for one in await target.backend.live() if one.name == name]
+        assert live.id
+        assert abs(live.started_unix_s - time.time()) < 60
+    assert name not in await live_names(target)
+
+
+async def test_removing_by_name_ends_it(target: Target) -> None:
+    name = new_name()
+    async with target.open(name=name) as sandbox:
+        await target.backend.remove(name)
+        with pytest.raises(SandboxLostError):
+            await sandbox.run(["true"])
+    assert name not in await live_names(target)
+    await target.backend.remove(name)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.005, 0.05, 0.15])
+async def test_cancelling_while_it_opens_leaves_nothing(target: Target, wait_s: float) -> None:
+    name = new_name()
+
+    async def hold() -> None:
+        async with target.open(name=name):
+            await asyncio.sleep(60)
+
+    opening = asyncio.ensure_future(hold())
+    await asyncio.sleep(wait_s)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    async with asyncio.timeout(10):
+        while name in await live_names(target):  # noqa: ASYNC110  no event tells
+            await asyncio.sleep(0.01)
+
+
+async def live_names(target: Target) -> set[str]:
+    return {one.name for one in await target.backend.live()}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +13,7 @@ from swerl.errors import SandboxError
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Mount
 
-from .helpers import WORKDIR, Target, sh
+from .helpers import LIMITS, WORKDIR, Target, sh
 
 
 @pytest.mark.parametrize(
@@ -23,11 +26,29 @@ async def test_files_keep_their_bytes_whatever_their_name(sandbox: Sandbox, name
     assert (await sandbox.run(["cat", f"{WORKDIR}/{name}"])).stdout == data
 
 
-async def test_twenty_megabytes_go_in_and_out(sandbox: Sandbox) -> None:
-    data = os.urandom(20 << 20)
-    await sandbox.write("/tmp/big", data)
-    assert await sandbox.read("/tmp/big") == data
-    assert int(await sh(sandbox, "stat -c %s /tmp/big")) == 20 << 20
+async def test_a_hundred_megabytes_go_in_and_out(target: Target) -> None:
+    data = os.urandom(1 << 20) * 100
+    limits = replace(LIMITS, memory_mib=1024, disk_mib=512)
+    async with target.open(limits) as sandbox:
+        await sandbox.write("/tmp/big", data)
+        digest = hashlib.sha256(data).hexdigest()
+        assert (await sh(sandbox, "sha256sum < /tmp/big")).split()[0] == digest
+        read = await sandbox.read("/tmp/big")
+    assert hashlib.sha256(read).hexdigest() == digest
+
+
+async def test_an_empty_file_is_a_file(sandbox: Sandbox) -> None:
+    await sandbox.write("/tmp/empty", b"text")
+    await sandbox.write("/tmp/empty", b"")
+    assert await sandbox.read("/tmp/empty") == b""
+
+
+async def test_files_move_at_the_same_time(sandbox: Sandbox) -> None:
+    texts = [bytes([number]) * 100_000 for number in range(8)]
+    async with asyncio.TaskGroup() as tasks:
+        for number, text in enumerate(texts):
+            tasks.create_task(sandbox.write(f"/tmp/{number}", text))
+    assert texts == await asyncio.gather(*(sandbox.read(f"/tmp/{number}") for number in range(8)))
 
 
 async def test_writing_again_replaces_the_whole_file(sandbox: Sandbox) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from swerl.interfaces import Sandbox
 
-from .helpers import processes, until
+from .helpers import processes, sh, until
 
 
 async def test_a_timeout_is_124_and_keeps_what_was_printed(sandbox: Sandbox) -> None:
@@ -66,3 +67,22 @@ async def test_output_up_to_the_cap_is_whole(sandbox: Sandbox) -> None:
 async def test_endless_output_ends_at_the_timeout(sandbox: Sandbox) -> None:
     done = await sandbox.run(["yes"], timeout_s=0.2)
     assert (done.timed_out, done.truncated) == (True, True)
+
+
+async def test_the_clock_agrees_with_the_hosts(sandbox: Sandbox) -> None:
+    before = time.time()
+    inside = float(await sh(sandbox, "date +%s.%N"))
+    assert before - 1 < inside < time.time() + 1
+
+
+async def test_the_clock_cannot_be_set(sandbox: Sandbox) -> None:
+    done = await sandbox.run(["date", "-s", "2001-01-01"], user="root")
+    assert done.exit_code != 0
+    assert abs(float(await sh(sandbox, "date +%s")) - time.time()) < 5
+
+
+async def test_a_timeout_does_not_begin_before_its_command(sandbox: Sandbox) -> None:
+    done = await asyncio.gather(
+        *(sandbox.run(["sh", "-c", "sleep 0.05; echo in time"], timeout_s=5) for _ in range(8))
+    )
+    assert [one.stdout for one in done] == [b"in time\n"] * 8
