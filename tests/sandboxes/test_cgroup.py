@@ -27,10 +27,29 @@ def unified(tmp_path: Path) -> Path:
     return machine(tmp_path, "0::/user.slice/own\n", mounts)
 
 
+def hand_down(folder: Path, controllers: str) -> Path:
+    (folder / "cgroup.subtree_control").write_text(controllers)
+    (folder / "cgroup.procs").touch()
+    return folder
+
+
 def test_version_2_gives_what_is_handed_down(tmp_path: Path, unified: Path) -> None:
-    own = tmp_path / "user.slice" / "own"
-    (own / "cgroup.subtree_control").write_text("memory pids\n")
+    own = hand_down(tmp_path / "user.slice" / "own", "memory pids\n")
     assert cgroup.find(unified) == {"memory": own, "pids": own}
+
+
+def test_version_2_goes_up_to_a_group_that_hands_down(tmp_path: Path, unified: Path) -> None:
+    """A group with processes in it hands nothing down, by the kernel's rules."""
+    hand_down(tmp_path / "user.slice" / "own", "\n")
+    above = hand_down(tmp_path / "user.slice", "pids\n")
+    top = hand_down(tmp_path, "memory pids cpu\n")
+    assert cgroup.find(unified) == {"pids": above, "memory": top, "cpu": top}
+
+
+def test_version_2_needs_the_right_to_move_processes(tmp_path: Path, unified: Path) -> None:
+    hand_down(tmp_path / "user.slice", "memory pids cpu\n")
+    (tmp_path / "user.slice" / "cgroup.procs").unlink()
+    assert cgroup.find(unified) == {}
 
 
 def test_version_2_without_delegation_gives_none(unified: Path) -> None:
@@ -52,6 +71,16 @@ def test_version_2_limits_are_written(tmp_path: Path) -> None:
     assert written["memory.max"] == str(64 << 20)
     assert written["pids.max"] == "9"
     assert written["cpu.max"] == "150000 100000"
+    assert written["memory.swap.max"] == written["cgroup.procs"] == "0"
+
+
+def test_version_2_kills_a_whole_group_at_once(tmp_path: Path) -> None:
+    group = tmp_path / "swerl-1-a"
+    group.mkdir()
+    (group / "cgroup.kill").touch()
+    assert cgroup.leftovers({"memory": tmp_path, "pids": tmp_path}) == [group]
+    cgroup.remove({"memory": tmp_path}, group.name)
+    assert (group / "cgroup.kill").read_text() == "1"
 
 
 def test_a_group_that_cannot_be_made_is_no_limit(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Memory, process and CPU limits by cgroup, version 1 or 2, where this user may make them.
 
 A sandbox's groups lie below the group of the process that makes it, so that whatever bounds the
-controller bounds its sandboxes too.
+controller bounds its sandboxes too. In version 2 a group that holds processes cannot hand its
+controllers down; there it is the nearest group above that does and that this user may write.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ def find(proc: Path = Path("/proc/self")) -> dict[str, Path]:
         for name in _mounted(kind, options, paths, Path(point)):
             path = paths["" if kind == "cgroup2" else name]
             folder = Path(point, os.path.relpath(path, root))
-            if os.access(folder, os.W_OK) and _usable(kind, folder, name):
-                found.setdefault(name, folder)
+            parent = _handing_down(folder, name, Path(point)) if kind == "cgroup2" else folder
+            if parent and os.access(parent, os.W_OK):
+                found.setdefault(name, parent)
     return found
 
 
 def enter(groups: Mapping[str, Path], plan: Plan) -> set[str]:
     """Make the sandbox's groups and move this process in; return the limits that hold."""
     held = set()
-    for name, parent in groups.items():
-        folder = parent / plan.id
+    for parent in set(groups.values()):
+        folder, unified = parent / plan.id, _is_unified(parent)
+        names = [name for name in groups if groups[name] == parent]
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            unified = _is_unified(parent)
-            for file, value in _limits(name, plan, unified=unified):
-                (folder / file).write_text(value)
+            bounded = {name for name in names if _bound(folder, name, plan, unified=unified)}
             # "0" is this process; a lone thread can move without a wait for the whole machine
             (folder / ("cgroup.procs" if unified else "tasks")).write_text("0")
-            held.add(name)
+            held |= bounded
     return held
 
 
@@ -95,13 +96,33 @@ def _mounted(kind: str, options: str, paths: Mapping[str, str], point: Path) -> 
     return tuple(name for name in _CONTROLLERS if name in listed and name in paths)
 
 
-def _usable(kind: str, folder: Path, name: str) -> bool:
-    if kind == "cgroup":
-        return True
-    try:  # children get only the controllers that their parent hands down
-        return name in (folder / "cgroup.subtree_control").read_text().split()
+def _handing_down(folder: Path, name: str, point: Path) -> Path | None:
+    """Return the nearest group at or above `folder` whose children get this controller.
+
+    To move a process from one group to another takes the right to write the `cgroup.procs` of
+    the nearest group above both, which is the one returned.
+    """
+    for parent in (folder, *folder.parents):
+        if not parent.is_relative_to(point):
+            break
+        with suppress(OSError):
+            controllers = (parent / "cgroup.subtree_control").read_text().split()
+            if name in controllers and os.access(parent / "cgroup.procs", os.W_OK):
+                return parent
+    return None
+
+
+def _bound(folder: Path, name: str, plan: Plan, *, unified: bool) -> bool:
+    """Write one limit; say whether it holds."""
+    try:
+        for file, value in _limits(name, plan, unified=unified):
+            (folder / file).write_text(value)
     except OSError:
         return False
+    if unified and name == "memory":
+        with suppress(OSError):  # a kernel that does not count swap has no such file
+            (folder / "memory.swap.max").write_text("0")
+    return True
 
 
 def _is_unified(folder: Path) -> bool:
@@ -114,7 +135,7 @@ def _limits(name: str, plan: Plan, *, unified: bool) -> list[tuple[str, str]]:
     if name == "memory":
         size = str(plan.memory_mib << 20)
         if unified:
-            return [("memory.max", size), ("memory.swap.max", "0")]
+            return [("memory.max", size)]
         return [("memory.limit_in_bytes", size)]
     quota = max(1000, int(plan.num_cpus * _PERIOD_US))
     if unified:
