@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import re
@@ -87,6 +88,8 @@ class Shown:
 
     def __init__(self, take: Callable[[Chunk], Awaitable[None]]) -> None:
         self._take = take
+        self.launched = asyncio.Event()
+        """Set once the command has been started, or refused."""
         self.begin()
         self.offsets = [0, 0]
         """Bytes read of standard output and of errors."""
@@ -116,6 +119,8 @@ class Shown:
         for line in lines:
             if not self._begun[stream]:
                 self._begun[stream] = line == "="
+                if self._begun[0]:
+                    self.launched.set()
             elif stream == 0 and line[:2] in ("x ", "! "):
                 self._conclude(line)
             elif data := _decode(line):

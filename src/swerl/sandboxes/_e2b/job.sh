@@ -14,11 +14,9 @@
 #   offsets   bytes already shown of each       stale  folders of commands that are over
 #   number    the signal to send
 
-say_no() { printf '! %s\n' "$1"; exit 0; }
+say_no() { printf '\n=\n! %s\n' "$1"; exit 0; }
 
 launch() {
-  printf '\n=\n'
-  printf '\n=\n' >&2
   [ ${#stale[@]} -eq 0 ] || rm -rf -- "${stale[@]}"
   umask 077
   if mkdir -- "$d" 2>/dev/null; then
@@ -30,7 +28,7 @@ launch() {
 }
 
 prepare() {
-  mkfifo "$d/1" "$d/2" "$d/tick" && : >"$d/1.data" && : >"$d/2.data" || return
+  mkfifo "$d/1" "$d/2" "$d/tick" "$d/never" && : >"$d/1.data" && : >"$d/2.data" || return
   if [ -n "$live" ]; then mkfifo "$d/0"
   elif [ -n "$file" ]; then mv -- "$file" "$d/0"
   elif [ -n "$input" ]; then printf %s "$input" | base64 -d >"$d/0"
@@ -43,48 +41,59 @@ begin() {
   [ -z "$live" ] || { exec 8<&0; take_input <&8 >"$d/0" 2>/dev/null & }
 }
 
-# Orphans of the command fall to the supervisor, so that it finds them all; bash cannot ask for it.
+# Orphans of the command fall to the supervisor, so that it finds them all, and no signal is ignored
+# as it is in what a shell puts in the background; bash can ask for neither.
 find_reaper() {
   local prctl=157 setsid=112
   case $HOSTTYPE in aarch64 | arm64) prctl=167 setsid=157 ;; esac
   if command -v perl >/dev/null 2>&1; then
-    reaper=(perl -e 'syscall(0+shift, 36, 1, 0, 0, 0); syscall(0+shift); exec {$ARGV[0]} @ARGV'
-      "$prctl" "$setsid")
+    reaper=(perl -e '$SIG{$_} = "DEFAULT" for qw(INT QUIT);
+syscall(0+shift, 36, 1, 0, 0, 0); syscall(0+shift); exec {$ARGV[0]} @ARGV' "$prctl" "$setsid")
   elif command -v python3 >/dev/null 2>&1; then
-    reaper=(python3 -I -S -c 'import ctypes, os, sys
+    reaper=(python3 -I -S -c 'import ctypes, os, signal, sys
+for each in (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(each, signal.SIG_DFL)
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])')
   elif command -v setsid >/dev/null 2>&1; then reaper=(setsid)
   else reaper=(); fi
 }
 
+# Each piece of input is its length in base64 on a line, then the base64; `.` ends it.
 take_input() {
-  local line
-  while read -r line && [ "$line" != . ]; do printf %s "$line" | base64 -d; done
+  local length
+  while read -r length && [ "$length" != . ]; do
+    dd bs="$length" count=1 iflag=fullblock 2>/dev/null | base64 -d
+  done
 }
 
 supervise() {
-  exec 9<>"$d/tick"
+  exec 9<>"$d/tick" 7<>"$d/never"
   set -m # so that the command ignores no signal
   stopped=0 watch=
   trap 'stopped=1' TERM
   read_environment
-  spool 1 9>&- & spared=$!
-  spool 2 9>&- & spared="$spared $!"
-  run_command <"$d/0" >"$d/1" 2>"$d/2" 9>&- &
-  child=$!
-  if [ -n "$limit" ]; then
-    { sleep "$limit"; kill -TERM $$; } 9>&- & watch=$!
-    spared="$spared $watch"
+  spool 1 9>&- & spools=$!
+  spool 2 9>&- & spools="$spools $!"
+  if [ -n "$limit" ]; then # without a program of its own, for which there may be no room later
+    { read -r -t "$limit" -u 7; kill -TERM $$; } 9>&- & watch=$!
   fi
-  echo "$$ $spared" >"$d/pids"
+  spared="$spools $watch"
+  run_command <"$d/0" >"$d/1" 2>"$d/2" 9>&- 7>&- &
+  child=$!
+  echo "$$ $child $spared" >"$d/pids"
   until wait "$child"; code=$?; [ $stopped = 1 ] || ! kill -0 "$child" 2>/dev/null; do :; done
   [ $stopped = 0 ] || { kill_tree; wait "$child"; code=$?; }
-  [ -z "$watch" ] || kill -KILL -- "-$watch" 2>/dev/null
+  [ -z "$watch" ] || kill -KILL "$watch" 2>/dev/null
   linger
   ln -s "$code.$stopped" "$d/exit"
   echo >&9
   [ -n "$live" ] || exit 0
-  until [ $stopped = 1 ]; do sleep 3600 9>&- & spared="$spared $!"; wait $!; done
+  until [ $stopped = 1 ]; do
+    read -r -t 3600 -u 7 9>&- & watch=$! # because only `wait` lets a signal in
+    spared="$spared $watch"
+    wait "$watch"
+    kill -KILL "$watch" 2>/dev/null
+  done
   kill_tree
 }
 
@@ -101,6 +110,7 @@ run_command() {
   trap - TERM
   cd -- "$cwd" 2>/dev/null || { echo "swerl: cannot run in the folder $cwd" >&2; exit 126; }
   case ${argv[0]} in *=*) argv=(sh -c 'exec "$@"' sh "${argv[@]}") ;; esac
+  : >"$d/begun"
   exec env -i "${vars[@]}" "${given[@]}" "${argv[@]}"
 }
 
@@ -111,11 +121,10 @@ spool() {
 
 # What the command left running may still hold its output; only a moment is given to it.
 linger() {
-  local each turn
+  local turn
   for turn in 1 2 3 4 5 6 7 8 9 10; do
-    each=${spared% "$watch"}
-    kill -0 ${each%% *} 2>/dev/null || kill -0 ${each##* } 2>/dev/null || return
-    pause 0.01
+    kill -0 ${spools% *} 2>/dev/null || kill -0 ${spools#* } 2>/dev/null || return
+    read -r -t 0.01 -u 7
   done
 }
 
@@ -156,6 +165,8 @@ kill_tree() {
 
 show() {
   local out=${offsets[0]} err=${offsets[1]} code
+  printf '\n=\n'
+  printf '\n=\n' >&2
   if [ -n "$live" ] && [ ! -L "$d/exit" ]; then
     set -m
     tail --version >/dev/null 2>&1 && quick=(-s 0.02) || quick=()
@@ -197,24 +208,38 @@ dump() {
   [ ! -s "$d/$1.data" ] || { tail -c "+$(($2 + 1))" -- "$d/$1.data" | base64 -w 65532; echo; }
 }
 
+# Find the supervisor, which may be about to begin; fail where it is over.
 find_supervisor() {
-  read -r supervisor spared 2>/dev/null <"$d/pids" && kill -0 "$supervisor" 2>/dev/null
+  local turn
+  [ -p "$d/never" ] && exec 7<>"$d/never" || return
+  for ((turn = 0; turn < 500; turn++)); do
+    read -r supervisor child spared 2>/dev/null <"$d/pids" && kill -0 "$supervisor" 2>/dev/null && return
+    [ ! -L "$d/exit" ] || return
+    read -r -t 0.01 -u 7
+  done
+  return 1
 }
 
+# A shell that is about to become the command would swallow the signal.
 signal() {
+  local turn=0
   find_supervisor || return
+  until [ -e "$d/begun" ] && [ ! "/proc/$child/exe" -ef "/proc/$supervisor/exe" ]; do
+    [ $((turn += 1)) -le 20 ] || break # the command is itself a bash
+    read -r -t 0.01 -u 7
+  done
   find_below "$supervisor"
   [ ${#below[@]} -eq 0 ] || kill "-$number" "${below[@]}" 2>/dev/null
 }
 
 stop() {
   local since=$SECONDS
-  [ -d "$d" ] && exec 9<>"$d/tick" || return
+  ! mkdir -- "$d" 2>/dev/null || return # and one that is still to come finds its place taken
   find_supervisor || return
   kill -TERM "$supervisor"
   while kill -0 "$supervisor" 2>/dev/null; do
     [ $((SECONDS - since)) -lt 9 ] || say_no 'a command cannot be killed'
-    read -r -t 0.01 <> <(:)
+    read -r -t 0.01 -u 7
   done
 }
 

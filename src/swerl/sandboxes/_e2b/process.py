@@ -6,6 +6,7 @@ import asyncio
 import base64
 import signal
 from collections.abc import AsyncIterator
+from typing import Any
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.sandbox import Chunk
@@ -13,8 +14,7 @@ from swerl.sandboxes._e2b.job import Job, Shown
 from swerl.sandboxes._e2b.runner import Runner
 from swerl.sandboxes._e2b.sdk import CutError, GoneError, Shell
 
-_LINE_BYTES = 36 * 1024
-_BATCH_BYTES = 4 * _LINE_BYTES
+_PIECE_BYTES = 144 * 1024
 _WAITING_CHUNKS = 64
 """Pieces of output read ahead of who reads them; then the stream waits."""
 
@@ -30,7 +30,6 @@ class E2BProcess:
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._carrier: asyncio.Task[None] | None = None
         self._shell: Shell | None = None
-        self._begun = asyncio.Event()
         self._released = asyncio.Event()
         self._input_ended = False
         self._sending = asyncio.Lock()
@@ -38,8 +37,11 @@ class E2BProcess:
     async def begin(self) -> None:
         """Start it. Raises SandboxError where it cannot be started."""
         self._carrier = asyncio.ensure_future(self._carry())
-        await self._begun.wait()
-        if self._code.done() and self._code.exception():
+        launched = asyncio.ensure_future(self._shown.launched.wait())
+        either: set[asyncio.Future[Any]] = {launched, self._code}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        launched.cancel()
+        if self._code.done():
             await self.wait()
 
     async def close(self) -> None:
@@ -59,11 +61,9 @@ class E2BProcess:
     async def send(self, data: bytes) -> None:
         """Write to its standard input. Raises SandboxError when that is closed."""
         async with self._sending:
-            for start in range(0, len(data), _BATCH_BYTES):
-                batch = data[start : start + _BATCH_BYTES]
-                pieces = range(0, len(batch), _LINE_BYTES)
-                lines = [base64.b64encode(batch[at : at + _LINE_BYTES]) for at in pieces]
-                await self._say(b"\n".join(lines).decode() + "\n")
+            for start in range(0, len(data), _PIECE_BYTES):
+                piece = base64.b64encode(data[start : start + _PIECE_BYTES]).decode()
+                await self._say(f"{len(piece)}\n{piece}")
 
     async def end_input(self) -> None:
         """Close its standard input, after what is being sent."""
@@ -89,7 +89,6 @@ class E2BProcess:
         try:
             async with self._runner.follow(self._job, self._shown) as shell:
                 self._shell = shell
-                self._begun.set()
                 self._code.set_result(await self._runner.unless_lost(self._watch(shell)))
                 await self._chunks.put(None)
                 await self._released.wait()
@@ -98,7 +97,6 @@ class E2BProcess:
                 self._code.set_exception(error)
                 self._code.exception()  # nobody needs to wait for it
         finally:
-            self._begun.set()
             if not self._code.done():
                 self._code.cancel()
             if self._chunks.full():
@@ -111,6 +109,7 @@ class E2BProcess:
             await shell.wait()
         except (CutError, GoneError) as error:
             await self._runner.require(error)
+        self._runner.require_accepted(self._shown)
         if not self._shown.complete:
             await self._runner.resume(self._job, self._shown)
         assert self._shown.report is not None

@@ -74,9 +74,7 @@ class Runner:
         async def attempt() -> bool:
             async with self._show(job, shown, facts_file, takes_input=False) as shell:
                 await shell.wait()
-            if shown.refusal:
-                message = f"sandbox {self._machine.id}: {shown.refusal}"
-                raise SandboxError(message, hint="raise disk_mib, or the template's disk")
+            self.require_accepted(shown)
             return shown.complete
 
         await self.persist(attempt)
@@ -134,6 +132,12 @@ class Runner:
             raise self._lost() from error
         if isinstance(error, CutError):
             await self.require_exists()
+
+    def require_accepted(self, shown: Shown) -> None:
+        """Raise SandboxError where a job was refused."""
+        if shown.refusal:
+            message = f"sandbox {self._machine.id}: {shown.refusal}"
+            raise SandboxError(message, hint="raise disk_mib, or the template's disk")
 
     async def _step(self, job: Job, step: str, number: int = 0) -> None:
         said: list[str] = []

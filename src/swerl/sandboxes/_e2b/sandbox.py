@@ -26,7 +26,7 @@ _OVERTIME_S = 15.0
 """Seconds after a command's own timeout in which its end must arrive."""
 _SETUP_TIMEOUT_S = 300.0
 _LOOK = """
-id -u; id -g; test -d "$1" && test -w "$1" && echo writable; shift
+id -un; id -u; id -g; test -d "$1" && test -w "$1" && echo writable; shift
 for each; do test -n "$(ls -A -- "$each" 2>/dev/null)" || printf 'absent %s\\n' "$each"; done; :
 """
 _OWN_WORKDIR = """
@@ -66,6 +66,8 @@ class E2BSandbox:
         self._habits = habits
         self._workdir = workdir
         self._runner = Runner(provider, machine, lifetime_s)
+        self._name: str | None = None
+        """Name of the ordinary user, once known."""
         self._owner = "0:0"
         self._mounted: list[PurePosixPath] = []
         self._open = AsyncExitStack()
@@ -75,11 +77,11 @@ class E2BSandbox:
         targets = [mount.target for mount in mounts]
         look = ["sh", "-c", _LOOK, "swerl", self._workdir, *targets]
         done = await self.run(look, cwd="/", timeout_s=_SETUP_TIMEOUT_S)
-        uid, gid, *facts = done.stdout.decode().splitlines() or ["", ""]
+        name, uid, gid, *facts = [*done.stdout.decode().splitlines(), "", "", ""]
         if not uid.isdigit():
             message = f"sandbox {self.id} does not run commands: {done.text.strip()[-300:]}"
             raise SandboxError(message, hint="the image needs sh, bash and coreutils")
-        self._owner = f"{uid}:{gid}"
+        self._name, self._owner = name, f"{uid}:{gid}"
         if "writable" not in facts:
             await self._as_root(["sh", "-c", _OWN_WORKDIR, "swerl", self._workdir, self._owner])
         for mount in mounts:
@@ -106,7 +108,7 @@ class E2BSandbox:
             argv=argv,
             cwd=cwd or self._workdir,
             env=env or {},
-            user=user or self._habits.user,
+            user=self._user(user),
             limit_s=timeout_s,
             cap_bytes=self._habits.output_cap + 1,
             stdin=stdin or b"",
@@ -137,8 +139,7 @@ class E2BSandbox:
             raise self._runner.ended.result()
         if refusal := _refusal(argv, cwd, env):
             raise SandboxError(refusal.decode().strip(), hint="give a command to run")
-        who = user or self._habits.user
-        job = Job(argv, cwd or self._workdir, env or {}, who, live=True)
+        job = Job(argv, cwd or self._workdir, env or {}, self._user(user), live=True)
         process = E2BProcess(self._runner, job)
         try:
             await process.begin()
@@ -204,6 +205,14 @@ class E2BSandbox:
             lost = SandboxLostError(message, hint="open a fresh sandbox")
             self._runner.lose(lost)
             raise lost from error
+
+    def _user(self, user: str | None) -> str | None:
+        if user in ("root", self._habits.user):
+            return user
+        if user not in (None, self._name):
+            message = f"no user {user!r} in sandbox {self.id}"
+            raise SandboxError(message, hint=f"the users are `{self._name}` and `root`")
+        return self._habits.user
 
     async def _as_root(self, argv: Sequence[str]) -> None:
         done = await self.run(argv, cwd="/", user="root", timeout_s=_SETUP_TIMEOUT_S)
