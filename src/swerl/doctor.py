@@ -118,7 +118,10 @@ async def _sandbox() -> Check:
         return need.judged(str(error) or "no answer", good=False)
     need = _Need("local sandbox", enables, "apt-get install -y git", for_twin=True)
     good = done.exit_code == 0
-    return need.judged("opened, git ran in it" if good else done.text[:80], good=good)
+    found = "opened, git ran in it" if good else done.text[:80]
+    if "syscalls" not in getattr(sandbox, "limits", {"syscalls"}):
+        found += f"; no system call filter for {platform.machine()}"
+    return need.judged(found, good=good)
 
 
 async def _bwrap() -> Check:

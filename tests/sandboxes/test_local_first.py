@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,6 +15,8 @@ import pytest
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Limits
 from swerl.sandboxes import local
+from swerl.sandboxes._local import identity
+from swerl.sandboxes._local.sandbox import LocalSandbox
 
 from .helpers import sh
 
@@ -62,3 +69,64 @@ async def test_its_memory_and_root_are_closed_and_its_name_tells_nothing(sandbox
         done = await sandbox.run(["sh", "-c", f"ls {path} && head -c 1 {path}"], user="root")
         assert done.exit_code != 0
     assert (await sh(sandbox, "tr '\\0' ' ' < /proc/1/cmdline")).split() == ["sandbox"]
+
+
+async def test_a_command_has_its_three_streams_and_nothing_else_open(sandbox: Sandbox) -> None:
+    script = "import os; print(sorted(os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in "
+    script += "os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')))"
+    async with sandbox.start(["cat"]), sandbox.start(["cat"]):
+        await sandbox.expose(_Listener())
+        for user in ("agent", "root"):
+            assert await sh(sandbox, f'python3 -c "{script}"', user=user) == (
+                "['/dev/null', 'pipe', 'pipe']\n"
+            )
+
+
+class _Listener:
+    async def attach(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+
+async def test_it_says_that_system_calls_are_filtered(sandbox: Sandbox) -> None:
+    assert isinstance(sandbox, LocalSandbox)
+    assert ("syscalls" in sandbox.limits) == (platform.machine() in ("x86_64", "aarch64"))
+
+
+async def test_a_crash_starts_no_program_of_the_host(sandbox: Sandbox) -> None:
+    script = "import resource as r; print(r.getrlimit(r.RLIMIT_CORE))"
+    assert await sh(sandbox, f"python3 -c '{script}'") == "(1, 1)\n"
+
+
+NO_GROUPS = """
+import asyncio, sys
+from swerl.sandbox import Limits
+from swerl.sandboxes import local
+
+BOMB = "import os\\nwhile True:\\n try: os.fork()\\n except OSError: pass"
+
+async def main():
+    limits = Limits(memory_mib=256, num_processes=24, disk_mib=32, lifetime_s=60)
+    for isolator in sys.argv[1:]:
+        backend = local.build(local.Options(isolator=isolator))
+        async with backend.open("host", limits, workdir="/testbed") as sandbox:
+            assert not sandbox.limits & {"memory", "pids", "cpu"}, sandbox.limits
+            await sandbox.run(["python3", "-c", BOMB], timeout_s=0.3)
+            done = await sandbox.run(["python3", "-c", "x = bytearray(1 << 30)"])
+            print(done.exit_code, (await sandbox.run(["echo", "still here"])).text, end="")
+
+asyncio.run(main())
+"""
+
+
+def test_root_without_cgroups_still_has_limits() -> None:
+    if not identity.can_be_other():
+        pytest.skip("needs root")
+    isolators = ["unshare", "bwrap"][: 1 + bool(shutil.which("bwrap"))]
+    hidden = 'umount -R /sys/fs/cgroup; exec "$0" -c "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", hidden, sys.executable, NO_GROUPS, *isolators],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "1 still here\n" * len(isolators), done

@@ -35,7 +35,7 @@ class LocalSandbox:
     def __init__(self, link: Link, plan: Plan, env: Mapping[str, str], cap: int) -> None:
         self.id = plan.id
         self.limits: frozenset[str] = frozenset()
-        """Limits that a cgroup holds: `memory`, `pids`, `cpu`."""
+        """What holds for it as a whole: `memory`, `pids`, `cpu` by cgroup, `syscalls` by filter."""
         self._link = link
         self._workdir = plan.workdir
         self._disk_bytes = plan.disk_mib << 20

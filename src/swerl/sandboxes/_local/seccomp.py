@@ -46,19 +46,20 @@ _SOCKET = (41, 198)
 _PRLIMIT = (302, 261)
 
 
-def install(password: int) -> None:
+def install(password: int) -> bool:
     """Bind this process and all that it starts to the filter; needs no_new_privs.
 
-    `unshare` can still make a user namespace for one who passes the password. On a processor
-    that the tables do not know there is no filter.
+    `unshare` can still make a user namespace for one who passes the password. Returns whether
+    there is a filter now: there is none for a processor that the tables do not know.
     """
     machine = platform.machine()
     if machine not in _ARCH:
-        return
+        return False
     code = _build(machine, password)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     kernel.prctl(kernel.PR_SET_SECCOMP, 2, program)
+    return True
 
 
 def _build(machine: str, password: int) -> bytes:

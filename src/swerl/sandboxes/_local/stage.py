@@ -25,6 +25,8 @@ ROOT = STAGE + "/root"
 
 _FOLDERS = ("/proc", "/dev", "/sys", "/run", "/var/tmp", "/home/agent", "/root", "/etc", "/tmp")
 _KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
+_INODES_PER_MIB = 256
+"""One for each block: an empty file costs the kernel memory that no block counts."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),
@@ -54,7 +56,9 @@ def _mount_stage(plan: Plan, uid: int, device: int) -> None:
     elif plan.scratch:
         kernel.mount(plan.scratch, STAGE, flags=kernel.MS_BIND)
     else:
-        options = f"size={max(plan.disk_mib, 1)}m,mode=755,uid={uid},gid={uid}"
+        size_mib = max(plan.disk_mib, 1)
+        options = f"size={size_mib}m,nr_inodes={size_mib * _INODES_PER_MIB},mode=755"
+        options += f",uid={uid},gid={uid}"
         kernel.mount("tmpfs", STAGE, "tmpfs", flags=flags, data=options)
     if plan.scratch:
         os.chown(STAGE, uid, uid)

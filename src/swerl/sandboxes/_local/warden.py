@@ -44,7 +44,8 @@ def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None
         watcher = disk.watch(plan) if plan.scratch and device < 0 else None
         booted = boot.boot(plan, device)
         _limit(plan, held, watcher)  # inside, where the process limit counts this sandbox's alone
-        _become_harmless(launcher.password, spawner)
+        if _become_harmless(launcher.password, spawner):
+            held.add("syscalls")
         root = os.open("/", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
         wire.send(channel, wire.failure(error))
@@ -67,8 +68,12 @@ def _keep_room(plan: Plan, held: set[str]) -> Plan:
 
 
 def _limit(plan: Plan, held: set[str], watcher: Watcher | None) -> None:
-    """Bound what cgroups do not: memory per process, processes per user, no core files."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    """Bound what cgroups do not: memory per process, processes per user, no core files.
+
+    One byte of core is none in a file, and for a core_pattern that starts a program on the host
+    the kernel takes it as an order not to; 0 would not stop that program.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     wanted = {resource.RLIMIT_FSIZE: plan.disk_mib << 20} if watcher else {}
     if "memory" not in held:
         wanted[resource.RLIMIT_DATA] = plan.memory_mib << 20
@@ -80,13 +85,14 @@ def _limit(plan: Plan, held: set[str], watcher: Watcher | None) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def _become_harmless(password: int, spawner: int) -> None:
+def _become_harmless(password: int, spawner: int) -> bool:
+    """Give up every right; say whether system calls are filtered from here on."""
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten where one's user changes
     if os.getppid() != spawner:
         os._exit(1)
-    seccomp.install(password)
+    return seccomp.install(password)
 
 
 @dataclass(slots=True)
