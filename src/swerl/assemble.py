@@ -15,7 +15,7 @@ from swerl import plugins
 from swerl.errors import RecipeError
 from swerl.gateway.app import Gateway
 from swerl.images.ondemand import on_demand
-from swerl.interfaces import EngineSetup, SandboxBackend
+from swerl.interfaces import ChatEngine, Engine, EngineSetup, Family, SandboxBackend
 from swerl.ledger import reap
 from swerl.ledger.store import default_ledger
 from swerl.ledger.tracked import tracked
@@ -76,6 +76,17 @@ def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[
     return made.pop("train"), made
 
 
+def gateway_of(recipe: Recipe, engine: Engine | ChatEngine, family: Family) -> Gateway:
+    """Return the recipe's gateway, to be entered."""
+    return Gateway(
+        engine=engine,
+        family=family,
+        model_name=recipe.name,
+        host=recipe.gateway.bind,
+        port=recipe.gateway.port,
+    )
+
+
 def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
     """Wire what Episodes share."""
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
@@ -120,7 +131,7 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
     async with (
         _trainer(recipe, folder, model, logs) as trainer,
         plugin(recipe, "engine", setup) as engine,
-        Gateway(engine=engine, family=family, model_name=recipe.name) as gateway,
+        gateway_of(recipe, engine, family) as gateway,
     ):
         meter = Meter(engine)
         emit = fan_out(meter, show)

@@ -415,3 +415,19 @@ async def test_an_idle_connection_does_not_hold_up_the_close(
         async with asyncio.timeout(30):
             trajectory = await session.close()
     assert len(trajectory.turns) == 1
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-api-key": "sk-swerl-guess"}])
+async def test_a_gateway_on_a_shared_address_answers_nobody_without_a_sessions_key(
+    engine: RecordingEngine, headers: dict[str, str]
+) -> None:
+    async with Gateway(engine=engine, family=engine.family, host="0.0.0.0") as gateway:
+        session = gateway.open("s", sampling=Sampling(max_new_tokens=9), limits=SessionLimits())
+        assert gateway.url.startswith("http://127.0.0.1:")
+        async with aiohttp.ClientSession(gateway.url, headers=headers) as http:
+            asked = [http.post(path, json=body()) for path in PATHS.values()]
+            for asking in (*asked, http.get("/v1/models")):
+                async with asking as refused:
+                    assert refused.status == 401
+        assert not engine.calls
+        assert (await post(session, json=body()))[0] == 200

@@ -10,7 +10,6 @@ from swerl import assemble, patch, plugins
 from swerl.chat import Message
 from swerl.episode import Episode
 from swerl.errors import TaskError
-from swerl.gateway.app import Gateway
 from swerl.gateway.sessions import TurnRecord
 from swerl.interfaces import EngineSetup, Harness
 from swerl.recipe.schema import Recipe
@@ -44,7 +43,7 @@ async def attempt(
     await assemble.reap_leftovers(recipe, emit)
     async with (
         assemble.plugin(recipe, "engine", setup) as engine,
-        Gateway(engine=engine, family=family, model_name=recipe.name) as gateway,
+        assemble.gateway_of(recipe, engine, family) as gateway,
     ):
         parts = replace(assemble.parts_of(recipe, gateway, emit), on_turn=turns.append)
         result = await episode.run(task, f"{task.id}.0", parts)

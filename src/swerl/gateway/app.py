@@ -1,6 +1,7 @@
 """Gateway: the HTTP service that answers every dialect from one engine.
 
-The main port serves all open sessions by key; a socket attached to a session serves it alone.
+The main port serves all open sessions by key, and nothing without one; a socket attached to a
+session serves it alone.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class Gateway:
         engine: Engine | ChatEngine,
         family: Family,
         model_name: str = "swerl",
+        host: str = HOST,
         port: int = 0,
     ) -> None:
         self.url = ""
         self._engine = engine
         self._family = family
         self._model_name = model_name
+        self._host = host
         self._port = port
         self._router = Router(model_name)
         self._session_ids: set[str] = set()
@@ -53,14 +56,14 @@ class Gateway:
         loop = asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(
-                self._server, HOST, self._port, backlog=_BACKLOG
+                self._server, self._host, self._port, backlog=_BACKLOG
             )
         except OSError as error:
-            message = f"cannot listen on {HOST}:{self._port}: {error.strerror}"
+            message = f"cannot listen on {self._host}:{self._port}: {error.strerror}"
             hint = "leave the port at 0 to get a free one, or stop what uses it"
             raise GatewayError(message, hint=hint) from error
         port = self._listener.sockets[0].getsockname()[1]
-        self.url = f"http://{HOST}:{port}"
+        self.url = f"http://{_reachable(self._host)}:{port}"
         return self
 
     async def __aexit__(
@@ -118,3 +121,10 @@ class Gateway:
         """
         handler = partial(self._router.handle, session)
         return web.Server(handler, handler_cancellation=True, access_log=None)
+
+
+def _reachable(host: str) -> str:
+    """Return how a client on this machine names the address that is listened on."""
+    if host in ("0.0.0.0", "::", ""):
+        return HOST
+    return f"[{host}]" if ":" in host else host

@@ -117,6 +117,16 @@ class RolloutSection(Section):
     """Share of a step's Episodes that may be lost to machinery before the run stops."""
 
 
+class GatewaySection(Section):
+    """Where agents find their model."""
+
+    bind: str = "127.0.0.1"
+    """Address to listen on. Loopback suffices wherever sandboxes bring their own way back; another
+    is for sandboxes that come in by a public URL. Nothing is served without a session's key."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+
+
 class BudgetsSection(Section):
     """Time budgets in seconds, each inside the next."""
 
@@ -237,6 +247,7 @@ class Recipe(Section):
     algorithm: PluginSection = PluginSection(type="gspo")
     trainer: TrainerSection = TrainerSection()
     rollout: RolloutSection = RolloutSection()
+    gateway: GatewaySection = GatewaySection()
     budgets: BudgetsSection = BudgetsSection()
     limits: LimitsSection = LimitsSection()
     cluster: ClusterSection = ClusterSection()
