@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from swerl.errors import ImageError, SandboxError
+from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.ledger.entry import Entry
 from swerl.ledger.store import Ledger
 from swerl.sandbox import Limits
@@ -84,6 +85,22 @@ async def test_a_missing_image_leaves_nothing_to_look_for(
             pass
     (seen,) = entries(ledger)
     assert (bool(seen.ended_s), seen.why) == (True, "not created: no such image (pull it)")
+
+
+async def test_a_provider_that_goes_away_leaves_a_doubt_and_one_never_reached_does_not(
+    ledger: Ledger, machines: Machines
+) -> None:
+    backend = machines.backend()
+    for reachable in (False, True, False):
+        machines.flag("down", on=not reachable)
+        with suppress(SandboxUnavailableError):
+            async with backend.open("img", LIMITS, workdir="/w"):
+                pass
+    assert [(bool(each.ended_s), each.in_doubt) for each in entries(ledger)] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
 
 
 @pytest.mark.parametrize("price", [0.0, 1.0])

@@ -27,7 +27,8 @@ from swerl.ledger.entry import (
     sum_line,
 )
 
-_MOST_BYTES = 2**20
+_MOST_BYTES = 2**19
+"""About two thousand sandboxes: adding them up takes a few milliseconds."""
 _KEPT_ENDED = 100
 """Sandboxes that ended last stay in the file one by one, for `ps --all`."""
 

@@ -23,8 +23,6 @@ from swerl.ledger.provider import explain, open_settings
 from swerl.ledger.store import Ledger, default_ledger
 from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
 
-_NOTHING_MADE = (InputError, ImageError, SandboxUnavailableError)
-"""Errors of a create that say by their kind that the provider made nothing."""
 _REMOVE_TIMEOUT_S = 15.0
 
 
@@ -41,8 +39,9 @@ def tracked(
     written; a paid one creates nothing then.
     """
     built = plugins.load("sandboxes", backend).build(*([] if options is None else [options]))
-    records = Records(default_ledger(), backend, open_settings(options), run=run, warn=warn)
-    return Tracked(built, records)
+    ledger = default_ledger()
+    ledger.tidy()
+    return Tracked(built, Records(ledger, backend, open_settings(options), run=run, warn=warn))
 
 
 class Records:
@@ -111,8 +110,10 @@ class Tracked:
     """Wraps a SandboxBackend, and is one."""
 
     def __init__(self, inner: SandboxBackend, records: Records) -> None:
-        self._inner = inner
-        self._records = records
+        self.inner = inner
+        self.records = records
+        self.has_opened = False
+        """Whether the provider ever made a sandbox for this object."""
 
     def open(
         self,
@@ -125,26 +126,25 @@ class Tracked:
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Create a sandbox of `image`, after writing down that it is about to be."""
         name = name or new_name()
-        price = self._inner.price(limits)
+        price = self.inner.price(limits)
         return _Tracking(
-            self._inner,
-            self._records,
+            self,
             Entry(name, image, 0.0, limits.lifetime_s, price),
-            lambda: self._inner.open(image, limits, workdir=workdir, mounts=mounts, name=name),
+            lambda: self.inner.open(image, limits, workdir=workdir, mounts=mounts, name=name),
         )
 
     async def live(self) -> Sequence[LiveSandbox]:
         """Return the sandboxes of swerl's that the provider says exist, whoever opened them."""
-        return await self._inner.live()
+        return await self.inner.live()
 
     async def remove(self, name: str) -> None:
         """Remove the sandbox of this name and all that is left of it; nothing where none is."""
-        await self._inner.remove(name)
-        self._records.ended(name, why="removed")
+        await self.inner.remove(name)
+        self.records.ended(name, why="removed")
 
     def price(self, limits: Limits) -> float:
         """Return what such a sandbox costs, in US dollars an hour."""
-        return self._inner.price(limits)
+        return self.inner.price(limits)
 
 
 class _Tracking:
@@ -152,13 +152,12 @@ class _Tracking:
 
     def __init__(
         self,
-        inner: SandboxBackend,
-        records: Records,
+        tracked: Tracked,
         entry: Entry,
         begin: Callable[[], AbstractAsyncContextManager[Sandbox]],
     ) -> None:
-        self._inner = inner
-        self._records = records
+        self._tracked = tracked
+        self._records = tracked.records
         self._entry = entry
         self._begin = begin
 
@@ -168,12 +167,13 @@ class _Tracking:
         try:
             self._context = self._begin()
             sandbox = await self._context.__aenter__()
-        except _NOTHING_MADE as error:
-            self._records.ended(name, why=f"not created: {explain(error)}")
-            raise
         except BaseException as error:
-            await self._clear(error)
+            if self._made_nothing(error):
+                self._records.ended(name, why=f"not created: {explain(error)}")
+            else:
+                await self._clear(error)
             raise
+        self._tracked.has_opened = True
         self._records.opened(name, id=sandbox.id)
         return sandbox
 
@@ -195,6 +195,14 @@ class _Tracking:
         self._records.ended(name, why=_why(error))
         return swallowed
 
+    def _made_nothing(self, error: BaseException) -> bool:
+        """Say whether a failed create cannot have made anything.
+
+        A provider that was never reached has no sandbox of ours; one that goes away may have.
+        """
+        unreached = isinstance(error, SandboxUnavailableError) and not self._tracked.has_opened
+        return unreached or isinstance(error, InputError | ImageError)
+
     async def _clear(self, error: BaseException) -> None:
         """After a create that failed midway, remove what the provider may have made of it.
 
@@ -203,7 +211,7 @@ class _Tracking:
         name, why = self._entry.name, f"not created: {explain(error)}"
         try:
             async with asyncio.timeout(_REMOVE_TIMEOUT_S):
-                await self._inner.remove(name)
+                await self._tracked.inner.remove(name)
         except Exception as other:  # noqa: BLE001  the first error is the one to tell
             self._records.doubted(name, why=f"{why}; then not removed: {explain(other)}")
             return
