@@ -16,7 +16,12 @@ from swerl.task import GradingSpec, Task
 from swerl.tasks.sweep import Kind
 
 WORKDIR = "/repo"
-BROKEN = "def total(values):\n    answer = 0\n    for value in values:\n        answer -= value\n    return answer\n"
+BROKEN = """def total(values):
+    answer = 0
+    for value in values:
+        answer -= value
+    return answer
+"""
 FIXED_LINE = "    return sum(filter(None, values), start_of_summation)"
 FIXED = f"start_of_summation = 0\n\n\ndef total(values):\n{FIXED_LINE}\n"
 SECRET_TEST = "def test_total():\n    assert total([1, 2, 3]) == 6, 'summation is broken'\n"
@@ -135,7 +140,9 @@ cat >pkg/total.py <<'END'
 git commit -qam 'Mend the summation'
 fix=$(git rev-parse HEAD)
 cd {WORKDIR}
-fetch_fix() {{ git fetch -q /tmp/fix "+HEAD:refs/fix"; rm -f .git/FETCH_HEAD; git update-ref -d refs/fix; }}
+fetch_fix() {{
+  git fetch -q /tmp/fix "+HEAD:refs/fix"; rm -f .git/FETCH_HEAD; git update-ref -d refs/fix
+}}
 """
 """Makes the fix in a repository aside; `fetch_fix` brings its objects in, without a reference."""
 
@@ -189,17 +196,24 @@ PLANTED: Mapping[str, Planted] = {
         "1 objects",
         "printf 'the fix is to use sum(filter(None, values))' | git hash-object -w --stdin",
     ),
-    "packed object": Planted(Kind.OBJECT, "objects", "fetch_fix; git repack -qad --keep-unreachable"),
+    "packed object": Planted(
+        Kind.OBJECT, "objects", "fetch_fix; git repack -qad --keep-unreachable"
+    ),
     "pack without an index": Planted(
         Kind.OBJECT,
         ".pack",
-        "git -C /tmp/fix pack-objects -q --all /tmp/p </dev/null; cp /tmp/p-*.pack .git/objects/pack/",
+        "git -C /tmp/fix pack-objects -q --all /tmp/p </dev/null; "
+        "cp /tmp/p-*.pack .git/objects/pack/",
     ),
     "stray file among objects": Planted(
-        Kind.OBJECT, "objects", "mkdir -p .git/objects/aa; cp /tmp/fix/pkg/total.py .git/objects/aa/tmp_obj_x"
+        Kind.OBJECT,
+        "objects",
+        "mkdir -p .git/objects/aa; cp /tmp/fix/pkg/total.py .git/objects/aa/tmp_obj_x",
     ),
     "commit graph": Planted(
-        Kind.STATE, "commit-graph", "fetch_fix; git branch x $fix; git commit-graph write --reachable"
+        Kind.STATE,
+        "commit-graph",
+        "fetch_fix; git branch x $fix; git commit-graph write --reachable",
     ),
     "remote address": Planted(
         Kind.SETTING, "remote.origin.url", "git remote add origin https://example.invalid/acme/total"
@@ -234,11 +248,17 @@ PLANTED: Mapping[str, Planted] = {
         Kind.STATE, "info/grafts", "fetch_fix; mkdir -p .git/info; echo $fix >.git/info/grafts"
     ),
     "shallow file": Planted(Kind.STATE, "shallow", "fetch_fix; echo $fix >.git/shallow"),
-    "second repository": Planted(Kind.COPY, "/opt/total/.git", "mkdir /opt; cp -r /tmp/fix /opt/total"),
+    "second repository": Planted(
+        Kind.COPY, "/opt/total/.git", "mkdir /opt; cp -r /tmp/fix /opt/total"
+    ),
     "bare repository": Planted(
         Kind.COPY, "/srv/total.git", "mkdir /srv; git clone -q --bare /tmp/fix /srv/total.git"
     ),
-    "bundle": Planted(Kind.COPY, "/srv/fix.bundle", "mkdir /srv; git -C /tmp/fix bundle create -q /srv/fix.bundle HEAD"),
+    "bundle": Planted(
+        Kind.COPY,
+        "/srv/fix.bundle",
+        "mkdir /srv; git -C /tmp/fix bundle create -q /srv/fix.bundle HEAD",
+    ),
     "bundle in the work tree": Planted(
         Kind.FILE, "/repo/fix.bundle", "git -C /tmp/fix bundle create -q /repo/fix.bundle HEAD"
     ),
@@ -253,12 +273,20 @@ PLANTED: Mapping[str, Planted] = {
         "test_total.cpython-311.pyc",
         "mkdir -p tests/__pycache__; echo x >tests/__pycache__/test_total.cpython-311.pyc",
     ),
-    "dataset's tests": Planted(Kind.FILE, "/r2e_tests", "mkdir /r2e_tests; echo x >/r2e_tests/test_1.py"),
-    "dataset's result": Planted(Kind.FILE, "/repo/execution_result.json", "echo '{}' >execution_result.json"),
-    "dataset's patch": Planted(Kind.FILE, "/home/fix.patch", "cp /tmp/fix/pkg/total.py /home/fix.patch"),
+    "dataset's tests": Planted(
+        Kind.FILE, "/r2e_tests", "mkdir /r2e_tests; echo x >/r2e_tests/test_1.py"
+    ),
+    "dataset's result": Planted(
+        Kind.FILE, "/repo/execution_result.json", "echo '{}' >execution_result.json"
+    ),
+    "dataset's patch": Planted(
+        Kind.FILE, "/home/fix.patch", "cp /tmp/fix/pkg/total.py /home/fix.patch"
+    ),
     "oracle": Planted(Kind.FILE, "/verifier", "mkdir /verifier; echo x >/verifier/oracle.patch"),
     "user's setting": Planted(
-        Kind.SETTING, "url.", "git config -f /root/.gitconfig url.https://mirror.invalid/.insteadOf git:"
+        Kind.SETTING,
+        "url.",
+        "git config -f /root/.gitconfig url.https://mirror.invalid/.insteadOf git:",
     ),
 }  # fmt: skip
 """Each is found by a sweep, and gone after a scrub."""

@@ -22,6 +22,7 @@ from .leaks import (
     opened,
     run,
     sh,
+    task_of,
 )
 
 STATE = """
@@ -35,8 +36,15 @@ FILES = """
 find . -path ./.git -prune -o -type f -exec stat -c '%a %n' {} + -exec sha256sum {} + | sort
 sha256sum <"$(git rev-parse --git-path index)"
 """
-UNTRACKED_LEAKS = {"bundle in the work tree", "repository of another tool", "rejected hunk",
-                   "original file", "hidden test", "compiled hidden test", "dataset's result"}  # fmt: skip
+UNTRACKED_LEAKS = {
+    "bundle in the work tree",
+    "repository of another tool",
+    "rejected hunk",
+    "original file",
+    "hidden test",
+    "compiled hidden test",
+    "dataset's result",
+}
 
 
 @pytest.fixture
@@ -66,3 +74,244 @@ async def test_a_planted_leak_is_found_and_gone_after_the_scrub(task: Task, name
         assert await sh(sandbox, STATE) == before
         if name not in UNTRACKED_LEAKS:
             assert await sh(sandbox, FILES) == files
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "git --no-pager log --all -p",
+        "git --no-pager show $FIX",
+        "git --no-pager log --all -p -S start_of_summation",
+        "git tag -d v2.0; git update-ref -d refs/remotes/origin/main; rm -rf .git/logs;"
+        "for each in $(git fsck --lost-found --no-progress); do git --no-pager show $each; done",
+        "git cat-file --batch-all-objects --batch",
+        "git --no-pager reflog show --all -p; cat .git/logs/HEAD || true",
+        "git cherry-pick -n $FIX; git --no-pager diff HEAD",
+        "git checkout -q v2.0; git checkout -q origin/main; cat pkg/total.py",
+        "git fetch -q origin; git --no-pager show FETCH_HEAD; git stash apply",
+        "for p in .git/objects/pack/*; do git unpack-objects -r <$p; done; grep -ra start_of .",
+    ],
+)
+async def test_an_agent_cannot_read_the_fix(task: Task, attempt: str) -> None:
+    async with opened(task) as sandbox:
+        fix = await sh(
+            sandbox,
+            f"""{MAKE_FIX}
+            git remote add origin /tmp/fix; fetch_fix
+            git tag v2.0 $fix; git update-ref refs/remotes/origin/main $fix
+            git update-ref --create-reflog HEAD $fix; git update-ref HEAD $fix~1
+            echo $fix""",
+        )
+        env = {"FIX": fix.strip()}
+        told = await run(sandbox, f"set +e; {attempt}", env=env)
+        assert "start_of_summation" in told.text or "fetch" in attempt or "unpack" in attempt
+        await sh(sandbox, "git checkout -qf main; rm -rf .git/lost-found .git/index.lock")
+        await scrub(sandbox, task)
+        await sh(sandbox, "rm -rf /tmp/fix")
+        told = await run(sandbox, f"set +e; {attempt}", env=env)
+        assert "start_of_summation" not in told.text
+
+
+async def test_a_clean_repository_is_left_alone(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await scrub(sandbox, task)
+        listing = "find .git -type f -exec stat -c '%n %i %s' {} + | sort | grep -v -e HEAD -e refs"
+        before = await sh(sandbox, listing)
+        again = await scrub(sandbox, task)
+        assert not again.changed
+        assert await sh(sandbox, listing) == before
+
+
+@pytest.mark.parametrize(("history", "commits"), [(History.FULL, 3), (History.NONE, 1)])
+async def test_the_past_is_kept_or_cut(task: Task, history: History, commits: int) -> None:
+    async with opened(task) as sandbox:
+        await sh(sandbox, f"{MAKE_FIX} fetch_fix; git branch later $fix; rm -rf /tmp/fix")
+        done = await scrub(sandbox, task, history=history)
+        assert done.history == history
+        assert len((await sh(sandbox, "git log --oneline --all")).splitlines()) == commits
+        assert (await sh(sandbox, "git rev-parse HEAD")).strip() == task.base_commit
+        assert "words of the image" in await sh(sandbox, "git --no-pager diff")
+        assert len((await sh(sandbox, "git --no-pager blame pkg/total.py")).splitlines()) == 5
+        assert not (await sh(sandbox, "git fsck --no-progress --full 2>&1")).strip()
+        assert (await sweep(sandbox, task)).leaks == ()
+
+
+async def test_a_past_that_holds_the_solution_is_cut(tmp_path: Path) -> None:
+    folder = tmp_path / "image"
+    make_repository(folder)
+    git(folder, "checkout", "-q", "README.md")
+    for text in (FIXED, (folder / "pkg/total.py").read_text()):
+        (folder / "pkg/total.py").write_text(text)
+        git(folder, "commit", "-qam", "Try and revert")
+    task = task_of(folder)
+    async with opened(task) as sandbox:
+        done = await scrub(sandbox, task)
+        assert done.history == "none"
+        assert done.base == git(folder, "rev-parse", "HEAD")
+        assert FIXED_LINE not in await sh(sandbox, "git cat-file --batch-all-objects --batch")
+
+
+async def test_commits_on_top_of_the_base_become_changes_of_the_work_tree(task: Task) -> None:
+    folder = Path(task.image.removeprefix("dir:"))
+    git(folder, "commit", "-qam", "Set the image up")
+    async with opened(task) as sandbox:
+        done = await scrub(sandbox, task)
+        assert done.base == task.base_commit
+        assert (await sh(sandbox, "git rev-parse HEAD")).strip() == task.base_commit
+        assert "words of the image" in await sh(sandbox, "git --no-pager diff --cached")
+        assert "set the image up" not in (await sh(sandbox, "git log --all")).lower()
+
+
+async def test_a_base_commit_that_the_image_lacks_gives_way_to_its_head(task: Task) -> None:
+    stranger = task_of(Path(task.image.removeprefix("dir:")), base_commit="1" * 40)
+    async with opened(stranger) as sandbox:
+        assert (await scrub(sandbox, stranger)).base == task.base_commit
+
+
+async def test_no_setting_of_the_image_runs_a_program(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            f"""{MAKE_FIX} fetch_fix; git branch later $fix
+            cat >/tmp/ran.sh <<'END'
+            #!/bin/sh
+            touch /tmp/ran
+            cat
+END
+            chmod +x /tmp/ran.sh; mkdir -p .git/hooks
+            for hook in post-checkout reference-transaction pre-auto-gc fsmonitor-watchman
+            do cp /tmp/ran.sh .git/hooks/$hook; done
+            for key in core.fsmonitor core.pager core.editor core.sshCommand core.askPass \
+              diff.external diff.all.textconv filter.all.clean filter.all.smudge \
+              filter.all.process gpg.program credential.helper core.alternateRefsCommand
+            do git config $key /tmp/ran.sh; git config -f /root/.gitconfig $key /tmp/ran.sh
+            git config -f /home/agent/.gitconfig $key /tmp/ran.sh; done
+            git config core.hooksPath .git/hooks; git config filter.all.required true
+            echo '* diff=all filter=all' >.git/info/attributes 2>/dev/null ||
+              {{ mkdir .git/info; echo '* diff=all filter=all' >.git/info/attributes; }}
+            mkdir tests; echo x >tests/test_total.py
+            rm -f /tmp/ran""",
+        )
+        await scrub(sandbox, task)
+        assert (await run(sandbox, "test -e /tmp/ran")).exit_code == 1
+        await sh(sandbox, "git status; git --no-pager diff; git --no-pager log -p")
+        assert (await run(sandbox, "test -e /tmp/ran")).exit_code == 1
+
+
+async def test_submodules_keep_their_commit_and_lose_their_history(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            """
+            rm -rf /srv && mkdir /srv && git init -q /srv/lib && cd /srv/lib
+            for n in 1 2 3; do echo $n >f; git add f; git commit -qm $n; done; cd /repo
+            git -c protocol.file.allow=always submodule --quiet add /srv/lib lib
+            git -C lib checkout -q HEAD~1; git add lib; git commit -qm sub; rm -rf /srv""",
+        )
+        own = task_of(Path("/nowhere"))
+        before = await sh(sandbox, "git status --porcelain; git -C lib rev-parse HEAD")
+        done = await scrub(sandbox, own)
+        assert done.changed
+        assert await sh(sandbox, "git status --porcelain; git -C lib rev-parse HEAD") == before
+        assert (await sh(sandbox, "git -C lib log --all --oneline | wc -l")).strip() == "1"
+        assert (await sweep(sandbox, own)).leaks == ()
+
+
+async def test_repositories_with_sha256_names_are_scrubbed(tmp_path: Path) -> None:
+    task = make_repository(tmp_path / "image", "--object-format=sha256")
+    async with opened(task) as sandbox:
+        await sh(sandbox, f"{MAKE_FIX} fetch_fix; git tag later $fix; rm -rf /tmp/fix")
+        assert (await scrub(sandbox, task)).base == task.base_commit
+        assert FIXED_LINE not in await sh(sandbox, "git cat-file --batch-all-objects --batch")
+        assert (await sweep(sandbox, task)).leaks == ()
+
+
+async def test_a_partial_clone_fetches_nothing(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            """
+            git -C /repo config uploadpack.allowFilter true; mkdir /srv
+            git clone -q --filter=blob:none --no-local file:///repo /srv/part
+            cd /srv/part; ls .git/objects/pack/*.promisor; cd /repo
+            rm -rf .git; mv /srv/part/.git .git
+            git config remote.origin.url 'ext::sh -c touch% /tmp/fetched'
+            git config protocol.ext.allow always""",
+        )
+        done = await scrub(sandbox, task)
+        assert (done.base, done.history) == (task.base_commit, "none")
+        assert (await run(sandbox, "test -e /tmp/fetched")).exit_code == 1
+        assert "words of the image" in await sh(sandbox, "git --no-pager diff")
+        assert (await sweep(sandbox, task)).leaks == ()
+
+
+async def test_a_shallow_clone_stays_one(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            """mkdir /srv; git clone -q --depth 2 file:///repo /srv/part
+            rm -rf .git; mv /srv/part/.git .git""",
+        )
+        done = await scrub(sandbox, task)
+        assert (done.base, done.history) == (task.base_commit, "full")
+        assert len((await sh(sandbox, "git log --oneline")).splitlines()) == 2
+        assert (await sweep(sandbox, task)).leaks == ()
+
+
+async def test_a_workdir_inside_a_repository_is_scrubbed_at_its_top(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(sandbox, f"{MAKE_FIX} fetch_fix; git tag later $fix; rm -rf /tmp/fix")
+        inner = Task(**{**{f: getattr(task, f) for f in task.__slots__}, "workdir": "/repo/pkg"})
+        assert (await scrub(sandbox, inner)).changed
+        assert (await sh(sandbox, "git tag")) == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "echo 1111111111111111111111111111111111111111 >.git/refs/heads/main",
+        "echo nonsense >.git/HEAD",
+        "echo '[core' >.git/config",
+        "rm -rf .git/objects/*",
+        "f=.git/objects/$(git rev-parse HEAD^{tree} | sed 's,..,&/,'); chmod u+w $f; : >$f",
+        "rm -rf .git; echo 'gitdir: /nowhere' >.git",
+    ],
+)
+async def test_a_broken_repository_is_a_broken_image(task: Task, damage: str) -> None:
+    async with opened(task) as sandbox:
+        await sh(sandbox, damage)
+        with pytest.raises(BrokenImageError) as caught:
+            await scrub(sandbox, task)
+        assert caught.value.hint
+        assert not caught.value.retryable
+
+
+async def test_a_repository_without_a_commit_loses_what_it_fetched(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            f"{MAKE_FIX} rm -rf .git; git init -q; git fetch -q /tmp/fix HEAD; rm -rf /tmp/fix",
+        )
+        assert (await scrub(sandbox, task)).base == ""
+        assert (await sh(sandbox, "git cat-file --batch-all-objects --batch-check")) == ""
+
+
+async def test_a_workdir_without_a_repository_still_loses_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_total.py").write_text(SECRET_TEST)
+    task = task_of(tmp_path)
+    async with opened(task) as sandbox:
+        done = await scrub(sandbox, task)
+        assert done.removed == (f"{task.workdir}/tests/test_total.py",)
+
+
+async def test_a_test_of_the_base_stands_as_the_base_has_it(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            """mkdir tests; echo old >tests/test_total.py; git add tests; git commit -qm tests
+            echo hidden >tests/test_total.py""",
+        )
+        await scrub(sandbox, task_of(Path("/nowhere")))
+        assert await sh(sandbox, "cat tests/test_total.py") == "old\n"
+        assert "words of the image" in await sh(sandbox, "cat README.md")

@@ -68,7 +68,7 @@ REASONS: Mapping[Kind, str] = {
     Kind.COPY: "it holds objects of the same project.",
     Kind.FILE: "datasets and tools leave such files, and they give the Task away.",
     Kind.TEXT: "it holds lines that only the solution or the hidden tests bring.",
-    Kind.PACKAGE: "an installed copy of the project differs from the base and is not older.",
+    Kind.PACKAGE: "an installed copy of the project is newer than the base.",
     Kind.NAME: "who reads it can look the solution up.",
     Kind.SECRET: "every user of the sandbox can read it.",
 }
@@ -106,9 +106,10 @@ async def sweep(sandbox: Sandbox, task: Task) -> Sweep:
         unchecked.append("text, packages, names: the image has no python3 to read files with")
     else:
         leaks += _files(scan)
-        leaks += _packages(scan, await _own_version(sandbox, task))
+        own = await _own_version(sandbox, task)
+        leaks += _packages(scan, own)
         leaks += _surroundings(scan, task)
-        unchecked += scan["unchecked"]
+        unchecked += [*scan["unchecked"], *_packages_unchecked(scan, own)]
     return Sweep(tuple(dict.fromkeys(leaks)), tuple(dict.fromkeys(unchecked)))
 
 
@@ -164,12 +165,18 @@ def _files(scan: Mapping[str, Any]) -> Iterator[Leak]:
 
 
 def _packages(scan: Mapping[str, Any], own: str) -> Iterator[Leak]:
+    """Yield copies of changed files that are newer; one with lines of the solution is a text."""
     texts = {hit["path"] for hit in scan["hits"]}
     for found in scan["packages"]:
-        newer = not found["version"] or not own or _order(found["version"]) > _order(own)
-        if newer and found["path"] not in texts:
-            version = found["version"] or "of unknown version"
-            yield _leak(Kind.PACKAGE, found["path"], f"{version}; the base is {own or 'unknown'}")
+        is_newer = own and found["version"] and _order(found["version"]) > _order(own)
+        if is_newer and found["path"] not in texts:
+            yield _leak(Kind.PACKAGE, found["path"], f"{found['version']}; the base is {own}")
+
+
+def _packages_unchecked(scan: Mapping[str, Any], own: str) -> Iterator[str]:
+    for found in scan["packages"]:
+        if not (own and found["version"]):
+            yield f"package: {found['path']} differs from the base, and no version tells its age"
 
 
 def _surroundings(scan: Mapping[str, Any], task: Task) -> Iterator[Leak]:

@@ -143,7 +143,7 @@ class Scan:
             if os.path.islink(path) or not os.path.isfile(path):
                 return None
             if os.path.getsize(path) > MAX_FILE:
-                if path.startswith(self.top):
+                if path.startswith(self.top + "/") and path not in self.tracked:
                     self.unchecked.add("text: larger than 4 MiB: " + path)
                 return None
             with open(path, "rb") as file:
