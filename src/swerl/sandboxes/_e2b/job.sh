@@ -114,18 +114,30 @@ run_command() {
   exec env -i "${vars[@]}" "${given[@]}" "${argv[@]}"
 }
 
+# One process that keeps what there is room for and reads on beyond that.
 spool() {
-  [ "$cap_kib" = 0 ] || { (trap '' XFSZ; ulimit -f "$cap_kib"; exec cat >"$d/$1.data"); exec cat >/dev/null; }
-  exec cat >"$d/$1.data"
+  [ "$cap_kib" = 0 ] || { trap '' XFSZ; ulimit -f "$cap_kib"; }
+  exec tee -- "$d/$1.data" >/dev/null
 } <"$d/$1" 2>/dev/null
 
-# What the command left running may still hold its output; only a moment is given to it.
+# Wait until all that was printed is kept. What the command left running may still hold its output;
+# so it is enough that a spool sleeps, which it only does where there is nothing to read.
 linger() {
-  local turn
-  for turn in 1 2 3 4 5 6 7 8 9 10; do
+  local each turn idle=0
+  for ((turn = 0; turn < 1000 && idle < 3; turn++)); do
+    idle=$((idle + 1))
+    for each in $spools; do
+      sleeps "$each" || idle=0
+    done
     kill -0 ${spools% *} 2>/dev/null || kill -0 ${spools#* } 2>/dev/null || return
     read -r -t 0.01 -u 7
   done
+}
+
+sleeps() {
+  local line
+  { read -r line <"/proc/$1/stat"; } 2>/dev/null || return 0
+  case $line in *'(tee) S '* | *' Z '*) ;; *) return 1 ;; esac
 }
 
 pause() { read -r -t "$1" -u 9; }
