@@ -1,0 +1,68 @@
+"""An agent's sandbox has no future; a grading sandbox is as the image is."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import BrokenImageError
+from swerl.harnesses import builtin
+from swerl.rollout.clock import Clock
+from swerl.rollout.provision import Provisioner
+from swerl.run.events import Event, PhaseEnded
+from swerl.sandbox import Limits
+from swerl.sandboxes import local
+from swerl.task import GradingSpec, Task
+
+HARNESS = builtin.build(builtin.Options())
+SCRIPT = """
+git init -q --template= -b main; git config user.name a; git config user.email a@b
+echo broken >code.py; git add -A; git commit -qm base
+git checkout -q -b later; echo mended >code.py; git commit -qam fix; git checkout -q main
+mkdir r2e_tests; echo hidden >r2e_tests/test_1.py
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    subprocess.run(["sh", "-ec", SCRIPT], cwd=tmp_path, check=True)
+    return Task("a__b-1", "a/b", f"dir:{tmp_path}", "/repo", "Mend it.", GradingSpec("command"))
+
+
+@pytest.fixture
+def provisioner() -> Provisioner:
+    return Provisioner(local.build(local.Options()), Limits(disk_mib=256), concurrency=2)
+
+
+async def test_an_agent_finds_neither_later_commits_nor_hidden_tests(
+    task: Task, provisioner: Provisioner
+) -> None:
+    heard: list[Event] = []
+    clock = Clock("episode", heard.append)
+    for _ in range(2):
+        async with provisioner.for_agent(task, HARNESS, clock) as sandbox:
+            script = "git log --all --oneline; git cat-file --batch-all-objects --batch; ls"
+            told = await sandbox.run(["sh", "-c", script], cwd="/repo")
+            assert "base" in told.text
+            assert "mended" not in told.text
+            assert "r2e_tests" not in told.text
+    assert clock.seconds["scrub"] > 0
+    assert [e.phase for e in heard if isinstance(e, PhaseEnded)] == ["scrub", "scrub"]
+
+
+async def test_grading_finds_everything(task: Task, provisioner: Provisioner) -> None:
+    async with provisioner.for_grading(task) as sandbox:
+        told = await sandbox.run(["sh", "-c", "git show later:code.py; ls"], cwd="/repo")
+        assert "mended" in told.text
+        assert "r2e_tests" in told.text
+
+
+async def test_a_broken_repository_is_an_error_and_leaves_no_sandbox(
+    task: Task, provisioner: Provisioner, tmp_path: Path
+) -> None:
+    (tmp_path / ".git/HEAD").write_text("nonsense\n")
+    with pytest.raises(BrokenImageError):
+        async with provisioner.for_agent(task, HARNESS, Clock("episode", lambda _: None)):
+            pytest.fail("a sandbox was handed out")

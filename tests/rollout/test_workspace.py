@@ -1,0 +1,104 @@
+"""The patch is what the agent changed, whatever state the image's work tree was in."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from swerl.interfaces import Sandbox
+from swerl.rollout import workspace
+from swerl.sandbox import Limits
+from swerl.sandboxes import local
+
+WORKDIR = "/repo"
+
+
+SCRIPT = """
+git init -q --template= -b main; git config user.name a; git config user.email a@b
+printf 'one\\n' >code.py; printf 'pin\\n' >setup.cfg; git add -A; git commit -qm base
+printf 'pin changed by the image\\n' >setup.cfg
+printf 'staged\\n' >staged.py; git add staged.py; printf 'left over\\n' >notes.txt
+"""
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """A repository of one commit with a changed, a staged, and an untracked file."""
+    subprocess.run(["sh", "-ec", SCRIPT], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+@pytest.fixture
+async def sandbox(image: Path) -> AsyncIterator[Sandbox]:
+    backend = local.build(local.Options())
+    async with backend.open(f"dir:{image}", Limits(disk_mib=512), workdir=WORKDIR) as opened:
+        yield opened
+
+
+def applies(patch: str, folder: Path) -> bool:
+    """Whether git would apply a patch to a folder."""
+    apply = ["git", "apply", "--check", "-"]
+    return subprocess.run(apply, cwd=folder, input=patch, text=True).returncode == 0
+
+
+async def sh(sandbox: Sandbox, script: str) -> str:
+    done = await sandbox.run(["sh", "-ec", script], cwd=WORKDIR, timeout_s=30)
+    assert done.exit_code == 0, done.text
+    return done.stdout.decode()
+
+
+async def test_a_patch_leaves_out_what_the_image_had_changed(sandbox: Sandbox) -> None:
+    start = await workspace.start(sandbox, WORKDIR)
+    await sh(sandbox, "echo two >>code.py; echo more >>notes.txt; echo new >new.py; rm staged.py")
+    patch = await workspace.take_patch(sandbox, WORKDIR, start)
+    assert patch is not None
+    assert "setup.cfg" not in patch
+    changed = [line for line in patch.splitlines() if line.startswith("diff --git")]
+    assert [line.split(" b/")[1] for line in changed] == [
+        *("code.py", "new.py", "notes.txt", "staged.py"),
+    ]
+
+
+async def test_the_patch_applies_to_the_image_as_it_is(sandbox: Sandbox, image: Path) -> None:
+    start = await workspace.start(sandbox, WORKDIR)
+    await sh(sandbox, "echo two >>code.py; echo more >>setup.cfg; git add -A; git commit -qm work")
+    patch = await workspace.take_patch(sandbox, WORKDIR, start)
+    assert patch is not None
+    assert applies(patch, image)
+
+
+async def test_no_change_is_an_empty_patch_and_the_index_stays(sandbox: Sandbox) -> None:
+    before = await sh(sandbox, "git status --porcelain; sha256sum .git/index")
+    start = await workspace.start(sandbox, WORKDIR)
+    assert await sh(sandbox, "git status --porcelain; sha256sum .git/index") == before
+    assert await workspace.take_patch(sandbox, WORKDIR, start) == ""
+
+
+async def test_an_agent_that_collects_garbage_loses_nothing(sandbox: Sandbox) -> None:
+    start = await workspace.start(sandbox, WORKDIR)
+    await sh(sandbox, "echo two >>code.py; git gc -q --prune=now")
+    assert (await sandbox.run(["git", "cat-file", "-e", start.base], cwd=WORKDIR)).exit_code != 0
+    patch = await workspace.take_patch(sandbox, WORKDIR, start)
+    assert patch is not None
+    assert "+two" in patch
+
+
+async def test_a_large_untracked_folder_is_left_out(sandbox: Sandbox) -> None:
+    await sh(sandbox, "mkdir venv; head -c 20000000 /dev/urandom >venv/lib.bin")
+    start = await workspace.start(sandbox, WORKDIR)
+    assert start.skipped == ("venv/",)
+    await sh(sandbox, "echo x >>venv/lib.bin; echo more >>notes.txt")
+    patch = await workspace.take_patch(sandbox, WORKDIR, start)
+    assert patch is not None
+    assert "venv" not in patch
+    assert "+more" in patch
+
+
+async def test_a_clean_work_tree_starts_at_its_commit(sandbox: Sandbox) -> None:
+    await sh(sandbox, "git add -A; git commit -qm all")
+    start = await workspace.start(sandbox, WORKDIR)
+    assert start.base == (await sh(sandbox, "git rev-parse HEAD")).strip()
+    assert start.pack == b""
