@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from swerl.errors import SandboxUnavailableError
+from swerl.images.archive import import_images
 from swerl.interfaces import Sandbox
+from swerl.oci.store import default_store
 from swerl.sandboxes import docker, e2b, local
 
 from .helpers import LIMITS, OUTPUT_CAP_MIB, WORKDIR, Target
@@ -22,6 +26,18 @@ def open_local(isolator: str) -> Target:
         pytest.skip("bubblewrap is not installed")
     options = local.Options(isolator=isolator, output_cap_mib=OUTPUT_CAP_MIB)
     return Target(local.build(options), "host")
+
+
+def open_stored(request: pytest.FixtureRequest) -> Target:
+    """The test image, from a store of its own."""
+    base = request.getfixturevalue("base_image")
+    cache = request.getfixturevalue("tmp_path_factory").mktemp("cache")
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    patch.setenv("SWERL_CACHE", str(cache))
+    import_images(base.layout, default_store(), name=base.name)
+    options = local.Options(output_cap_mib=OUTPUT_CAP_MIB)
+    return Target(local.build(options), base.name)
 
 
 def open_docker(request: pytest.FixtureRequest) -> Target:
@@ -41,6 +57,7 @@ def open_e2b(request: pytest.FixtureRequest) -> Target:
 TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
     "local/bwrap": lambda _: open_local("bwrap"),
     "local/unshare": lambda _: open_local("unshare"),
+    "local/oci": open_stored,
     "docker": open_docker,
     "e2b": open_e2b,
 }
@@ -53,7 +70,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 
 @pytest.fixture(scope="session")
-def e2b_server() -> Iterator[str]:
+def e2b_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of `swerl sandbox serve` over the backend `local`; its key is in the environment."""
     pytest.importorskip("e2b", reason="the package `e2b` is not installed")
     from ..e2b_server.helpers import KEY, serving
@@ -64,6 +81,8 @@ def e2b_server() -> Iterator[str]:
         serving(backend, limits=LIMITS, workdir=WORKDIR) as running,
     ):
         patch.setenv("E2B_API_KEY", KEY)
+        if not os.access(Path.home(), os.W_OK):  # it keeps what it uploads in a cache
+            patch.setenv("SWERL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield running.url
 
 

@@ -241,6 +241,19 @@ async def test_limits_are_what_the_container_sees(
         assert (await sandbox.run(["python3", "-c", grow], timeout_s=20)).exit_code == 137
 
 
+async def test_files_that_outgrow_the_disk_together_end_the_sandbox(
+    backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend._watch, "_period_s", 0.05)
+    limits = Limits(memory_mib=256, num_processes=32, disk_mib=4, lifetime_s=60)
+    async with backend.open(docker_image, limits, workdir=WORKDIR) as sandbox:
+        if "disk" in sandbox.limits:
+            pytest.skip("the storage driver here has a quota")
+        fill = "for n in 1 2 3; do head -c 3000000 /dev/zero > f$n; done; sleep 60"
+        with pytest.raises(SandboxLostError, match="disk_mib"):
+            await sandbox.run(["sh", "-c", fill], timeout_s=20)
+
+
 def test_its_price_is_what_the_settings_say() -> None:
     assert docker.build(docker.Options(price_per_hour=0.25)).price(LIMITS) == 0.25
     assert docker.build(docker.Options()).price(LIMITS) == 0

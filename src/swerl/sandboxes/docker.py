@@ -19,6 +19,7 @@ from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
 from swerl.sandboxes._docker import container, seccomp
 from swerl.sandboxes._docker.api import LIMITS_HELD, Api
 from swerl.sandboxes._docker.container import Plan, Quota
+from swerl.sandboxes._docker.disk import DiskWatch
 from swerl.sandboxes._docker.machine import Machine
 from swerl.sandboxes._docker.sandbox import DockerSandbox
 
@@ -56,6 +57,7 @@ class DockerBackend:
         self._options = options
         self._api = Api(options.base_url)
         self._quota: Quota | None = None
+        self._watch = DiskWatch(self._api)
 
     @asynccontextmanager
     async def _open(self, plan: Plan) -> AsyncIterator[DockerSandbox]:
@@ -71,10 +73,13 @@ class DockerBackend:
         held = {name for name, key in LIMITS_HELD.items() if self._api.info.get(key)}
         limits = frozenset(held | ({"disk"} if quota.works else set()))
         sandbox = DockerSandbox(machine, limits, int(self._options.output_cap_mib * 2**20))
+        if not quota.works:
+            self._watch.add(machine)
         try:
             await sandbox.boot()
             yield sandbox
         finally:
+            self._watch.drop(machine)
             await asyncio.shield(sandbox.close())
 
     def open(
