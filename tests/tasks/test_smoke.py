@@ -101,6 +101,14 @@ async def test_the_interpreter_of_the_tests_must_run(tasks: list[Task]) -> None:
     assert "does not run: /opt/none/node" in declared.failure
 
 
+async def test_one_problem_does_not_hide_another(tasks: list[Task]) -> None:
+    spec = GradingSpec("command", test_command="./python -m pytest")
+    found = await look(replace(tasks[0], base_commit="ab" * 20, grading=spec))
+    assert "does not run: ./python" in found.failure
+    assert "lacks the base commit" in found.failure
+    assert found.boot_s > 0
+
+
 @pytest.mark.parametrize(
     ("command", "name", "shell", "is_declared"),
     [

@@ -125,7 +125,8 @@ def _table(results: list[Smoke]) -> Table:
         is_number = title in {"tasks", "MiB", "boot ms", "exec ms"}
         table.add_column(title, justify="right" if is_number else "left", overflow="fold")
     for each in results:
-        times = (f"{each.boot_s * 1e3:.0f}", f"{each.exec_s * 1e3:.1f}") if each.ok else ("", "")
+        has_booted = each.boot_s > 0
+        times = (f"{each.boot_s * 1e3:.0f}", f"{each.exec_s * 1e3:.1f}") if has_booted else ("", "")
         size = f"{each.size / 2**20:,.0f}" if each.size else ""
         ready = "[green]yes[/]" if each.ok else "[red]no[/]"
         found = (each.work_tree, escape(each.interpreter), size)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from swerl.errors import SandboxError, SandboxUnavailableError, SwerlError
+from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError, SwerlError
 from swerl.interfaces import Sandbox, SandboxBackend
 from swerl.oci.reference import is_local
 from swerl.sandbox import Limits
@@ -137,7 +137,7 @@ async def _check(backend: SandboxBackend, settings: Settings, task: Task) -> Smo
     except SandboxUnavailableError:
         raise
     except SwerlError as error:
-        found = replace(found, failure=f"{error} ({error.hint})" if error.hint else str(error))
+        found = replace(found, failure=_explain(error))
     except TimeoutError:
         found = replace(found, failure=f"no command ended within {_BOOT_TIMEOUT_S:g} s of the boot")
     except OSError as error:
@@ -156,14 +156,31 @@ async def _look(backend: SandboxBackend, settings: Settings, task: Task) -> Smok
             boot_s = time.monotonic() - started
             patience.reschedule(None)
             timed = await sandbox.run(["true"], timeout_s=_STEP_TIMEOUT_S)
+            problems: list[str] = []
             return Smoke(
                 task.image,
                 task.workdir,
                 boot_s=boot_s,
                 exec_s=timed.duration_s,
-                interpreter=await _ask_interpreter(sandbox, interpreter_of(task)),
-                work_tree=await _ask_work_tree(sandbox, task),
+                interpreter=await _note(_ask_interpreter(sandbox, interpreter_of(task)), problems),
+                work_tree=await _note(_ask_work_tree(sandbox, task), problems),
+                failure="; ".join(problems),
             )
+
+
+async def _note(question: Coroutine[None, None, str], problems: list[str]) -> str:
+    """Return the answer, or nothing and the problem: one must not hide the other."""
+    try:
+        return await question
+    except SandboxLostError:
+        raise
+    except SandboxError as error:
+        problems.append(_explain(error))
+        return ""
+
+
+def _explain(error: SwerlError) -> str:
+    return f"{error} ({error.hint})" if error.hint else str(error)
 
 
 async def _ask_interpreter(sandbox: Sandbox, wanted: Interpreter) -> str:
