@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+import httpx
 import pytest
 from e2b import NotFoundException, Sandbox, SandboxException, SandboxQuery, SandboxState
 
@@ -99,6 +101,15 @@ def test_a_wrong_wish_makes_nothing(service: Service, body: bytes) -> None:
         answer = client.post("/v2/sandboxes", content=body)
         assert answer.status_code == 400, answer.text
         assert len(client.get("/sandboxes").json()) == before
+
+
+async def test_the_same_wish_sent_many_times_at_once_makes_one_sandbox(service: Service) -> None:
+    headers = {"X-API-Key": KEY, "Idempotency-Key": "at once"}
+    async with httpx.AsyncClient(base_url=service.url, headers=headers) as client:
+        asked = [client.post("/v2/sandboxes", json={"templateID": "base"}) for _ in range(5)]
+        made = {answer.json()["sandboxID"] for answer in await asyncio.gather(*asked)}
+        assert len(made) == 1
+        assert (await client.delete(f"/sandboxes/{made.pop()}")).status_code == 204
 
 
 def test_the_same_wish_sent_twice_makes_one_sandbox(service: Service) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from swerl.e2b_server.envd import PORT
 
-_HOST = re.compile(r"(\d{1,5})-([a-z0-9]+)\.[^/]+", re.IGNORECASE)
+_HOST = re.compile(r"(\d{1,5})-([a-z0-9-]+)\.[^/]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,10 @@ class Box:
         self.folders: Folders
         self.processes: Processes
         self.watchers: Watchers
+        self.runs = False
+        """Whether clients can use it."""
         self._deadline_s = 0.0
         self._changed = asyncio.Event()
-        self._ended = False
         self.live_for(wish.timeout_s)
 
     @property
@@ -75,6 +76,8 @@ class Box:
         self.folders = Folders(sandbox)
         self.processes = Processes(sandbox, self.workdir, self.wish.env)
         self.watchers = Watchers(sandbox)
+        self.live_for(self.wish.timeout_s)
+        self.runs = True
 
     def home(self, user: str | None) -> str:
         """Return where a user's relative paths begin."""
@@ -82,16 +85,26 @@ class Box:
 
     def end(self) -> None:
         """Have it removed."""
-        self._ended = True
+        self.runs = False
         self._changed.set()
 
     async def over(self) -> None:
         """Return when its time is over or its end was asked for."""
-        while not self._ended and self.left_s > 0:
+        while self.runs and self.left_s > 0:
             self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.left_s):
                     await self._changed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Keeper:
+    """The task that holds a sandbox open."""
+
+    box: Box
+    task: asyncio.Task[None]
+    ready: asyncio.Future[None]
+    """Done once the sandbox stands."""
 
 
 class Boxes:
@@ -100,16 +113,17 @@ class Boxes:
     def __init__(self, backend: SandboxBackend, options: ServerOptions) -> None:
         self._backend = backend
         self._options = options
-        self._boxes: dict[str, Box] = {}
-        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._keepers: dict[str, _Keeper] = {}
+        self._closed = False
 
     def all(self) -> list[Box]:
         """Return those that run, the oldest first."""
-        return list(self._boxes.values())
+        return [keeper.box for keeper in self._keepers.values() if keeper.box.runs]
 
     def find(self, sandbox_id: str) -> Box | None:
         """Return the one of this id; what old SDKs append after a dash is not looked at."""
-        return self._boxes.get(sandbox_id.partition("-")[0])
+        keeper = self._keepers.get(sandbox_id.partition("-")[0])
+        return keeper.box if keeper and keeper.box.runs else None
 
     def require(self, sandbox_id: str) -> Box:
         """Return the one of this id. Raises Failure, not found."""
@@ -120,65 +134,69 @@ class Boxes:
     def open_with(self, sandbox_id: str, token: str) -> Box:
         """Return the one that this token opens. Raises Failure: gone, or unauthenticated."""
         box = self.find(sandbox_id)
-        if box is None:
+        if sandbox_id and box is None:
             raise gone(sandbox_id[:64])
-        if not access.same(token, box.token):
+        if box is None or not access.same(token, box.token):
             message = "the sandbox's access token is missing or wrong"
             raise Failure(Code.UNAUTHENTICATED, message)
         return box
 
     async def create(self, wish: Wish) -> Box:
-        """Make a sandbox, or return the one that the same wish made before."""
-        if wish.idempotency_key and (made := self._made_by(wish)):
-            return made
+        """Make a sandbox, or return the one that the same wish made, or makes, already."""
+        if keeper := self._made_by(wish):
+            await asyncio.wait([keeper.task, keeper.ready], return_when=asyncio.FIRST_COMPLETED)
+            if keeper.box.runs:
+                return keeper.box
+        if self._closed:
+            raise Failure(Code.UNAVAILABLE, "the server stops")
         if len(self._keepers) >= self._options.max_sandboxes:
             message = f"{len(self._keepers)} sandboxes run, and no more may"
             raise Failure(Code.RESOURCE_EXHAUSTED, message)
         limits = replace(self._options.limits, lifetime_s=self._options.max_lifetime_s)
         box = Box(wish, limits, self._options.workdir)
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        keeper = asyncio.create_task(self._keep(box, ready))
-        self._keepers[box.id] = keeper
-        keeper.add_done_callback(lambda _: self._keepers.pop(box.id))
-        await wait_ready(keeper, ready)
+        task = asyncio.create_task(self._keep(box, ready))
+        self._keepers[box.id] = _Keeper(box, task, ready)
+        task.add_done_callback(lambda _: self._keepers.pop(box.id))
+        try:
+            await wait_ready(task, ready)
+        except asyncio.CancelledError:
+            box.end()  # its client is gone and will never know its id
+            raise
         return box
 
     async def remove(self, box: Box) -> None:
         """Remove a sandbox; returns when it is gone."""
-        self._boxes.pop(box.id, None)
         box.end()
         if keeper := self._keepers.get(box.id):
-            await asyncio.wait([keeper])
+            await asyncio.wait([keeper.task])
 
     async def close(self) -> None:
-        """Remove all sandboxes."""
+        """Remove all sandboxes, and make no more."""
+        self._closed = True
         keepers = list(self._keepers.values())
-        for box in self.all():
-            box.end()
         for keeper in keepers:
-            if not any(self._keepers.get(box.id) is keeper for box in self._boxes.values()):
-                keeper.cancel()  # its sandbox is not yet made
-        await asyncio.gather(*keepers, return_exceptions=True)
+            keeper.box.end()
+            if not keeper.ready.done():
+                keeper.task.cancel()
+        await asyncio.gather(*(keeper.task for keeper in keepers), return_exceptions=True)
 
-    def _made_by(self, wish: Wish) -> Box | None:
-        boxes = self._boxes.values()
-        return next((b for b in boxes if b.wish.idempotency_key == wish.idempotency_key), None)
+    def _made_by(self, wish: Wish) -> _Keeper | None:
+        key = wish.idempotency_key
+        same = (
+            one for one in self._keepers.values() if key and one.box.wish.idempotency_key == key
+        )
+        return next(same, None)
 
     async def _keep(self, box: Box, ready: asyncio.Future[None]) -> None:
         """Hold a sandbox open until its time is over."""
+        opened = self._backend.open(box.wish.image, box.limits, workdir=box.workdir)
         try:
-            opened = self._backend.open(box.wish.image, box.limits, workdir=box.workdir)
             async with opened as sandbox:
                 box.stand(sandbox)
-                self._boxes[box.id] = box
                 _LOG.info("sandbox %s of %s runs", box.id, box.wish.image)
                 ready.set_result(None)
-                try:
-                    await box.over()
-                finally:
-                    self._boxes.pop(box.id, None)
-                    await box.watchers.close()
-                    box.processes.stop()
+                await self._until_over(box)
         except SwerlError as error:
             if not ready.done():
                 raise
@@ -187,3 +205,11 @@ class Boxes:
             if ready.done():
                 await box.processes.close()
                 _LOG.info("sandbox %s is gone", box.id)
+
+    async def _until_over(self, box: Box) -> None:
+        try:
+            await box.over()
+        finally:
+            box.end()
+            box.processes.stop()
+            await box.watchers.close()

@@ -67,8 +67,12 @@ async def read_message(request: web.BaseRequest) -> dict[str, Json]:
 
 async def read_one(request: web.BaseRequest) -> dict[str, Json]:
     """Return the only message of a call whose answer is a stream."""
-    async for message in read_stream(request):
-        return message
+    try:
+        async with asyncio.timeout(IDLE_S):
+            async for message in read_stream(request):
+                return message
+    except TimeoutError as error:
+        raise Failure(Code.CANCELED, "the message did not arrive", status=408) from error
     raise Failure(Code.INVALID_ARGUMENT, "the request holds no message")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ async def answer(box: Box, request: web.BaseRequest, transfers: Transfers) -> we
         return await _answer_input(box, request)
     if path in _UNARY:
         call = _call(box, request, await connect.read_message(request))
-        return _json(await _UNARY[path](call))
+        return _json(await _in_time(call, _UNARY[path](call)))
     raise Failure(Code.UNIMPLEMENTED, f"there is no call {path[:100]}", status=404)
 
 
@@ -102,10 +103,21 @@ async def _answer_input(box: Box, request: web.BaseRequest) -> web.StreamRespons
     call = _call(box, request, {})
     reply = connect.Reply(request)
     try:
-        await reply.send(await process_service.stream_input(call, connect.read_stream(request)))
+        work = process_service.stream_input(call, connect.read_stream(request))
+        await reply.send(await _in_time(call, work))
     except SwerlError as error:
         return await reply.end(_told(box, error))
     return await reply.end()
+
+
+async def _in_time(call: Call, work: Awaitable[Message]) -> Message:
+    """Return what the work returns within the time that its client gives it."""
+    try:
+        async with asyncio.timeout(call.timeout_s):
+            return await work
+    except TimeoutError as error:
+        message = "the call ran into its timeout"
+        raise Failure(Code.DEADLINE_EXCEEDED, message) from error
 
 
 def _told(box: Box, error: SwerlError) -> Failure:
