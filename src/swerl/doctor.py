@@ -19,6 +19,7 @@ from pathlib import Path
 from swerl import plugins
 from swerl.errors import SwerlError
 from swerl.images._login import default_config, logged_in
+from swerl.ledger.tracked import tracked
 from swerl.sandbox import Limits
 from swerl.sandboxes._docker.api import LIMITS_HELD, Api
 from swerl.sandboxes._local import cgroup
@@ -106,7 +107,7 @@ async def _sandbox() -> Check:
     mend = "apt-get install -y bubblewrap"
     try:
         module = plugins.load("sandboxes", "local")
-        backend = module.build(module.Options())
+        backend = tracked("local", module.Options(), run="doctor")
         async with (
             asyncio.timeout(_TIMEOUT_S),
             backend.open("host", Limits(memory_mib=256), workdir="/tmp") as sandbox,

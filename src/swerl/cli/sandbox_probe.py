@@ -78,7 +78,7 @@ def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
     from swerl.recipe.load import read_settings
 
     options = dict(read_settings(settings or ()))
-    return Subject(open_backend(backend, settings), backend, image, options=options)
+    return Subject(open_backend(backend, settings, run="probe"), backend, image, options=options)
 
 
 def _attack(subject: Subject, probes: list[Probe], external: bool) -> Sheet:

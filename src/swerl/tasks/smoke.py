@@ -172,7 +172,7 @@ async def _note(question: Coroutine[None, None, str], problems: list[str]) -> st
     """Return the answer, or nothing and the problem: one must not hide the other."""
     try:
         return await question
-    except SandboxLostError:
+    except (SandboxLostError, SandboxUnavailableError):
         raise
     except SandboxError as error:
         problems.append(_explain(error))
