@@ -11,11 +11,15 @@ from swerl.sandboxes._e2b.job import INLINE_BYTES, new_folder
 from swerl.sandboxes._e2b.runner import Runner
 from swerl.sandboxes._e2b.sdk import Machine
 
-_MISSING, _NOT_PLAIN, _LARGE, _FULL = 44, 45, 46, 47
+_MISSING, _NOT_PLAIN, _LARGE, _FULL, _HOLES = 44, 45, 46, 47, 48
+_MOST_HOLES = 256 << 20
+"""Bytes up to which a file with holes is read: its size is a claim, which no disk bounds."""
 _READ = f"""
 [ -e "$1" ] || exit {_MISSING}
 [ -f "$1" ] || exit {_NOT_PLAIN}
-[ "$(stat -L -c %s -- "$1")" -le {INLINE_BYTES} ] || exit {_LARGE}
+set -- "$1" $(stat -L -c '%s %b %B' -- "$1")
+[ "$2" -le {_MOST_HOLES} ] || [ $(($3 * $4)) -ge "$2" ] || exit {_HOLES}
+[ "$2" -le {INLINE_BYTES} ] || exit {_LARGE}
 exec cat -- "$1"
 """
 _WRITE = f"""
@@ -79,7 +83,8 @@ class Files:
             return FileNotFoundError(f"no file {path} in sandbox {self.machine.id}")
         said = done.stderr.decode(errors="replace").strip()[-200:]
         full = done.exit_code == _FULL and "space" in said
-        why = "it is no plain file" if done.exit_code == _NOT_PLAIN else said
+        known = {_NOT_PLAIN: "it is no plain file", _HOLES: "it claims more bytes than it holds"}
+        why = known.get(done.exit_code, said)
         hint = "raise disk_mib, or the template's disk" if full else "name a plain file"
         message = f"cannot {verb} {path} in sandbox {self.machine.id}: {why}"
         return SandboxError(message, hint=hint)
