@@ -15,7 +15,7 @@ from swerl.probe.registry import LIMITS, probe
 from swerl.sandbox import Limits
 
 _TIMEOUT_S = 0.5
-_PATIENCE_S = 5.0
+_PATIENCE_S = 8.0
 _SHORT = Limits(memory_mib=128, num_processes=32, disk_mib=32, lifetime_s=1.0)
 _IGNORING = 'trap "" HUP INT TERM QUIT USR1 USR2 PIPE CHLD TSTP; while :; do sleep 0.05; done'
 _DAEMON = """
