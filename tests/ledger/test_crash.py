@@ -84,8 +84,8 @@ async def test_nothing_is_left_after_reap(case: Case, ledger: Ledger) -> None:
     assert any(entry.opened_s for entry in left), "and some later"
 
     only = Provider(case.backend, json.dumps(case.settings, sort_keys=True))
-    done, _ = await reap(ledger, Scope(run="crash", only=only))
-    assert [each for each in done if each.outcome is Outcome.FAILED] == []
+    report = await reap(ledger, Scope(run="crash", only=only))
+    assert [each for each in report.reaped if each.outcome is Outcome.FAILED] == []
 
     theirs = tuple(f"swerl-{pid}-" for pid in pids)
     live = [each.name for each in await case.build().live()]

@@ -23,8 +23,8 @@ RUN = Scope(run="r")
 
 
 async def outcomes(ledger: Ledger, **scope: object) -> dict[str, Outcome]:
-    done, _ = await reap(ledger, Scope(**(scope or {"run": "r"})))  # type: ignore[arg-type]
-    return {each.row.entry.name: each.outcome for each in done}
+    report = await reap(ledger, Scope(**(scope or {"run": "r"})))  # type: ignore[arg-type]
+    return {each.row.entry.name: each.outcome for each in report.reaped}
 
 
 async def states(ledger: Ledger) -> dict[str, State]:
@@ -124,12 +124,12 @@ async def test_an_unreachable_provider_fails_its_sandboxes_and_no_others(
 ) -> None:
     reachable = machines.add(write(dead).name)
     cut_off = write(dead, settings={"folder": machines.folder / "nowhere"}).name
-    done, census = await reap(ledger, RUN)
-    assert {each.row.entry.name: each.outcome for each in done} == {
+    report = await reap(ledger, RUN)
+    assert {each.row.entry.name: each.outcome for each in report.reaped} == {
         reachable: Outcome.REMOVED,
         cut_off: Outcome.FAILED,
     }
-    assert [answer.problem for answer in census.unreachable] == [
+    assert [answer.problem for answer in report.unreachable] == [
         "the folder of machines is not there (make it)"
     ]
     assert (await states(ledger))[cut_off] is State.UNKNOWN
@@ -154,7 +154,7 @@ async def test_a_removal_that_fails_is_reported_and_tried_again(
 ) -> None:
     name = machines.add(write(dead).name)
     machines.flag("stuck")
-    (failed,) = (await reap(ledger, RUN))[0]
+    (failed,) = (await reap(ledger, RUN)).reaped
     assert failed.outcome is Outcome.FAILED
     assert failed.problem == "the provider answers 500 (ask again later)"
     machines.flag("stuck", on=False)
@@ -165,7 +165,7 @@ async def test_a_rehearsal_changes_nothing(
     ledger: Ledger, machines: Machines, dead: Owner, write: Write
 ) -> None:
     name = machines.add(write(dead).name)
-    (would,) = (await reap(ledger, RUN, dry_run=True))[0]
+    (would,) = (await reap(ledger, RUN, dry_run=True)).reaped
     assert would.outcome is Outcome.WOULD
     assert machines.names() == [name]
     assert await states(ledger) == {name: State.ORPHAN}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swerl.ledger.bill import Bill
-    from swerl.ledger.census import Census, Row
-    from swerl.ledger.provider import Provider
+    from swerl.ledger.census import Row
+    from swerl.ledger.provider import Answer, Provider
     from swerl.ledger.reap import Reaped
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -61,7 +62,7 @@ def ps(
     found = run(census.take(default_ledger(), only=only), after="nothing was changed")
     rows = [row for row in found.rows if show_all or row.state is not census.State.ENDED]
     rows.sort(key=lambda row: row.entry.intended_s)
-    _warn_of(found)
+    _warn_of(found.unreachable)
     if as_json:
         _print_json([_as_dict(row) for row in rows])
         return
@@ -101,11 +102,11 @@ def reap(
     scope = Scope(run=run_name, only=_only(backend, settings), living=remove_all)
     tell = (lambda _: None) if as_json else _tell
     work = reap_them(default_ledger(), scope, dry_run=dry_run, tell=tell)
-    done, found = run(work, after=_AFTER)
-    _warn_of(found)
+    report = run(work, after=_AFTER)
+    _warn_of(report.unreachable)
     if as_json:
-        _print_json([_reaped_dict(each) for each in done])
-    counts = {kind: sum(each.outcome is kind for each in done) for kind in Outcome}
+        _print_json([_reaped_dict(each) for each in report.reaped])
+    counts = {kind: sum(each.outcome is kind for each in report.reaped) for kind in Outcome}
     said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     stderr().print(said or "nothing to reap")
     if counts[Outcome.FAILED]:
@@ -161,12 +162,12 @@ def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
     return provider
 
 
-def _warn_of(found: Census) -> None:
+def _warn_of(unreachable: Sequence[Answer]) -> None:
     from rich.markup import escape
 
     from swerl.cli._output import stderr
 
-    for answer in found.unreachable:
+    for answer in unreachable:
         text = f"{answer.provider.backend} cannot be reached: {answer.problem}"
         stderr().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 

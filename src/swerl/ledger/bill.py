@@ -49,10 +49,11 @@ def bill(ledger: Ledger, *, by: By = By.RUN, run: str | None = None, since_s: fl
 
     Those that ended long ago are known by the hour in which they began, after a month by the day.
     """
-    pages, sums = ledger.everything()
+    known = ledger.everything()
+    sums = known.sums
     open_count = unsettled = 0
     now_s = time.time()
-    for page in pages:
+    for page in known.pages:
         if run is None or page.head.run == run:
             is_dead = life(page.head.owner) is Life.DEAD
             unsettled += len(page.unfinished) * is_dead

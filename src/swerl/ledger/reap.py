@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swerl.ledger.census import Census, Row, State, take
+from swerl.ledger.census import Row, State, take
 from swerl.ledger.entry import ended_line, opened_line
 from swerl.ledger.owner import Life, life
 from swerl.ledger.provider import Answer, Provider, explain
@@ -57,13 +57,22 @@ class Scope:
     """Whether those that are in use go as well."""
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of everything that nobody owns."""
+
+    reaped: Sequence[Reaped]
+    unreachable: Sequence[Answer]
+    """Providers that could not be asked."""
+
+
 async def reap(
     ledger: Ledger,
     scope: Scope,
     *,
     dry_run: bool = False,
     tell: Callable[[Reaped], None] = lambda _: None,
-) -> tuple[list[Reaped], Census]:
+) -> Report:
     """Remove what nobody owns, a few at a time; `tell` hears of each. One's failure is its own."""
     census = await take(ledger, run=scope.run, only=scope.only)
     free = asyncio.Semaphore(_AT_ONCE)
@@ -80,7 +89,7 @@ async def reap(
         running = [group.create_task(one(row, reason)) for row, reason in reasons if reason]
     if not dry_run:
         await asyncio.to_thread(ledger.tidy)
-    return [task.result() for task in running], census
+    return Report([task.result() for task in running], census.unreachable)
 
 
 async def reap_leftovers(ledger: Ledger, run: str) -> list[Reaped]:
@@ -91,7 +100,7 @@ async def reap_leftovers(ledger: Ledger, run: str) -> list[Reaped]:
         for page in pages
     ):
         return []
-    return (await reap(ledger, Scope(run=run)))[0]
+    return list((await reap(ledger, Scope(run=run))).reaped)
 
 
 def _reason(row: Row, now_s: float, *, living: bool) -> str:

@@ -31,6 +31,15 @@ _BY_HOUR_FOR_S = 31 * _DAY_S
 
 
 @dataclass(frozen=True, slots=True)
+class Contents:
+    """All that a ledger knows; nothing is in both."""
+
+    pages: list[Page]
+    sums: list[Sum]
+    """What was archived."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """One folder of records."""
 
@@ -45,11 +54,12 @@ class Ledger:
         with self._locked(fcntl.LOCK_SH):
             return list(self._pages())
 
-    def everything(self) -> tuple[list[Page], list[Sum]]:
+    def everything(self) -> Contents:
         """Read every file, and the archive's sums."""
         with self._locked(fcntl.LOCK_SH):
             sums, absorbed = self._archive()
-            return [page for page in self._pages() if page.path.name not in absorbed], sums
+            pages = [page for page in self._pages() if page.path.name not in absorbed]
+            return Contents(pages, sums)
 
     def append(self, page: Page, *lines: str) -> None:
         """Add lines to another process's file. Raises OSError."""
