@@ -110,12 +110,12 @@ def orders(task: Task, facts: Facts) -> list[str]:
 
 
 async def _run(sandbox: Sandbox, task: Task, history: History, facts: Facts) -> Exec:
-    """Run the script as the ordinary user, then as root where that owns something."""
+    """Run the script as the ordinary user, then as root for what that owns, then for the rest."""
     look = "1" if facts.copies is None else "0"
     settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), look]
     argv = ["sh", "-c", _script(), "scrub", *settings]
     stdin = "\n".join(orders(task, facts)).encode("utf-8", "surrogateescape")
-    for user in (None, "root"):
+    for user in (None, "root", None):
         done = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=stdin)
         if done.exit_code != _FOREIGN:
             break

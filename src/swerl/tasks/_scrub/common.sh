@@ -5,7 +5,11 @@
 set -u
 umask 022
 work=$1 want=$2
-for name in $(env | sed -n 's/^\(GIT_[A-Za-z0-9_]*\)=.*/\1/p'); do unset "$name"; done
+while read -r _ name; do
+  case $name in GIT_[A-Z]*) unset "${name%%=*}" ;; esac
+done <<END
+$(export -p)
+END
 home=$(mktemp -d) || exit 93
 trap 'rm -rf "$home"' EXIT
 printf '[safe]\n\tdirectory = *\n\tdirectory = %s\n' "$work" >"$home/.gitconfig"

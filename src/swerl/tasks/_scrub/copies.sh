@@ -29,7 +29,7 @@ note_base() {
 }
 
 remove_copies() {
-  if [ "$look" != 1 ]; then copies=$(say "$orders" | sed -n 's/^copy //p'); fi
+  [ -n "$copies$extra" ] || return 0
   note_base
   for_each "$copies$line_end$extra" remove_copy
 }

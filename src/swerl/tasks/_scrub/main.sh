@@ -11,10 +11,9 @@
 history=$3 limit=$4 look=$5
 
 main() {
-  changed='' extra=''
+  changed='' extra='' base='' denied=''
+  read_orders
   find_top
-  base=
-  orders=$(cat)
   if [ -n "$top" ]; then
     find_inside
     scrub_repository "$top" "$want" "$history"
@@ -31,12 +30,30 @@ main() {
   if [ "$look" = 1 ]; then look_elsewhere; fi
   remove_copies
   [ -z "$changed" ] || say changed
+  [ -z "$denied" ] || foreign "$denied"
+}
+
+# Each kind's values, a line each.
+read_orders() {
+  hidden='' names_inside='' tests='' copies='' solved=''
+  while IFS= read -r order; do
+    value=${order#* }$line_end
+    case $order in
+      'hidden '*) hidden=$hidden$value ;;
+      'inside '*) names_inside=$names_inside$value ;;
+      'test '*) tests=$tests$value ;;
+      'copy '*) copies=$copies$value ;;
+      'solved '*) solved=$solved$value ;;
+    esac
+  done
 }
 
 # One walk of the work tree: repositories inside it are scrubbed, files are judged later.
 find_inside() {
   inside=$(find "$top" \( -name .git ! -path "$top/.git" -o -name .hg -o -name .svn -o -name .bzr \
     -o -name .jj -o -name .sl -o -name '*.orig' -o -name '*.rej' -o -name '*.bundle' \
-    -o -name .pytest_cache \) -print -prune -o -path "$top/.git" -prune 2>/dev/null | sort -r)
+    -o -name .pytest_cache \) -print -prune -o -path "$top/.git" -prune 2>/dev/null)
+  # Inner repositories come first: the git folder of an outer one may hold theirs.
+  [ -z "$inside" ] || inside=$(say "$inside" | sort -r)
   for_each "$inside" scrub_nested
 }

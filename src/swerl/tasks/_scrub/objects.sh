@@ -10,7 +10,7 @@ holds_no_more() {
     [ ! -e "$pack" ] || [ -e "${pack%.pack}.idx" ] || return 1
   done
   needed=$(repository rev-list --objects --indexed-objects "$sha" 2>/dev/null | wc -l)
-  [ "$needed" -gt 0 ] && [ "$needed" -eq "$(count_objects)" ] && only_own_shallow
+  [ "$needed" -gt 0 ] && [ "$needed" -eq "$num_objects" ] && only_own_shallow
 }
 
 only_own_shallow() {
@@ -70,18 +70,16 @@ keep_own_shallow() {
 
 # A past that holds the solved files (a reverted fix, a planted bug) is no past to keep.
 drop_solved() {
-  solved=$(say "$orders" | sed -n 's/^solved //p')
-  [ -n "$solved" ] && [ -n "$base" ] && [ "$kept" = full ] || return 0
+  [ -n "$solved" ] && [ -n "$parents" ] && [ "$kept" = full ] || return 0
   tree=$top dir=$top/.git partial='' sha=$base
   known=$(say "$solved" | repository cat-file --batch-check 2>/dev/null | sed -n 's/ blob .*//p')
   [ -n "$known" ] || return 0
   own=$(repository ls-tree -r "$base"; repository ls-files -s)
   for blob in $known; do
     case $own in *"$blob"*) ;; *)
-      repository rev-parse -q --verify "$base^" >/dev/null 2>&1 || return 0
       kept=none
       rebuild_objects
-      [ -z "$owner" ] || chown -R "$owner" "$dir" 2>/dev/null
+      give_back
       say "history none"
       return ;;
     esac

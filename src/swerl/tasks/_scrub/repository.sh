@@ -15,19 +15,21 @@ scrub_nested() {
 scrub_repository() {
   tree=$1 dir=$1/.git rebuild=''
   [ -w "$tree" ] && [ -w "$dir" ] || foreign "$dir belongs to another user"
-  owner=$(stat -c %u:%g "$dir" 2>/dev/null) || owner=
+  owners=$(stat -c %u:%g "$dir" "$home" 2>/dev/null) || owners=
+  owner=${owners%%"$line_end"*}
   if [ -L "$dir" ] || [ -f "$dir" ]; then bring_home; fi
   [ -d "$dir" ] && [ -f "$dir/HEAD" ] && [ -d "$dir/objects" ] || broken "$dir is no repository"
-  clean_settings
   find_base "$2"
+  clean_settings
   choose_history "$3"
   remove_clutter
   write_refs
   if [ "$kept" = full ] && [ -z "$rebuild" ] && holds_no_more; then :; else rebuild_objects; fi
-  if [ -n "$owner" ] && [ "$owner" != "$(stat -c %u:%g "$dir/HEAD")" ]; then
-    chown -R "$owner" "$dir" 2>/dev/null
-  fi
+  give_back
 }
+
+# What was written here belongs to whoever runs this script.
+give_back() { [ "$owner" = "${owners#*"$line_end"}" ] || chown -R "$owner" "$dir" 2>/dev/null; }
 
 # A linked git folder (a worktree's, a submodule's, a symbolic link) moves into its work tree.
 bring_home() {
@@ -50,9 +52,11 @@ bring_home() {
     broken "HEAD of $tree does not resolve"
   rm -f "$dir" && mkdir -p "$dir/objects/info" "$dir/refs/heads" "$dir/info" ||
     foreign "cannot write $tree"
-  for name in index HEAD; do [ ! -f "$real/$name" ] || cp -p "$real/$name" "$dir/$name"; done
   for name in config shallow info/exclude info/sparse-checkout info/attributes; do
     [ ! -f "$common/$name" ] || cp -p "$common/$name" "$dir/$name"
+  done
+  for name in index HEAD config.worktree info/sparse-checkout; do
+    [ ! -f "$real/$name" ] || cp -p "$real/$name" "$dir/$name"
   done
   cp -p "$real"/sharedindex.* "$dir/" 2>/dev/null
   branch=$(sed -n 's/^ref: //p' "$dir/HEAD")
@@ -100,37 +104,35 @@ clean_settings() {
   IFS=$old_ifs
 }
 
+# Sets `sha`, the commit that HEAD shall stand at, and `parents`, its own.
 find_base() {
   branch=$(repository symbolic-ref -q HEAD) || branch=
-  if sha=$(repository rev-parse -q --verify 'HEAD^{commit}' 2>/dev/null); then
-    full=$sha
-    if [ -n "$1" ]; then
-      full=$(repository rev-parse -q --verify "$1^{commit}" 2>/dev/null) || full=$sha
+  if line=$(repository rev-list --parents -n 1 HEAD 2>/dev/null); then
+    sha=${line%% *} full=$1
+    if [ -n "$full" ] && [ "$full" != "$sha" ]; then
+      full=$(repository rev-parse -q --verify "$full^{commit}" 2>/dev/null) || full=$sha
+      if [ "$full" != "$sha" ] && repository merge-base --is-ancestor "$full" "$sha" 2>/dev/null
+      then line=$(repository rev-list --parents -n 1 "$full") sha=$full rebuild=1
+      fi
     fi
-    if [ "$full" != "$sha" ] && repository merge-base --is-ancestor "$full" "$sha" 2>/dev/null
-    then sha=$full rebuild=1
-    fi
-    repository cat-file -e "$sha^{tree}" 2>/dev/null || broken "the tree of commit $sha is lost"
+    parents=${line#"$sha"}
   elif [ -z "$branch" ] || [ -e "$dir/$branch" ] ||
     grep -q " $branch\$" "$dir/packed-refs" 2>/dev/null
   then broken "HEAD of $tree does not resolve to a commit"
-  else sha=
+  else sha='' parents=''
   fi
 }
 
 choose_history() {
   kept=$1
-  if ls "$dir"/objects/pack/*.promisor >/dev/null 2>&1; then partial=1; fi
+  for path in "$dir"/objects/pack/*.promisor; do [ ! -e "$path" ] || partial=1; done
+  num_objects=$(count_objects)
   if [ "$kept" = auto ]; then
     kept=full
-    if [ -n "$partial" ] || [ "$(count_objects)" -gt "$limit" ]; then kept=none; fi
+    if [ -n "$partial" ] || [ "$num_objects" -gt "$limit" ]; then kept=none; fi
   fi
-  if [ "$kept" = none ]; then
-    # A commit without parents has no past to hide, and one that is cut off already has none left.
-    if [ -z "$sha" ] || ! repository rev-parse -q --verify "$sha^" >/dev/null 2>&1
-    then kept=full
-    fi
-  fi
+  # A commit without parents has no past to hide, and one that is cut off already has none left.
+  if [ -z "$parents" ]; then kept=full; fi
 }
 
 count_objects() {
@@ -183,8 +185,13 @@ write_refs() {
     *[!0-9.xvV_-]*) branch=refs/heads/main ;;
     *) case $name in *[0-9]*.*) ;; *) branch=refs/heads/main ;; esac ;;
   esac
-  others=$(find "$dir/refs" ! -type d ! -path "$dir/$branch" 2>/dev/null | head -n 1)
-  if [ -n "$others" ] || [ "$branch" != "${name:+refs/heads/$name}" ]; then changed=1; fi
+  others=$(find "$dir/refs" ! -type d ! -path "$dir/$branch" 2>/dev/null)
+  read -r head <"$dir/HEAD"
+  read -r tip 2>/dev/null <"$dir/${branch:-HEAD}" || tip=''
+  if [ -z "$others" ] && [ "$head" = "${branch:+ref: }${branch:-$sha}" ] && [ "$tip" = "$sha" ]
+  then return
+  fi
+  changed=1
   rm -rf "$dir/refs" || foreign "cannot write $dir/refs"
   mkdir -p "$dir/refs/heads" "$dir/refs/tags"
   rm -f "$dir/HEAD"
