@@ -18,7 +18,8 @@ from typer.testing import CliRunner, Result
 from swerl.cli.sandbox import app
 from swerl.errors import InputError, RecipeError, UnknownNameError
 from swerl.ledger import owner
-from swerl.ledger.entry import Entry, Head, entry_lines, head_line
+from swerl.ledger.entry import Entry, Head
+from swerl.ledger.lines import entry_lines, head_line
 from swerl.ledger.store import default_ledger
 from swerl.sandbox import new_name
 

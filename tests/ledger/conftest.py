@@ -14,7 +14,8 @@ import pytest
 
 from swerl.interfaces import SandboxBackend
 from swerl.ledger import owner
-from swerl.ledger.entry import Entry, Head, entry_lines, head_line
+from swerl.ledger.entry import Entry, Head
+from swerl.ledger.lines import entry_lines, head_line
 from swerl.ledger.owner import Owner
 from swerl.ledger.provider import open_settings
 from swerl.ledger.store import Ledger, default_ledger

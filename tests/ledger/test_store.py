@@ -12,7 +12,8 @@ import pytest
 from swerl.ledger import owner
 from swerl.ledger.bill import bill
 from swerl.ledger.book import Book
-from swerl.ledger.entry import Entry, Head, read_page
+from swerl.ledger.entry import Entry, Head
+from swerl.ledger.lines import read_page
 from swerl.ledger.owner import Owner
 from swerl.ledger.store import Ledger
 

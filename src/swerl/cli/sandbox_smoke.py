@@ -51,7 +51,7 @@ def smoke(
     if out and not as_json:
         stderr().print(f"results: {out}", soft_wrap=True, markup=False)
     if failed:
-        more = f"; with --again {'they are' if out else 'and --out FILE they would be'} tried anew"
+        more = "; `--again` tries them once more" if out else ""
         stderr().print(f"{len(failed)} of {len(results)} images failed{more}")
         raise typer.Exit(1)
     hint = "; next: `swerl rollout --instance ID --tasks FILE`" if not as_json else ""

@@ -11,15 +11,11 @@ import os
 import time
 from pathlib import Path
 
-from swerl.ledger.entry import (
-    Entry,
-    Head,
-    Page,
-    add_up,
+from swerl.ledger.entry import Entry, Head, Page, add_up, fold
+from swerl.ledger.lines import (
     doubted_line,
     ended_line,
     entry_lines,
-    fold,
     head_line,
     intent_line,
     opened_line,

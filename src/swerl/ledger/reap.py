@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from swerl.ledger.census import Row, State, take
-from swerl.ledger.entry import ended_line, opened_line
+from swerl.ledger.lines import ended_line, opened_line
 from swerl.ledger.owner import Life, life
 from swerl.ledger.provider import Answer, Provider, explain
 from swerl.ledger.store import Ledger
@@ -79,7 +79,9 @@ async def reap(
 
     async def one(row: Row, reason: str) -> Reaped:
         async with free:
-            done = await _remove(ledger, row, reason, census.answers.get(row.provider), dry_run)
+            done = await _remove(
+                ledger, row, reason, answer=census.answers.get(row.provider), dry_run=dry_run
+            )
         tell(done)
         return done
 
@@ -117,7 +119,7 @@ def _reason(row: Row, now_s: float, *, living: bool) -> str:
 
 
 async def _remove(
-    ledger: Ledger, row: Row, reason: str, answer: Answer | None, dry_run: bool
+    ledger: Ledger, row: Row, reason: str, *, answer: Answer | None, dry_run: bool
 ) -> Reaped:
     backend = answer.backend if answer else None
     if backend is None:

@@ -8,6 +8,7 @@ Readers share the lock; who archives holds it alone. Processes append to their o
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from pathlib import Path
 from swerl.chat import Json
 from swerl.errors import RunError
 from swerl.ledger.book import Book
-from swerl.ledger.entry import Head, Page, Sum, add_up, fold, read_page, rows_of, sum_line
+from swerl.ledger.entry import Head, Page, Sum, add_up, fold
+from swerl.ledger.lines import read_page, rows_of, sum_line
 from swerl.ledger.owner import Life, life
 from swerl.run.files import write_text
 from swerl.sandbox import new_name
@@ -112,8 +114,6 @@ class Ledger:
         return sums, absorbed
 
     def _write_archive(self, sums: list[Sum], absorbed: list[str]) -> None:
-        import json
-
         month_ago = time.time() - _BY_HOUR_FOR_S
         rounded = [
             replace(each, began_s=each.began_s // _DAY_S * _DAY_S)

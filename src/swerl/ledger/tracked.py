@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -13,14 +12,12 @@ from types import TracebackType
 from pydantic import BaseModel
 
 from swerl import plugins
-from swerl.chat import Json
-from swerl.errors import ImageError, InputError, SandboxError, SandboxUnavailableError
+from swerl.errors import ImageError, InputError, SandboxUnavailableError
 from swerl.interfaces import Sandbox, SandboxBackend
-from swerl.ledger import owner
-from swerl.ledger.book import Book
-from swerl.ledger.entry import Entry, Head
+from swerl.ledger.entry import Entry
 from swerl.ledger.provider import explain, open_settings
-from swerl.ledger.store import Ledger, default_ledger
+from swerl.ledger.records import Records
+from swerl.ledger.store import default_ledger
 from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
 
 _REMOVE_TIMEOUT_S = 15.0
@@ -42,68 +39,6 @@ def tracked(
     ledger = default_ledger()
     ledger.tidy()
     return Tracked(built, Records(ledger, backend, open_settings(options), run=run, warn=warn))
-
-
-class Records:
-    """What one process writes about its sandboxes of one backend and run."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        backend: str,
-        settings: Mapping[str, Json],
-        *,
-        run: str,
-        warn: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._ledger = ledger
-        self._backend = backend
-        self._settings = settings
-        self._run = run
-        self._warn = warn
-        self._has_warned = False
-        self._pid = 0
-        self._book: Book
-
-    def intend(self, entry: Entry) -> None:
-        """Write that a sandbox is about to be created.
-
-        Raises SandboxError where that fails and the sandbox costs money.
-        """
-        if self._pid != os.getpid():  # a fork is another owner and writes another file
-            head = Head(self._backend, self._settings, self._run, owner.current())
-            self._book, self._pid = self._ledger.book(head), os.getpid()
-        try:
-            self._book.intend(entry)
-        except OSError as error:
-            where = f"the ledger in {self._ledger.folder}: {error.strerror or error}"
-            if entry.price:
-                message = f"no paid sandbox without a record of it, and nothing can write {where}"
-                hint = "free some space there, or name another folder in SWERL_STATE"
-                raise SandboxError(message, hint=hint) from error
-            if not self._has_warned:
-                self._warn(f"cannot write {where}; `swerl sandbox reap` will not know these")
-            self._has_warned = True
-
-    def opened(self, name: str, *, id: str) -> None:
-        """Write that a sandbox is there."""
-        self._note(lambda book: book.opened(name, id=id))
-
-    def ended(self, name: str, *, why: str) -> None:
-        """Write that a sandbox is gone."""
-        self._note(lambda book: book.ended(name, why=why))
-
-    def doubted(self, name: str, *, why: str) -> None:
-        """Write that a sandbox should be gone, and that nobody has seen it."""
-        self._note(lambda book: book.doubted(name, why=why))
-
-    def _note(self, write: Callable[[Book], None]) -> None:
-        """Add to an intent. Without the line `reap` looks for a sandbox that is gone: no harm."""
-        if self._pid == os.getpid():
-            try:
-                write(self._book)
-            except OSError:
-                return
 
 
 class Tracked:
