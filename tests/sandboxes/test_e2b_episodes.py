@@ -14,7 +14,7 @@ import pytest
 
 from swerl import plugins
 from swerl.engines.scripted import ScriptedEngine
-from swerl.errors import SandboxLostError, SwerlError
+from swerl.errors import SwerlError
 from swerl.families import tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits

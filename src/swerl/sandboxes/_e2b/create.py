@@ -17,6 +17,8 @@ from swerl.sandboxes._e2b.sdk import CutError, Machine, Provider
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 16.0
+_LAST_WAIT_S = 5.0
+"""Seconds that a create under way is given when its caller gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Creator:
             yield await self._create(wanted, timeout_s, attempts)
         finally:
             if attempts.uncertain:
-                await asyncio.shield(self.remove(wanted.marks))
+                with suppress(SandboxError):  # `swerl sandbox reap` looks again
+                    await asyncio.shield(self.remove(wanted.marks))
 
     async def remove(self, marks: Mapping[str, str]) -> None:
         """Kill every sandbox with these marks."""
@@ -84,13 +87,19 @@ class Creator:
     async def _attempt(self, wanted: Wanted, attempts: _Attempts) -> Machine:
         attempts.count += 1
         attempts.uncertain = True  # until an answer says whether there is a sandbox
-        try:
-            machine = await self._provider.create(
+        making = asyncio.ensure_future(
+            self._provider.create(
                 wanted.template,
                 lifetime_s=wanted.lifetime_s,
                 metadata=wanted.metadata,
                 reach=wanted.reach,
             )
+        )
+        try:
+            machine = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.shield(_outlast(making))
+            raise
         except CutError:
             raise
         except (SandboxError, ImageError):
@@ -128,3 +137,10 @@ class _Attempts:
         """Return how long to wait: anything up to a bound that doubles."""
         bound = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.count)
         return random.uniform(0, bound)
+
+
+async def _outlast(making: asyncio.Future[Machine]) -> None:
+    """Wait for the answer to a create that nobody wants any more, so that it can be removed."""
+    await asyncio.wait({making}, timeout=_LAST_WAIT_S)
+    making.cancel()
+    await asyncio.gather(making, return_exceptions=True)
