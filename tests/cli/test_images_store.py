@@ -100,9 +100,9 @@ def test_import_then_list_then_verify_then_free(store: Store, tmp_path: Path) ->
     assert "docker.io/swe/root:latest" in images("ls")
     assert "all as stored" in images("verify")
     assert "all as stored" in images("verify", "swe/root")
-    assert "would be freed" in images("gc", "--keep", "swe/other", "--dry-run")
+    assert "would be freed" in images("gc", "--keep", "host", "--dry-run")
     assert store.find("swe/root")
-    assert "docker.io/swe/root:latest" in images("gc", "--keep", "swe/other")
+    assert "docker.io/swe/root:latest" in images("gc", "--keep", "host")
     assert "0 images" in images("ls")
 
 
@@ -123,4 +123,12 @@ def test_verify_of_an_image_that_is_not_there_says_how_to_get_it(store: Store) -
 def test_commands_work_before_there_is_a_store(store: Store) -> None:
     assert "next: swerl images pull TASKS" in images("ls")
     assert "all as stored" in images("verify")
-    assert "0 images" in images("gc", "--keep", "swe/a")
+    assert "0 images" in images("gc", "--keep", "host")
+
+
+@pytest.mark.parametrize("name", ["taks", "taks.jsonl", "./tasks", "taks.json"])
+def test_mistyped_file_name_frees_nothing(store: Store, name: str) -> None:
+    add_image(store, "docker.io/swe/task:latest", [Entry("a")])
+    with pytest.raises((TaskError, ImageError)):
+        images("gc", "--keep", name)
+    assert store.find("swe/task")

@@ -33,7 +33,21 @@ def test_name_is_split_into_its_parts(text: str, wanted: Reference) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "A/b", "a//b", "a/b:", "a/b@sha256:12", "a b", "a/../b", "-a", "a/b:1/../c", "a?b"]
+    "text",
+    [
+        "",
+        "A/b",
+        "a//b",
+        "a/b:",
+        "a/b@sha256:12",
+        "a b",
+        "a/../b",
+        "-a",
+        "a/b:1/../c",
+        "a?b",
+        "a.b:0/c",
+        "a.b:65536/c",
+    ],
 )
 def test_name_that_no_registry_takes_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is no image name"):

@@ -81,6 +81,15 @@ def test_image_with_a_part_missing_is_not_found(store: Store, lost: str) -> None
     assert "images pull" in caught.value.hint
 
 
+def test_layer_that_lost_its_note_is_unpacked_anew(store: Store) -> None:
+    add_image(store, NAME, [Entry("a", b"x")])
+    (layer,) = (store.root / "layers").iterdir()
+    (layer / "layer.json").unlink()
+    (layer / "tree" / "a").unlink()
+    add_image(store, NAME, [Entry("a", b"x")])
+    assert (store.find(NAME).layers[0] / "a").read_bytes() == b"x"
+
+
 def test_failed_layer_leaves_nothing(store: Store, tmp_path: Path) -> None:
     file, _ = layer_file(tmp_path / "layer", Entry("a"))
     store.put(file.read_bytes())

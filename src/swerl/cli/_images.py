@@ -22,6 +22,7 @@ DockerConfigOption = Annotated[
     Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
 ]
 
+_ENDINGS = {".jsonl", ".json", ".txt", ".parquet"}
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -35,13 +36,19 @@ def images_of(arguments: Sequence[str]) -> list[str]:
 
     found: list[str] = []
     for argument in arguments:
-        if Path(argument).is_file() or argument.endswith(".jsonl"):
+        if is_file(argument):
             found += (task.image for task in read_tasks(Path(argument)))
         else:
             if not is_local(argument):
                 parse(argument)
             found.append(argument)
     return list(dict.fromkeys(found))
+
+
+def is_file(argument: str) -> bool:
+    """Say whether an argument means a file, present or not, and no image."""
+    path = Path(argument)
+    return path.is_file() or path.suffix in _ENDINGS or argument.startswith(("/", ".", "~"))
 
 
 def read_size(text: str) -> int:

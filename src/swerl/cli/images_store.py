@@ -92,13 +92,19 @@ def gc(
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
 ) -> None:
-    """Free space: first what --keep does not need, then what it needs last."""
-    from swerl.cli._images import images_of, read_size, shown_bytes
+    """Free space: first what --keep does not need, then what it needs last.
+
+    `--keep host` needs nothing of the store.
+    """
+    from swerl.cli._images import images_of, is_file, read_size, shown_bytes
     from swerl.cli._output import console
     from swerl.images.gc import collect
     from swerl.oci.store import default_store
 
     limit = read_size(max_bytes) if max_bytes else None
+    for argument in keep:
+        if not is_file(argument):
+            _names([argument])  # a mistyped file name must not free everything
     done = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
     for named in done.removed:
         console().print(f"{named.reference}  [dim]{named.digest[7:19]}[/]", soft_wrap=True)

@@ -64,10 +64,9 @@ async def _download(
             start, found = _rewind(file)
         async for chunk in body.chunks:
             found.update(chunk)
-            file.write(chunk)
+            _write(file, chunk)
             moved += len(chunk)
             on_bytes(len(chunk))
-    file.flush()
     try:
         registry.check(repository, blob, start + moved, f"sha256:{found.hexdigest()}")
     except ImageError as error:
@@ -127,6 +126,13 @@ def _hash_of(file: BinaryIO) -> hashlib._Hash:
     while block := file.read(_BLOCK):
         found.update(block)
     return found
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    """Write all of it: on a disk that is almost full a write may take less and say so."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _rewind(file: BinaryIO) -> tuple[int, hashlib._Hash]:

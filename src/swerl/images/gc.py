@@ -52,6 +52,8 @@ def collect(
         return Collected((), (), 0, 0, 0)
     names = sorted(store.names(), key=lambda named: (-_rank(named, next_use), named.pulled_unix_s))
     needs = {named.reference: _needs(store, named) for named in names}
+    if not dry_run:
+        store.sweep()
     with store.owner().scratch() as bin, store.alone() as used:
         names = _with_newcomers(store, names, needs)
         plan = _Plan(store, needs, used)

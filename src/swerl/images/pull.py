@@ -9,6 +9,7 @@ where it stopped: whole blobs are kept, and half ones are resumed where the regi
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -154,8 +155,12 @@ class _Run:
             if self._store.has_layer(diff_id) and not needs_blob:
                 return 0
             moved = await self._blob(source, blob)
+            stop = threading.Event()
             try:
-                await asyncio.to_thread(self._store.add_layer, blob.digest, diff_id)
+                await asyncio.to_thread(self._store.add_layer, blob.digest, diff_id, stop=stop)
+            except asyncio.CancelledError:
+                stop.set()  # the thread itself cannot be cancelled
+                raise
             except ImageError:
                 self._store.blob(blob.digest).unlink(missing_ok=True)
                 raise

@@ -36,7 +36,7 @@ class Owner:
         with locked(root, alone=False):
             self._file = path.open("xb", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX)
-        weakref.finalize(self, _leave, self._file.fileno(), path, self.pid)
+        weakref.finalize(self, _leave, path, self.pid)
 
     @contextmanager
     def using(self, digests: Iterable[str]) -> Iterator[None]:
@@ -112,7 +112,7 @@ def _lives(path: Path) -> bool:
     return False
 
 
-def _leave(fd: int, path: Path, pid: int) -> None:
-    if os.getpid() == pid:
+def _leave(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child must not end its parent's share
         with suppress(OSError):
             path.unlink()

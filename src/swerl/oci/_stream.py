@@ -27,15 +27,15 @@ _END = b""
 class LayerStream:
     """Reads the tar of a layer file: gzip, zstd or plain, told apart by the first bytes."""
 
-    def __init__(self, file: Path, *, max_bytes: int) -> None:
-        """Begin to read. More than `max_bytes` uncompressed is an ImageError."""
+    def __init__(self, file: Path, *, max_bytes: int, stop: threading.Event | None = None) -> None:
+        """Begin to read. More than `max_bytes` uncompressed is an ImageError, and so is `stop`."""
         self._file = file
         self._max_bytes = max_bytes
         self._sum = hashlib.sha256()
         self._pieces: queue.Queue[bytes | Exception] = queue.Queue(maxsize=8)
         self._rest = memoryview(b"")
         self._ended = False
-        self._stopped = threading.Event()
+        self._stopped = stop or threading.Event()
         self._thread = threading.Thread(target=self._produce, name="layer", daemon=True)
         self._thread.start()
 
@@ -79,7 +79,8 @@ class LayerStream:
         size = 0
         for piece in _decompressed(file):
             if self._stopped.is_set():
-                return
+                message = "the work on a layer was stopped"
+                raise ImageError(message, hint="run the same command again")
             size += len(piece)
             if size > self._max_bytes:
                 message = f"a layer unpacks to more than {self._max_bytes >> 20} MiB"

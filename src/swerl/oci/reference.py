@@ -103,9 +103,10 @@ def _split_registry(name: str) -> tuple[str, str]:
 
 
 def _is_host(text: str) -> bool:
-    return bool(re.fullmatch(r"(\[[0-9a-f:]+\]|[\w.-]+)(:\d+)?", text, re.I)) and (
-        "." in text or ":" in text or text == "localhost"
-    )
+    found = re.fullmatch(r"(\[[0-9a-f:]+\]|[\w.-]+)(?::(\d+))?", text, re.I | re.ASCII)
+    if not found or int(found[2] or 1) not in range(1, 1 << 16):
+        return False
+    return "." in text or ":" in text or text == "localhost"
 
 
 def _is_loopback(registry: str) -> bool:

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -212,14 +213,17 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         file.replace(path)
 
-    def add_layer(self, blob: str, diff_id: str) -> None:
-        """Unpack a stored layer unless it is there. Raises ImageError and leaves nothing."""
+    def add_layer(self, blob: str, diff_id: str, *, stop: threading.Event | None = None) -> None:
+        """Unpack a stored layer unless it is there. Raises ImageError and leaves nothing.
+
+        Setting `stop`, from another thread, makes it fail soon.
+        """
         if self.has_layer(diff_id):
             return
         with self.owner().scratch() as folder:
             tree = folder / "tree"
             tree.mkdir(mode=0o755)
-            done = unpack(self.blob(blob), tree, diff_id)
+            done = unpack(self.blob(blob), tree, diff_id, stop=stop)
             listing = make_listing(tree, done.sums)
             (folder / "listing").write_text(listing)
             note = StoredLayer(
@@ -228,6 +232,8 @@ class Store:
             (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
             place = self.layer(diff_id)
             place.parent.mkdir(parents=True, exist_ok=True)
+            if place.exists() and not self.has_layer(diff_id):  # it lost its note
+                place.rename(folder / "damaged")
             with suppress(OSError):  # not empty: another process was faster
                 folder.rename(place)
         if not self.has_layer(diff_id):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import tarfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +39,16 @@ class Unpacked:
     """SHA-256 of each regular file by path, as it was written."""
 
 
-def unpack(file: Path, into: Path, diff_id: str) -> Unpacked:
+def unpack(
+    file: Path, into: Path, diff_id: str, *, stop: threading.Event | None = None
+) -> Unpacked:
     """Unpack a layer file (a tar, plain or gzip or zstd) into an empty folder.
 
     Raises ImageError on damage, on content of another diff id, on names that lead out, and where
-    the disk is full; the folder then holds part of the layer.
+    the disk is full, or once `stop` is set; the folder then holds part of the layer.
     """
     max_bytes = max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size)
-    stream = LayerStream(file, max_bytes=max_bytes)
+    stream = LayerStream(file, max_bytes=max_bytes, stop=stop)
     try:
         with Folder(into) as folder:
             num_bytes = _fill(folder, stream, max_bytes)
