@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import struct
 import threading
@@ -91,6 +93,27 @@ def test_a_body_larger_than_a_message_may_be_is_refused(service: Service) -> Non
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET /sandboxes HTTP/1.1\r\nX-API-Key: %s\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-API-Key: %s" + b"x" * 100_000 + b"\r\n\r\n",
+        b"\x16\x03\x01 %s",
+    ],
+)
+def test_what_is_no_http_is_refused_and_its_key_is_written_nowhere(
+    service: Service,
+    raw: bytes,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(raw % KEY.encode())
+        assert b" 400 " in connection.recv(1000)
+    assert KEY not in caplog.text + "".join(capfd.readouterr())
+
+
 class Failing:
     """A backend whose sandboxes cannot be made, or are lost at once."""
 
@@ -127,6 +150,9 @@ class Failing:
     async def read(self, path: str) -> bytes:
         raise self.error
 
+    async def run(self, argv: Sequence[str], **_: object) -> None:
+        raise self.error
+
 
 @pytest.mark.parametrize(
     ("error", "status"),
@@ -160,6 +186,19 @@ def test_a_sandbox_that_is_lost_is_gone_for_its_client_too() -> None:
             with pytest.raises(SandboxException, match="was not found"):
                 ask(sandbox)
             eventually(lambda box=sandbox: not box.is_running())
+
+
+def test_a_sandbox_that_is_killed_from_outside_is_gone(service: Service) -> None:
+    sandbox = Sandbox.create(**service.sdk)
+    handle = sandbox.commands.run("echo on; sleep 60", background=True)
+    assert next(iter(handle))[0] == "on\n"
+    box = service.server._boxes.find(sandbox.sandbox_id)
+    assert box is not None
+    os.kill(box.sandbox.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(SandboxException, match="was not found"):
+        handle.wait()
+    eventually(lambda: not sandbox.is_running())
+    assert not sandbox.kill()
 
 
 async def test_a_create_that_is_given_up_makes_nothing_that_stays(service: Service) -> None:

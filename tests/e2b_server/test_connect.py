@@ -68,6 +68,15 @@ def test_a_deadline_ends_the_stream_with_its_code(envd: httpx.Client) -> None:
     assert time.monotonic() - started < 15
 
 
+def test_a_deadline_ends_a_unary_call_that_waits(envd: httpx.Client, sandbox: Sandbox) -> None:
+    handle = sandbox.commands.run("sleep 60", background=True, stdin=True)
+    much = base64.b64encode(b"x" * (1 << 20)).decode()
+    message = {"process": {"pid": handle.pid}, "input": {"stdin": much}}
+    headers = {"Connect-Timeout-Ms": "200"}
+    answer = envd.post("/process.Process/SendInput", json=message, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+
+
 def test_a_silent_stream_shows_that_it_lives(envd: httpx.Client) -> None:
     headers = {**STREAM, "Keepalive-Ping-Interval": "1"}
     body = start("sleep 1.2; echo", stdin=False)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -72,6 +75,18 @@ def test_a_signed_address_takes_an_upload(sandbox: Sandbox) -> None:
     url = sandbox.upload_url("given")
     assert httpx.post(url, files={"file": b"by a form"}).status_code == 200
     assert sandbox.files.read("given") == "by a form"
+
+
+def test_curl_sends_a_large_file_without_waiting(sandbox: Sandbox, tmp_path: Path) -> None:
+    """For a large form curl waits for `100 Continue`, up to a second."""
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(3 << 20))
+    argv = ["curl", "-sS", "-v", "-F", f"file=@{file}", sandbox.upload_url("big")]
+    done = subprocess.run(argv, capture_output=True, timeout=30, check=True)
+    assert b"100 Continue" in done.stderr
+    assert bytes(sandbox.files.read("big", format="bytes")) == file.read_bytes()
 
 
 def test_a_file_over_the_cap_is_refused_and_nothing_is_written(service: Service) -> None:

@@ -40,7 +40,7 @@ class Server:
         self._control = Control(self._boxes, self._options)
         self._transfers = Transfers(self._options.max_file_mib << 20)
         self._server = web.Server(
-            self._handle, handler_cancellation=True, access_log=None, max_field_size=1 << 16
+            self._handle, handler_cancellation=True, access_log=None, logger=_no_log()
         )
         self._listener: asyncio.Server | None = None
 
@@ -117,3 +117,10 @@ class Server:
                 return box
         message = "the address is signed wrongly, or has expired, or its sandbox is gone"
         raise Failure(Code.UNAUTHENTICATED, message)
+
+
+def _no_log() -> logging.Logger:
+    """Return a logger for aiohttp that says nothing: it would quote headers, and so keys."""
+    logger = logging.Logger(f"{__name__}.http")
+    logger.addHandler(logging.NullHandler())
+    return logger

@@ -74,7 +74,7 @@ class Box:
         """Take the sandbox over that was made for it."""
         self.sandbox = sandbox
         self.folders = Folders(sandbox)
-        self.processes = Processes(sandbox, self.workdir, self.wish.env)
+        self.processes = Processes(sandbox, self.workdir, self.wish.env, self.end)
         self.watchers = Watchers(sandbox)
         self.live_for(self.wish.timeout_s)
         self.runs = True

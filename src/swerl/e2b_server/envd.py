@@ -14,7 +14,7 @@ from swerl.e2b_server import access, connect, folder_service, process_service
 from swerl.e2b_server.call import Call
 from swerl.e2b_server.failure import Code, Failure, as_failure
 from swerl.e2b_server.fields import Message
-from swerl.errors import SandboxLostError, SwerlError
+from swerl.errors import SandboxError, SandboxLostError, SwerlError
 
 if TYPE_CHECKING:
     from swerl.e2b_server.boxes import Box
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 VERSION = "0.5.7"
 """Of envd, as told to the SDK: uploads as plain bytes, no metadata on files."""
 PORT = 49983
+_HEALTH_TIMEOUT_S = 4.0
+"""Below the 5 s that the SDK waits."""
 _UNARY: Mapping[str, Callable[[Call], Awaitable[Message]]] = {
     "/process.Process/List": process_service.list_all,
     "/process.Process/SendInput": process_service.send_input,
@@ -75,6 +77,7 @@ async def _answer_rest(
 ) -> web.StreamResponse:
     match request.method, request.path:
         case "GET", "/health":
+            await _require_alive(box)
             return web.Response(status=204)
         case "GET", "/files":
             return await transfers.download(box, request)
@@ -86,6 +89,16 @@ async def _answer_rest(
             message = "the backend does not measure what its sandboxes use"
             raise Failure(Code.UNIMPLEMENTED, message)
     raise Failure(Code.UNIMPLEMENTED, "the method is not allowed here", status=405)
+
+
+async def _require_alive(box: Box) -> None:
+    """Raise SandboxLostError where nothing can run in the sandbox any more."""
+    try:
+        await box.sandbox.run(["true"], cwd="/", timeout_s=_HEALTH_TIMEOUT_S)
+    except SandboxLostError:
+        raise
+    except SandboxError:  # it is full of processes, and so alive
+        return
 
 
 async def _answer_stream(box: Box, request: web.BaseRequest) -> web.StreamResponse:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from swerl.e2b_server.failure import Code, Failure, gone
+from swerl.e2b_server.failure import Code, Failure, as_failure, gone
 from swerl.e2b_server.running import Running
 from swerl.e2b_server.spec import Size, Spec
 from swerl.e2b_server.waiting import wait_ready
-from swerl.errors import SandboxError
+from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Process, Sandbox
 from swerl.sandbox import Chunk
 
@@ -33,8 +33,11 @@ _FIRST_LINE_BYTES = 256
 class Processes:
     """The commands of one sandbox."""
 
-    def __init__(self, sandbox: Sandbox, home: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, sandbox: Sandbox, home: str, env: Mapping[str, str], on_lost: Callable[[], None]
+    ) -> None:
         self._sandbox = sandbox
+        self._on_lost = on_lost
         self._home = home
         self._env = env
         self._running: dict[int, Running] = {}
@@ -88,40 +91,44 @@ class Processes:
 
         E2B's own commands leave their daemons running, and leaving the context would kill them.
         """
-        running: Running | None = None
         home = {"HOME": self._home} if spec.user is None else {}
         env = {**home, **self._env, **spec.env}
-        opened = self._sandbox.start(_argv(spec), cwd="/", env=env, user=spec.user)
         try:
-            async with opened as process:
-                try:
-                    async with asyncio.timeout(spec.timeout_s):
-                        running = await _launched(process, spec)
-                        self._running[running.pid] = running
-                        started.set_result(running)
-                        ended = await running.pump()
-                except TimeoutError as error:
-                    failure = Failure(Code.DEADLINE_EXCEEDED, "the command ran into its timeout")
-                    if running is None:
-                        raise failure from error
-                    self._forget(running)
-                    running.finish(failure)  # at once: old SDKs wait no longer than that
-                    return
-                self._forget(running)
-                running.finish(ended)
+            argv = _argv(spec)
+            async with self._sandbox.start(argv, cwd="/", env=env, user=spec.user) as process:
+                await self._run(process, spec, started)
                 await process.end_input()
                 await self._over.wait()
-        except SandboxError:
-            if running is None:
+        except Failure:
+            if not started.done():
                 raise
+        except SandboxError as error:
+            if not started.done():
+                raise
+            started.result().finish(as_failure(error))
+            if isinstance(error, SandboxLostError):
+                self._on_lost()
         finally:
-            if running is not None:
-                self._forget(running)
-                running.finish(gone(""))
+            if started.done():
+                started.result().finish(gone(""))
 
-    def _forget(self, running: Running) -> None:
-        if self._running.get(running.pid) is running:
-            del self._running[running.pid]
+    async def _run(self, process: Process, spec: Spec, started: asyncio.Future[Running]) -> None:
+        """Follow a command to its end. Raises Failure, deadline exceeded."""
+        running: Running | None = None
+        try:
+            async with asyncio.timeout(spec.timeout_s):
+                running = await _launched(process, spec)
+                self._running[running.pid] = running
+                started.set_result(running)
+                running.finish(await running.pump())
+        except TimeoutError as error:
+            failure = Failure(Code.DEADLINE_EXCEEDED, "the command ran into its timeout")
+            if running is not None:
+                running.finish(failure)  # before it is killed: old SDKs wait no longer
+            raise failure from error
+        finally:
+            if running is not None and self._running.get(running.pid) is running:
+                del self._running[running.pid]
 
 
 def _argv(spec: Spec) -> Sequence[str]:

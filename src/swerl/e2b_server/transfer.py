@@ -45,6 +45,8 @@ class Transfers:
     async def upload(self, box: Box, request: web.BaseRequest) -> list[Json]:
         """Write the file, or files, of a request; return what was written."""
         async with self._turns:
+            if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+                request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # curl waits for it
             if request.content_type == "application/octet-stream":
                 path = _path(box, request.query, request.query.get("path", ""))
                 await _write(box, request, path, await read_body(request, self._max_bytes))
