@@ -86,7 +86,7 @@ async def reap(
         return done
 
     now_s = time.time()
-    reasons = [(row, _reason(row, now_s, living=scope.living)) for row in census.rows]
+    reasons = [(row, reason_to_go(row, now_s, living=scope.living)) for row in census.rows]
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(one(row, reason)) for row, reason in reasons if reason]
     if not dry_run:
@@ -105,8 +105,8 @@ async def reap_leftovers(ledger: Ledger, run: str) -> list[Reaped]:
     return list((await reap(ledger, Scope(run=run))).reaped)
 
 
-def _reason(row: Row, now_s: float, *, living: bool) -> str:
-    """Return why a sandbox goes; nothing where it stays."""
+def reason_to_go(row: Row, now_s: float, *, living: bool = False) -> str:
+    """Return why a sandbox goes; nothing where it stays. `living` takes those in use, too."""
     if row.state is State.ENDED:
         return ""
     if row.life is Life.DEAD:
