@@ -98,7 +98,7 @@ class Creator:
         try:
             machine = await asyncio.shield(making)
         except asyncio.CancelledError:
-            await asyncio.shield(_outlast(making))
+            attempts.last = await asyncio.shield(_outlast(making)) or attempts.last
             raise
         except CutError:
             raise
@@ -139,8 +139,12 @@ class _Attempts:
         return random.uniform(0, bound)
 
 
-async def _outlast(making: asyncio.Future[Machine]) -> None:
-    """Wait for the answer to a create that nobody wants any more, so that it can be removed."""
+async def _outlast(making: asyncio.Future[Machine]) -> SandboxError | None:
+    """Wait for the answer to a create that nobody wants any more, so that it can be removed.
+
+    Returns what went wrong, where anything did.
+    """
     await asyncio.wait({making}, timeout=_LAST_WAIT_S)
     making.cancel()
-    await asyncio.gather(making, return_exceptions=True)
+    (end,) = await asyncio.gather(making, return_exceptions=True)
+    return end if isinstance(end, SandboxError) else None
