@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swerl.errors import BrokenImageError
+from swerl.interfaces import Sandbox
+from swerl.sandbox import Exec
 from swerl.task import Task
 from swerl.tasks.scrub import History, scrub
-from swerl.tasks.sweep import sweep
+from swerl.tasks.sweep import Kind, sweep
 
 from .leaks import (
     FIXED,
@@ -315,3 +320,36 @@ async def test_a_test_of_the_base_stands_as_the_base_has_it(task: Task) -> None:
         await scrub(sandbox, task_of(Path("/nowhere")))
         assert await sh(sandbox, "cat tests/test_total.py") == "old\n"
         assert "words of the image" in await sh(sandbox, "cat README.md")
+
+
+class OnBusybox:
+    """A sandbox of an image that has busybox and git, and nothing else."""
+
+    def __init__(self, real: Sandbox) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def run(self, argv: Sequence[str], **options: Any) -> Exec:
+        return await self._real.run(argv, **{"env": {"PATH": "/tmp/busybox"}, **options})
+
+
+@pytest.mark.skipif(not shutil.which("busybox"), reason="busybox is not installed")
+async def test_an_image_with_little_more_than_git_is_enough(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            f"""{MAKE_FIX} fetch_fix; git tag later $fix; git remote add origin /x
+            git worktree add -q /tmp/aside $fix; mkdir -p tests; echo x >tests/test_total.py
+            rm -rf /tmp/fix; mkdir /tmp/busybox
+            for each in $(busybox --list); do ln -s $(command -v busybox) /tmp/busybox/$each; done
+            ln -s $(command -v git) /tmp/busybox/git""",
+        )
+        raw = await sweep(OnBusybox(sandbox), task)
+        assert {Kind.REFERENCE, Kind.SETTING, Kind.STATE} <= {leak.kind for leak in raw.leaks}
+        assert any("python3" in reason for reason in raw.unchecked)
+        done = await scrub(OnBusybox(sandbox), task)
+        assert done.base == task.base_commit
+        assert (await sweep(OnBusybox(sandbox), task)).leaks == ()
+        assert (await sweep(sandbox, task)).leaks == ()
