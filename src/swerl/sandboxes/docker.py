@@ -23,6 +23,9 @@ from swerl.sandboxes._docker.disk import DiskWatch
 from swerl.sandboxes._docker.machine import Machine
 from swerl.sandboxes._docker.sandbox import DockerSandbox
 
+_PODMAN_BOUNDS = {"nofile": 4096, "nproc": 4096}
+"""Its own defaults take CAP_SYS_RESOURCE, which a machine that is virtual itself may lack."""
+
 
 class Options(BaseModel):
     """Settings of the `docker` sandbox."""
@@ -63,7 +66,7 @@ class DockerBackend:
     async def _open(self, plan: Plan) -> AsyncIterator[DockerSandbox]:
         await self._api.connect()
         quota = self._quota = self._quota or _expect_quota(self._api.info)
-        plan = replace(plan, security=seccomp.options(self._api.info.get("SecurityOptions") or ()))
+        plan = _suit(plan, self._api)
         try:
             machine = Machine(self._api, plan, await container.create(self._api, plan, quota))
         except asyncio.CancelledError:
@@ -132,6 +135,13 @@ class DockerBackend:
         return await self._api.call(
             lambda client: client.containers(all=True, filters={"label": label})
         )
+
+
+def _suit(plan: Plan, api: Api) -> Plan:
+    """Add to the plan what this daemon needs."""
+    if not api.is_podman:  # which would take a filter for the name of a file
+        return replace(plan, security=seccomp.options(api.info.get("SecurityOptions") or ()))
+    return replace(plan, bounds=_PODMAN_BOUNDS)
 
 
 def _expect_quota(info: dict[str, Any]) -> Quota:

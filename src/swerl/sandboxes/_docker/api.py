@@ -50,6 +50,7 @@ class Api:
         self.address = Address()
         self.info: dict[str, Any] = {}
         """What the daemon says of itself."""
+        self.is_podman = False
 
     async def connect(self) -> None:
         """Find the daemon and learn about it, once. Raises SandboxUnavailableError."""
@@ -84,13 +85,14 @@ class Api:
             client = docker.APIClient(
                 **settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_THREADS
             )
-            info = client.info()
+            info, parts = client.info(), client.version().get("Components") or ()
         except (docker.errors.DockerException, OSError) as error:
             message = (
                 f"no docker daemon answers at {settings.get('base_url', 'the default socket')}"
             )
             raise SandboxUnavailableError(message, hint=_NO_DAEMON) from error
         self.address = _address(client.base_url, settings.get("base_url") or "")
+        self.is_podman = any("Podman" in part.get("Name", "") for part in parts)
         self._client, self.info = client, info
         weakref.finalize(self, client.close)
 

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from swerl.errors import ImageError, SandboxError
@@ -55,6 +55,8 @@ class Plan:
     may_pull: bool = True
     security: Sequence[str] = ()
     """Security options beside those that every container gets."""
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    """Resource limits beside those that every container gets."""
 
 
 @dataclass(slots=True)
@@ -163,7 +165,7 @@ def _request(client: Any, plan: Plan, *, with_quota: bool) -> str:
         ipc_mode="private",
         auto_remove=True,
         log_config={"Type": "none"},
-        ulimits=[_bound("core", 0), _bound("fsize", disk)],
+        ulimits=[_bound(*it) for it in {"core": 0, "fsize": disk, **plan.bounds}.items()],
         storage_opt={"size": f"{limits.disk_mib}M"} if with_quota else None,
         mounts=[_mount(mount) for mount in plan.mounts],
         runtime=plan.runtime or None,

@@ -66,12 +66,17 @@ class Stream:
         self._writer.close()
 
 
-async def open_stream(address: Address, path: str, body: Mapping[str, Json]) -> Stream:
-    """Ask for a stream. Raises StreamRefusedError, or OSError when the daemon is away."""
+async def open_stream(
+    address: Address, path: str, body: Mapping[str, Json] | None = None
+) -> Stream:
+    """Ask for a stream. Raises StreamRefusedError, or OSError when the daemon is away.
+
+    Nothing is sent where there is no body: Podman would pass it on to the process.
+    """
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await _connect(address)
         try:
-            data = json.dumps(body).encode()
+            data = json.dumps(body).encode() if body else b""
             head = f"POST {path} HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
             head += f"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(data)}\r\n\r\n"
             writer.write(head.encode() + data)
@@ -101,4 +106,4 @@ async def _require_stream(reader: asyncio.StreamReader) -> None:
     with suppress(ValueError, KeyError, TypeError):
         said = json.loads(said[said.index("{") : said.rindex("}") + 1])["message"]
     message = f"the docker daemon answers {status}: {said.strip()[:300]}"
-    raise StreamRefusedError(message)
+    raise StreamRefusedError(message, hint="the daemon's log may say more")

@@ -38,7 +38,7 @@ class Machine:
     async def boot(self) -> Ready:
         """Start it and wait until it stands. Raises SandboxError."""
         query = "stream=1&stdin=1&stdout=1"
-        stream = await self._open(f"/containers/{self.container}/attach?{query}", {})
+        stream = await self._open(f"/containers/{self.container}/attach?{query}")
         self.keeper = Keeper(stream, lambda: self.do(self._find_out()))
         await self.api.call(lambda client: client.start(self.container))
         ready = await self._until_ready()
@@ -91,9 +91,9 @@ class Machine:
             message = f"sandbox {self.name} is gone: {reason}"
             self.lost.set_result(SandboxLostError(message, hint="open a fresh sandbox"))
 
-    async def _open(self, path: str, body: Mapping[str, bool]) -> Stream:
+    async def _open(self, path: str, body: Mapping[str, bool] | None = None) -> Stream:
         try:
-            return await open_stream(self.api.address, self.api.path(path), dict(body))
+            return await open_stream(self.api.address, self.api.path(path), body)
         except (OSError, TimeoutError) as error:
             message = f"the docker daemon does not answer for sandbox {self.name}"
             raise SandboxUnavailableError(message, hint="is it running? `docker info`") from error
