@@ -9,6 +9,7 @@ import resource
 import stat
 import subprocess
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -288,16 +289,41 @@ def test_file_cut_short_is_an_error(tmp_path: Path, tree: Path) -> None:
         unpack(tmp_path / "layer", tree, sha256(tar))
 
 
-def test_compressions_and_members_in_a_row_are_understood(tmp_path: Path, tree: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
+def test_gzip_members_in_a_row_are_one_layer(tmp_path: Path, tree: Path) -> None:
     tar = make_tar(Entry("a", b"x" * 100_000))
     members = gzip.compress(tar[:5000]) + gzip.compress(b"") + gzip.compress(tar[5000:])
-    for number, data in enumerate((tar, members + bytes(512), zstandard.compress(tar))):
+    (tmp_path / "layer").write_bytes(members + bytes(512))
+    unpack(tmp_path / "layer", tree, sha256(tar))
+    assert (tree / "a").read_bytes() == b"x" * 100_000
+
+
+def test_zstd_and_plain_layers_are_understood(tmp_path: Path, tree: Path) -> None:
+    zstandard = pytest.importorskip("zstandard", reason="the package zstandard is not installed")
+    tar = make_tar(Entry("a", b"x" * 100_000))
+    for number, data in enumerate((tar, zstandard.compress(tar))):
         into = tree / str(number)
         into.mkdir()
         (tmp_path / "layer").write_bytes(data)
         unpack(tmp_path / "layer", into, sha256(tar))
         assert (into / "a").read_bytes() == b"x" * 100_000
+
+
+@pytest.mark.parametrize("cut", [20, -4])
+def test_damaged_zstd_is_one_clear_error(tmp_path: Path, tree: Path, cut: int) -> None:
+    zstandard = pytest.importorskip("zstandard", reason="the package zstandard is not installed")
+    tar = make_tar(Entry("a", os.urandom(5000)))
+    (tmp_path / "layer").write_bytes(zstandard.compress(tar)[:cut])
+    with pytest.raises(ImageError) as caught:
+        unpack(tmp_path / "layer", tree, sha256(tar))
+    assert caught.value.hint
+
+
+def test_stopped_work_ends_soon(tmp_path: Path, tree: Path) -> None:
+    file, diff_id = layer_file(tmp_path / "layer", Entry("a", b"x"))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(ImageError, match="was stopped"):
+        unpack(file, tree, diff_id, stop=stop)
 
 
 def test_many_folders_leave_no_descriptor_open(run: Run) -> None:

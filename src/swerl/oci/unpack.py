@@ -26,6 +26,10 @@ BOMB_FLOOR = 1 << 30
 _BLOCK = 1 << 20
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
+_MALFORMED = {
+    errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR,
+}  # fmt: skip
+"""Errors that the content of a layer makes, not the disk."""
 _UNTRUSTED = "do not trust this image; its other layers may hold worse"
 
 
@@ -165,4 +169,9 @@ def _failed(error: OSError, into: Path) -> ImageError:
         message = f"no space is left for a layer below {into.parent}"
         return ImageError(message, hint="free some, or run `swerl images gc --keep TASKS`")
     message = f"a layer cannot be unpacked: {error}"
-    return ImageError(message, hint=_UNTRUSTED)
+    if error.errno in _MALFORMED:
+        return ImageError(message, hint="push the image anew: its names or links do not fit")
+    if error.errno in {errno.EOPNOTSUPP, errno.EPERM}:
+        hint = "overlays need attributes and Linux 5.8: set SWERL_CACHE to a folder on ext4 or xfs"
+        return ImageError(message, hint=hint)
+    return ImageError(message, hint=f"check the disk and the rights of {into.parent}")
