@@ -80,6 +80,9 @@ class _CutProcess:
         self.wait, self.signal, self.end_input = process.wait, process.signal, process.end_input
 
     async def send(self, data: bytes) -> None:
+        if self._cut.is_set():
+            message = "the stream broke"
+            raise SandboxError(message)
         await self._process.send(data)
 
     async def output(self) -> AsyncIterator[Chunk]:
@@ -253,6 +256,19 @@ async def test_an_image_without_either_language_is_told(
         async with relayed(box, echo):
             pass
     assert "public" in caught.value.hint
+
+
+async def test_a_stream_that_only_takes_nothing_more_is_replaced(box: Severed) -> None:
+    async def give(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        box.cut()  # the courier says nothing of its own: only what is sent to it can fail
+        writer.write(bytes(100_000))
+        await writer.drain()
+
+    digest = hashlib.sha256(bytes(100_000)).hexdigest()
+    async with relayed(box, give) as (port, _):
+        assert await python(box, FETCH, port) == f"{digest} 100000\n"
+    assert len(box.streams) > 1
 
 
 INSIST = """

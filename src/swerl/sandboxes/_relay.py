@@ -127,18 +127,26 @@ class _Relay:
             argv = _argv("carry", self._name)
             async with self._sandbox.start(argv, cwd="/", user="root") as process:
                 self._wire.begin_link()
-                sender = asyncio.ensure_future(self._send(process))
-                try:
-                    await self._receive(process)
-                finally:
-                    sender.cancel()
-                    await asyncio.gather(sender, return_exceptions=True)
+                await self._converse(process)
                 return await process.wait()
         except SandboxLostError:
             raise
         except (SandboxError, TimeoutError, ValueError) as error:
             self._said = str(error).encode()[-300:]
             return None
+
+    async def _converse(self, process: Process) -> None:
+        """Say and hear until the courier says no more, or either direction breaks."""
+        heard = asyncio.ensure_future(self._receive(process))
+        said = asyncio.ensure_future(self._send(process))
+        try:
+            done, _ = await asyncio.wait({heard, said}, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            heard.cancel()
+            said.cancel()
+            await asyncio.gather(heard, said, return_exceptions=True)
 
     async def _receive(self, process: Process) -> None:
         loop = asyncio.get_running_loop()
