@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import time
 
 from swerl.probe.inside.calls import name_of, raw
 
 _PIECE = 1 << 20
+_ROUNDS, _ANSWER_S = 2, 1.0
 
 
 def fork(most: int) -> dict[str, str]:
@@ -35,38 +37,19 @@ def fork(most: int) -> dict[str, str]:
 
 def hold_memory(most_mib: int) -> dict[str, str]:
     """Take memory and touch it, until that is refused."""
-    held = []
-    try:
-        for _ in range(most_mib):
-            held.append(bytearray(os.urandom(64)) * (_PIECE // 64))
-    except MemoryError:
-        return {f"{len(held)} MiB": "MemoryError"}
-    return {f"{len(held)} MiB": "ok"}
+    held = _memory(most_mib)
+    return {f"{len(held)} MiB": "ok" if len(held) == most_mib else "MemoryError"}
 
 
 def hold_memory_together(num: int, each_mib: int) -> dict[str, str]:
-    """Take memory in several processes at once; return how many of them live with it."""
-    children = []
-    for _ in range(num):
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            said = hold_memory(each_mib)
-            os.write(writer, b"y" if "ok" in said.values() else b"n")
-            time.sleep(20)
-            os._exit(0)
-        os.close(writer)
-        children.append((pid, reader))
-    answers = [os.read(reader, 1) for _, reader in children]
-    time.sleep(0.4)  # whoever is to die of it is dead by then
-    pids = [pid for (pid, _), said in zip(children, answers) if said == b"y"]  # noqa: B905
-    alive = sum(os.waitpid(pid, os.WNOHANG)[0] == 0 for pid in pids)
-    for pid, _ in children:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            continue  # it died of what it took
-    return {f"{alive} of {num} processes hold {each_mib} MiB each": "ok"}
+    """Take memory in several processes at once; count those that can still use it all."""
+    children = [_start_holder(each_mib) for _ in range(num)]
+    holding = []
+    for _ in range(_ROUNDS):  # who answers in the first round may die of the second one's answers
+        holding = [child for child in children if _still_holds(child)]
+    for pid, _, _ in children:
+        os.kill(pid, signal.SIGKILL)
+    return {f"{len(holding)} of {num} processes hold {each_mib} MiB each": "ok"}
 
 
 def fill(folders: list[str], most_mib: int) -> dict[str, str]:
@@ -147,3 +130,43 @@ def watch(most: int) -> dict[str, str]:
         said = name_of(error)
     time.sleep(0.8)
     return {f"{num} watchers": said}
+
+
+def _memory(most_mib: int) -> list[bytearray]:
+    held: list[bytearray] = []
+    try:
+        while len(held) < most_mib:
+            held.append(bytearray(os.urandom(64)) * (_PIECE // 64))
+    except MemoryError:
+        pass
+    return held
+
+
+def _start_holder(mib: int) -> tuple[int, int, int]:
+    """Start a process that takes memory; return its pid, and pipes to ask it and to hear it."""
+    asked, ask = os.pipe()
+    hear, heard = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        low, high = sorted((asked, heard))
+        for first, last in ((3, low), (low + 1, high), (high + 1, 1 << 12)):
+            os.closerange(first, last)  # else its brothers would keep its pipes alive
+        held = _memory(mib)
+        while len(held) == mib and os.read(asked, 1):
+            for piece in held:
+                piece[:: resource.getpagesize()] = bytes(len(piece) // resource.getpagesize())
+            os.write(heard, b"y")
+        os._exit(0)
+    os.close(asked)
+    os.close(heard)
+    return pid, ask, hear
+
+
+def _still_holds(child: tuple[int, int, int]) -> bool:
+    _, ask, hear = child
+    try:
+        os.write(ask, b"?")
+    except BrokenPipeError:
+        return False
+    ready, _, _ = select.select([hear], [], [], _ANSWER_S)
+    return bool(ready and os.read(hear, 1))
