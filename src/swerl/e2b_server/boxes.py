@@ -182,11 +182,13 @@ class Boxes:
         await asyncio.gather(*(keeper.task for keeper in keepers), return_exceptions=True)
 
     def _made_by(self, wish: Wish) -> _Keeper | None:
-        key = wish.idempotency_key
-        same = (
-            one for one in self._keepers.values() if key and one.box.wish.idempotency_key == key
-        )
-        return next(same, None)
+        if not wish.idempotency_key:
+            return None
+        for keeper in self._keepers.values():
+            made, is_alive = keeper.box.wish, keeper.box.runs or not keeper.ready.done()
+            if is_alive and made.idempotency_key == wish.idempotency_key:
+                return keeper
+        return None
 
     async def _keep(self, box: Box, ready: asyncio.Future[None]) -> None:
         """Hold a sandbox open until its time is over."""

@@ -19,7 +19,8 @@ from swerl.errors import SandboxError
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Chunk
 
-_LOOK_EVERY_S = "0.1"
+_LOOK_EVERY_S = {False: "0.1", True: "0.3"}
+"""Pause between looks at a folder alone, and at all below it, which costs more."""
 _MAX_EVENTS = 10_000
 _MAX_WATCHERS = 64
 _LOOP = """\
@@ -102,7 +103,7 @@ class Watchers:
                 raise
         finally:
             if not ready.done():
-                del self._waiting[name]
+                self._waiting.pop(name, None)
 
 
 async def changes_in(
@@ -111,7 +112,7 @@ async def changes_in(
     """Yield nothing once the folder is being watched, then what changes, look by look."""
     marker = new_marker()
     env = {
-        "MARK": marker.word, "MARK_ENTRY": marker.entry, "EVERY": _LOOK_EVERY_S,
+        "MARK": marker.word, "MARK_ENTRY": marker.entry, "EVERY": _LOOK_EVERY_S[recursive],
         "DEPTH": "" if recursive else "-maxdepth 1", "LC_ALL": "C", "TZ": "UTC",
     }  # fmt: skip
     seen: Mapping[str, Entry] | None = None
