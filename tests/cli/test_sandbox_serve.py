@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from e2b import Sandbox
 from typer.testing import CliRunner
 
 from swerl.cli.sandbox import app
 
 from ..e2b_server.helpers import eventually
 from ..sandboxes.helpers import host_processes
-
-e2b = pytest.importorskip("e2b", reason="the extra e2b is not installed")
 
 
 @contextmanager
@@ -50,7 +49,7 @@ def connect(told: dict[str, str], key: str = "") -> dict[str, str]:
 def test_nothing_is_left_however_it_ends(how: signal.Signals) -> None:
     mark = f"98{how.value}.25"
     with serve() as (process, told):
-        sandbox = e2b.Sandbox.create(**connect(told))
+        sandbox = Sandbox.create(**connect(told))
         sandbox.commands.run(f"sleep {mark}", background=True)
         eventually(lambda: host_processes(mark))
         process.send_signal(how)
@@ -65,7 +64,7 @@ def test_a_key_of_ones_own_is_used_and_never_printed(tmp_path: Path) -> None:
     key_file.write_text("e2b_my-very-own-key\n")
     options = ("--api-key-file", str(key_file), "--template", "mine=host", "--memory-mib", "300")
     with serve(*options) as (process, told):
-        sandbox = e2b.Sandbox.create("mine", **connect(told, key="e2b_my-very-own-key"))
+        sandbox = Sandbox.create("mine", **connect(told, key="e2b_my-very-own-key"))
         assert sandbox.get_info().memory_mb == 300
         process.terminate()
         out, err = process.communicate(timeout=20)
@@ -93,8 +92,6 @@ def test_bad_input_is_one_error_and_a_hint(options: Sequence[str], words: str) -
 
 def test_a_short_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("short")
-    result = CliRunner().invoke(
-        app, ["serve", "--api-key-file", os.fspath(tmp_path / "key")]
-    )
+    result = CliRunner().invoke(app, ["serve", "--api-key-file", os.fspath(tmp_path / "key")])
     assert result.exit_code != 0
     assert "16" in f"{result.output}{result.exception}"

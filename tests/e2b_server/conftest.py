@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from e2b import Sandbox
 
 from swerl.sandboxes import local
 
 from .helpers import Service, serving
-
-e2b = pytest.importorskip("e2b", reason="the extra e2b is not installed")
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +20,8 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture
-def sandbox(service: Service) -> Iterator[e2b.Sandbox]:
-    made = e2b.Sandbox.create(timeout=120, **service.sdk)
+def sandbox(service: Service) -> Iterator[Sandbox]:
+    """A sandbox of the image `host`, through the SDK."""
+    made = Sandbox.create(timeout=120, **service.sdk)
     yield made
     made.kill()

@@ -13,6 +13,7 @@ import pytest
 
 from swerl.secrets import cache_dir
 
+from ..services.shared import locked
 from .helpers import KEY, Service
 
 FLOW = Path(__file__).with_name("client_flow.py")
@@ -28,10 +29,11 @@ def old_python() -> Path:
         return Path(named)
     folder = cache_dir() / "tests" / f"e2b-{OLD}"
     python = folder / "bin" / "python"
-    if not (folder / "done").exists():
-        venv.create(folder, with_pip=True, clear=True)
-        _install([str(python), "-m", "pip", "install", "-q", f"e2b=={OLD}"])
-        (folder / "done").touch()
+    with locked(_lock(folder)):
+        if not (folder / "done").exists():
+            venv.create(folder, with_pip=True, clear=True)
+            _install([str(python), "-m", "pip", "install", "-q", f"e2b=={OLD}"])
+            (folder / "done").touch()
     return python
 
 
@@ -41,11 +43,12 @@ def js_folder() -> Path:
     if not shutil.which("npm"):
         pytest.skip("npm is not installed")
     folder = cache_dir() / "tests" / f"e2b-js-{JS}"
-    if not (folder / "done").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        quiet = ("--silent", "--no-audit", "--no-fund")
-        _install(["npm", "install", *quiet, "--prefix", str(folder), f"e2b@{JS}"])
-        (folder / "done").touch()
+    with locked(_lock(folder)):
+        if not (folder / "done").exists():
+            folder.mkdir(exist_ok=True)
+            quiet = ("--silent", "--no-audit", "--no-fund")
+            _install(["npm", "install", *quiet, "--prefix", str(folder), f"e2b@{JS}"])
+            (folder / "done").touch()
     return folder
 
 
@@ -67,6 +70,12 @@ def run_flow(argv: list[str]) -> None:
     """Run a program that must succeed."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _lock(folder: Path) -> Path:
+    """Return the file that holds back others who want to make this folder, too."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder.with_name(f"{folder.name}.lock")
 
 
 def _install(argv: list[str]) -> None:
