@@ -56,7 +56,7 @@ class Faults:
             request.transport.abort()
             raise asyncio.CancelledError
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _DROPPED}
-        body = await request.read()
+        body = await request.content.read()
         url = self._upstream + request.path_qs
         async with self._http.request(
             request.method, url, headers=headers, data=body, allow_redirects=False

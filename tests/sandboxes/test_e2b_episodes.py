@@ -28,6 +28,7 @@ from swerl.tree import Trajectory
 from swerl.turn import Sampling
 
 from ..e2b_server.helpers import KEY, Service, serving
+from .e2b_faults import Faults
 
 pytestmark = pytest.mark.agents
 
@@ -170,13 +171,13 @@ class Worked:
     trajectory: Trajectory
 
 
-async def _work(harness: Harness, task: Task, cloud: Cloud, way: str) -> Worked:
+async def _work(harness: Harness, task: Task, cloud: Cloud, way: str, url: str = "") -> Worked:
     family = tiny.build(None)
     engine = ScriptedEngine(family, lambda _: harness.script(edits(PATCH), task.workdir))
     async with Gateway(engine=engine, family=family) as gateway:
         cloud.routed.port = int(gateway.url.rpartition(":")[2]) if way == "public" else 0
         public = f"http://127.0.0.1:{PUBLIC_PORT}" if way == "public" else ""
-        url = cloud.service.url
+        url = url or cloud.service.url
         options = e2b.Options(api_url=url, sandbox_url=url, way=way, public_url=public)
         opened = e2b.build(options).open(
             "repository", Limits(), workdir=task.workdir, mounts=harness.mounts()
@@ -202,3 +203,26 @@ async def test_an_agent_makes_the_gold_edit_and_every_sampled_token_is_trained(
     assert len(samples) == 1
     assert samples[0].num_trained_tokens == worked.trajectory.num_sampled_tokens > 0
     assert not worked.trajectory.dropped
+
+
+@pytest.mark.slow
+async def test_an_agent_notices_nothing_of_streams_that_break(
+    harness: Harness, task: Task, cloud: Cloud
+) -> None:
+    async with Faults(cloud.service.url) as faults:
+        cuts = [0]
+
+        async def cut() -> None:
+            while True:
+                await asyncio.sleep(0.8)
+                cuts[0] += faults.cut()
+
+        cutter = asyncio.ensure_future(cut())
+        try:
+            worked = await _work(harness, task, cloud, "relay", faults.url)
+        finally:
+            cutter.cancel()
+    assert cuts[0] > 2
+    assert worked.exit.code == 0, worked.exit.log
+    assert worked.files["calc.py"].endswith("x = 2\n")
+    assert len(worked.trajectory.turns) == len(harness.script(edits(PATCH), task.workdir))
