@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,7 +98,7 @@ async def test_nothing_is_left_after_reap(case: Case, ledger: Ledger) -> None:
 
 
 def crash(case: Case, ledger: Ledger) -> list[int]:
-    """Keep a few controllers at work and kill one after the other, some with their groups."""
+    """Keep a few controllers at work and kill one after the other, in one of three ways."""
     chance = random.Random(SEED)
     argv = [sys.executable, CONTROLLERS, case.backend, json.dumps(case.settings), case.image]
     living: list[int] = []
@@ -114,13 +115,38 @@ def crash(case: Case, ledger: Ledger) -> list[int]:
                 living.append(int(nursery.stdout.readline()))
             time.sleep(chance.random() * 2 * case.pause_s)
             pid = living.pop(chance.randrange(AT_ONCE))
-            (os.killpg if chance.random() < 0.5 else os.kill)(pid, signal.SIGKILL)
+            chance.choice([kill, kill_group, kill_tree])(pid)
             killed.append(pid)
         wait_for_one_in_use(ledger, living)
         for pid in living:
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         nursery.stdin.close()
     return killed + living
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    os.killpg(pid, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and, at the same moment, everything that it started."""
+    below = started_by(pid)
+    for child in (pid, *below):
+        with suppress(ProcessLookupError):
+            kill(child)
+
+
+def started_by(pid: int) -> list[int]:
+    """Return the processes below this one."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [each for child in map(int, children) for each in (child, *started_by(child))]
 
 
 def wait_for_one_in_use(ledger: Ledger, pids: list[int]) -> None:
