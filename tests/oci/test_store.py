@@ -104,6 +104,15 @@ def test_only_its_owner_may_look_into_the_store(store: Store) -> None:
     assert store.root.stat().st_mode & 0o777 == 0o700
 
 
+def test_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "store")
+    for act in (store.owner, lambda: store.put(b"x"), lambda: add_image(store, NAME, [])):
+        with pytest.raises(ImageError, match="cannot write the image store") as caught:
+            act()
+        assert "SWERL_CACHE" in caught.value.hint
+
+
 def test_damaged_name_is_one_clear_error(store: Store) -> None:
     add_image(store, NAME, [Entry("a")])
     next((store.root / "names").iterdir()).write_text("{")

@@ -105,6 +105,8 @@ class Folder:
     def link(self, path: bytes, target: bytes) -> None:
         """Make another name of a file of this folder."""
         source = self._place(target)
+        if stat.S_ISDIR(_kind(source) or 0):
+            raise OSError(errno.EISDIR, "a layer links a folder twice", target)
         fd = os.open(source.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source.fd)
         try:
             if self._place(path).path == source.path:

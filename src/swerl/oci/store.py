@@ -110,7 +110,7 @@ class Store:
     def named(self, image: str) -> Named:
         """Return what a name stands for. Raises ImageError, InputError on what is no name."""
         reference = parse(image)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return _read_named(self._name_file(str(reference)))
         if reference.digest and self.blob(reference.digest).is_file():
             return Named(str(reference), reference.digest)
@@ -162,7 +162,7 @@ class Store:
         """Say whether a blob is there in full; `verify` reads its bytes."""
         try:
             return self.blob(blob.digest).stat().st_size == blob.size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def has_layer(self, diff_id: str) -> bool:
@@ -185,15 +185,21 @@ class Store:
 
         What is not in use may be renamed away then, never removed in place.
         """
-        self._make_root()
+        self.owner()
         with _owner.locked(self.root, alone=True):
             yield _owner.used(self.root)
 
     def owner(self) -> _owner.Owner:
-        """Return this process's share, announced on first use."""
+        """Return this process's share, announced on first use. Raises ImageError."""
         if self._own is None or self._own.pid != os.getpid():
-            self._make_root()
-            self._own = _owner.Owner(self.root)
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                self.root.chmod(0o700)  # images may hold what not every user here should read
+                self._own = _owner.Owner(self.root)
+            except OSError as error:
+                message = f"cannot write the image store {self.root}: {error.strerror}"
+                hint = "free some space, correct its rights, or name another in SWERL_CACHE"
+                raise ImageError(message, hint=hint) from error
         return self._own
 
     # Writing
@@ -254,11 +260,10 @@ class Store:
 
     def sweep(self) -> int:
         """Remove what killed processes left half done; return how many pieces."""
-        return _owner.sweep(self.root) if self.root.is_dir() else 0
-
-    def _make_root(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        self.root.chmod(0o700)  # images may hold what not every user of this machine should read
+        if not self.root.is_dir():
+            return 0
+        self.owner()
+        return _owner.sweep(self.root)
 
     def _layer(self, diff_id: str, image: str) -> StoredLayer:
         try:
@@ -296,6 +301,9 @@ def _media_type(body: bytes) -> str:
 def _read_named(path: Path) -> Named:
     try:
         return Named(**json.loads(path.read_bytes()))
+    except PermissionError as error:
+        message = f"the image store keeps {path} from you"
+        raise ImageError(message, hint="name a store of your own in SWERL_CACHE") from error
     except (ValueError, TypeError) as error:
         message = f"{path} is damaged: {error}"
         raise ImageError(message, hint="remove it and pull the image again") from error

@@ -24,6 +24,12 @@ BOMB_FLOOR = 1 << 30
 """Bytes that any layer may unpack to: a small layer of a few zeroed files is no bomb."""
 
 _BLOCK = 1 << 20
+_EXTENSIONS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+_MAX_EXTENSION = 1 << 20
+"""Most bytes of one: Linux lets a file have 64 KiB of attributes and a name of 4 KiB."""
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 _MALFORMED = {
@@ -57,7 +63,7 @@ def unpack(
         with Folder(into) as folder:
             num_bytes = _fill(folder, stream, max_bytes)
             found = stream.finish()
-    except (tarfile.TarError, ValueError) as error:
+    except (tarfile.TarError, ValueError, RecursionError) as error:
         message = f"a layer is no tar archive: {error}"
         raise ImageError(message, hint="push the image anew") from error
     except OSError as error:
@@ -83,7 +89,12 @@ def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
     num_bytes = 0
     source = cast(Any, stream)  # of a file, a tar stream uses `read` only
     with tarfile.open(
-        fileobj=source, mode="r|", bufsize=_BLOCK, encoding="utf-8", errors="surrogateescape"
+        fileobj=source,
+        mode="r|",
+        bufsize=_BLOCK,
+        encoding="utf-8",
+        errors="surrogateescape",
+        tarinfo=_Entry,
     ) as tar:
         while (entry := tar.next()) is not None:
             cast(Any, tar).members.clear()  # kept for random access, they grow without bound
@@ -92,12 +103,22 @@ def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
             if name.startswith(_WHITEOUT):
                 _whiteout(folder, path, name)
             elif entry.isreg():
-                num_bytes += entry.size
+                num_bytes += max(entry.size, 0)
                 _refuse_bomb(num_bytes, max_bytes)
                 folder.write(path, _content(tar, entry), _meta(entry))
             else:
                 _special(folder, path, entry)
     return num_bytes
+
+
+class _Entry(tarfile.TarInfo):
+    """An entry whose long names and attributes, which are read at once, have a bounded size."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        if self.type in _EXTENSIONS and not 0 <= self.size <= _MAX_EXTENSION:
+            message = f"a header of {self.size} bytes"
+            raise tarfile.ReadError(message)
+        return cast(Any, super())._proc_member(tar)
 
 
 def _special(folder: Folder, path: bytes, entry: tarfile.TarInfo) -> None:
