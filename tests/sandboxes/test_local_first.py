@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import shutil
@@ -130,3 +131,20 @@ def test_root_without_cgroups_still_has_limits() -> None:
         text=True,
     )
     assert done.stdout == "1 still here\n" * len(isolators), done
+
+
+async def test_a_parent_that_waits_in_the_kernel_does_not_hold_a_kill_up(sandbox: Sandbox) -> None:
+    """Such a parent cannot be stopped; its child, held up before its program, never lets it go."""
+    script = "import os; os.mkfifo('p'); print('up', flush=True); "
+    script += "os.posix_spawn('/bin/true', ['true'], {}, file_actions=["
+    script += "(os.POSIX_SPAWN_OPEN, 0, 'p', os.O_RDONLY, 0)])"
+    async with asyncio.timeout(4):  # less than a kill waits for processes that do not stop
+        async with sandbox.start(["python3", "-c", script]) as process:
+            async for _ in process.output():
+                break
+            await until_waiting(sandbox)
+
+
+async def until_waiting(sandbox: Sandbox) -> None:
+    script = "until grep -q '^State:.D' /proc/[0-9]*/status; do sleep 0.01; done"
+    await sh(sandbox, script)

@@ -54,9 +54,9 @@ class Options(BaseModel):
     isolator: Literal["auto", "bwrap", "unshare"] = "auto"
     """Who makes the namespaces; `auto` takes bubblewrap where it is installed."""
     scratch: Path | None = None
-    """Folder for what sandboxes write. By default they write to memory, which is fastest and
-    leaves nothing behind; name a folder on disk where that does not fit. `disk_mib` bounds memory
-    only."""
+    """Folder on disk for what sandboxes write. By default they write to memory, which is fastest
+    and leaves nothing behind; name a folder where that does not fit. Root's sandboxes then have
+    a file system of their own of `disk_mib`; others end when they have written more."""
     pull: Literal["missing", "never"] = "missing"
     """Whether an image that the store lacks is pulled when a sandbox first wants it; by default a
     run needs no step before it. `never` is for machines without a way to a registry."""

@@ -81,15 +81,19 @@ def exit_code_of(error: Exception, command: Command) -> int:
 
 
 def signal_marked(number: int, signum: int, *, spared: bytes) -> bool:
-    """Signal the command's processes that are in none of the spared states; say if there were."""
+    """Signal the command's processes that are in none of the spared states.
+
+    Says whether there was one that could still run: one that waits in the kernel, as a parent does
+    until its new child has begun a program of its own, meets the signal before it runs again.
+    """
     found = False
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  paths cost a third more
         with suppress(OSError):  # it ended meanwhile
             fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if _mark_of(fd) == number and _stat(fd)[0] not in spared:
+                if _mark_of(fd) == number and (state := _stat(fd)[0]) not in spared:
                     signal.pidfd_send_signal(fd, signum)
-                    found = True
+                    found = found or state != b"D"
             finally:
                 os.close(fd)
     return found
