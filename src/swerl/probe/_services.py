@@ -133,8 +133,8 @@ def private_folders() -> list[Path]:
 
 
 def new_word() -> str:
-    """Return a word that stands nowhere else."""
-    return f"swerlprobe{secrets.token_hex(8)}"
+    """Return a word that stands nowhere else; its beginning says which process made it."""
+    return f"swp{os.getpid():x}x{secrets.token_hex(10)}"
 
 
 async def _start(*argv: str, env: dict[str, str] | None = None) -> asyncio.subprocess.Process:

@@ -16,7 +16,7 @@ from swerl.probe.lab import Lab
 from swerl.probe.registry import probe
 
 _UP = "../" * 12
-_ROUNDS = 150
+_RACE_S = 1.0
 _PATIENCE_S = 4.0
 _GIANT_MIB, _GIANT_S = 1024, 6.0
 _ODD_NAMES = (
@@ -63,27 +63,23 @@ async def climbing_paths(lab: Lab) -> Finding:
 @probe("Swaps a folder for a link to the host's while a file is written into it.")
 async def folder_swap_race(lab: Lab) -> Finding:
     with _host_folder() as (folder, word):
-        script = (
-            f"cd {lab.workdir} && mkdir real && ln -s {folder} lure && "
-            "while :; do mv -T real spot; mv -T spot real; mv -T lure spot; mv -T spot lure; done"
+        swapping = asyncio.ensure_future(
+            lab.box.attack("race.swap", lab.workdir, str(folder), _RACE_S)
         )
-        swapping = asyncio.ensure_future(lab.box.run(["sh", "-c", script], timeout_s=_PATIENCE_S))
         holes: list[str] = []
-        try:
-            for number in range(_ROUNDS):
-                if swapping.done():
-                    break
-                with suppress(SandboxError, FileNotFoundError):
-                    await lab.box.sandbox.write(f"{lab.workdir}/spot/{number}", b"x")
-                with suppress(SandboxError, FileNotFoundError):
-                    if word.encode() in await lab.box.sandbox.read(f"{lab.workdir}/spot/secret"):
-                        holes.append("the host's file was read")
-                await asyncio.sleep(0.002)
-        finally:
-            swapping.cancel()
-            await asyncio.gather(swapping, return_exceptions=True)
+        num_tried = 0
+        while not swapping.done():
+            num_tried += 1
+            path = f"{lab.workdir}/spot/{num_tried}"
+            with suppress(SandboxError, FileNotFoundError):
+                await lab.box.sandbox.write(path, b"x")
+            with suppress(SandboxError, FileNotFoundError):
+                if word.encode() in await lab.box.sandbox.read(f"{lab.workdir}/spot/secret"):
+                    holes.append("the host's file was read")
+            await asyncio.sleep(0)
+        swaps = (await swapping)["swaps"]
         holes += _changes(folder, word)
-    return judge(holes, f"{_ROUNDS} writes and reads, none of them outside")
+    return judge(holes, f"{num_tried} writes and reads in {swaps} swaps, none of them outside")
 
 
 @probe("Has pipes, endless devices and sockets read and written, to hang the controller.")

@@ -122,7 +122,7 @@ def open_by_handle() -> dict[str, str]:
 def make_devices() -> dict[str, str]:
     """Make a node of a disk and of the kernel's memory, and open it."""
     outcomes = {}
-    for name, mode, device in (("disk", 0o60666, (254, 0)), ("memory", 0o20666, (1, 1))):
+    for name, mode, device in (("disk", 0o60666, _disk()), ("memory", 0o20666, (1, 1))):
         path = os.path.join(tempfile.gettempdir(), f"swerl-probe-{name}-{os.getuid()}")
         try:
             os.mknod(path, mode, os.makedev(*device))
@@ -133,6 +133,16 @@ def make_devices() -> dict[str, str]:
         if os.path.exists(path):
             os.unlink(path)
     return outcomes
+
+
+def _disk() -> tuple[int, int]:
+    """Return the number of the machine's first disk, which it tells everybody."""
+    try:
+        with open("/proc/partitions") as file:
+            words = file.read().split()
+    except OSError:
+        return 8, 0
+    return (int(words[4]), int(words[5])) if len(words) > 5 else (8, 0)
 
 
 def leave_key(word: str) -> dict[str, str]:
