@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import httpx
 import pytest
@@ -85,6 +85,23 @@ def test_a_client_that_reads_nothing_harms_nobody(service: Service, sandbox: San
         assert sandbox.commands.run("echo alive").stdout == "alive\n"
     for info in sandbox.commands.list():
         sandbox.commands.kill(info.pid)
+
+
+def test_uploads_that_stand_still_hold_nobody_up(service: Service, sandbox: Sandbox) -> None:
+    sandbox.files.write("there", "x" * 100)
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    head = (
+        "POST /files?path=never HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n"
+        "Content-Type: application/octet-stream\r\n"
+        f"E2b-Sandbox-Id: {sandbox.sandbox_id}\r\nX-Access-Token: {sandbox._envd_access_token}\r\n"
+    )
+    with ExitStack() as stack:
+        for _ in range(40):
+            stuck = stack.enter_context(socket.create_connection((host, int(port))))
+            stuck.sendall(head.encode() + b"\r\nbegun")
+        assert sandbox.files.read("there", request_timeout=10) == "x" * 100
+        sandbox.files.write("small", "y", request_timeout=10)
+    assert not sandbox.files.exists("never")
 
 
 def test_a_body_larger_than_a_message_may_be_is_refused(service: Service) -> None:

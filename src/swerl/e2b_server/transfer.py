@@ -6,6 +6,7 @@ import asyncio
 import posixpath
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from aiohttp import BodyPartReader, web
@@ -20,31 +21,44 @@ if TYPE_CHECKING:
     from swerl.e2b_server.boxes import Box
 
 _FILE_NAME = re.compile(r';\s*filename="((?:[^"\\]|\\.)*)"', re.DOTALL)
-_TRANSFERS_AT_ONCE = 8
-"""Files that are held in memory at once, over all sandboxes."""
+_READS_AT_ONCE = 8
+_LARGE_UPLOADS_AT_ONCE = 16
+"""Files that are held in memory while they arrive, over all sandboxes."""
+_SMALL_BYTES = 1 << 20
+"""Uploads up to here wait for nobody."""
+_SLICE_BYTES = 1 << 20
 
 
 class Transfers:
-    """Moves files, not too many at once."""
+    """Moves files, not too many at once; who takes or sends nothing for a while is dropped."""
 
     def __init__(self, max_file_bytes: int) -> None:
         self._max_bytes = max_file_bytes
-        self._turns = asyncio.Semaphore(_TRANSFERS_AT_ONCE)
+        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+        self._large_uploads = asyncio.Semaphore(_LARGE_UPLOADS_AT_ONCE)
 
     async def download(self, box: Box, request: web.BaseRequest) -> web.StreamResponse:
         """Answer with a file's bytes."""
         path = _path(box, request.query, request.query.get("path", ""))
-        async with self._turns:
+        async with self._reads:
             data = await box.sandbox.read(path)
-            headers = {"Content-Type": "application/octet-stream"}
-            response = web.Response(body=data, headers=headers)
-            await response.prepare(request)
-            await response.write_eof()
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = len(data)
+        await response.prepare(request)
+        for start in range(0, len(data), _SLICE_BYTES):
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await response.write(memoryview(data)[start : start + _SLICE_BYTES])
+            except TimeoutError as error:
+                raise ConnectionAbortedError("the client takes nothing any more") from error
+        await response.write_eof()
         return response
 
     async def upload(self, box: Box, request: web.BaseRequest) -> list[Json]:
         """Write the file, or files, of a request; return what was written."""
-        async with self._turns:
+        length = request.content_length
+        is_small = length is not None and length <= _SMALL_BYTES
+        async with nullcontext() if is_small else self._large_uploads:
             if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
                 request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # curl waits for it
             if request.content_type == "application/octet-stream":
