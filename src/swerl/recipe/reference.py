@@ -24,7 +24,7 @@ right. Only what differs from the defaults needs to be written. This page is mad
 def as_markdown() -> str:
     """Return the page: one table a section, in the order of the schema."""
     meanings = _meanings(Path(inspect.getfile(schema)).read_text(encoding="utf-8"))
-    tables = [f"## {name}\n\n{text}" for name, text in _tables(Recipe, "", meanings)]
+    tables = [f"## {name}\n{text}" for name, text in _tables(Recipe, "", meanings)]
     return "\n\n".join([_HEAD.strip(), *tables]) + "\n"
 
 
