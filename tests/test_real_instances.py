@@ -77,6 +77,11 @@ def test_changing_nothing_is_unsolved(swerl: Swerl, instance: str) -> None:
     assert swerl.rollout(instance, "--engine", "scripted:noop")["verdict"] == "unsolved"
 
 
+def test_its_image_gives_nothing_away(swerl: Swerl, instance: str) -> None:
+    [swept] = json.loads(swerl("tasks", "sweep", f"{instance}.jsonl", "--json"))
+    assert swept["raw"]["leaks"] == swept["scrubbed"]["leaks"] == []
+
+
 @pytest.mark.agents
 def test_claude_code_solves_it_with_its_own_tools(swerl: Swerl, instance: str) -> None:
     result = swerl.rollout(instance, "--agent", "claude-code", "--engine", "scripted:gold")

@@ -111,9 +111,9 @@ def task_of(folder: Path, *, base_commit: str = "") -> Task:
 
 
 @asynccontextmanager
-async def opened(task: Task) -> AsyncIterator[Sandbox]:
+async def opened(task: Task, *, disk_mib: int = 512) -> AsyncIterator[Sandbox]:
     """Open a sandbox of the Task's image."""
-    limits = Limits(memory_mib=512, num_processes=128, disk_mib=512, lifetime_s=120)
+    limits = Limits(memory_mib=512, num_processes=128, disk_mib=disk_mib, lifetime_s=120)
     backend = local.build(local.Options())
     async with backend.open(task.image, limits, workdir=task.workdir) as sandbox:
         yield sandbox

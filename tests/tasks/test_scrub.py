@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import BrokenImageError
+from swerl.errors import BrokenImageError, SandboxError
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Exec
 from swerl.task import Task
@@ -353,3 +354,16 @@ async def test_an_image_with_little_more_than_git_is_enough(task: Task) -> None:
         assert done.base == task.base_commit
         assert (await sweep(OnBusybox(sandbox), task)).leaks == ()
         assert (await sweep(sandbox, task)).leaks == ()
+
+
+async def test_a_full_disk_is_no_fault_of_the_image(tmp_path: Path) -> None:
+    folder = tmp_path / "image"
+    make_repository(folder)
+    (folder / "data.bin").write_bytes(random.Random(1).randbytes(3 << 20))
+    git(folder, "add", "data.bin")
+    git(folder, "commit", "-qm", "Add data")
+    git(folder, "tag", "later", git(folder, "commit-tree", "-m", "Mend", "HEAD^{tree}"))
+    task = task_of(folder)
+    async with opened(task, disk_mib=2) as sandbox:
+        with pytest.raises(SandboxError, match="no space left"):
+            await scrub(sandbox, task)

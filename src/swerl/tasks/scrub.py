@@ -24,7 +24,9 @@ from swerl.task import Task
 from swerl.tasks import scrub_hidden
 
 MAX_OBJECTS = 50_000
-"""Largest object store whose past is kept: some 0.3 s of scrubbing."""
+"""Most objects of a store whose past is kept: some 0.3 s of scrubbing."""
+MAX_KIB = 128 * 2**10
+"""Most KiB of a store whose past is kept: it is copied into what the sandbox may write."""
 _TIMEOUT_S = 600.0
 _SCRIPTS = ("common.sh", "main.sh", "repository.sh", "objects.sh", "files.sh", "copies.sh")
 _BROKEN, _FOREIGN = 93, 94
@@ -36,7 +38,7 @@ class History(StrEnum):
     """How much of the past an agent sees."""
 
     AUTO = "auto"
-    """All of it where the object store has at most MAX_OBJECTS objects, else none."""
+    """All of it where the object store is within MAX_OBJECTS and MAX_KIB, else none."""
     FULL = "full"
     """Every commit that the base descends from."""
     NONE = "none"
@@ -112,8 +114,8 @@ def orders(task: Task, facts: Facts) -> list[str]:
 async def _run(sandbox: Sandbox, task: Task, history: History, facts: Facts) -> Exec:
     """Run the script as the ordinary user, then as root for what that owns, then for the rest."""
     look = "1" if facts.copies is None else "0"
-    settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), look]
-    argv = ["sh", "-c", _script(), "scrub", *settings]
+    settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), str(MAX_KIB)]
+    argv = ["sh", "-c", _script(), "scrub", *settings, look]
     stdin = "\n".join(orders(task, facts)).encode("utf-8", "surrogateescape")
     for user in (None, "root", None):
         done = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=stdin)

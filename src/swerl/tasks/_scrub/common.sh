@@ -24,8 +24,8 @@ broken() { say "$1" >&2; exit 93; }
 foreign() { say "$1" >&2; exit 94; }
 safe_git() {
   git -c core.fsmonitor=false -c core.hooksPath=/dev/null -c core.attributesFile=/dev/null \
-    -c core.packedGitLimit=256m -c core.packedGitWindowSize=32m -c core.deltaBaseCacheLimit=32m \
-    -c core.bigFileThreshold=16m -c core.fsyncObjectFiles=false -c core.fsync=none \
+    -c core.packedGitLimit=64m -c core.packedGitWindowSize=16m -c core.deltaBaseCacheLimit=32m \
+    -c core.bigFileThreshold=16m -c core.fsync=none \
     -c core.commitGraph=false -c core.multiPackIndex=false "$@"
 }
 

@@ -1,14 +1,14 @@
 # Brings the repository of a task's image to a state without a future.
 #
-#   sh -c SCRIPT scrub WORKDIR BASE HISTORY LIMIT LOOK <orders
+#   sh -c SCRIPT scrub WORKDIR BASE HISTORY OBJECTS KIB LOOK <orders
 #
 # Orders are lines: `hidden GLOB` outside the work tree, `inside GLOB` and `test PATH` relative to
 # it, `copy PATH` found by an earlier look, `solved BLOB` ids of the files as the solution leaves
 # them. Says lines: `base SHA`, `history KIND`, `changed`, `removed PATH`, `found PATH`.
-# Exit codes: 93 the repository is broken, 94 another user owns something, 0 done.
+# Exit codes: 93 the repository is broken, 94 another user owns something, 95 no space, 0 done.
 #
 # The repository's settings are reduced to harmless ones before anything else.
-history=$3 limit=$4 look=$5
+history=$3 limit=$4 limit_kib=$5 look=$6
 
 main() {
   changed='' extra='' base='' denied=''

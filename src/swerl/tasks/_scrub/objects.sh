@@ -29,14 +29,23 @@ rebuild_objects() {
   if [ "$kept" = none ]; then say "$sha" >"$dir/shallow"; fi
   if ! pack_needed; then
     # A past with holes cannot be kept; the base itself must be whole.
-    [ "$kept" = full ] && [ -n "$sha" ] || broken "objects of the base commit are lost"
+    [ "$kept" = full ] && [ -n "$parents" ] || lost
     kept=none
     say "$sha" >"$dir/shallow"
-    pack_needed || broken "objects of the base commit are lost"
+    pack_needed || lost
   fi
   rm -rf "$dir/objects" || foreign "cannot remove $dir/objects"
   mv "$fresh" "$dir/objects" || broken "cannot replace $dir/objects"
   if [ -f "$dir/shallow" ]; then keep_own_shallow; fi
+}
+
+lost() {
+  case $problem in
+    *[Nn]'o space left'* | *'ut of diskspace'* | *'quota exceeded'* | *'write error'*)
+      say "no space left for the objects of the base commit" >&2
+      exit 95 ;;
+  esac
+  broken "objects of the base commit are lost: $problem"
 }
 
 # Stores that this repository borrowed from are copies of it.
@@ -52,10 +61,10 @@ note_alternates() {
 pack_needed() {
   missing=
   if [ -n "$partial" ]; then missing=--missing=allow-any; fi
-  printf '%s' "${sha:+$sha$line_end}" |
+  problem=$(printf '%s' "${sha:+$sha$line_end}" |
     repository -c pack.compression=1 -c pack.windowMemory=64m -c pack.threads=1 \
       pack-objects --quiet --revs --indexed-objects --delta-base-offset --window=0 --non-empty \
-      $missing "$fresh/pack/pack" >/dev/null 2>&1
+      $missing "$fresh/pack/pack" 2>&1 >/dev/null)
 }
 
 # `shallow` may name commits of other branches; only those in the store are ours.

@@ -126,22 +126,29 @@ find_base() {
 choose_history() {
   kept=$1
   for path in "$dir"/objects/pack/*.promisor; do [ ! -e "$path" ] || partial=1; done
-  num_objects=$(count_objects)
+  counted=$(count_objects)
+  num_objects=${counted% *} size_kib=${counted#* }
   if [ "$kept" = auto ]; then
     kept=full
-    if [ -n "$partial" ] || [ "$num_objects" -gt "$limit" ]; then kept=none; fi
+    if [ -n "$partial" ] || [ "$num_objects" -gt "$limit" ] || [ "$size_kib" -gt "$limit_kib" ]
+    then kept=none
+    fi
   fi
   # A commit without parents has no past to hide, and one that is cut off already has none left.
   if [ -z "$parents" ]; then kept=full; fi
 }
 
+# Prints how many objects there are, and their KiB.
 count_objects() {
   repository count-objects -v | {
-    total=0
+    total=0 kib=0
     while read -r name number; do
-      case $name in count: | in-pack:) total=$((total + number)) ;; esac
+      case $name in
+        count: | in-pack:) total=$((total + number)) ;;
+        size: | size-pack:) kib=$((kib + number)) ;;
+      esac
     done
-    say "$total"
+    say "$total $kib"
   }
 }
 
