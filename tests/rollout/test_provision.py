@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swerl import plugins
 from swerl.errors import BrokenImageError
+from swerl.gateway.app import Gateway
+from swerl.grade import Verdict
 from swerl.harnesses import builtin
+from swerl.learning import WeightRef
+from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.clock import Clock
+from swerl.rollout.group import run as run_group
+from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
-from swerl.run.events import Event, PhaseEnded
+from swerl.rollout.reward import rule
+from swerl.run.events import EpisodeEnded, Event, PhaseEnded
+from swerl.run.layout import open_run
 from swerl.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.task import GradingSpec, Task
+from swerl.turn import Completion
 
 HARNESS = builtin.build(builtin.Options())
 SCRIPT = """
@@ -66,3 +77,42 @@ async def test_a_broken_repository_is_an_error_and_leaves_no_sandbox(
     with pytest.raises(BrokenImageError):
         async with provisioner.for_agent(task, HARNESS, Clock("episode", lambda _: None)):
             pytest.fail("a sandbox was handed out")
+
+
+class NoEngine:
+    """An engine that nobody should ask for a reply."""
+
+    async def generate(self, *_: Any) -> Completion:
+        pytest.fail("the engine was asked for a reply")
+
+    async def abort(self, session: str) -> None: ...
+    async def pause(self) -> None: ...
+    async def load(self, weights: WeightRef) -> str:
+        return weights.version
+
+    async def resume(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
+    task: Task, provisioner: Provisioner, tmp_path: Path
+) -> None:
+    (tmp_path / ".git/HEAD").write_text("nonsense\n")
+    told: list[Event] = []
+    family = plugins.load("families", "tiny").build(None)
+    async with Gateway(engine=NoEngine(), family=family) as gateway:
+        parts = Parts(
+            gateway=gateway,
+            provisioner=provisioner,
+            harness=HARNESS,
+            reward=rule("solved"),
+            rollout=RolloutSection(refills=3),
+            budgets=BudgetsSection(),
+            seed=0,
+            emit=told.append,
+        )
+        with open_run(tmp_path / "run", {}) as folder:
+            [group] = await run_group([task], "00000", parts, size=1, folder=folder)
+    assert [each.verdict for each in group.episodes] == [Verdict.INVALID]
+    assert len([event for event in told if isinstance(event, EpisodeEnded)]) == 1
+    assert "cannot be used" in group.episodes[0].grade.reason
