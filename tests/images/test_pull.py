@@ -504,3 +504,14 @@ def guarded() -> Callable[..., Any]:
             await runner.cleanup()
 
     return serve
+
+
+async def test_damaged_manifest_in_the_store_is_not_believed(
+    registry: Any, push: Push, make_image: Make, run: Run, store: Store
+) -> None:
+    image = make_image("a")
+    await push(image, "swe/task")
+    store.blob(store.put(image.manifest.body)).write_bytes(b"{")
+    (done,) = await run(f"{registry.host}/swe/task")
+    assert done.stored is not None
+    assert store.blob(image.manifest.digest).read_bytes() == image.manifest.body

@@ -81,6 +81,17 @@ def test_image_with_a_part_missing_is_not_found(store: Store, lost: str) -> None
     assert "images pull" in caught.value.hint
 
 
+@pytest.mark.parametrize("rotten", ["config", "manifest"])
+def test_damaged_document_is_not_believed(store: Store, rotten: str) -> None:
+    digest = add_image(store, NAME, [Entry("a")], config={"Env": ["A=good"]})
+    config = store.manifest(store.named(NAME)).config().digest
+    path = store.blob(config if rotten == "config" else digest)
+    path.write_bytes(path.read_bytes().replace(b"A=good", b"A=evil").replace(b": 2", b": 3"))
+    with pytest.raises(ImageError, match="is damaged") as caught:
+        store.find(NAME)
+    assert "verify --repair" in caught.value.hint
+
+
 def test_layer_that_lost_its_note_is_unpacked_anew(store: Store) -> None:
     add_image(store, NAME, [Entry("a", b"x")])
     (layer,) = (store.root / "layers").iterdir()

@@ -11,7 +11,7 @@ import aiohttp
 
 from swerl.images._http import Patience, patiently
 from swerl.images._registry import Quota, Registry
-from swerl.oci.manifest import Manifest
+from swerl.oci.manifest import Manifest, sha256
 from swerl.oci.reference import Reference
 from swerl.oci.store import Store
 
@@ -78,5 +78,8 @@ def _stored(store: Store, name: str, digest: str) -> Manifest | None:
     if path is None or not path.is_file():
         return None
     body = path.read_bytes()
+    if sha256(body) != digest:  # damaged: what the registry has takes its place
+        path.unlink(missing_ok=True)
+        return None
     kind = json.loads(body).get("mediaType")
     return Manifest(name, body, kind) if kind else None

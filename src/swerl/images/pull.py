@@ -89,9 +89,9 @@ async def pull(
 async def pull_one(image: str, store: Store, *, options: PullOptions | None = None) -> StoredImage:
     """Pull one image and return it. Raises ImageError."""
     (done,) = await pull([image], store, options=options)
-    if done.stored is None:
-        raise done.error or ImageError(f"{image} lives on this machine only")
-    return done.stored
+    if done.error:
+        raise done.error
+    return store.find(image)
 
 
 class _Run:

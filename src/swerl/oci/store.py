@@ -132,11 +132,15 @@ class Store:
         return read_config(self.read(manifest.config().digest, manifest.name), manifest)
 
     def read(self, digest: str, image: str) -> bytes:
-        """Return a small blob of `image`, which messages name."""
+        """Return a small blob of `image`, which messages name. Its digest is verified."""
         try:
-            return self.blob(digest).read_bytes()
+            body = self.blob(digest).read_bytes()
         except FileNotFoundError as error:
             raise _missing(image, f"image {image} lacks {digest} on this machine") from error
+        if sha256(body) != digest:
+            message = f"{digest} of image {image} is damaged on this machine"
+            raise ImageError(message, hint=f"run `swerl images verify --repair {image}`")
+        return body
 
     def blob(self, digest: str) -> Path:
         """Return where a blob is, present or not."""
