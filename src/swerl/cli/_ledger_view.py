@@ -57,7 +57,7 @@ def ps_table(rows: Sequence[Row]) -> Table:
         age = _span((entry.ended_s or now_s) - began_s) if began_s else ""
         owner = f"{row.pid or ''} {row.life}".strip()
         place = f"{owner} ({row.host})" if row.life == "elsewhere" and row.host else owner
-        cost = f"${entry.cost(now_s):.4f}" if entry.price else ""
+        cost = f"${row.cost(now_s):.4f}" if entry.price else ""
         table.add_row(
             *(
                 entry.name,
@@ -96,7 +96,7 @@ def row_json(row: Row) -> dict[str, Any]:
         "ended_unix_s": entry.ended_s,
         "why": entry.why,
         "price_usd_per_hour": entry.price,
-        "cost_usd": entry.cost(now_s),
+        "cost_usd": row.cost(now_s),
     }
 
 

@@ -71,6 +71,13 @@ class Row:
         """Host name of its owner; empty where no ledger says."""
         return self.page.head.owner.host.partition("/")[0] if self.page else ""
 
+    def cost(self, now_s: float) -> float:
+        """Return its cost so far in US dollars; what exists unopened costs since its intent."""
+        entry = self.entry
+        if self.is_live and not entry.opened_s:
+            entry = replace(entry, opened_s=entry.intended_s)
+        return entry.cost(now_s)
+
     def is_overdue(self, now_s: float) -> bool:
         """Say whether its deadline passed so long ago that nobody can be using it."""
         return self.page is not None and now_s > self.entry.deadline_s + GRACE_S
