@@ -148,3 +148,31 @@ async def test_a_parent_that_waits_in_the_kernel_does_not_hold_a_kill_up(sandbox
 async def until_waiting(sandbox: Sandbox) -> None:
     script = "until grep -q '^State:.D' /proc/[0-9]*/status; do sleep 0.01; done"
     await sh(sandbox, script)
+
+
+HOARD = """
+import ctypes, mmap
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+total = 0
+for _ in range(1000):
+    name = libc.shmget(0, 1 << 20, 0o1600)
+    place = libc.shmat(name, None, 0) if name >= 0 else -1
+    if name < 0 or place in (None, -1, 2**64 - 1):
+        break
+    ctypes.memset(place, 1, 1 << 20)
+    total += 1
+queues = sum(libc.msgget(0, 0o1600) >= 0 for _ in range(1000))
+print(total, queues)
+"""
+
+
+async def test_shared_memory_cannot_take_what_commands_need(sandbox: Sandbox) -> None:
+    """It outlives who made it, so a sandbox full of it could start no command any more."""
+    done = await sandbox.run(["python3", "-c", HOARD], timeout_s=20)
+    segments, queues = map(int, done.stdout.split())
+    if segments > LIMITS.memory_mib // 2:
+        pytest.skip("this kernel lets only the host's root bound shared memory")
+    assert segments <= LIMITS.memory_mib // 16
+    assert queues <= 64
+    assert await sh(sandbox, "echo still here") == "still here\n"

@@ -57,7 +57,7 @@ def boot(plan: Plan, device: int) -> Booted:
     pid = kernel.patiently(os.fork)
     if pid == 0:
         os.close(alive)  # else it could not tell that the warden has died
-        _run_init(plan.bwrap, who.uid, ready_inside, alive_inside)
+        _run_init(plan, who.uid, ready_inside, alive_inside)
     for fd in (ready_inside, alive_inside):
         os.close(fd)
     init = os.pidfd_open(pid)
@@ -96,21 +96,21 @@ def map_ids(inside: tuple[int, int], outside: tuple[int, int], myself: int | Non
     os.close(fd)
 
 
-def _run_init(bwrap: str, uid: int, ready: int, alive: int) -> NoReturn:
+def _run_init(plan: Plan, uid: int, ready: int, alive: int) -> NoReturn:
     """Be the sandbox's first process: make it, then reap orphans until killed."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         _die_with_the_warden(alive)
         os.setsid()
         title.write(title.FIRST)
-        counts = masks.open_counts()
+        settings = masks.open_settings()
         stage.mount_proc()
         masks.hide(f"{stage.ROOT}/proc")
-        if bwrap:
-            _enter_by_bwrap(bwrap, uid)
+        if plan.bwrap:
+            _enter_by_bwrap(plan.bwrap, uid)
         else:
             _enter_by_unshare(uid)
-        masks.bound_counts(counts)
+        masks.bound(settings, plan.memory_mib)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
         _die_with_the_warden(alive)  # the kernel forgets it where rights change

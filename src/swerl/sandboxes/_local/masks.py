@@ -23,6 +23,12 @@ _COUNTED = {
 }  # fmt: skip
 """Most of each that one sandbox may have; a host's user has 128 instances and groups."""
 
+_SHARED_PART = 16
+_PAGE_BYTES = 4096
+_OUTLIVING = {"shm_rmid_forced": "1", "msgmni": "64", "sem": "250 3200 100 128"}
+"""System V memory, queues and semaphores outlive who made them: without bounds a sandbox could
+leave its memory full of them, so that no command could start in it any more."""
+
 
 def hide(proc: str) -> None:
     """Make the files of this /proc empty that tell of the whole machine. Raises OSError."""
@@ -31,19 +37,25 @@ def hide(proc: str) -> None:
             kernel.mount("/dev/null", f"{proc}/{name}", flags=kernel.MS_BIND)
 
 
-def open_counts() -> int:
-    """Return a descriptor of the kernel's limits by user, while they can be written."""
-    return os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY)
+def open_settings() -> int:
+    """Return a descriptor of the kernel's settings, while they can be written."""
+    return os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY)
 
 
-def bound_counts(counts: int) -> None:
-    """Bound what this process's user namespace may take of them, and close the descriptor.
+def bound(settings: int, memory_mib: int) -> None:
+    """Bound what this process's namespaces may take of the kernel, and close the descriptor.
 
-    A machine whose settings are read-only keeps its own bounds.
+    A machine whose settings are read-only, or a kernel that lets only the host's root write them,
+    keeps its own bounds.
     """
-    for name, most in _COUNTED.items():
+    shared = {"shmall": f"{(memory_mib << 20) // _SHARED_PART // _PAGE_BYTES}", **_OUTLIVING}
+    wanted = {f"user/{name}": str(most) for name, most in _COUNTED.items()}
+    wanted |= {f"kernel/{name}": value for name, value in shared.items()}
+    for path, value in wanted.items():
         with suppress(OSError):
-            fd = os.open(name, os.O_WRONLY, dir_fd=counts)
-            os.write(fd, str(most).encode())
-            os.close(fd)
-    os.close(counts)
+            fd = os.open(path, os.O_WRONLY, dir_fd=settings)
+            try:
+                os.write(fd, value.encode())
+            finally:
+                os.close(fd)
+    os.close(settings)

@@ -25,8 +25,8 @@ ROOT = STAGE + "/root"
 
 _FOLDERS = ("/proc", "/dev", "/sys", "/run", "/var/tmp", "/home/agent", "/root", "/etc", "/tmp")
 _KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
-_INODES_PER_MIB = 256
-"""One for each block: an empty file costs the kernel memory that no block counts."""
+_INODES_PER_MIB = 128
+"""One for two blocks: an empty file costs the kernel memory that no block counts."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),
@@ -96,7 +96,8 @@ class _Builder:
         self.root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
         self._make_apart("tmp", 0o1777)
         self._make_apart("sys", 0o555)  # an image's own would show another machine
-        _fill_devices(self._make_apart("dev", 0o755))
+        shm_mib = max(1, min(64, self.plan.memory_mib // 16))
+        _fill_devices(self._make_apart("dev", 0o755), shm_mib)
         for source, target in (*self.plan.binds, *self.plan.mounts):
             self._bind(source, target)
         if self.plan.content:
@@ -210,7 +211,7 @@ def _write_base(base: Path, plan: Plan) -> None:
         Path(f"{base}{name}").write_text(text)
 
 
-def _fill_devices(folder: Path) -> None:
+def _fill_devices(folder: Path, shm_mib: int) -> None:
     for name in _DEVICES:
         (folder / name).touch()
         with suppress(FileNotFoundError):
@@ -220,7 +221,8 @@ def _fill_devices(folder: Path) -> None:
     for name in ("pts", "shm"):
         (folder / name).mkdir()
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("tmpfs", str(folder / "shm"), "tmpfs", flags=flags, data="mode=1777,size=64m")
+    options = f"mode=1777,size={shm_mib}m,nr_inodes={shm_mib * _INODES_PER_MIB}"
+    kernel.mount("tmpfs", str(folder / "shm"), "tmpfs", flags=flags, data=options)
     kernel.mount("devpts", str(folder / "pts"), "devpts", data="newinstance,ptmxmode=0666,mode=620")
 
 

@@ -64,7 +64,7 @@ def _keep_room(plan: Plan, held: set[str]) -> Plan:
     """
     if "memory" not in held or plan.scratch:
         return plan
-    return replace(plan, disk_mib=min(plan.disk_mib, plan.memory_mib * 7 // 8))
+    return replace(plan, disk_mib=min(plan.disk_mib, plan.memory_mib * 2 // 3))
 
 
 def _limit(plan: Plan, held: set[str], watcher: Watcher | None) -> None:
