@@ -314,6 +314,34 @@ async def test_no_process_of_ours_carries_the_command_on_its_command_line(
     assert len(done.stdout.split()) == 2, done  # the command itself, and what it printed
 
 
+async def test_a_command_gets_the_users_umask_and_no_file_of_ours(sandbox: Sandbox) -> None:
+    assert await sh(sandbox, "umask; ls /proc/self/fd | wc -l") == "0022\n4\n"
+
+
+async def test_a_stopped_command_costs_nothing_and_still_times_out(sandbox: Sandbox) -> None:
+    script = "kill -STOP $$"
+    running = asyncio.ensure_future(sandbox.run(["sh", "-c", script, "stopped"], timeout_s=0.6))
+    await until(sandbox, f"sh -c {script} stopped", 1)
+    spent = "cat /proc/[0-9]*/stat | awk '{ sum += $14 + $15 } END { print sum }'"
+    before = int(await sh(sandbox, spent))
+    assert (await running).timed_out
+    assert int(await sh(sandbox, spent)) - before < 30
+
+
+@pytest.mark.parametrize("timeout_s", [0.001, 0.02, 0.05])
+async def test_a_timeout_that_is_over_at_once_is_kept(sandbox: Sandbox, timeout_s: float) -> None:
+    done = await sandbox.run(["sleep", "60"], timeout_s=timeout_s)
+    assert done.timed_out
+    assert await processes(sandbox, "sleep 60") == 0
+
+
+async def test_a_killed_supervisor_is_a_killed_command(sandbox: Sandbox) -> None:
+    running = asyncio.ensure_future(sandbox.run(["sleep", "67"], timeout_s=20))
+    await until(sandbox, "sleep 67", 1)
+    await sh(sandbox, "kill -9 $(cut -d' ' -f1 /tmp/.swerl-*/pids | grep -vx $PPID); :")
+    assert (await running).exit_code == 137
+
+
 # Mounts
 
 

@@ -18,8 +18,7 @@ say_no() { printf '\n=\n! %s\n' "$1"; exit 0; }
 
 launch() {
   [ ${#stale[@]} -eq 0 ] || rm -rf -- "${stale[@]}"
-  umask 077
-  if mkdir -- "$d" 2>/dev/null; then
+  if mkdir -m 700 -- "$d" 2>/dev/null; then
     { prepare && begin; } || { rm -rf -- "$d"; say_no 'there is no room for a command in /tmp'; }
   fi
   [ -p "$d/tick" ] || say_no 'there is no room for a command in /tmp'
@@ -44,9 +43,12 @@ begin() {
 # Orphans of the command fall to the supervisor, so that it finds them all, and no signal is ignored
 # as it is in what a shell puts in the background; bash can ask for neither.
 find_reaper() {
-  local prctl=157 setsid=112
-  case $HOSTTYPE in aarch64 | arm64) prctl=167 setsid=157 ;; esac
-  if command -v perl >/dev/null 2>&1; then
+  local prctl= setsid=
+  case $HOSTTYPE in
+    x86_64) prctl=157 setsid=112 ;;
+    aarch64 | riscv64) prctl=167 setsid=157 ;;
+  esac
+  if [ -n "$prctl" ] && command -v perl >/dev/null 2>&1; then
     reaper=(perl -e '$SIG{$_} = "DEFAULT" for qw(INT QUIT);
 syscall(0+shift, 36, 1, 0, 0, 0); syscall(0+shift); exec {$ARGV[0]} @ARGV' "$prctl" "$setsid")
   elif command -v python3 >/dev/null 2>&1; then
@@ -75,11 +77,13 @@ supervise() {
   spool 1 9>&- & spools=$!
   spool 2 9>&- & spools="$spools $!"
   if [ -n "$limit" ]; then # without a program of its own, for which there may be no room later
-    { read -r -t "$limit" -u 7; kill -TERM $$; } 9>&- & watch=$!
+    { read -r -t "$limit" -u 7; while kill -TERM $$; do read -r -t 0.2 -u 7; done; } 9>&- &
+    watch=$!
   fi
   spared="$spools $watch"
   run_command <"$d/0" >"$d/1" 2>"$d/2" 9>&- 7>&- &
   child=$!
+  set +m # or else `wait` returns for a command that is merely stopped
   echo "$$ $child $spared" >"$d/pids"
   until wait "$child"; code=$?; [ $stopped = 1 ] || ! kill -0 "$child" 2>/dev/null; do :; done
   [ $stopped = 0 ] || { kill_tree; wait "$child"; code=$?; }
@@ -138,6 +142,12 @@ sleeps() {
   local line
   { read -r line <"/proc/$1/stat"; } 2>/dev/null || return 0
   case $line in *'(tee) S '* | *' Z '*) ;; *) return 1 ;; esac
+}
+
+# A process that has ended may keep its number where nobody waits for it.
+lives() {
+  local line
+  { read -r line <"/proc/$1/stat"; } 2>/dev/null && [[ $line != *') Z '* ]]
 }
 
 pause() { read -r -t "$1" -u 9; }
@@ -204,7 +214,7 @@ wait_for_end() {
   until [ -L "$d/exit" ]; do
     pause 0.5
     [ -n "$supervisor" ] || read -r supervisor _ <"$d/pids"
-    [ -z "$supervisor" ] || kill -0 "$supervisor" 2>/dev/null || break
+    [ -z "$supervisor" ] || lives "$supervisor" || break
   done 2>/dev/null
 }
 
@@ -225,7 +235,7 @@ find_supervisor() {
   local turn
   [ -p "$d/never" ] && exec 7<>"$d/never" || return
   for ((turn = 0; turn < 500; turn++)); do
-    read -r supervisor child spared 2>/dev/null <"$d/pids" && kill -0 "$supervisor" 2>/dev/null && return
+    read -r supervisor child spared 2>/dev/null <"$d/pids" && lives "$supervisor" && return
     [ ! -L "$d/exit" ] || return
     read -r -t 0.01 -u 7
   done
@@ -245,12 +255,13 @@ signal() {
 }
 
 stop() {
-  local since=$SECONDS
+  local since=$SECONDS turn=0
   ! mkdir -- "$d" 2>/dev/null || return # and one that is still to come finds its place taken
   find_supervisor || return
-  kill -TERM "$supervisor"
-  while kill -0 "$supervisor" 2>/dev/null; do
+  while lives "$supervisor"; do # again and again, because a signal just before `wait` is slept through
+    [ $((turn % 10)) -gt 0 ] || kill -TERM "$supervisor" 2>/dev/null
     [ $((SECONDS - since)) -lt 9 ] || say_no 'a command cannot be killed'
+    turn=$((turn + 1))
     read -r -t 0.01 -u 7
   done
 }
