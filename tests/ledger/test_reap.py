@@ -119,6 +119,23 @@ async def test_a_sandbox_that_its_provider_lost_is_shown_and_kept(
         assert await outcomes(ledger) == {}
 
 
+async def test_a_paid_sandbox_that_appears_after_it_was_reaped_goes_too(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    """Its creation was under way when its owner died, and took longer than the first `reap`."""
+    began_s = time.time() - 30
+    name = write(dead, intended_s=began_s, price=1.0, settings={"url": "u"}).name
+    assert await outcomes(ledger) == {name: Outcome.GONE}
+    (path,) = ledger.folder.glob("*.jsonl")
+    ended, _, end = path.read_text().rstrip().rpartition('"at":')
+    path.write_text(f'{ended}"at":{began_s + 1}{end[end.index(",") :]}\n')
+    ledger.tidy(most_files=0)
+    machines.add(name)
+    assert await states(ledger) == {name: State.ORPHAN}
+    assert [each.row.entry.name for each in await reap_leftovers(ledger, "r")] == [name]
+    assert machines.names() == []
+
+
 async def test_an_unreachable_provider_fails_its_sandboxes_and_no_others(
     ledger: Ledger, machines: Machines, dead: Owner, write: Write
 ) -> None:

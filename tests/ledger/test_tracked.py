@@ -126,6 +126,19 @@ async def test_what_cannot_be_removed_stays_in_doubt(ledger: Ledger, machines: M
     assert "answers 500" in seen.why
 
 
+async def test_a_close_that_was_interrupted_is_made_good(
+    ledger: Ledger, machines: Machines
+) -> None:
+    context = machines.backend().open("img", LIMITS, workdir="/w")
+    await context.__aenter__()
+    machines.flag("stuck-once")
+    with pytest.raises(SandboxError, match="answers 503"):
+        await context.__aexit__(None, None, None)
+    (seen,) = entries(ledger)
+    assert (bool(seen.ended_s), machines.names()) == (True, [])
+    assert "not seen to close" in seen.why
+
+
 async def test_a_cancelled_create_leaves_no_machine(ledger: Ledger, machines: Machines) -> None:
     context = machines.backend(boot_s=30).open("img", LIMITS, workdir="/w")
     opening = asyncio.ensure_future(context.__aenter__())

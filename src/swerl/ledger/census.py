@@ -100,7 +100,7 @@ async def take(ledger: Ledger, *, run: str | None = None, only: Provider | None 
     backends, and is asked with its own settings whatever the ledger says.
     """
     before = await _pages(ledger, run, only)
-    needed = {only or Provider.of(page.head) for page in before if page.unfinished}
+    needed = {only or Provider.of(page.head) for page in before if not page.is_settled}
     if only:
         needed.add(only)
     opened = {entry.name for page in before for entry in page.unfinished if entry.opened_s}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +49,14 @@ class Entry:
         """When its lifetime is over."""
         return (self.opened_s or self.intended_s) + self.lifetime_s
 
+    def is_settled(self, now_s: float) -> bool:
+        """Say whether it is gone for good.
+
+        A paid one without an answer may still appear at its provider, until its deadline.
+        """
+        may_appear = self.price and not self.opened_s and now_s < self.deadline_s
+        return bool(self.ended_s) and not may_appear
+
     def seconds(self, now_s: float) -> float:
         """Return how long it has lived until it ended, or until `now_s`."""
         return max((self.ended_s or now_s) - self.opened_s, 0.0) if self.opened_s else 0.0
@@ -91,6 +100,12 @@ class Page:
     def unfinished(self) -> list[Entry]:
         """The sandboxes without an end."""
         return [entry for entry in self.entries.values() if not entry.ended_s]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every sandbox is gone for good."""
+        now_s = time.time()
+        return all(entry.is_settled(now_s) for entry in self.entries.values())
 
 
 def fold(entries: Iterable[Entry], head: Head) -> list[Sum]:

@@ -98,7 +98,7 @@ async def reap_leftovers(ledger: Ledger, run: str) -> list[Reaped]:
     """Remove what earlier starts of a run left; asks no provider where they left nothing."""
     pages = await asyncio.to_thread(ledger.pages)
     if not any(
-        page.unfinished and page.head.run == run and life(page.head.owner) is Life.DEAD
+        not page.is_settled and page.head.run == run and life(page.head.owner) is Life.DEAD
         for page in pages
     ):
         return []

@@ -72,7 +72,7 @@ class Ledger:
             os.close(fd)
 
     def tidy(self, *, most_files: int = _MOST_FILES) -> None:
-        """Move the files of dead processes without live sandboxes into the archive.
+        """Move the files of dead processes whose sandboxes are gone into the archive.
 
         Does nothing while there are few, and where the folder cannot be written.
         """
@@ -148,7 +148,7 @@ def default_ledger() -> Ledger:
 
 
 def _is_over(page: Page) -> bool:
-    return not page.unfinished and life(page.head.owner) is Life.DEAD
+    return page.is_settled and life(page.head.owner) is Life.DEAD
 
 
 def _list(value: Json) -> list[Json]:

@@ -106,7 +106,9 @@ class _Tracking:
             if self._made_nothing(error):
                 self._records.ended(name, why=f"not created: {explain(error)}")
             else:
-                await self._clear(error)
+                # An answer that got lost may still become a sandbox: reap looks for a paid one.
+                why = f"not created: {explain(error)}"
+                await self._clear(why, is_sure=not self._entry.price)
             raise
         self._tracked.has_opened = True
         self._records.opened(name, id=sandbox.id)
@@ -125,7 +127,7 @@ class _Tracking:
             if other is error:
                 self._records.ended(name, why=_why(error))
             else:
-                self._records.doubted(name, why=f"not seen to close: {explain(other)}")
+                await self._clear(f"not seen to close: {explain(other)}", is_sure=True)
             raise
         self._records.ended(name, why=_why(error))
         return swallowed
@@ -138,19 +140,19 @@ class _Tracking:
         unreached = isinstance(error, SandboxUnavailableError) and not self._tracked.has_opened
         return unreached or isinstance(error, InputError | ImageError)
 
-    async def _clear(self, error: BaseException) -> None:
-        """After a create that failed midway, remove what the provider may have made of it.
+    async def _clear(self, why: str, *, is_sure: bool) -> None:
+        """Remove what may exist after a create or a close that failed midway.
 
-        An answer that got lost may still become a sandbox; `reap` looks again for a paid one.
+        `is_sure` says whether nothing can exist after that; else the ledger keeps its doubt.
         """
-        name, why = self._entry.name, f"not created: {explain(error)}"
+        name = self._entry.name
         try:
             async with asyncio.timeout(_REMOVE_TIMEOUT_S):
                 await self._tracked.inner.remove(name)
-        except Exception as other:  # noqa: BLE001  the first error is the one to tell
-            self._records.doubted(name, why=f"{why}; then not removed: {explain(other)}")
+        except Exception as error:  # noqa: BLE001  the first error is the one to tell
+            self._records.doubted(name, why=f"{why}; then not removed: {explain(error)}")
             return
-        note = self._records.doubted if self._entry.price else self._records.ended
+        note = self._records.ended if is_sure else self._records.doubted
         note(name, why=why)
 
 

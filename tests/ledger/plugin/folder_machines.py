@@ -1,7 +1,7 @@
 """A sandbox backend for tests: its machines are files in a folder, and it can be made to fail.
 
 A file named `down` makes the provider unreachable, `lose-answer` lets a create succeed without
-its answer arriving, `stuck` refuses every removal.
+its answer arriving, `stuck` refuses every removal, `stuck-once` the next one.
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class Backend:
         if self._is("stuck"):
             message = "the provider answers 500"
             raise SandboxError(message, hint="ask again later")
+        if self._is("stuck-once"):
+            (self.folder / "stuck-once").unlink()
+            message = "the provider answers 503"
+            raise SandboxError(message)
         (self.folder / f"{name}.json").unlink(missing_ok=True)
 
     def price(self, limits: Limits) -> float:
