@@ -86,6 +86,20 @@ def test_a_sandbox_opens_to_its_own_token_alone(
     assert mine.commands.run("echo mine").stdout == "mine\n"
 
 
+def test_a_token_without_an_id_opens_its_own_sandbox(
+    service: Service, two: tuple[Sandbox, Sandbox]
+) -> None:
+    """SDKs 2.8 to 2.15, at least, send no id once they have connected."""
+    mine, other = two
+    mine.files.write("/tmp/whose", "mine")
+    other.files.write("/tmp/whose", "other")
+    with service.client(**{"X-Access-Token": mine._envd_access_token or ""}) as client:
+        assert client.get("/files", params={"path": "/tmp/whose"}).text == "mine"
+    for token in ("", "x", KEY):
+        with service.client(**{"X-Access-Token": token}) as client:
+            assert client.get("/files", params={"path": "/tmp/whose"}).status_code == 401
+
+
 def test_one_sandboxs_signature_opens_no_other(two: tuple[Sandbox, Sandbox]) -> None:
     mine, other = two
     mine.files.write("/tmp/secret", "mine")
