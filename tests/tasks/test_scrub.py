@@ -367,3 +367,23 @@ async def test_a_full_disk_is_no_fault_of_the_image(tmp_path: Path) -> None:
     async with opened(task, disk_mib=2) as sandbox:
         with pytest.raises(SandboxError, match="no space left"):
             await scrub(sandbox, task)
+
+
+async def test_tags_of_the_past_stay_so_that_a_project_knows_its_version(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            f"""{MAKE_FIX} fetch_fix
+            git tag v1.0 HEAD~2; git tag -a -m 'the fix is to filter' v1.1 HEAD~1; git tag v2.0 $fix
+            git pack-refs --all; git tag v1.2 HEAD~1; rm -rf /tmp/fix""",
+        )
+        await scrub(sandbox, task)
+        assert (await sh(sandbox, "git tag")).split() == ["v1.0", "v1.1", "v1.2"]
+        assert (await sh(sandbox, "git describe --tags --match 'v1.[01]'")).startswith("v1.1-1-g")
+        everything = await sh(sandbox, "git cat-file --batch-all-objects --batch")
+        assert "filter" not in everything
+        assert not (await sh(sandbox, "git fsck --no-progress --full 2>&1")).strip()
+        assert (await sweep(sandbox, task)).leaks == ()
+        assert not (await scrub(sandbox, task)).changed
+        await scrub(sandbox, task, history=History.NONE)
+        assert (await sh(sandbox, "git tag")) == ""

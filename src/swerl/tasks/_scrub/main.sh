@@ -8,6 +8,7 @@
 # Exit codes: 93 the repository is broken, 94 another user owns something, 95 no space, 0 done.
 #
 # The repository's settings are reduced to harmless ones before anything else.
+tag_format='%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)'
 history=$3 limit=$4 limit_kib=$5 look=$6
 
 main() {

@@ -88,6 +88,7 @@ drop_solved() {
     case $own in *"$blob"*) ;; *)
       kept=none
       rebuild_objects
+      write_tags
       give_back
       say "history none"
       return ;;

@@ -20,11 +20,13 @@ scrub_repository() {
   if [ -L "$dir" ] || [ -f "$dir" ]; then bring_home; fi
   [ -d "$dir" ] && [ -f "$dir/HEAD" ] && [ -d "$dir/objects" ] || broken "$dir is no repository"
   find_base "$2"
+  note_tags
   clean_settings
   choose_history "$3"
   remove_clutter
   write_refs
   if [ "$kept" = full ] && [ -z "$rebuild" ] && holds_no_more; then :; else rebuild_objects; fi
+  write_tags
   give_back
 }
 
@@ -52,7 +54,7 @@ bring_home() {
     broken "HEAD of $tree does not resolve"
   rm -f "$dir" && mkdir -p "$dir/objects/info" "$dir/refs/heads" "$dir/info" ||
     foreign "cannot write $tree"
-  for name in config shallow info/exclude info/sparse-checkout info/attributes; do
+  for name in config shallow packed-refs info/exclude info/sparse-checkout info/attributes; do
     [ ! -f "$common/$name" ] || cp -p "$common/$name" "$dir/$name"
   done
   for name in index HEAD config.worktree info/sparse-checkout; do
@@ -123,6 +125,36 @@ find_base() {
   fi
 }
 
+# Tags of the past tell a project its own version. Each becomes the name of its commit: the text of
+# an annotated one may have been written later.
+note_tags() {
+  tags=''
+  for path in "$dir/packed-refs" "$dir"/refs/tags/*; do
+    [ -n "$sha" ] && [ -e "$path" ] || continue
+    tags=$(repository for-each-ref --merged="$sha" refs/tags 2>/dev/null --format="$tag_format")
+    return
+  done
+}
+
+write_tags() {
+  own=''
+  if [ -n "$tags" ]; then
+    held=$(say "$tags" | cut -d ' ' -f 1 |
+      repository cat-file --batch-check='%(objectname) %(objecttype)')
+    for_each "$tags" keep_tag
+  fi
+  if [ -z "$own" ]; then
+    [ ! -f "$dir/packed-refs" ] || { rm -f "$dir/packed-refs"; changed=1; }
+  elif [ "$own" != "$(cat "$dir/packed-refs" 2>/dev/null)$line_end" ]; then
+    printf '%s' "$own" >"$dir/packed-refs"
+    changed=1
+  fi
+}
+
+keep_tag() {
+  case $held in *"${1%% *} commit"*) own=$own$1$line_end ;; esac
+}
+
 choose_history() {
   kept=$1
   for path in "$dir"/objects/pack/*.promisor; do [ ! -e "$path" ] || partial=1; done
@@ -160,7 +192,7 @@ remove_clutter() {
   # Where the past stays as it is, `shallow` says where it begins.
   for path in "$dir"/* "$dir"/.[!.]*; do
     case ${path##*/} in
-      HEAD | config | index | sharedindex.* | objects | refs | shallow) continue ;;
+      HEAD | config | index | sharedindex.* | objects | refs | packed-refs | shallow) continue ;;
       info)
         for file in "$path"/* "$path"/.[!.]*; do
           case ${file##*/} in

@@ -174,6 +174,8 @@ check_hidden() {
     case "$top/" in "$path"/* | "${path%/}"/*) continue ;; esac
     [ ! -e "$path" ] || leak file "$path" "a file that its dataset hides"
   done
+  folder=$(cd -P -- "$work" && pwd -P)
+  prefix=${folder#"$top"} prefix=${prefix#/} prefix=${prefix:+$prefix/}
   cd -- "$top" || exit 93
   for path in $(set -f; say "$orders" | sed -n 's/^inside //p'); do
     [ ! -e "$path" ] || is_of_base "$path" || leak file "$top/$path" "a file that its dataset hides"
@@ -183,6 +185,7 @@ check_hidden() {
 }
 
 check_test() {
+  set -- "$prefix$1"
   name=${1##*/} folder=.
   case $1 in */*) folder=${1%/*} ;; esac
   for path in "$folder/__pycache__/${name%.*}".*.pyc; do
