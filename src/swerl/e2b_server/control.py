@@ -57,9 +57,11 @@ class Control:
         raise Failure(Code.NOT_FOUND, f"nothing is served at {path[:100]}")
 
     async def health(self, request: web.BaseRequest) -> web.Response:
+        """Answer that the server is there."""
         return web.Response(text="Health check successful")
 
     async def create(self, request: web.BaseRequest) -> web.Response:
+        """Make a sandbox."""
         body = await _body(request)
         for name, what in _UNSUPPORTED.items():
             if body.get(name):
@@ -84,39 +86,47 @@ class Control:
         return _json(views.opened(box, self.domain))
 
     async def resume(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Refuse: what cannot be paused runs."""
         self._boxes.require(sandbox_id)
         message = f"sandbox {sandbox_id} is already running"
         raise Failure(Code.FAILED_PRECONDITION, message, status=409)
 
     async def pause(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Refuse: no backend can pause."""
         self._boxes.require(sandbox_id)
         raise Failure(Code.UNIMPLEMENTED, _NO_PAUSE)
 
     async def get(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Tell about a sandbox."""
         return _json(views.detail(self._boxes.require(sandbox_id), self.domain))
 
     async def delete(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Remove a sandbox; answers when it is gone."""
         await self._boxes.remove(self._boxes.require(sandbox_id))
         return web.Response(status=204)
 
     async def set_timeout(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Let a sandbox live so many seconds from now."""
         box = self._boxes.require(sandbox_id)
         box.live_for(self._timeout_s(await _body(request), 0))
         return web.Response(status=204)
 
     async def refresh(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Prolong a sandbox; its time is never cut."""
         box = self._boxes.require(sandbox_id)
         seconds = fields.integer(await _body(request), "duration", _DEFAULT_TIMEOUT_S["/sandboxes"])
         box.live_for(max(min(seconds, self._options.max_lifetime_s), box.left_s))
         return web.Response(status=204)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
+        """List sandboxes, in pages."""
         question = Question.read(request.query)
         found, following = page(self._boxes.all(), question)
         headers = {"X-Next-Token": following} if following else {}
         return _json([views.listed(box) for box in found], headers=headers)
 
     async def list_v1(self, request: web.BaseRequest) -> web.Response:
+        """List sandboxes, all at once."""
         question = Question(metadata=wanted_metadata(request.query))
         found = [box for box in self._boxes.all() if question.fits(box)]
         return _json([views.listed(box) for box in found])
@@ -127,6 +137,7 @@ class Control:
         return _json([])
 
     async def all_metrics(self, request: web.BaseRequest) -> web.Response:
+        """Answer with no measurement: backends make none."""
         return _json({"sandboxes": {}})
 
     async def logs(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
@@ -135,20 +146,24 @@ class Control:
         return _json({"logs": [], "logEntries": []})
 
     async def templates(self, request: web.BaseRequest) -> web.Response:
+        """List the operator's templates."""
         names = sorted(self._options.templates)
         return _json([self._template(name) for name in names])
 
     async def template(self, request: web.BaseRequest, name: str) -> web.Response:
+        """Tell about one of the operator's templates."""
         if name not in self._options.templates:
             raise Failure(Code.NOT_FOUND, f"template {name[:100]!r} was not found")
         return _json({**self._template(name), "builds": []})
 
     async def alias(self, request: web.BaseRequest, name: str) -> web.Response:
+        """Tell which template an alias names: the one of that name."""
         if name not in self._options.templates:
             raise Failure(Code.NOT_FOUND, f"template {name[:100]!r} was not found")
         return _json({"templateID": name, "public": False})
 
     async def not_served(self, request: web.BaseRequest, *_: str) -> web.Response:
+        """Refuse what no sandbox of swerl's can do."""
         raise Failure(Code.UNIMPLEMENTED, _NOT_SERVED)
 
     def _template(self, name: str) -> dict[str, Json]:
