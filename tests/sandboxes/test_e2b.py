@@ -16,7 +16,7 @@ from swerl.errors import ImageError, SandboxError, SandboxLostError, SandboxUnav
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Limits, Mount
 from swerl.sandboxes import _relay, e2b, local
-from swerl.sandboxes._e2b import create, runner
+from swerl.sandboxes._e2b import create, job, runner
 
 from ..e2b_server.helpers import KEY, Service, serving
 from .e2b_faults import Faults, failing, is_create, once
@@ -342,6 +342,31 @@ async def test_a_killed_supervisor_is_a_killed_command(sandbox: Sandbox) -> None
     assert (await running).exit_code == 137
 
 
+async def test_an_image_without_the_usual_tools_is_told_and_not_tried_for_ever(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "RUN", "echo no base64 here; exit 127")
+    monkeypatch.setattr(runner, "RUN", job.RUN)
+    with pytest.raises(SandboxError, match=r"does not run commands: no base64 here.*") as caught:
+        await sandbox.run(["true"])
+    assert "coreutils" in caught.value.hint
+
+
+async def test_a_data_plane_that_refuses_for_a_moment_is_asked_again(
+    faults: Faults, sandbox: Sandbox
+) -> None:
+    answers = [429, 503, 502]
+
+    def refuse(request: web.BaseRequest) -> web.Response | None:
+        if request.path.endswith("/Start") and answers:
+            return failing(answers.pop(), "busy")(request)  # type: ignore[return-value]
+        return None
+
+    faults.answer = refuse
+    assert await sh(sandbox, "echo up") == "up\n"
+    assert not answers
+
+
 # Mounts
 
 
@@ -363,7 +388,7 @@ async def test_a_mount_is_packed_once_and_kept_from_writers(
             assert (await opened.run(["touch", "/opt/a tool/new"])).exit_code == 1
             with pytest.raises(SandboxError, match="read-only"):
                 await opened.write("/opt/a tool/bin/run", b"x")
-        packs.append([(pack, pack.stat().st_mtime_ns) for pack in tmp_path.glob("cache/e2b/*")])
+        packs.append([(pack, pack.stat().st_mtime_ns) for pack in tmp_path.glob("cache/e2b/*.gz")])
     assert packs[0] == packs[1]
     assert len(packs[0]) == 1
     assert tarfile.is_tarfile(packs[0][0][0])

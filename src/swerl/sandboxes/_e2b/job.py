@@ -94,6 +94,8 @@ class Shown:
         self.offsets = [0, 0]
         """Bytes read of standard output and of errors."""
         self.refusal = ""
+        self.noise = ""
+        """The last that came without being part of a job's story."""
 
     @property
     def complete(self) -> bool:
@@ -119,6 +121,7 @@ class Shown:
         for line in lines:
             if not self._begun[stream]:
                 self._begun[stream] = line == "="
+                self.noise = (self.noise + line)[-300:]
                 if self._begun[0]:
                     self.launched.set()
             elif stream == 0 and line[:2] in ("x ", "! "):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import tarfile
@@ -20,17 +21,11 @@ mkdir -p -- "$2" && tar -xzf "$1" -C "$2" --no-same-owner && chmod -R a+rX,a-w -
 code=$?; rm -f -- "$1"; exit $code
 """
 """Shell script that unpacks an uploaded folder where nobody but root may change it."""
-_LOCKS: dict[str, asyncio.Lock] = {}
 
 
 async def upload(runner: Runner, machine: Machine, mount: Mount) -> str:
     """Upload a folder, packed, and return where its pack lies in the sandbox."""
-    source = mount.source.resolve()
-    key = await asyncio.to_thread(_fingerprint, source)
-    packed = secrets.cache_dir() / "e2b" / f"{key}.tar.gz"
-    async with _LOCKS.setdefault(key, asyncio.Lock()):
-        if not packed.exists():
-            await asyncio.to_thread(_pack, source, packed)
+    packed = await asyncio.to_thread(_packed, mount.source.resolve())
     path = f"{new_folder()}.tgz"
 
     async def attempt() -> bool:
@@ -40,6 +35,22 @@ async def upload(runner: Runner, machine: Machine, mount: Mount) -> str:
 
     await runner.persist(attempt)
     return path
+
+
+def _packed(source: Path) -> Path:
+    """Return the pack of a folder, made where it is not in the cache; one process makes it."""
+    packed = secrets.cache_dir() / "e2b" / f"{_fingerprint(source)}.tar.gz"
+    try:
+        packed.parent.mkdir(parents=True, exist_ok=True)
+        with packed.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not packed.exists():
+                _pack(source, packed)
+    except OSError as error:
+        message = f"cannot pack {source} for upload: {error.strerror or error}"
+        hint = "free space there, or name another SWERL_CACHE"
+        raise SandboxError(message, hint=hint) from error
+    return packed
 
 
 def _fingerprint(source: Path) -> str:
@@ -59,14 +70,7 @@ def _fingerprint(source: Path) -> str:
 
 def _pack(source: Path, packed: Path) -> None:
     """Pack under a temporary name, then rename."""
-    packed.parent.mkdir(parents=True, exist_ok=True)
-    partial = packed.with_name(f"{packed.name}.{os.getpid()}.part")
-    try:
-        with tarfile.open(partial, "w:gz", compresslevel=4) as archive:
-            archive.add(source, arcname=".")
-        partial.replace(packed)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        message = f"cannot pack {source} for upload: {error.strerror or error}"
-        hint = "free space there, or name another SWERL_CACHE"
-        raise SandboxError(message, hint=hint) from error
+    partial = packed.with_suffix(".part")
+    with tarfile.open(partial, "w:gz", compresslevel=4) as archive:
+        archive.add(source, arcname=".")
+    partial.replace(packed)

@@ -107,8 +107,8 @@ class E2BProcess:
         """Show its output to the end, on other streams where the first one breaks."""
         try:
             await shell.wait()
-        except (CutError, GoneError) as error:
-            await self._runner.require(error)
+        except (CutError, GoneError):
+            await self._runner.require_exists()
         self._runner.require_accepted(self._shown)
         if not self._shown.complete:
             await self._runner.resume(self._job, self._shown)

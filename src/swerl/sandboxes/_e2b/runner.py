@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.sandboxes._e2b.job import INLINE_BYTES, RUN, Job, Report, Shown
-from swerl.sandboxes._e2b.sdk import CutError, GoneError, Machine, Provider, Shell
+from swerl.sandboxes._e2b.sdk import CutError, Machine, Provider, Shell
 
 T = TypeVar("T")
 
@@ -20,6 +20,8 @@ _PAUSES_S = (0.1, 0.5, 2.0, 5.0)
 _GIVE_UP_S = 60.0
 """Seconds of broken attempts after which a sandbox counts as lost."""
 _STOP_TIMEOUT_S = 20.0
+_MOST_FRUITLESS = 2
+"""Whole streams in a row that may show nothing new; then the image lacks what a job needs."""
 
 
 class Runner:
@@ -71,10 +73,20 @@ class Runner:
     async def resume(self, job: Job, shown: Shown, facts_file: str = "") -> None:
         """Show the rest of what a job prints; it is started where that has not happened yet."""
 
+        fruitless = 0
+
         async def attempt() -> bool:
+            nonlocal fruitless
+            before = list(shown.offsets)
             async with self._show(job, shown, facts_file, takes_input=False) as shell:
                 await shell.wait()
             self.require_accepted(shown)
+            fruitless = 0 if shown.offsets > before else fruitless + 1
+            if fruitless > _MOST_FRUITLESS and not shown.complete:
+                message = f"sandbox {self._machine.id} does not run commands: {shown.noise}"
+                raise SandboxError(
+                    message, hint="the image needs bash, coreutils and a writable /tmp"
+                )
             return shown.complete
 
         await self.persist(attempt)
@@ -90,14 +102,13 @@ class Runner:
             async with self._show(job, shown, facts_file, takes_input=True) as shell:
                 yield shell
         finally:
-            await asyncio.shield(self.stop(job))
-            self._forget(job)
+            await asyncio.shield(self.abandon(job))
 
     async def signal(self, job: Job, number: int) -> None:
         """Send a signal to a job's whole tree."""
         await self._step(job, "signal", number)
 
-    async def stop(self, job: Job) -> None:
+    async def abandon(self, job: Job) -> None:
         """Kill a job and all that it started, as far as the sandbox still answers.
 
         Raises SandboxLostError where it cannot be killed.
@@ -106,6 +117,7 @@ class Runner:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
                     await self._step(job, "stop")
+        self._forget(job)
 
     async def persist(self, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Repeat an attempt until it says that it is done, or the sandbox is lost."""
@@ -115,9 +127,9 @@ class Runner:
                 if await attempt():
                     return
                 failures = 0
-            except GoneError as error:
-                raise self._lost() from error
-            except CutError as error:
+            except SandboxError as error:
+                if not error.retryable:
+                    raise
                 failing_since = failing_since if failures else time.monotonic()
                 failures += 1
                 await self.require_exists()
@@ -125,13 +137,6 @@ class Runner:
                     message = f"sandbox {self._machine.id} cannot be reached: {error}"
                     raise SandboxLostError(message, hint="is the provider reachable?") from error
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1])
-
-    async def require(self, error: SandboxError) -> None:
-        """Raise SandboxLostError where this error means that the sandbox is gone."""
-        if isinstance(error, GoneError):
-            raise self._lost() from error
-        if isinstance(error, CutError):
-            await self.require_exists()
 
     def require_accepted(self, shown: Shown) -> None:
         """Raise SandboxError where a job was refused."""

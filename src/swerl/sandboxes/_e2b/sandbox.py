@@ -174,11 +174,9 @@ class E2BSandbox:
     async def close(self) -> None:
         """End the sandbox at its provider. Safe to call twice. Raises SandboxError where the
         provider does not take it; then the sandbox lives until its lifetime is over."""
-        if self._runner.ended.done() and not isinstance(self._runner.ended.result(), _ClosedError):
-            await self._open.aclose()
-        elif not self._runner.ended.done():
-            self._runner.lose(_ClosedError(f"sandbox {self.id} is closed", hint="open a fresh one"))
-            await self._open.aclose()
+        closed = SandboxLostError(f"sandbox {self.id} is closed", hint="open a fresh one")
+        self._runner.lose(closed)
+        await self._open.aclose()
         await self._kill()
 
     async def _kill(self) -> None:
@@ -198,7 +196,7 @@ class E2BSandbox:
                 return await self._runner.unless_lost(self._runner.finish(job, shown))
         except asyncio.CancelledError:
             with suppress(SandboxError):
-                await asyncio.shield(self._runner.stop(job))
+                await asyncio.shield(self._runner.abandon(job))
             raise
         except TimeoutError as error:
             message = f"sandbox {self.id} is gone: a command did not end {_OVERTIME_S:g} s late"
@@ -228,10 +226,6 @@ class E2BSandbox:
         kept = _Kept(1 << 20)
         report = await self._runner.finish(job, Shown(kept.take))
         return Exec(report.exit_code, bytes(kept.stdout), bytes(kept.stderr))
-
-
-class _ClosedError(SandboxLostError):
-    """Its owner closed the sandbox."""
 
 
 class _Kept:

@@ -31,7 +31,12 @@ class CutError(SandboxError):
 
 
 class GoneError(SandboxError):
-    """The provider says that there is no such sandbox."""
+    """The provider says that there is no such sandbox, or no such command in it.
+
+    A data plane may say so for a moment; the control plane's word counts.
+    """
+
+    retryable = True
 
 
 @dataclass(frozen=True, slots=True)
