@@ -160,7 +160,8 @@ def _enter_by_bwrap(bwrap: str, uid: int) -> None:
     pid = _spawn_bwrap(bwrap, uid, (info_inside, blocked, errors))
     for fd in (info_inside, blocked):
         os.close(fd)
-    with suppress(ValueError, FileNotFoundError):  # it died: its own words tell more
+    # where it died, its own words tell more
+    with suppress(ValueError, FileNotFoundError, ProcessLookupError, BrokenPipeError):
         spaces = _namespaces(int(json.loads(_read_object(info))["child-pid"]))
         os.write(unblock, _READY)
         os.waitpid(pid, 0)

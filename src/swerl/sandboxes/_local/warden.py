@@ -43,6 +43,8 @@ def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None
         device = disk.make_device(plan)
         watcher = disk.watch(plan) if plan.scratch and device < 0 else None
         booted = boot.boot(plan, device)
+        if device >= 0:
+            os.close(device)  # its mount keeps it
         _limit(plan, held, watcher)  # inside, where the process limit counts this sandbox's alone
         if _become_harmless(launcher.password, spawner):
             held.add("syscalls")
@@ -134,7 +136,10 @@ class _Warden:
                 if fd == self.init or (fd in self.running and child.first_process_is_ending()):
                     return "its first process was killed"
                 if self.watcher and fd == self.watcher.said:
-                    return "it wrote more to disk than its disk_mib"
+                    if os.read(fd, 1):
+                        return "it wrote more to disk than its disk_mib"
+                    poll.unregister(fd)  # somebody killed it; a single file is still bounded
+                    continue
                 if fd in self.running:
                     self._finish(poll, fd)
                 elif not self._answer(poll):
