@@ -28,7 +28,7 @@ typer_app.command("convert")(convert.convert)
 typer_app.command("doctor")(doctor.doctor)
 typer_app.add_typer(sandbox.app, name="sandbox", help="Start, check and measure sandboxes.")
 typer_app.add_typer(tasks.app, name="tasks", help="Look into the tasks of a file.")
-typer_app.add_typer(images.app, name="images", help="Build and mirror task images.")
+typer_app.add_typer(images.app, name="images", help="Plan, fetch, check and build task images.")
 typer_app.add_typer(agents.app, name="agents", help="Fetch coding agents for offline use.")
 typer_app.add_typer(cost.app, name="cost", help="Say what a run costs before it starts.")
 
