@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from swerl.errors import SandboxLostError, SandboxUnavailableError
-from swerl.probe import catalogue, host, kernel, network, powers, processes, sheet
+from swerl.probe import catalogue, host, kernel, life, network, powers, processes, sheet
 from swerl.probe.finding import CannotError, Finding, Result, passed
 from swerl.probe.lab import Lab
 from swerl.probe.registry import Probe, probe
@@ -75,8 +75,9 @@ def no_survivors() -> Iterator[None]:
 
 
 async def test_most_probes_fail_where_nothing_is_held_back(
-    tmp_path: Path, no_survivors: None
+    tmp_path: Path, no_survivors: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(life, "_PATIENCE_S", 3.0)
     probes = [probe for probe in catalogue.all_probes() if probe.name not in DANGEROUS]
     subject = Subject(WeakBackend(), "weak", workdir=str(tmp_path / "work"))
     found = results(await sheet.attack(subject, probes))

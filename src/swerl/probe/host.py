@@ -22,7 +22,8 @@ _KNOWN = (
     ".npmrc", ".config/gcloud/credentials.db", ".kube/config", ".cache/huggingface/token",
     ".claude.json", ".codex/auth.json",
 )  # fmt: skip
-_KNOWN_ELSEWHERE = ("/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssh/ssh_host_ed25519_key")
+_KNOWN_ELSEWHERE = ("/etc/ssh/ssh_host_rsa_key", "/etc/ssh/ssh_host_ed25519_key")
+_PASSWORDS = Path("/etc/shadow")
 _PROGRAM_FOLDERS = ("/usr", "/usr/bin", "/usr/lib", "/bin", "/etc", "/opt")
 _APPEAR_S = 3.0
 _READ_MANY = 'for f in "$@"; do echo "== $f"; cat "$f" 2>/dev/null; done; true'
@@ -46,6 +47,8 @@ async def host_files(lab: Lab) -> Finding:
 @probe("Reads keys, tokens and histories where people keep them on the host.")
 async def known_secrets(lab: Lab) -> Finding:
     paths = [*(Path.home() / name for name in _KNOWN), *map(Path, _KNOWN_ELSEWHERE)]
+    if ":$" in _text(_PASSWORDS):  # without a password in it, images have the same
+        paths.append(_PASSWORDS)
     texts = {str(path): _text(path) for path in paths}
     present = {path: text for path, text in texts.items() if len(text) > 40}
     if not present:

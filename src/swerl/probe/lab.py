@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swerl.interfaces import Sandbox, SandboxBackend
 from swerl.probe._machine import Machine
-from swerl.probe.finding import CannotError
+from swerl.probe.finding import CannotError, worked
 from swerl.sandbox import Exec, Limits, Mount
 
 _RUN_TIMEOUT_S = 10.0
@@ -124,7 +124,7 @@ class Ground:
     secret: str
     """A word that stands in the controller's environment and in no sandbox."""
     own_kernel: bool = False
-    """Whether sandboxes have a kernel of their own, as in a virtual machine."""
+    """Whether sandboxes run under another kernel than this machine's, as in a virtual machine."""
     namespaces: Mapping[str, str] | None = None
     """Namespaces of a command inside: kind -> identity; None where it cannot tell."""
     external: bool = False
@@ -155,16 +155,22 @@ class Lab:
         return (None,) if self.ground.own_kernel else (None, "root")
 
     def shares(self, kind: str) -> bool:
-        """Say whether a command inside is in the same namespace as this process."""
-        inside = self.ground.namespaces
+        """Say whether a command inside is in the same namespace as this process.
+
+        Raises CannotError where the sandbox does not tell.
+        """
         if self.ground.own_kernel:
             return False
-        return inside is None or inside.get(kind) == self.machine.namespaces.get(kind)
+        inside = (self.ground.namespaces or {}).get(kind)
+        if inside is None:
+            message = f"the sandbox does not tell which {kind} namespace it is in"
+            raise CannotError(message)
+        return inside == self.machine.namespaces.get(kind)
 
     def need_shared_kernel(self) -> None:
-        """Raise CannotError where the sandbox has a kernel of its own."""
+        """Raise CannotError where the sandbox runs under another kernel."""
         if self.ground.own_kernel:
-            message = "the sandbox has a kernel of its own: such rights do not lead out of it"
+            message = "it runs under a kernel of its own, not this machine's: nothing to win here"
             raise CannotError(message)
 
     @asynccontextmanager
@@ -185,12 +191,7 @@ class Lab:
         answers: dict[str, str] = {}
         for user in self.users:
             outcomes = await self.box.attack(function, *arguments, user=user)
-            who = user or "agent"
-            holes += [
-                f"{attempt} as {who}{text.removeprefix('ok')}"
-                for attempt, text in outcomes.items()
-                if text.startswith("ok")
-            ]
+            holes += worked(outcomes, by=user or "agent")
             answers.update(outcomes)
         return holes, ", ".join(dict.fromkeys(answers.values()))
 

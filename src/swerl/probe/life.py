@@ -11,7 +11,7 @@ from swerl.probe._machine import processes_with
 from swerl.probe._services import new_word
 from swerl.probe.finding import CannotError, Finding, failed, judge
 from swerl.probe.lab import Box, Lab
-from swerl.probe.registry import LIMITS, probe
+from swerl.probe.registry import probe
 from swerl.sandbox import Limits
 
 _TIMEOUT_S = 0.5
@@ -88,7 +88,7 @@ async def kills_everything(lab: Lab) -> Finding:
     return await _answers(lab.box)
 
 
-@probe("Outstays the lifetime of its sandbox.", limits=LIMITS)
+@probe("Outstays the lifetime of its sandbox.")
 async def lifetime(lab: Lab) -> Finding:
     word = new_word()
     async with lab.open(_SHORT) as box:
@@ -97,9 +97,9 @@ async def lifetime(lab: Lab) -> Finding:
             await box.run(["sh", "-c", _IGNORING, word], timeout_s=_PATIENCE_S)
         except SandboxLostError:
             lasted = time.monotonic() - started
-            left = lab.shares("pid") or not await _eventually(lambda: not processes_with(word), 2)
+            gone = await _eventually(lambda: not processes_with(word), 2.0)
             return judge(
-                [f"processes {processes_with(word)} are alive"] if left else [],
+                [] if gone else [f"processes {processes_with(word)} are alive"],
                 f"it ended after {lasted:.1f} s of its {_SHORT.lifetime_s} s",
             )
     return failed(
@@ -128,11 +128,10 @@ async def _inside(box: Box, word: str) -> int:
     """Count the processes inside with a word on their command line, but for the counting ones."""
     script = (
         'n=0; for f in /proc/[0-9]*/cmdline; do case "$(tr "\\0" " " <"$f" 2>/dev/null)" in '
-        '*"$1"*) n=$((n+1));; esac; done; echo $n'
+        '*"$1$2"*) n=$((n+1));; esac; done; echo $n'
     )
     half = len(word) // 2  # so that the counting shell's own command line does not hold it
-    counting = script.replace('*"$1"*', '*"$1$2"*')
-    done = await box.sh(counting, word[:half], word[half:])
+    done = await box.sh(script, word[:half], word[half:])
     return int(done.stdout or b"0")
 
 
