@@ -126,6 +126,14 @@ def test_commands_work_before_there_is_a_store(store: Store) -> None:
     assert "0 images" in images("gc", "--keep", "host")
 
 
+def test_file_without_tasks_frees_nothing(store: Store, tmp_path: Path) -> None:
+    add_image(store, "docker.io/swe/task:latest", [Entry("a")])
+    (tmp_path / "tasks.jsonl").touch()
+    with pytest.raises(TaskError, match="holds no task"):
+        images("gc", "--keep", str(tmp_path / "tasks.jsonl"))
+    assert store.find("swe/task")
+
+
 @pytest.mark.parametrize("name", ["taks", "taks.jsonl", "./tasks", "taks.json"])
 def test_mistyped_file_name_frees_nothing(store: Store, name: str) -> None:
     add_image(store, "docker.io/swe/task:latest", [Entry("a")])

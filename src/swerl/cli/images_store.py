@@ -76,8 +76,9 @@ def verify(
     if damaged and repair:
         _repair(damaged, options)
         damaged = _verify(names, everything=everything, workers=workers)
+    if damaged and not repair:
+        console().print("next: swerl images verify --repair")
     if damaged:
-        console().print("next: swerl images verify --repair" if not repair else "")
         raise typer.Exit(1)
 
 
