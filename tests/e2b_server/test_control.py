@@ -118,6 +118,8 @@ def test_the_same_wish_sent_twice_makes_one_sandbox(service: Service) -> None:
         wish = {"templateID": "base"}
         one, two = (client.post("/v2/sandboxes", json=wish).json() for _ in range(2))
         assert one["sandboxID"] == two["sandboxID"]
+        other = client.post("/v2/sandboxes", json={**wish, "metadata": {"a": "b"}})
+        assert other.status_code == 409
         client.delete(f"/sandboxes/{one['sandboxID']}")
         three = client.post("/v2/sandboxes", json=wish).json()
         assert three["sandboxID"] != one["sandboxID"]

@@ -191,6 +191,9 @@ class Boxes:
         for keeper in self._keepers.values():
             made, is_alive = keeper.box.wish, keeper.box.runs or not keeper.ready.done()
             if is_alive and made.idempotency_key == wish.idempotency_key:
+                if made != wish:
+                    message = "this idempotency key came with another request before"
+                    raise Failure(Code.FAILED_PRECONDITION, message, status=409)
                 return keeper
         return None
 
