@@ -75,6 +75,8 @@ class _Relay:
         self.streams = Streams(door, self._wire.push)
         self._heard_at = 0.0
         self._said = b""
+        self._nonsense = 0
+        """Links that ended because of what the half inside said."""
 
     async def serve(self) -> None:
         """Start the server inside, on its old port where it had one."""
@@ -131,7 +133,12 @@ class _Relay:
                 return await process.wait()
         except SandboxLostError:
             raise
-        except (SandboxError, TimeoutError, ValueError) as error:
+        except ValueError as error:
+            self._nonsense += 1
+            if self._nonsense > _MAX_RESTARTS:
+                raise self._lost("it talks nonsense: ", str(error)) from error
+            return None
+        except (SandboxError, TimeoutError) as error:
             self._said = str(error).encode()[-300:]
             return None
 

@@ -20,6 +20,8 @@ from swerl.sandboxes._relay_wire import Frame, Kind
 
 WINDOW = 1 << 19
 """Bytes under way in one direction of a connection; the half inside has the same number."""
+MAX_CONNECTIONS = 128
+"""Connections at once; the half inside accepts no more."""
 _CHUNK = 24 * 1024
 _BACKLOG = 256
 
@@ -64,6 +66,9 @@ class Streams:
     def obey(self, frame: Frame) -> None:
         """Do what a frame from inside says. Raises ValueError on one that breaks the rules."""
         if frame.kind is Kind.OPEN:
+            if len(self._streams) > 2 * MAX_CONNECTIONS:  # some may be about to end
+                message = "the relay opens more connections than it may"
+                raise ValueError(message)
             opened = _Stream(frame.connection, self._push)
             self._streams[frame.connection] = opened
             opened.task = asyncio.ensure_future(opened.run(self._door))
@@ -104,6 +109,9 @@ class _Stream:
                 self._inbound.put_nowait(b"")
             case Kind.WINDOW:
                 self._credit += int(frame.payload)
+                if self._credit > WINDOW:
+                    message = "the relay passed on more than it was given"
+                    raise ValueError(message)
                 self._more_credit.set()
             case _:
                 if self.task:

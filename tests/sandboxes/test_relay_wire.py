@@ -1,0 +1,96 @@
+"""The relay's lines: the lost is said again, the doubled counts once, nonsense is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from swerl.sandboxes import _relay_inside as inside
+from swerl.sandboxes import _relay_streams as streams
+from swerl.sandboxes._relay_streams import Door, Streams
+from swerl.sandboxes._relay_wire import Frame, Kind, Wire
+
+
+def greeted(*frames: Frame) -> Wire:
+    wire = Wire()
+    list(wire.take(b"H 0\n"))
+    for frame in frames:
+        wire.push(frame)
+    return wire
+
+
+async def said(wire: Wire) -> list[bytes]:
+    return (await wire.outgoing()).splitlines()
+
+
+ONE, TWO = Frame(Kind.DATA, 1, "b25l"), Frame(Kind.END, 1)
+
+
+async def test_frames_wait_until_the_other_half_has_greeted() -> None:
+    wire = Wire()
+    wire.push(ONE)
+    assert await said(wire) == [b"H 0"]
+    list(wire.take(b"H 0\n"))
+    assert await said(wire) == [b"F 1 D 1 b25l"]
+
+
+async def test_a_new_link_says_again_what_was_not_acknowledged() -> None:
+    wire = greeted(ONE, TWO)
+    await said(wire)
+    wire.begin_link()
+    list(wire.take(b"H 1\n"))
+    assert await said(wire) == [b"H 0", b"F 2 E 1 "]
+
+
+async def test_a_frame_that_comes_twice_counts_once_and_is_acknowledged() -> None:
+    wire = greeted()
+    await said(wire)
+    assert list(wire.take(b"F 1 O 1 \nF 1 O")) == [Frame(Kind.OPEN, 1)]
+    wire.begin_link()
+    assert list(wire.take(b"H 0\nF 1 O 1 \nF 2 E 1 \n")) == [Frame(Kind.END, 1)]
+    assert await said(wire) == [b"H 1", b"A 2"]
+
+
+@pytest.mark.parametrize(
+    "line", [b"F 2 D 1 eA==\n", b"F 1 Z 1 \n", b"F x D 1 \n", b"\xff\n", b"hello\n", b"A\n"]
+)
+def test_nonsense_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        list(greeted().take(line))
+
+
+def test_an_endless_line_is_refused() -> None:
+    with pytest.raises(ValueError, match="endless"):
+        list(greeted().take(bytes(100_000)))
+
+
+@pytest.mark.parametrize(
+    ("frames", "complaint"),
+    [
+        ([Frame(Kind.OPEN, n) for n in range(1000)], "more connections"),
+        ([Frame(Kind.OPEN, 1), Frame(Kind.WINDOW, 1, "1")], "more than it was given"),
+        ([Frame(Kind.OPEN, 1), *[Frame(Kind.DATA, 1, "AAAA" * 8000)] * 30], "more than it may"),
+    ],
+)
+async def test_a_half_that_breaks_the_rules_is_refused(frames: list[Frame], complaint: str) -> None:
+    door = Door()
+    joined = Streams(door, lambda _: None)
+    try:
+        with pytest.raises(ValueError, match=complaint):
+            for frame in frames:
+                joined.obey(frame)
+    finally:
+        door.close()
+        await joined.close()
+
+
+async def test_frames_of_connections_that_are_over_are_nothing() -> None:
+    Streams(SimpleNamespace(), lambda _: None).obey(Frame(Kind.DATA, 7, "eA=="))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+
+
+def test_both_halves_keep_the_same_limits() -> None:
+    assert inside.WINDOW == streams.WINDOW
+    assert inside.MAX_CONNECTIONS == streams.MAX_CONNECTIONS
