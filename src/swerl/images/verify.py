@@ -89,18 +89,21 @@ async def verify(
 
 async def repair(store: Store, damaged: Iterable[Checked], options: PullOptions) -> Repair:
     """Remove damaged parts, then pull the images that need them again, by digest."""
+    slots = asyncio.Semaphore(options.workers)
+
+    async def again(image: str, source: str) -> Pulled:
+        async with slots:
+            (done,) = await pull([image], store, options=_at(options, image, source))
+        return done
+
     by_name = {named.reference: named for named in store.names()}
     damaged = list(damaged)
     in_use = await asyncio.to_thread(_discard, store, [checked.part for checked in damaged])
     wanted = sorted({image for checked in damaged for image in checked.part.images})
     sources = {image: by_name[image].source for image in wanted if image in by_name}
     lost = [image for image, source in sources.items() if not source]
-    pulls = [
-        pull([image], store, options=_at(options, image, source))
-        for image, source in sources.items()
-        if source
-    ]
-    return Repair([done for (done,) in await asyncio.gather(*pulls)], in_use, lost)
+    pulls = [again(image, source) for image, source in sources.items() if source]
+    return Repair(await asyncio.gather(*pulls), in_use, lost)
 
 
 def parts_of(store: Store, names: Sequence[Named], *, everything: bool = False) -> list[Part]:
