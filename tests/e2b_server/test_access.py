@@ -116,6 +116,11 @@ def test_a_host_name_reaches_the_sandbox(service: Service, sandbox: Sandbox) -> 
     assert httpx.get(f"{service.url}/health", headers=headers).status_code == 204
 
 
+def test_a_host_name_that_starts_with_numbers_is_the_servers_own(service: Service) -> None:
+    headers = {"Host": "10-20-30-40.region.example:49000", "X-API-Key": KEY}
+    assert httpx.get(f"{service.url}/sandboxes", headers=headers).status_code == 200
+
+
 def test_a_sandbox_that_is_gone_is_told_as_the_sdk_expects(service: Service) -> None:
     with service.client(**{"E2b-Sandbox-Id": "gone", "X-Access-Token": "x"}) as client:
         answer = client.get("/health")
