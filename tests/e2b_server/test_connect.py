@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,12 +59,10 @@ def test_a_stream_is_envelopes_and_an_end(envd: httpx.Client) -> None:
 
 
 def test_a_deadline_ends_the_stream_with_its_code(envd: httpx.Client) -> None:
-    started = time.monotonic()
     headers = {**STREAM, "Connect-Timeout-Ms": "300"}
-    answer = envd.post("/process.Process/Start", content=start("sleep 20"), headers=headers)
+    answer = envd.post("/process.Process/Start", content=start("sleep 600"), headers=headers)
     flags, last = unpack(answer.content)[-1]
     assert (flags, last["error"]["code"]) == (2, "deadline_exceeded")
-    assert time.monotonic() - started < 15
 
 
 def test_a_deadline_ends_a_unary_call_that_waits(envd: httpx.Client, sandbox: Sandbox) -> None:
