@@ -226,5 +226,5 @@ async def test_a_create_that_is_given_up_makes_nothing_that_stays(service: Servi
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         async with asyncio.timeout(10):
-            while len((await client.get("/sandboxes")).json()) != before:
+            while len((await client.get("/sandboxes")).json()) != before:  # noqa: ASYNC110  no event
                 await asyncio.sleep(0.02)
