@@ -83,9 +83,7 @@ async def scrub(
     """
     started = time.monotonic()
     known = facts or Facts(solved=await _solved(sandbox, task))
-    done = await _run(sandbox, task, history, known)
-    lines = [line.partition(" ") for line in done.stdout.decode("utf-8", "replace").splitlines()]
-    said = {kind: [value for key, _, value in lines if key == kind] for kind, _, _ in lines}
+    said = await _run(sandbox, task, history, known)
     if known.copies is None:
         known = replace(known, copies=tuple(said.get("found", ())))
     return Scrubbed(
@@ -111,25 +109,42 @@ def orders(task: Task, facts: Facts) -> list[str]:
     ]
 
 
-async def _run(sandbox: Sandbox, task: Task, history: History, facts: Facts) -> Exec:
-    """Run the script as the ordinary user, then as root for what that owns, then for the rest."""
+async def _run(
+    sandbox: Sandbox, task: Task, history: History, facts: Facts
+) -> dict[str, list[str]]:
+    """Run the script as the ordinary user, then as root for what that user may not change."""
     look = "1" if facts.copies is None else "0"
     settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), str(MAX_KIB)]
     argv = ["sh", "-c", _script(), "scrub", *settings, look]
     stdin = "\n".join(orders(task, facts)).encode("utf-8", "surrogateescape")
-    for user in (None, "root", None):
+    said: dict[str, list[str]] = {}
+    denied: set[str] | None = None
+    for user in (None, "root"):
         done = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=stdin)
-        if done.exit_code != _FOREIGN:
-            break
-    if done.exit_code == 0 and not done.truncated:
-        return done
+        if done.truncated or done.exit_code not in (0, _FOREIGN):
+            raise _failure(task, done)
+        own: set[str] = set()
+        for line in done.stdout.decode("utf-8", "replace").splitlines():
+            kind, _, value = line.partition(" ")
+            own |= {value} if kind == "denied" else set()
+            said.setdefault(kind, []).append(value)
+        if done.exit_code == 0:
+            denied = own if denied is None else denied & own
+        if denied is not None and not denied:
+            return said
+    names = ", ".join(sorted(denied or ())[:3]) or done.stderr.decode("utf-8", "replace").strip()
+    message = f"cannot hide the future of {task.image}: no user of the sandbox may change {names}"
+    raise SandboxError(message, hint="`swerl tasks sweep` shows what the image holds")
+
+
+def _failure(task: Task, done: Exec) -> BrokenImageError | SandboxError:
     said = done.stderr.decode("utf-8", "replace").strip()[-300:]
     if done.exit_code == _BROKEN:
         message = f"the repository of {task.image} cannot be used: {said}"
-        raise BrokenImageError(message, hint="build or pull the image again")
+        return BrokenImageError(message, hint="build or pull the image again")
     reason = f"{_TIMEOUT_S:g} s ran out" if done.timed_out else said or f"code {done.exit_code}"
     message = f"cannot hide the future of {task.image}: {reason}"
-    raise SandboxError(message, hint="`swerl tasks sweep` shows what the image holds")
+    return SandboxError(message, hint="`swerl tasks sweep` shows what the image holds")
 
 
 def _is_plain(path: str) -> bool:

@@ -22,6 +22,7 @@ line_end='
 say() { printf '%s\n' "$*"; }
 broken() { say "$1" >&2; exit 93; }
 foreign() { say "$1" >&2; exit 94; }
+deny() { say "denied $1"; }
 safe_git() {
   git -c core.fsmonitor=false -c core.hooksPath=/dev/null -c core.attributesFile=/dev/null \
     -c core.packedGitLimit=64m -c core.packedGitWindowSize=16m -c core.deltaBaseCacheLimit=32m \

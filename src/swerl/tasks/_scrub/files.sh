@@ -15,7 +15,7 @@ clean_user_setting() {
   case $? in
     0) changed=1 ;;
     5) ;; # there were two of it, and both are gone
-    *) denied="cannot write $file" ;;
+    *) deny "$file" ;;
   esac
 }
 
@@ -38,7 +38,7 @@ remove_outside() {
 }
 
 remove() {
-  if rm -rf -- "$1" 2>/dev/null; then say "removed $1"; else denied="cannot remove $1"; fi
+  if rm -rf -- "$1" 2>/dev/null; then say "removed $1"; else deny "$1"; fi
 }
 
 is_of_base() {
@@ -57,12 +57,14 @@ put_back() {
   rm -f -- "$folder/__pycache__/${name%.*}".*.pyc
   if [ -e "$path" ] || [ -L "$path" ]; then :; else return 0; fi
   if ! is_of_base "$path"; then
-    [ -z "$base" ] || safe_git -C "$top" rm -q --cached --ignore-unmatch -- "$path"
+    [ -z "$base" ] || safe_git -C "$top" rm -q --cached --ignore-unmatch -- "$path" 2>/dev/null
     remove "${top%/}/$path"
   elif ! safe_git -C "$top" diff --quiet --no-ext-diff --no-textconv "$base" -- "$path" 2>/dev/null
   then
-    safe_git -C "$top" checkout -q "$base" -- "$path" || broken "cannot restore $top/$path"
-    say "removed changes of $top/$path"
+    if safe_git -C "$top" checkout -q "$base" -- "$path" 2>/dev/null
+    then say "removed changes of $top/$path"
+    else deny "$top/$path"
+    fi
   fi
 }
 

@@ -4,15 +4,16 @@
 #
 # Orders are lines: `hidden GLOB` outside the work tree, `inside GLOB` and `test PATH` relative to
 # it, `copy PATH` found by an earlier look, `solved BLOB` ids of the files as the solution leaves
-# them. Says lines: `base SHA`, `history KIND`, `changed`, `removed PATH`, `found PATH`.
-# Exit codes: 93 the repository is broken, 94 another user owns something, 95 no space, 0 done.
+# them. Says lines: `base SHA`, `history KIND`, `changed`, `removed PATH`, `found PATH`, and
+# `denied PATH` for what only another user may change. Exit codes: 93 the repository is broken,
+# 94 stopped midway by what another user owns, 95 no space, 0 done.
 #
 # The repository's settings are reduced to harmless ones before anything else.
 tag_format='%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)'
 history=$3 limit=$4 limit_kib=$5 look=$6
 
 main() {
-  changed='' extra='' base='' denied=''
+  changed='' extra='' base=''
   read_orders
   find_top
   if [ -n "$top" ]; then
@@ -20,8 +21,10 @@ main() {
     scrub_repository "$top" "$want" "$history"
     base=$sha
     say "base $base"
-    say "history $kept"
-    drop_solved
+    if [ -n "$kept" ]; then
+      say "history $kept"
+      drop_solved
+    fi
   else
     top=$(cd -P -- "$work" && pwd -P) inside=
   fi
@@ -31,7 +34,6 @@ main() {
   if [ "$look" = 1 ]; then look_elsewhere; fi
   remove_copies
   [ -z "$changed" ] || say changed
-  [ -z "$denied" ] || foreign "$denied"
 }
 
 # Each kind's values, a line each.

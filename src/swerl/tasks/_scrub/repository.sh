@@ -6,7 +6,7 @@ scrub_nested() {
   (scrub_repository "${1%/.git}" "" none; [ -z "$changed$extra" ] || say changed) 2>/dev/null
   case $? in
     0) ;;
-    94) foreign "$1 belongs to another user" ;;
+    94) deny "$1" ;;
     *) remove_store "$1" ;;
   esac
 }
@@ -14,7 +14,12 @@ scrub_nested() {
 # Sets `sha` to the base commit and `kept` to what is left of the past.
 scrub_repository() {
   tree=$1 dir=$1/.git rebuild=''
-  [ -w "$tree" ] && [ -w "$dir" ] || foreign "$dir belongs to another user"
+  if [ ! -w "$tree" ] || [ ! -w "$dir" ]; then
+    deny "$dir"
+    kept=''
+    find_base "$2"
+    return
+  fi
   owners=$(stat -c %u:%g "$dir" "$home" 2>/dev/null) || owners=
   owner=${owners%%"$line_end"*}
   if [ -L "$dir" ] || [ -f "$dir" ]; then bring_home; fi
