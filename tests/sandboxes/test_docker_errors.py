@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -229,4 +228,14 @@ async def test_a_daemon_that_goes_away_under_a_command(
             with pytest.raises(SandboxLostError):
                 await sandbox.read("/etc/passwd")
     assert closing.value.hint
-    assert os.path.exists(own_dockerd.folder)  # noqa: PTH110  `stop` clears what is left
+
+
+async def test_the_first_error_is_the_one_that_comes_out(
+    own_dockerd: Daemon, base_image: BaseImage
+) -> None:
+    backend = docker.build(docker.Options(base_url=own_dockerd.address))
+    with pytest.raises(ZeroDivisionError):
+        async with backend.open(base_image.name, LIMITS, workdir=WORKDIR):
+            own_dockerd.process.kill()
+            own_dockerd.process.wait()
+            raise ZeroDivisionError

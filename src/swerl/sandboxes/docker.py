@@ -7,6 +7,7 @@ so that it ends with the controller; the daemon then removes what is left.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.errors import SandboxError
+from swerl.errors import SandboxError, SandboxUnavailableError
 from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
 from swerl.sandboxes._docker import container, seccomp
 from swerl.sandboxes._docker.api import LIMITS_HELD, Api
@@ -23,6 +24,8 @@ from swerl.sandboxes._docker.disk import DiskWatch
 from swerl.sandboxes._docker.machine import Machine
 from swerl.sandboxes._docker.sandbox import DockerSandbox
 
+_NAMESPACE_RUNTIMES = ("runc", "crun", "youki")
+"""OCI runtimes whose containers are namespaces; others, such as gVisor, have their own network."""
 _PODMAN_BOUNDS = {"nofile": 4096, "nproc": 4096}
 """Its own defaults take CAP_SYS_RESOURCE, which a machine that is virtual itself may lack."""
 
@@ -83,7 +86,12 @@ class DockerBackend:
             yield sandbox
         finally:
             self._watch.drop(machine)
-            await asyncio.shield(sandbox.close())
+            failed = sys.exception() is not None
+            try:
+                await asyncio.shield(sandbox.close())
+            except SandboxUnavailableError:  # it says less than the error that ends the block
+                if not failed:
+                    raise
 
     def open(
         self,
@@ -139,6 +147,9 @@ class DockerBackend:
 
 def _suit(plan: Plan, api: Api) -> Plan:
     """Add to the plan what this daemon needs."""
+    runtime = plan.runtime or api.info.get("DefaultRuntime") or "runc"
+    known = any(name in runtime for name in _NAMESPACE_RUNTIMES)
+    plan = replace(plan, has_kernel_network=known)
     if not api.is_podman:  # which would take a filter for the name of a file
         return replace(plan, security=seccomp.options(api.info.get("SecurityOptions") or ()))
     return replace(plan, bounds=_PODMAN_BOUNDS)

@@ -68,7 +68,7 @@ class Api:
 
     def path(self, rest: str) -> str:
         """Return the path of a request that the SDK does not make."""
-        return f"/v{self._client._version}{rest}"
+        return f"/v{self._client.api_version}{rest}"
 
     def _connect(self) -> None:
         try:

@@ -14,6 +14,7 @@ from swerl.sandboxes._docker.keeper import Keeper, Marks, Ready
 from swerl.sandboxes._docker.machine import Machine, refused
 from swerl.sandboxes._docker.process import DockerProcess, new_token
 
+_BEGIN_TIMEOUT_S = 60.0
 _KILL_TIMEOUT_S = 10.0
 _LOSS_TIMEOUT_S = 0.5
 _ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
@@ -101,7 +102,10 @@ class Commands:
         self._running.add(process)
         if self._machine.lost.done():
             process.lose(self._machine.lost.result())
-        await process.begun
+        await asyncio.wait([process.begun], timeout=_BEGIN_TIMEOUT_S)
+        if not process.begun.done():  # an agent may stop whatever begins
+            await self._machine.close("a command did not begin")
+            self._machine.require_alive()
         return process
 
     async def _undo(self, starting: asyncio.Task[DockerProcess]) -> None:

@@ -55,6 +55,8 @@ class Plan:
     may_pull: bool = True
     security: Sequence[str] = ()
     """Security options beside those that every container gets."""
+    has_kernel_network: bool = True
+    """Whether its network is a namespace of the kernel's, which another process can enter."""
     bounds: Mapping[str, int] = field(default_factory=dict)
     """Resource limits beside those that every container gets."""
 

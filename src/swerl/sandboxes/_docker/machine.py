@@ -99,13 +99,15 @@ class Machine:
             raise SandboxUnavailableError(message, hint="is it running? `docker info`") from error
 
     async def _until_ready(self) -> Ready:
-        async with asyncio.timeout(_BOOT_TIMEOUT_S):
-            ready = await asyncio.shield(self.keeper.ready)
-        if ready is None:
-            message = f"sandbox {self.name} ended as it began"
-            hint = f"swerl's containers need a /bin/sh: does image {self.plan.image} have one?"
-            raise SandboxError(message, hint=hint)
-        return ready
+        await asyncio.wait([self.keeper.ready], timeout=_BOOT_TIMEOUT_S)
+        if not self.keeper.ready.done():
+            message = f"sandbox {self.name} does not stand after {_BOOT_TIMEOUT_S:.0f} s"
+            raise SandboxError(message, hint="the daemon is busy; open fewer at once")
+        if ready := self.keeper.ready.result():
+            return ready
+        message = f"sandbox {self.name} ended as it began"
+        hint = f"swerl's containers need `sh` and `id`: does image {self.plan.image} have them?"
+        raise SandboxError(message, hint=hint)
 
     async def _make_workdir(self, ready: Ready) -> None:
         """Make the workdir; only the daemon may give it to the ordinary user."""

@@ -120,7 +120,8 @@ class DockerSandbox:
         connections come over the stream of a command.
         """
         self._machine.require_alive()
-        if netns.belongs_to(self.pid, self._machine.container):
+        plan, container = self._machine.plan, self._machine.container
+        if plan.has_kernel_network and netns.belongs_to(self.pid, container):
             with suppress(PermissionError):
                 sock = await asyncio.to_thread(netns.listen, self.pid)
                 await listener.attach(sock)

@@ -46,8 +46,9 @@ sweep() {
 }
 own=$(ulimit -S -w || ulimit -S -x)
 [ -d "$1" ] && workdir=yes || workdir=no
+user=$(id -u) && group=$(id -g) || exit 3
 name=$(id -un)
-echo "ready $(id -u) $(id -g) ${name:-?} $workdir"
+echo "ready $user $group ${name:-$user} $workdir"
 while read -r number signal mark low high; do
     if [ "$signal" = KILL ]; then
         rounds=0
