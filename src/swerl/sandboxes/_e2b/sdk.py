@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -205,7 +205,7 @@ class Machine:
                 **{name: each for name, each in options.items() if _takes(write, name)},
             )
 
-    def _errors(self, user: str | None) -> _Errors:
+    def _errors(self, user: str | None) -> AbstractContextManager[None]:
         return _errors(f"sandbox {self.id}" + (f", user {user!r}" if user else ""))
 
 
@@ -246,21 +246,15 @@ def _found(item: Any) -> Found:
     )
 
 
-class _Errors:
-    """Turns what the SDK raises into our errors."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, SandboxError | ImageError):
-            raise _translate(error, self._what) from error
-
-
-_errors = _Errors
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Turn what the SDK raises about this into our errors."""
+    try:
+        yield
+    except (SandboxError, ImageError):
+        raise
+    except Exception as error:
+        raise _translate(error, what) from error
 
 
 def _translate(error: Exception, what: str) -> Exception:
