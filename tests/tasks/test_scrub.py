@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ async def test_a_shallow_clone_stays_one(task: Task) -> None:
 async def test_a_workdir_inside_a_repository_is_scrubbed_at_its_top(task: Task) -> None:
     async with opened(task) as sandbox:
         await sh(sandbox, f"{MAKE_FIX} fetch_fix; git tag later $fix; rm -rf /tmp/fix")
-        inner = Task(**{**{f: getattr(task, f) for f in task.__slots__}, "workdir": "/repo/pkg"})
+        inner = replace(task, workdir="/repo/pkg")
         assert (await scrub(sandbox, inner)).changed
         assert (await sh(sandbox, "git tag")) == ""
 
@@ -387,3 +388,17 @@ async def test_tags_of_the_past_stay_so_that_a_project_knows_its_version(task: T
         assert not (await scrub(sandbox, task)).changed
         await scrub(sandbox, task, history=History.NONE)
         assert (await sh(sandbox, "git tag")) == ""
+
+
+async def test_a_file_of_the_base_stays_where_datasets_leave_one_of_that_name(task: Task) -> None:
+    folder = Path(task.image.removeprefix("dir:"))
+    (folder / "parser.py").write_text("the project's own\n")
+    git(folder, "add", "parser.py")
+    git(folder, "commit", "-qm", "Add a parser")
+    (folder / "output.json").write_text("{}")
+    own = replace(task_of(folder), workdir="/workspace")
+    async with opened(own) as sandbox:
+        done = await scrub(sandbox, own)
+        assert done.removed == ("/workspace/output.json",)
+        assert (await sweep(sandbox, own)).leaks == ()
+        assert await sandbox.read("/workspace/parser.py") == b"the project's own\n"

@@ -34,7 +34,10 @@ remove_hidden() {
 remove_outside() {
   [ -e "$1" ] || [ -L "$1" ] || return 0
   case "$top/" in "$1"/* | "${1%/}"/*) return 0 ;; esac
-  remove "$1"
+  case $1 in
+    "${top%/}"/*) remove_inside "${1#"${top%/}"/}" ;;
+    *) remove "$1" ;;
+  esac
 }
 
 remove() {

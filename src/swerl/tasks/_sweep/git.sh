@@ -172,7 +172,9 @@ check_hidden() {
   old_ifs=$IFS IFS=$line_end
   for path in $(set -f; say "$orders" | sed -n 's/^hidden //p'); do
     case "$top/" in "$path"/* | "${path%/}"/*) continue ;; esac
-    [ ! -e "$path" ] || leak file "$path" "a file that its dataset hides"
+    [ -e "$path" ] || continue
+    case $path in "${top%/}"/*) is_of_base "${path#"${top%/}"/}" && continue ;; esac
+    leak file "$path" "a file that its dataset hides"
   done
   folder=$(cd -P -- "$work" && pwd -P)
   prefix=${folder#"$top"} prefix=${prefix#/} prefix=${prefix:+$prefix/}
