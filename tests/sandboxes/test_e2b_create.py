@@ -1,0 +1,149 @@
+"""Creating `e2b` sandboxes: tried again where that helps, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from aiohttp import web
+
+from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.interfaces import Sandbox
+from swerl.sandboxes import e2b, local
+from swerl.sandboxes._e2b import create, runner
+
+from ..e2b_server.helpers import KEY, Service, serving
+from .e2b_faults import Faults, failing, is_create, once
+from .helpers import LIMITS, WORKDIR, sh
+
+pytest.importorskip("e2b", reason="the package `e2b` is not installed")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serving(local.build(local.Options()), limits=LIMITS, workdir=WORKDIR) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(e2b.KEY, KEY)
+    monkeypatch.setattr(create, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(runner, "_PAUSES_S", (0.01,))
+
+
+@pytest.fixture
+async def faults(service: Service) -> AsyncIterator[Faults]:
+    async with Faults(service.url) as proxy:
+        yield proxy
+
+
+def backend(url: str, **settings: object) -> e2b.E2BBackend:
+    options = {"api_url": url, "sandbox_url": url, "creates_per_s": 1000, **settings}
+    return e2b.build(e2b.Options(**options))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def sandbox(faults: Faults) -> AsyncIterator[Sandbox]:
+    async with backend(faults.url).open("base", LIMITS, workdir=WORKDIR) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_a_create_that_fails_for_the_moment_is_tried_again(
+    faults: Faults, status: int
+) -> None:
+    faults.answer = once(failing(status), times=2)
+    made = backend(faults.url)
+    async with made.open("base", LIMITS, workdir=WORKDIR) as opened:
+        assert await sh(opened, "echo up") == "up\n"
+    assert faults.creates == 3
+    assert not await made.live()
+
+
+async def test_a_create_whose_answer_is_lost_leaves_one_sandbox_and_then_none(
+    faults: Faults,
+) -> None:
+    faults.answer = once(lambda _: "lose")
+    made = backend(faults.url)
+    async with made.open("base", LIMITS, workdir=WORKDIR) as opened:
+        assert [live.id for live in await made.live()] == [opened.id]
+    assert faults.creates == 2
+    assert not await made.live()
+
+
+async def test_a_create_that_is_cancelled_leaves_nothing(faults: Faults) -> None:
+    made, asked = backend(faults.url), asyncio.Event()
+
+    def lose(request: web.BaseRequest) -> None:
+        if is_create(request):
+            asked.set()
+
+    faults.answer = lose
+    opening = asyncio.ensure_future(
+        made.open("base", LIMITS, workdir=WORKDIR).__aenter__()  # type: ignore[arg-type]
+    )
+    await asked.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not await made.live()
+
+
+async def test_creates_end_with_their_one_limit(faults: Faults) -> None:
+    faults.answer = once(failing(503, "no capacity"), times=10_000)
+    with pytest.raises(SandboxError, match=r"no sandbox of 'base' within 0\.3 s.*") as caught:
+        async with backend(faults.url, boot_timeout_s=0.3).open("base", LIMITS, workdir=WORKDIR):
+            pass
+    assert caught.value.retryable
+    assert faults.creates > 2
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, ImageError), (404, ImageError), (401, SandboxUnavailableError), (402, SandboxError)],
+)
+async def test_a_create_that_cannot_work_is_not_tried_again(
+    faults: Faults, status: int, kind: type[Exception]
+) -> None:
+    faults.answer = once(failing(status, "template 'x' not found"), times=10)
+    with pytest.raises(kind) as caught:
+        async with backend(faults.url).open("x", LIMITS, workdir=WORKDIR):
+            pass
+    assert caught.value.hint  # type: ignore[attr-defined]
+    assert faults.creates == 1
+
+
+async def test_a_wrong_key_is_one_clear_error(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(e2b.KEY, "e2b_" + "f" * 40)
+    with pytest.raises(SandboxUnavailableError, match="refuses the key") as caught:
+        async with backend(service.url).open("base", LIMITS, workdir=WORKDIR):
+            pass
+    assert "E2B_API_KEY" in caught.value.hint
+
+
+async def test_an_unreachable_provider_is_one_clear_error() -> None:
+    made = backend("http://127.0.0.1:9", boot_timeout_s=0.5)
+    with pytest.raises(SandboxError, match="no sandbox of 'base'") as caught:
+        async with made.open("base", LIMITS, workdir=WORKDIR):
+            pass
+    assert "reachable" in caught.value.hint
+    with pytest.raises(SandboxError):
+        await made.live()
+
+
+async def test_creates_are_paced(faults: Faults) -> None:
+    made = backend(faults.url, creates_per_s=20)
+    begun: list[float] = []
+    loop = asyncio.get_running_loop()
+    faults.answer = lambda request: begun.append(loop.time()) if is_create(request) else None  # type: ignore[func-returns-value]
+
+    async def one() -> None:
+        async with made.open("base", LIMITS, workdir=WORKDIR):
+            pass
+
+    await asyncio.gather(one(), one(), one(), one())
+    assert begun[-1] - begun[0] >= 0.1
