@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 
 from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
-from swerl.interfaces import Sandbox
 from swerl.sandboxes import e2b, local
 from swerl.sandboxes._e2b import create, runner
 
@@ -42,12 +41,6 @@ async def faults(service: Service) -> AsyncIterator[Faults]:
 def backend(url: str, **settings: object) -> e2b.E2BBackend:
     options = {"api_url": url, "sandbox_url": url, "creates_per_s": 1000, **settings}
     return e2b.build(e2b.Options(**options))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-async def sandbox(faults: Faults) -> AsyncIterator[Sandbox]:
-    async with backend(faults.url).open("base", LIMITS, workdir=WORKDIR) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
