@@ -8,6 +8,7 @@ import pytest
 
 from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
 from swerl.errors import GatewayError
+from swerl.gateway import retries
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.speakers import speaker
@@ -35,12 +36,14 @@ async def ask(conversation: Conversation, *messages: Message) -> ChatReply:
 
 
 async def test_a_reply_that_was_not_delivered_is_no_turn_and_no_parent(
-    engine: RecordingEngine,
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(retries, "RETRY_S", 0)
     engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
     conversation = talk(engine)
     async with conversation.answer(ChatRequest((ASK,))) as answer:
         lost = await answer.reply()
+    await asyncio.sleep(0.01)
     await ask(conversation, ASK, lost.message, ASK)
 
     trajectory = await conversation.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 from aiohttp import web
@@ -13,6 +13,10 @@ from swerl.errors import GatewayError, Refusal
 
 if TYPE_CHECKING:
     from swerl.interfaces import WireReply
+
+Connection: TypeAlias = web.RequestHandler
+_Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+_Told: TypeAlias = Callable[[], None]
 
 PING = b": ping\n\n"
 """A comment: every reader of server-sent events skips it."""
@@ -92,3 +96,29 @@ class EventStream:
             self._response = web.StreamResponse(headers=headers)
             await self._response.prepare(self._request)
         return self._response
+
+
+class Server(web.Server):
+    """Serves connections, and says when one breaks under the last answer that went over it.
+
+    With `handler_cancellation` a client that goes away cancels its answer.
+    """
+
+    def __init__(self, handler: _Handler, on_break: MutableMapping[Connection, _Told]) -> None:
+        """`on_break` says whom to tell, by connection; an entry lasts until the next request."""
+        super().__init__(self._handle, handler_cancellation=True, access_log=None)
+        self._handler = handler
+        self._on_break = on_break
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._on_break.pop(request.protocol, None)
+        return await self._handler(request)
+
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
+        """Forget a connection. One that ends with an error left something unread."""
+        told = self._on_break.pop(handler, None)
+        if told and exc:
+            told()
+        super().connection_lost(handler, exc)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from aiohttp import web
 
 from swerl.errors import GatewayError
+from swerl.gateway._http import Server
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.router import Router
@@ -115,12 +116,8 @@ class Gateway:
         self._session_ids.discard(session.id)
 
     def _make_server(self, session: Session | None) -> web.Server:
-        """Return a server of all sessions, or of one alone.
-
-        With `handler_cancellation` a client that goes away cancels its answer.
-        """
-        handler = partial(self._router.handle, session)
-        return web.Server(handler, handler_cancellation=True, access_log=None)
+        """Return a server of all sessions, or of one alone."""
+        return Server(partial(self._router.handle, session), self._router.on_break)
 
 
 def _reachable(host: str) -> str:

@@ -37,6 +37,8 @@ class Node:
     malformed_calls: int
     index: int | None = None
     """Number of its Turn; None until its client is known to have the reply."""
+    is_continued: bool = False
+    """Whether the client has said something after it."""
 
     def turn(self) -> Turn:
         """Return the Turn of a reply that was delivered."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from swerl.errors import GatewayError, Refusal
@@ -20,6 +18,8 @@ class SessionLimits:
 
     max_turns: int = 200
     """Replies. Agents without a cap of their own would go on for ever."""
+    max_sampled_tokens: int = 2_000_000
+    """Tokens that the engine samples for the session, those of lost replies too."""
     max_context_tokens: int = 131_072
     """Prompt and reply together, in tokens."""
     max_body_bytes: int = 32 * 2**20
@@ -40,27 +40,12 @@ class Admission:
         self._recent: deque[float] = deque()
         self._slots = asyncio.Semaphore(limits.max_concurrency)
         self._num_turns = 0
+        self._num_tokens = 0
         self.reached = ""
         """Name of the cap that refused a request; empty while none did."""
 
-    @asynccontextmanager
-    async def enter(self) -> AsyncIterator[None]:
-        """Hold a place for one reply; an answer that fails gives its turn back.
-
-        Raises GatewayError at a cap.
-        """
-        self._check_rate()
-        if self._num_turns >= self._limits.max_turns:
-            raise self._refuse("max_turns", f"this session used up its {self._num_turns} turns")
-        self._num_turns += 1
-        try:
-            async with self._slots:
-                yield
-        except BaseException:
-            self._num_turns -= 1
-            raise
-
-    def _check_rate(self) -> None:
+    def knock(self) -> None:
+        """Count a request. Raises GatewayError where they come too fast."""
         now = time.monotonic()
         while self._recent and self._recent[0] < now - _WINDOW_S:
             self._recent.popleft()
@@ -68,6 +53,34 @@ class Admission:
             message = f"{len(self._recent)} requests within a minute: the agent runs in a loop"
             raise self._refuse("requests_per_minute", message)
         self._recent.append(now)
+
+    async def enter(self) -> bool:
+        """Take a place for one reply, and say whether it had to be waited for.
+
+        Raises GatewayError at a cap.
+        """
+        if self._num_turns >= self._limits.max_turns:
+            raise self._refuse("max_turns", f"this session used up its {self._num_turns} turns")
+        if self._num_tokens >= self._limits.max_sampled_tokens:
+            message = f"this session used up its {self._limits.max_sampled_tokens} sampled tokens"
+            raise self._refuse("max_sampled_tokens", message)
+        self._num_turns += 1
+        must_wait = self._slots.locked()
+        try:
+            await self._slots.acquire()
+        except BaseException:
+            self._num_turns -= 1
+            raise
+        return must_wait
+
+    def leave(self, *, answered: bool) -> None:
+        """Give a place back; one that came to nothing costs no turn."""
+        self._slots.release()
+        self._num_turns -= int(not answered)
+
+    def spend(self, num_tokens: int) -> None:
+        """Count tokens that were sampled, whatever became of them."""
+        self._num_tokens += num_tokens
 
     def _refuse(self, cap: str, message: str) -> GatewayError:
         self.reached = cap

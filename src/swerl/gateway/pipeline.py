@@ -11,7 +11,7 @@ import hashlib
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from secrets import token_hex
@@ -19,9 +19,11 @@ from typing import TypeAlias
 
 from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, ToolCall
 from swerl.errors import BudgetError, EngineError, GatewayError, Refusal
+from swerl.gateway.answer import Answer, closed
 from swerl.gateway.arguments import coerce
-from swerl.gateway.history import History, Node
+from swerl.gateway.history import History, Match, Node
 from swerl.gateway.limits import Admission, SessionLimits
+from swerl.gateway.retries import Asker, Twins
 from swerl.gateway.speakers import Prompt, Speaker, Spoken
 from swerl.tree import Trajectory
 from swerl.turn import Sampling, Turn
@@ -29,6 +31,7 @@ from swerl.turn import Sampling, Turn
 OnDelivered: TypeAlias = Callable[[Turn, Sequence[Message], ChatReply], None]
 """Told of each Turn, with the messages that were new and the reply."""
 
+_NOBODY = Asker()
 _ABORT_S = 1.0
 """Seconds to wait for what an aborted reply came to, so that its tokens can be counted."""
 
@@ -57,6 +60,7 @@ class Conversation:
         self._dropped: Counter[str] = Counter()
         self._running: set[asyncio.Task[Spoken]] = set()
         self._answers: set[Answer] = set()
+        self._twins = Twins()
         self._sent: dict[Node, Answer] = {}
         """Replies in the tree whose arrival is not yet certain."""
         self._opened_s = time.monotonic()
@@ -71,27 +75,27 @@ class Conversation:
         return self._speaker.count(request, self._history.match(request))
 
     @asynccontextmanager
-    async def answer(self, request: ChatRequest) -> AsyncIterator[Answer]:
-        """Begin to answer; leaving the context drops the reply unless it was delivered.
+    async def answer(self, request: ChatRequest, asker: Asker = _NOBODY) -> AsyncIterator[Answer]:
+        """Answer a request, or let a retry wait for the answer that is in the making.
 
+        Leaving the context gives the reply up unless it was delivered or is asked for again.
         Raises GatewayError where the session's limits refuse the request.
         """
         self._check_open()
-        async with self.admission.enter():
-            self._check_open()
-            answer = Answer(self, self._prompt(request))
-            self._answers.add(answer)
-            try:
-                yield answer
-            finally:
-                self._answers.discard(answer)
-                await answer.finish()
+        self.admission.knock()
+        match = self._history.match(request)
+        answer = self._twin(match, request, asker) or await self._begin(match, request, asker)
+        answer.hold()
+        try:
+            yield answer
+        finally:
+            answer.release()
 
     async def close(self) -> Trajectory:
         """Stop what is in the making and return the tree of what was delivered."""
         self._closed = True
         await self.stop(self._running)
-        for answer in self._answers:
+        for answer in list(self._answers):
             answer.drop()
         turns = tuple(node.turn() for node in self._delivered)
         return Trajectory(self._session, turns, dict(self._dropped))
@@ -147,12 +151,49 @@ class Conversation:
         del self._sent[node]
         self._history.discard(answer.prompt.match, reply.message, node)
 
+    def settle(self, answer: Answer, *, delivered: bool) -> None:
+        """Free the place of an answer whose fate is known."""
+        self._answers.discard(answer)
+        self.admission.leave(answered=delivered)
+        if delivered:
+            self._twins.deliver(answer.key, answer)
+        else:
+            self.hide(answer)
+
+    def hide(self, answer: Answer) -> None:
+        """Give an answer to nobody any more."""
+        self._twins.remove(answer.key, answer)
+
     def count_dropped(self, reason: str, num_tokens: int) -> None:
         """Note sampled tokens that no Turn holds."""
         self._dropped[reason] += num_tokens
 
-    def _prompt(self, request: ChatRequest) -> Prompt:
-        match = self._history.match(request)
+    def _twin(self, match: Match, request: ChatRequest, asker: Asker) -> Answer | None:
+        """Return the answer that this request asks for again."""
+        return self._twins.find(_key(match, request, asker), asker)
+
+    async def _begin(self, match: Match, request: ChatRequest, asker: Asker) -> Answer:
+        """Let the engine answer, once the session has a free place."""
+        has_waited = await self.admission.enter()
+        try:
+            self._check_open()
+            if has_waited:  # much may have been said since
+                match = self._history.match(request)
+                if twin := self._twin(match, request, asker):
+                    self.admission.leave(answered=False)
+                    return twin
+            prompt = self._prompt(match, request)
+        except BaseException:
+            self.admission.leave(answered=False)
+            raise
+        answer = Answer(self, prompt, _key(match, request, asker))
+        self._answers.add(answer)
+        self._twins.add(answer.key, answer)
+        return answer
+
+    def _prompt(self, match: Match, request: ChatRequest) -> Prompt:
+        if match.parent:
+            match.parent.is_continued = True
         if match.parent in self._sent:
             self._sent[match.parent].delivered()
         prompt = self._speaker.prompt(request, match)
@@ -183,6 +224,7 @@ class Conversation:
             self.failure = EngineError(message, hint="this is a bug of the engine's module")
             raise self.failure from error
         self.failure = None
+        self.admission.spend(len(spoken.completion.ids))
         if spoken.completion.finish is Finish.ABORT:
             self.count_dropped("aborted", len(spoken.completion.ids))
             raise GatewayError("the reply was aborted", refusal=Refusal.OVERLOADED)
@@ -229,61 +271,7 @@ class Conversation:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise _closed()
-
-
-class Answer:
-    """One reply in the making."""
-
-    def __init__(self, conversation: Conversation, prompt: Prompt) -> None:
-        self.prompt = prompt
-        self.started_s = time.monotonic()
-        self._conversation = conversation
-        self._task = conversation.start(prompt)
-        self._recorded: tuple[ChatReply, Node] | None = None
-        self._settled = False
-
-    async def ready(self, timeout_s: float) -> bool:
-        """Wait so long for the reply and say whether it (or its failure) is there."""
-        done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
-        return bool(done)
-
-    async def reply(self) -> ChatReply:
-        """Return the reply, put into the tree.
-
-        Raises EngineError, BudgetError at `model_call_s`, GatewayError where it was aborted.
-        """
-        await asyncio.wait({self._task})
-        if self._task.cancelled() or self._settled:
-            raise _closed()
-        self._recorded = self._conversation.record(self, self._task.result())
-        return self._recorded[0]
-
-    def delivered(self) -> None:
-        """Note that the client has the reply."""
-        if self._recorded and not self._settled:
-            self._settled = True
-            reply, node = self._recorded
-            self._conversation.commit(node, self, reply)
-
-    def drop(self) -> None:
-        """Note that the client will never have the reply."""
-        if self._settled:
-            return
-        self._settled = True
-        if self._recorded:
-            reply, node = self._recorded
-            self._conversation.discard(node, self, reply)
-            self._conversation.count_dropped("undelivered", len(node.output_ids))
-        elif not self._task.cancelled() and self._task.exception() is None:
-            num_tokens = len(self._task.result().completion.ids)
-            self._conversation.count_dropped("undelivered", num_tokens)
-
-    async def finish(self) -> None:
-        """Stop what still runs and drop what was not delivered."""
-        if not self._task.done():
-            await self._conversation.stop({self._task})
-        self.drop()
+            raise closed()
 
 
 def _finish(finish: Finish, message: Message) -> Finish:
@@ -293,5 +281,6 @@ def _finish(finish: Finish, message: Message) -> Finish:
     return finish
 
 
-def _closed() -> GatewayError:
-    return GatewayError("this session is closed", refusal=Refusal.AUTHENTICATION)
+def _key(match: Match, request: ChatRequest, asker: Asker) -> Hashable:
+    """Identify what is asked: twins ask the same at the same place."""
+    return (match.root, match.parent, match.keys, request.max_tokens, asker.name)

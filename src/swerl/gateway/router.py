@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -11,7 +11,8 @@ from aiohttp import web
 from swerl import plugins
 from swerl.chat import Json
 from swerl.errors import GatewayError, Refusal, SwerlError
-from swerl.gateway._http import EventStream, read_object, send, send_json
+from swerl.gateway._http import Connection, EventStream, read_object, send, send_json
+from swerl.gateway.retries import read_asker
 from swerl.gateway.sessions import Session
 from swerl.interfaces import Dialect
 
@@ -37,6 +38,8 @@ class Router:
     def __init__(self, model_name: str) -> None:
         self.sessions: dict[str, Session] = {}
         """Open sessions by key."""
+        self.on_break: dict[Connection, Callable[[], None]] = {}
+        """Whom to tell where a connection breaks after its last answer."""
         self._model_name = model_name
         dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
         self._routes: dict[str, _Route] = {}
@@ -83,7 +86,8 @@ class Router:
         asked = route.dialect.parse(await read_object(request, limit))
         if route.operation == "count_tokens":
             return await send_json(request, {"input_tokens": session.conversation.count(asked)})
-        async with session.conversation.answer(asked) as answer:
+        asker = read_asker(request.headers)
+        async with session.conversation.answer(asked, asker) as answer:
             while asked.stream and not await answer.ready(PING_S):
                 await stream.ping()
             reply = await answer.reply()
@@ -92,6 +96,7 @@ class Router:
             else:
                 response = await send_json(request, route.dialect.reply(reply))
             answer.delivered()
+            self.on_break[request.protocol] = answer.broke
             return response
 
 

@@ -1,0 +1,256 @@
+"""A client's retry is answered once, and who merely asks alike gets a reply of his own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import orjson
+import pytest
+
+from swerl.chat import ChatReply, ChatRequest, Message, Role
+from swerl.gateway import retries
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.pipeline import Conversation
+from swerl.gateway.retries import Asker, read_asker
+from swerl.gateway.sessions import Session
+from swerl.gateway.speakers import speaker
+from swerl.turn import Sampling
+from tests.gateway._fakes import RecordingEngine
+from tests.gateway.conftest import OpenSession
+
+ASK = Message(Role.USER, "fix it")
+NOBODY, NAMED, AGAIN = Asker(), Asker("agent-7"), Asker(again=True)
+
+
+def talk(engine: RecordingEngine, **limits: int) -> Conversation:
+    return Conversation(
+        "s",
+        speaker(engine, engine.family, "s"),
+        sampling=Sampling(100),
+        limits=SessionLimits(**limits),
+        on_delivered=None,
+    )
+
+
+async def ask(conversation: Conversation, asker: Asker = NOBODY, text: str = "") -> ChatReply:
+    request = ChatRequest((Message(Role.USER, text) if text else ASK,))
+    async with conversation.answer(request, asker) as answer:
+        reply = await answer.reply()
+        answer.delivered()
+        return reply
+
+
+async def leave(asking: asyncio.Task[ChatReply]) -> None:
+    asking.cancel()
+    await asyncio.wait({asking})
+
+
+@pytest.mark.parametrize("asker", [NOBODY, NAMED, AGAIN])
+async def test_who_left_and_asks_again_gets_the_reply_that_was_in_the_making(
+    engine: RecordingEngine, asker: Asker
+) -> None:
+    engine.gate = asyncio.Event()
+    conversation = talk(engine, max_turns=1)
+    first = asyncio.create_task(ask(conversation, asker))
+    await engine.started.wait()
+    await leave(first)
+
+    again = asyncio.create_task(ask(conversation, asker))
+    await asyncio.sleep(0)
+    engine.gate.set()
+
+    assert (await again).message.text == "Done."
+    trajectory = await conversation.close()
+    assert (len(engine.calls), len(trajectory.turns), trajectory.dropped) == (1, 1, {})
+
+
+async def test_a_reply_that_was_ready_and_not_sent_is_given_to_the_retry(
+    engine: RecordingEngine,
+) -> None:
+    conversation = talk(engine)
+    async with conversation.answer(ChatRequest((ASK,))) as answer:
+        lost = await answer.reply()
+
+    assert await ask(conversation) is lost
+    assert len((await conversation.close()).turns) == 1
+
+
+@pytest.mark.parametrize("asker", [NOBODY, Asker("agent-8")])
+async def test_two_who_ask_alike_at_once_get_a_reply_each(
+    engine: RecordingEngine, asker: Asker
+) -> None:
+    engine.gate = asyncio.Event()
+    conversation = talk(engine)
+    both = [asyncio.create_task(ask(conversation, one)) for one in (NOBODY, asker)]
+    await asyncio.sleep(0.01)
+    engine.gate.set()
+    await asyncio.gather(*both)
+
+    assert len(engine.calls) == 2
+    assert [turn.parent for turn in (await conversation.close()).turns] == [None, None]
+
+
+@pytest.mark.parametrize("asker", [NAMED, AGAIN])
+async def test_who_cannot_ask_twice_at_once_shares_the_reply_and_trains_it_once(
+    engine: RecordingEngine, asker: Asker
+) -> None:
+    engine.gate = asyncio.Event()
+    conversation = talk(engine)
+    both = [asyncio.create_task(ask(conversation, asker)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    engine.gate.set()
+
+    one, two = await asyncio.gather(*both)
+
+    assert one is two
+    assert len(engine.calls) == len((await conversation.close()).turns) == 1
+
+
+async def test_of_two_who_ask_alike_the_one_who_left_gets_his_own_reply_back(
+    engine: RecordingEngine,
+) -> None:
+    engine.gate = asyncio.Event()
+    conversation = talk(engine)
+    stays, leaves = (asyncio.create_task(ask(conversation)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    await leave(leaves)
+    again = asyncio.create_task(ask(conversation, AGAIN))
+    await asyncio.sleep(0)
+    engine.gate.set()
+
+    assert (await stays).id != (await again).id
+    assert len(engine.calls) == len((await conversation.close()).turns) == 2
+
+
+async def test_a_delivered_reply_is_given_again_only_to_who_says_so(
+    engine: RecordingEngine,
+) -> None:
+    conversation = talk(engine)
+    first = await ask(conversation)
+
+    assert await ask(conversation, AGAIN) is first
+    assert await ask(conversation) is not first
+    assert len((await conversation.close()).turns) == len(engine.calls) == 2
+
+
+async def test_a_delivered_reply_that_was_continued_is_not_given_again(
+    engine: RecordingEngine,
+) -> None:
+    conversation = talk(engine)
+    first = await ask(conversation)
+    more = ChatRequest((ASK, first.message, ASK))
+    async with conversation.answer(more) as answer:
+        await answer.reply()
+        answer.delivered()
+
+    assert await ask(conversation, AGAIN) is not first
+
+
+async def test_another_wish_is_no_retry(engine: RecordingEngine) -> None:
+    conversation = talk(engine)
+    first = await ask(conversation)
+    async with conversation.answer(ChatRequest((ASK,), max_tokens=5), AGAIN) as answer:
+        assert await answer.reply() is not first
+    assert await ask(conversation, AGAIN, "else") is not first
+
+
+async def test_a_failed_reply_is_tried_anew(engine: RecordingEngine) -> None:
+    engine.lines = [ValueError("broken")]
+    conversation = talk(engine)
+    with pytest.raises(Exception, match="broken"):
+        await ask(conversation, AGAIN)
+
+    assert (await ask(conversation, AGAIN)).message.text == "Done."
+
+
+async def test_a_reply_that_nobody_asks_for_again_is_aborted_and_frees_its_place(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "RETRY_S", 0)
+    engine.gate = asyncio.Event()
+    conversation = talk(engine, max_concurrency=1, max_turns=1)
+    first = asyncio.create_task(ask(conversation))
+    await engine.started.wait()
+    await leave(first)
+    await engine.abort_seen.wait()
+    await asyncio.sleep(0.01)
+    engine.abort_seen.clear()
+    engine.gate.set()
+
+    await ask(conversation)
+
+    trajectory = await conversation.close()
+    assert len(trajectory.turns) == 1
+    assert trajectory.dropped == {"aborted": 2}
+
+
+async def test_few_delivered_replies_are_kept(engine: RecordingEngine) -> None:
+    conversation = talk(engine)
+    first = await ask(conversation, text="0")
+    for number in range(1, 80):
+        last = await ask(conversation, text=str(number))
+
+    assert len(conversation._twins._delivered) == len(conversation._twins._answers) == 32
+    assert await ask(conversation, AGAIN, "79") is last
+    assert await ask(conversation, AGAIN, "0") is not first
+
+
+async def test_tokens_of_lost_replies_count_towards_the_cap(engine: RecordingEngine) -> None:
+    conversation = talk(engine, max_sampled_tokens=6)
+    async with conversation.answer(ChatRequest((ASK,))) as answer:
+        await answer.reply()
+
+    with pytest.raises(Exception, match="used up its 6 sampled tokens"):
+        await ask(conversation, text="else")
+    assert conversation.admission.reached == "max_sampled_tokens"
+
+
+@pytest.mark.parametrize(
+    ("headers", "asker"),
+    [
+        ({}, Asker()),
+        ({"x-stainless-retry-count": "0"}, Asker()),
+        ({"x-stainless-retry-count": "2"}, Asker("", again=True)),
+        ({"x-claude-code-agent-id": "a"}, Asker("a")),
+        ({"thread-id": "t"}, Asker("t")),
+        ({"Idempotency-Key": "k"}, Asker("k", again=True)),
+    ],
+)
+def test_headers_tell_who_asks(headers: dict[str, str], asker: Asker) -> None:
+    assert read_asker(headers) == asker
+
+
+@pytest.mark.parametrize(("rude", "num_calls"), [(True, 1), (False, 2)])
+async def test_a_reply_whose_connection_broke_unread_is_given_again(
+    engine: RecordingEngine, open_session: OpenSession, rude: bool, num_calls: int
+) -> None:
+    session = open_session()
+    first = await _connect(session)
+    await asyncio.get_running_loop().sock_recv(first, 1 if rude else 65536)
+    if rude:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    first.close()
+    await asyncio.sleep(0.02)
+
+    with await _connect(session) as second:
+        await asyncio.get_running_loop().sock_recv(second, 65536)
+
+    assert len(engine.calls) == num_calls
+    assert len((await session.close()).turns) == num_calls
+
+
+async def _connect(session: Session) -> socket.socket:
+    """Ask over a connection of one's own."""
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    head = (
+        "POST /v1/messages HTTP/1.1\r\nHost: x\r\n"
+        f"x-api-key: {session.key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    sock = socket.socket()
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, ("127.0.0.1", int(session.url.rsplit(":", 1)[1])))
+    await loop.sock_sendall(sock, head.encode() + body)
+    return sock
