@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from swerl import plugins
 from swerl.errors import RecipeError
 from swerl.gateway.app import Gateway
+from swerl.gateway.speakers import HistoryPolicy
 from swerl.images.ondemand import on_demand
 from swerl.interfaces import ChatEngine, Engine, EngineSetup, Family, SandboxBackend
 from swerl.ledger import reap
@@ -84,6 +85,7 @@ def gateway_of(recipe: Recipe, engine: Engine | ChatEngine, family: Family) -> G
         model_name=recipe.name,
         host=recipe.gateway.bind,
         port=recipe.gateway.port,
+        history=HistoryPolicy(recipe.gateway.history),
     )
 
 

@@ -263,6 +263,9 @@ class Family(Protocol):
     def parse(self, ids: Sequence[int]) -> ParsedReply:
         """Read sampled ids as thinking, text and tool calls."""
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return ids as written, special tokens by their names."""
+
     def encode_reply(self, message: Message) -> list[int]:
         """Return the ids with which the model would say this message, stop id included."""
 

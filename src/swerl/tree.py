@@ -16,6 +16,8 @@ class Trajectory:
     turns: tuple[Turn, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Counted losses by reason, in tokens: aborted replies, replies that no client received."""
+    rewritten: int = 0
+    """Turns that begin a new root because the chat template wrote their past anew."""
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from swerl.chat import Finish, Message, Role
 from swerl.families import tiny
+from swerl.interfaces import Family
 from swerl.learning import WeightRef
 from swerl.turn import Completion, Sampling
 
@@ -36,7 +37,7 @@ class RecordingEngine:
     """Holds every reply back until it is set."""
     calls: list[Call] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
-    family: tiny.TinyFamily = field(default_factory=lambda: tiny.build(None))
+    family: Family = field(default_factory=lambda: tiny.build(None))
     started: asyncio.Event = field(default_factory=asyncio.Event)
     abort_seen: asyncio.Event = field(default_factory=asyncio.Event)
 

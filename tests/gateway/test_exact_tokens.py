@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swerl.chat import Message, Role, ToolCall
+from swerl.chat import ChatRequest, Message, Role, ToolCall
 from swerl.dialects import anthropic
+from swerl.families import qwen3_5, tiny
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
-from swerl.gateway.speakers import speaker
+from swerl.gateway.speakers import HistoryPolicy, speaker
+from swerl.interfaces import Family
 from swerl.sample import Sample, to_samples
 from swerl.tree import Trajectory
 from swerl.turn import Sampling
+from tests.families.test_templates import write_model
 from tests.gateway._fakes import Call, RecordingEngine
 
 DIALECT = anthropic.build()
@@ -176,8 +181,10 @@ def _coerced(value: Any, random: Random) -> Any:
     return value
 
 
-async def live(random: Random, engine: RecordingEngine) -> tuple[World, Trajectory]:
-    world = World(random, _conversation(engine), engine)
+async def live(
+    random: Random, engine: RecordingEngine, policy: HistoryPolicy
+) -> tuple[World, Trajectory]:
+    world = World(random, _conversation(engine, policy), engine)
     for _ in range(random.randrange(1, 25)):
         await world.step()
     return world, await world.conversation.close()
@@ -200,11 +207,35 @@ def check_samples(samples: list[Sample], calls: list[Call]) -> int:
     return len(seen)
 
 
-@given(st.integers(0, 2**32))
+@pytest.fixture(scope="module")
+def families(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
+    """The family of swerl's own models, and one whose template drops old thinking."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, shared_dir / "tokenizers", "qwen3_5_think", ("<|im_end|>", "<|endoftext|>"))
+    return {"tiny": tiny.build(None), "thinking": qwen3_5.build(folder)}
+
+
+@pytest.mark.parametrize("policy", HistoryPolicy)
+@given(seed=st.integers(0, 2**32))
 @settings(max_examples=150, deadline=None)
-def test_every_delivered_token_is_trained_once_after_what_the_engine_saw(seed: int) -> None:
-    engine = RecordingEngine()
-    world, trajectory = asyncio.run(live(Random(seed), engine))
+def test_every_delivered_token_is_trained_once_after_what_the_engine_saw(
+    policy: HistoryPolicy, seed: int
+) -> None:
+    _check_world(seed, policy, tiny.build(None))
+
+
+@pytest.mark.parametrize("policy", HistoryPolicy)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_so_it_is_with_a_template_that_drops_old_thinking(
+    families: dict[str, Family], policy: HistoryPolicy, seed: int
+) -> None:
+    _check_world(seed, policy, families["thinking"])
+
+
+def _check_world(seed: int, policy: HistoryPolicy, family: Family) -> None:
+    engine = RecordingEngine(family=family)
+    world, trajectory = asyncio.run(live(Random(seed), engine, policy))
 
     samples = to_samples(trajectory, episode="e", task="t")
 
@@ -213,8 +244,11 @@ def test_every_delivered_token_is_trained_once_after_what_the_engine_saw(seed: i
     assert num_trained == trajectory.num_sampled_tokens
     assert num_trained + sum(trajectory.dropped.values()) == num_sampled
     assert len(trajectory.turns) == world.num_turns
-    for turn, parent in world.parents.items():
-        assert trajectory.turns[turn].parent == parent
+    moved = [t for t, parent in world.parents.items() if trajectory.turns[t].parent != parent]
+    assert len(moved) == trajectory.rewritten
+    assert all(trajectory.turns[turn].parent is None for turn in moved)
+    if policy is HistoryPolicy.EXACT:
+        assert not moved
 
 
 @given(st.integers(0, 2**32))
@@ -240,10 +274,40 @@ def test_one_conversation_replayed_in_every_allowed_way_is_one_sample(seed: int)
     assert check_samples(samples, engine.calls) == sum(len(call.output) for call in engine.calls)
 
 
-def _conversation(engine: RecordingEngine) -> Conversation:
+@pytest.mark.parametrize(("name", "num_rewritten"), [("tiny", 0), ("thinking", 2)])
+async def test_the_template_policy_begins_anew_where_the_template_rewrites(
+    families: dict[str, Family], name: str, num_rewritten: int
+) -> None:
+    engine = RecordingEngine(family=families[name])
+    talk = _conversation(engine, HistoryPolicy.TEMPLATE)
+    call = ToolCall("", "bash", {"cmd": "ls"})
+    said: tuple[Message, ...] = ()
+    for number in range(3):
+        said = (*said, Message(Role.USER, f"do {number}"))
+        for calls in ((call,), ()):
+            engine.lines = [Message(Role.ASSISTANT, f"I do {number}.", "Hm.", calls)]
+            async with talk.answer(ChatRequest(said)) as answer:
+                reply = (await answer.reply()).message
+                answer.delivered()
+            said = (*said, replace(reply, thinking=""))  # as clients send it back
+            said += tuple(Message(Role.TOOL, "a", "", (), one.id) for one in reply.tool_calls)
+
+    trajectory = await talk.close()
+
+    assert trajectory.rewritten == num_rewritten
+    seen = engine.family.text(engine.calls[-1].prompt)
+    assert seen.count("Hm.") == (1 if num_rewritten else 5)
+    samples = to_samples(trajectory, episode="e", task="t")
+    assert len(samples) == num_rewritten + 1
+    assert check_samples(samples, engine.calls) == trajectory.num_sampled_tokens
+
+
+def _conversation(
+    engine: RecordingEngine, policy: HistoryPolicy = HistoryPolicy.EXACT
+) -> Conversation:
     return Conversation(
         "s",
-        speaker(engine, engine.family, "s"),
+        speaker(engine, engine.family, "s", policy),
         sampling=Sampling(max_new_tokens=90),
         limits=SessionLimits(),
         on_delivered=None,

@@ -95,6 +95,10 @@ class TemplateFamily:
         found = read_calls(text, self._form)
         return ParsedReply(found.text, thinking, found.calls, found.num_malformed)
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return ids as written, special tokens by their names."""
+        return "".join(self._tokenizer.pieces(ids))
+
     def encode_reply(self, message: Message) -> list[int]:
         """Return the ids with which the model would say this message, stop id included."""
         if _THINK_END in self._opening:  # the prompt has ended the thinking already

@@ -53,6 +53,10 @@ class TinyFamily:
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return _read(list(self._tokenizer.pieces(body)))
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return ids as written, special tokens by their names."""
+        return "".join(self._tokenizer.pieces(ids))
+
     def encode_reply(self, message: Message) -> list[int]:
         """Return the ids with which the model would say this message, stop id included."""
         return self._tokenizer.encode([*_reply(message), tiny.END])

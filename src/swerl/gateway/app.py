@@ -19,7 +19,7 @@ from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.router import Router
 from swerl.gateway.sessions import Session, TurnRecord, new_key, recorder, stop_serving
-from swerl.gateway.speakers import speaker
+from swerl.gateway.speakers import HistoryPolicy, speaker
 from swerl.interfaces import ChatEngine, Endpoint, Engine, Family
 from swerl.turn import Sampling
 
@@ -41,6 +41,7 @@ class Gateway:
         model_name: str = "swerl",
         host: str = HOST,
         port: int = 0,
+        history: HistoryPolicy = HistoryPolicy.EXACT,
     ) -> None:
         self.url = ""
         self._engine = engine
@@ -48,6 +49,7 @@ class Gateway:
         self._model_name = model_name
         self._host = host
         self._port = port
+        self._history = history
         self._router = Router(model_name)
         self._session_ids: set[str] = set()
         self._server = self._make_server(None)
@@ -95,7 +97,7 @@ class Gateway:
             raise GatewayError(message, hint="close it, or choose another id")
         conversation = Conversation(
             session_id,
-            speaker(self._engine, self._family, session_id),
+            speaker(self._engine, self._family, session_id, self._history),
             sampling=sampling,
             limits=limits,
             on_delivered=recorder(on_turn) if on_turn else None,

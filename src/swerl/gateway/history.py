@@ -37,6 +37,10 @@ class Node:
     malformed_calls: int
     index: int | None = None
     """Number of its Turn; None until its client is known to have the reply."""
+    message: Message | None = None
+    """What was said, where the history policy reads it again."""
+    is_rewritten: bool = False
+    """Whether it begins a new root because the chat template wrote its past anew."""
     is_continued: bool = False
     """Whether the client has said something after it."""
 
@@ -94,6 +98,8 @@ class Match:
     """Where `parent` ends; None at the beginning."""
     keys: tuple[_Key, ...]
     """The steps from there over the new messages."""
+    known: tuple[tuple[int, Node], ...]
+    """The replies up to `parent`, with the number of each one's message."""
 
 
 class History:
@@ -109,6 +115,7 @@ class History:
         root = _tools_key(request.tools)
         steps = list(self._steps(request.messages))
         parent, place, num_steps, num_messages = None, None, 0, 0
+        known: list[tuple[int, Node]] = []
         here = self._roots.get(root)
         for number, (key, end) in enumerate(steps, 1):
             here = here.next.get(key) if here else None
@@ -116,8 +123,10 @@ class History:
                 break
             if here.replies:
                 parent, place, num_steps, num_messages = here.replies[-1], here, number, end
+                known.append((end - 1, parent))
         keys = tuple(key for key, _ in steps[num_steps:])
-        return Match(parent, request.messages[num_messages:], root, place, keys)
+        new = request.messages[num_messages:]
+        return Match(parent, new, root, place, keys, tuple(known))
 
     def add(self, match: Match, message: Message, node: Node) -> None:
         """Record a reply after the messages of `match`."""

@@ -98,7 +98,8 @@ class Conversation:
         for answer in list(self._answers):
             answer.drop()
         turns = tuple(node.turn() for node in self._delivered)
-        return Trajectory(self._session, turns, dict(self._dropped))
+        rewritten = sum(node.is_rewritten for node in self._delivered)
+        return Trajectory(self._session, turns, dict(self._dropped), rewritten)
 
     def start(self, prompt: Prompt) -> asyncio.Task[Spoken]:
         """Let the engine answer in a task of its own."""
@@ -125,7 +126,7 @@ class Conversation:
         """Put a reply into the tree, with call ids of its own."""
         request = answer.prompt.request
         message = self._message(spoken, request)
-        node = self._node(answer, spoken, _finish(spoken.completion.finish, message))
+        node = self._node(answer, spoken, message)
         reply = ChatReply(
             id=token_hex(12),
             message=message,
@@ -230,19 +231,21 @@ class Conversation:
             raise GatewayError("the reply was aborted", refusal=Refusal.OVERLOADED)
         return spoken
 
-    def _node(self, answer: Answer, spoken: Spoken, finish: Finish) -> Node:
+    def _node(self, answer: Answer, spoken: Spoken, message: Message) -> Node:
         completion = spoken.completion
         return Node(
-            parent=answer.prompt.match.parent,
+            parent=answer.prompt.parent,
             prompt_ids=answer.prompt.tail,
             output_ids=array("i", completion.ids),
             logprobs=array("d", completion.logprobs),
-            finish=finish,
+            finish=_finish(completion.finish, message),
             weight_version=completion.weight_version,
             started_s=answer.started_s - self._opened_s,
             duration_s=time.monotonic() - answer.started_s,
             trainable=spoken.trainable,
             malformed_calls=spoken.parsed.malformed_calls,
+            message=message if self._speaker.rereads else None,
+            is_rewritten=answer.prompt.is_rewritten,
         )
 
     def _seed(self) -> int | None:

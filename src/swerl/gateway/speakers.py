@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Protocol
 
-from swerl.chat import ChatRequest, Usage
+from swerl.chat import ChatRequest, Message, Usage
 from swerl.errors import GatewayError, Refusal
 from swerl.gateway.history import Match, Node, path_ids
 from swerl.gateway.limits import SessionLimits
@@ -24,6 +25,10 @@ class Prompt:
     """Tokens of what is new."""
     ids: list[int]
     """The engine's whole prompt."""
+    parent: Node | None
+    """The reply whose tokens the prompt begins with."""
+    is_rewritten: bool = False
+    """Whether it begins anew although the request continues a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,9 @@ class Spoken:
 
 class Speaker(Protocol):
     """Turns a request into what the model says."""
+
+    rereads: bool
+    """Whether it reads earlier replies' messages again."""
 
     def prompt(self, request: ChatRequest, match: Match) -> Prompt:
         """Put a request into tokens."""
@@ -55,11 +63,26 @@ class Speaker(Protocol):
         """Stop everything that the session is generating."""
 
 
-def speaker(engine: Engine | ChatEngine, family: Family, session: str) -> Speaker:
+class HistoryPolicy(StrEnum):
+    """What the model sees of its own past."""
+
+    EXACT = "exact"
+    """What it saw and said, token by token; nothing is taken back."""
+    TEMPLATE = "template"
+    """What its chat template makes of it now; a past that is written anew begins a new root."""
+
+
+def speaker(
+    engine: Engine | ChatEngine,
+    family: Family,
+    session: str,
+    policy: HistoryPolicy = HistoryPolicy.EXACT,
+) -> Speaker:
     """Return the speaker for this kind of engine."""
     if _is_chat(engine):
         return _ChatSpeaker(engine, session)  # type: ignore[arg-type]  # told apart by `chat`
-    return _TokenSpeaker(engine, family, session)  # type: ignore[arg-type]  # the other kind
+    kind = _TemplateSpeaker if policy is HistoryPolicy.TEMPLATE else _TokenSpeaker
+    return kind(engine, family, session)  # type: ignore[arg-type]  # the other kind
 
 
 def _is_chat(engine: Engine | ChatEngine) -> bool:
@@ -67,6 +90,8 @@ def _is_chat(engine: Engine | ChatEngine) -> bool:
 
 
 class _TokenSpeaker:
+    rereads = False
+
     def __init__(self, engine: Engine, family: Family, session: str) -> None:
         self._engine = engine
         self._family = family
@@ -78,7 +103,7 @@ class _TokenSpeaker:
         else:
             closed = _is_closed(match.parent, self._family)
             tail = array("i", self._family.render_tail(match.new, closed=closed))
-        return Prompt(request, match, tail, (path_ids(match.parent) + tail).tolist())
+        return Prompt(request, match, tail, (path_ids(match.parent) + tail).tolist(), match.parent)
 
     def count(self, request: ChatRequest, match: Match) -> int:
         return len(self.prompt(request, match).ids)
@@ -110,13 +135,30 @@ class _TokenSpeaker:
         await self._engine.abort(self._session)
 
 
+class _TemplateSpeaker(_TokenSpeaker):
+    """Goes on from the exact tokens for as long as they read as the template has it."""
+
+    rereads = True
+
+    def prompt(self, request: ChatRequest, match: Match) -> Prompt:
+        exact = super().prompt(request, match)
+        if match.parent is None:
+            return exact
+        whole = self._family.render(replace(request, messages=_as_said(request, match)))
+        if self._family.text(whole) == self._family.text(exact.ids):
+            return exact
+        return Prompt(request, match, array("i", whole), whole, None, is_rewritten=True)
+
+
 class _ChatSpeaker:
+    rereads = False
+
     def __init__(self, engine: ChatEngine, session: str) -> None:
         self._engine = engine
         self._session = session
 
     def prompt(self, request: ChatRequest, match: Match) -> Prompt:
-        return Prompt(request, match, array("i"), [])
+        return Prompt(request, match, array("i"), [], match.parent)
 
     def count(self, request: ChatRequest, match: Match) -> int:
         message = "the engine behind this gateway counts no tokens ahead"
@@ -141,3 +183,12 @@ class _ChatSpeaker:
 
 def _is_closed(node: Node, family: Family) -> bool:
     return bool(node.output_ids) and node.output_ids[-1] in family.stop_ids
+
+
+def _as_said(request: ChatRequest, match: Match) -> tuple[Message, ...]:
+    """Return the messages of a request with each known reply as the model gave it."""
+    messages = list(request.messages)
+    for number, node in match.known:
+        if node.message:
+            messages[number] = node.message
+    return tuple(messages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -125,6 +125,10 @@ class GatewaySection(Section):
     is for sandboxes that come in by a public URL. Nothing is served without a session's key."""
     port: int = Field(0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+    history: Literal["exact", "template"] = "exact"
+    """What the model sees of its own past: what it said, token by token, or what its chat template
+    makes of it now. The template of a thinking model drops old thoughts, and each time that it does
+    so a new row to train begins; exact keeps one row a conversation."""
 
 
 class BudgetsSection(Section):

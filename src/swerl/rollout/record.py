@@ -100,7 +100,8 @@ def _grade(value: dict[str, Any]) -> Grade:
 
 
 def _trajectory(value: dict[str, Any]) -> Trajectory:
-    return Trajectory(value["session"], tuple(map(_turn, value["turns"])), value["dropped"])
+    turns = tuple(map(_turn, value.pop("turns")))
+    return Trajectory(turns=turns, **value)
 
 
 def _turn(value: dict[str, Any]) -> Turn:
