@@ -8,13 +8,18 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from .helpers import Service, eventually
+from .helpers import KEY, Service, eventually
 
 SERVER = """
 import http.server, json, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def answer(self):
+        if self.path.startswith("/raw/"):
+            self.wfile.write(b"HTTP/1.1 " + self.path[5:].encode() + b" X\\r\\n\\r\\n")
+            self.wfile.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 6\\r\\n\\r\\nforged")
+            self.close_connection = True
+            return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         shown = {"method": self.command, "path": self.path, "body": body.decode(),
                  "headers": dict(self.headers)}
@@ -24,7 +29,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-    do_GET = do_POST = do_DELETE = answer
+    do_GET = do_POST = do_DELETE = do_HEAD = answer
 http.server.ThreadingHTTPServer(("127.0.0.1", 8123), Handler).serve_forever()
 """
 
@@ -55,6 +60,27 @@ def test_requests_and_answers_pass_both_ways(client: httpx.Client) -> None:
 def test_the_tokens_stay_outside(client: httpx.Client, sandbox: Sandbox) -> None:
     answer = client.get("/", headers={"X-Access-Token": sandbox._envd_access_token or ""})
     assert sandbox._envd_access_token not in answer.text
+
+
+def test_the_key_stays_outside(client: httpx.Client) -> None:
+    for headers in ({"X-API-Key": KEY}, {"Authorization": f"Bearer {KEY}"}):
+        assert KEY not in client.get("/", headers=headers).text
+
+
+@pytest.mark.parametrize(("method", "status"), [("GET", 204), ("GET", 304), ("HEAD", 200)])
+def test_a_server_inside_answers_no_later_request(
+    client: httpx.Client, method: str, status: int
+) -> None:
+    """Its bytes after an answer that has no body would be read as the next answer."""
+    answer = client.request(method, f"/raw/{status}")
+    assert (answer.status_code, answer.text) == (status, "")
+    assert answer.headers["Connection"] == "close"
+    assert client.get("/next").json()["path"] == "/next"
+
+
+@pytest.mark.parametrize("status", [101, 999])
+def test_a_status_that_ends_no_request_is_no_answer(client: httpx.Client, status: int) -> None:
+    assert client.get(f"/raw/{status}").status_code == 502
 
 
 def test_nothing_is_passed_without_the_token(client: httpx.Client) -> None:

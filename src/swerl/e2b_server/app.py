@@ -91,7 +91,7 @@ class Server:
         to = address.of(request.headers)
         if to is not None and to.port != envd.PORT:
             box = self._boxes.open_with(to.sandbox_id, access.token_of(request.headers))
-            return await ports.relay(box, to.port, request)
+            return await ports.relay(box, to.port, request, key=self._key)
         if envd.serves(request.path) and (to is not None or request.path != "/health"):
             box = self._admitted(to.sandbox_id if to else "", request)
             try:

@@ -8,7 +8,8 @@ server is asked in HTTP/1.0, so that its answer ends with the connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -35,22 +36,28 @@ _ONE_HOP = {
     "connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
     "upgrade", "content-length",
 }  # fmt: skip
-_SECRETS = {"x-access-token", "e2b-traffic-access-token", "e2b-sandbox-id", "e2b-sandbox-port"}
-"""What opens sandboxes: nothing inside may learn it."""
+_OURS = {"x-access-token", "e2b-traffic-access-token", "e2b-sandbox-id", "e2b-sandbox-port"}
+_WITHOUT_BODY = {204, 205, 304}
 
 
-async def relay(box: Box, port: int, request: web.BaseRequest) -> web.StreamResponse:
-    """Pass a request on to a port inside and stream the answer back."""
+async def relay(box: Box, port: int, request: web.BaseRequest, *, key: str) -> web.StreamResponse:
+    """Pass a request on to a port inside and stream the answer back.
+
+    Nothing inside may learn what opens sandboxes: headers with their token or the key stay here.
+    """
     body = await read_body(request, _MAX_BODY_BYTES)
     argv = ["bash", "-c", _CONNECT, "bash", str(port)]
     async with box.sandbox.start(argv, cwd="/") as process:
         data = (chunk.data async for chunk in process.output() if not chunk.is_stderr)
         _, rest = await _until(data, b"", b"\n", box, port)
         async with asyncio.timeout(IDLE_S):
-            await process.send(_head(request, body) + body)
+            await process.send(_head(request, body, (box.token, key)) + body)
         head, rest = await _until(data, rest, b"\r\n\r\n", box, port)
         response = _response(head)
+        response.force_close()  # what else the server inside sends is no answer to a later request
         await response.prepare(request)
+        if request.method == "HEAD" or response.status in _WITHOUT_BODY:
+            return response
         try:
             async with asyncio.timeout(IDLE_S) as patience:
                 await response.write(rest)
@@ -77,11 +84,11 @@ async def _until(
     return before, after
 
 
-def _head(request: web.BaseRequest, body: bytes) -> bytes:
+def _head(request: web.BaseRequest, body: bytes, secrets: Collection[str]) -> bytes:
     headers = [
         f"{name}: {value}"
         for name, value in request.headers.items()
-        if name.lower() not in _ONE_HOP | _SECRETS
+        if name.lower() not in _ONE_HOP | _OURS and not any(part in value for part in secrets)
     ]
     length = [f"Content-Length: {len(body)}"] if body or request.method == "POST" else []
     lines = [f"{request.method} {request.raw_path} HTTP/1.0", *headers, *length]
@@ -91,7 +98,7 @@ def _head(request: web.BaseRequest, body: bytes) -> bytes:
 def _response(head: bytes) -> web.StreamResponse:
     status, *lines = head.decode("utf-8", "replace").split("\r\n")
     code = status.split(" ", 2)[1:2]
-    if not status.startswith("HTTP/1.") or not code or not code[0].isdecimal():
+    if not status.startswith("HTTP/1.") or not code or not re.fullmatch(r"[2-5]\d\d", code[0]):
         raise Failure(Code.UNAVAILABLE, "the server inside speaks no HTTP", status=502)
     return web.StreamResponse(status=int(code[0]), headers=CIMultiDict(_passed_on(lines)))
 
