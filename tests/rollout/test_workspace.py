@@ -70,6 +70,44 @@ async def test_the_patch_applies_to_the_image_as_it_is(sandbox: Sandbox, image: 
     assert applies(patch, image)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("diff.noprefix true", "diff.mnemonicPrefix true", "diff.relative true"),
+        *("diff.context 0", "diff.orderFile /testbed/none", "color.ui always"),
+        *("diff.external /bin/true", "diff.suppressBlankEmpty true", "core.hooksPath /nowhere"),
+    ],
+)
+async def test_no_setting_of_the_agents_spoils_its_patch(
+    sandbox: Sandbox, image: Path, setting: str
+) -> None:
+    start = await workspace.start(sandbox, WORKDIR)
+    await sh(sandbox, f"git config --global {setting}; echo two >>code.py; echo new >new.py")
+    patch = await workspace.take_patch(sandbox, WORKDIR, start)
+    assert patch is not None
+    assert "+++ b/code.py" in patch
+    assert applies(patch, image)
+
+
+async def test_a_replaced_base_changes_no_patch(sandbox: Sandbox) -> None:
+    await sh(sandbox, "git add -A; git commit -qm all")
+    start = await workspace.start(sandbox, WORKDIR)
+    await sh(
+        sandbox,
+        f"echo two >>code.py; git commit -qam two; git tag -f mine; git replace {start.base} mine",
+    )
+    patch = await workspace.take_patch(sandbox, WORKDIR, start)
+    assert patch is not None
+    assert "+two" in patch
+
+
+async def test_untracked_files_that_git_does_not_show_are_the_images_too(sandbox: Sandbox) -> None:
+    await sh(sandbox, "git commit -qam all; git config status.showUntrackedFiles no")
+    assert await sh(sandbox, "git status --porcelain") == ""
+    start = await workspace.start(sandbox, WORKDIR)
+    assert await workspace.take_patch(sandbox, WORKDIR, start) == ""
+
+
 async def test_no_change_is_an_empty_patch_and_the_index_stays(sandbox: Sandbox) -> None:
     before = await sh(sandbox, "git status --porcelain; sha256sum .git/index")
     start = await workspace.start(sandbox, WORKDIR)

@@ -19,12 +19,17 @@ _MAX_UNTRACKED_KIB = 16 * 2**10
 its own, data) each one over a hundredth of it is left out of patches."""
 _TIMEOUT_S = 60.0
 
-# Hooks, filters and external diffs that an image or an agent configured stay switched off.
+# Hooks and external diffs that an image or an agent configured stay switched off, and no setting
+# or replacement of theirs changes what a patch looks like: another shape would not apply.
 _GIT = r"""
-export GIT_OPTIONAL_LOCKS=0
+export GIT_OPTIONAL_LOCKS=0 GIT_NO_REPLACE_OBJECTS=1
+unset GIT_DIFF_OPTS GIT_EXTERNAL_DIFF
 run_git() {
   git -c safe.directory='*' -c core.fsmonitor=false -c core.hooksPath=/dev/null \
-    -c core.quotePath=false "$@"
+    -c core.quotePath=false -c status.showUntrackedFiles=normal -c diff.noprefix=false \
+    -c diff.mnemonicPrefix=false -c diff.srcPrefix=a/ -c diff.dstPrefix=b/ -c diff.relative=false \
+    -c diff.submodule=short -c diff.orderFile=/dev/null -c diff.context=3 \
+    -c diff.interHunkContext=0 -c diff.suppressBlankEmpty=false "$@"
 }
 """
 
