@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
 import json
-import shutil
-import socket
-import subprocess
-import tarfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from pathlib import Path
@@ -24,16 +17,10 @@ from aiohttp import web
 from swerl.images._http import http_session
 from swerl.images._registry import Registry
 from swerl.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
+from tests.oci.layers import Entry, make_tar
+from tests.services import registry as services_registry
+from tests.services.daemon import CannotRunError
 
-CONFIG = """
-version: 0.1
-log: {{level: error, accesslog: {{disabled: true}}}}
-storage:
-  filesystem: {{rootdirectory: {folder}/data}}
-  delete: {{enabled: true}}
-http: {{addr: 127.0.0.1:{port}}}
-{auth}
-"""
 FORWARDED = ("Accept", "Range")
 RETURNED = ("Content-Type", "Content-Range")
 
@@ -77,33 +64,19 @@ class Faults:
 
 
 @pytest.fixture
-def start_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+def start_registry() -> Iterator[Callable[..., Server]]:
     """Start registries on free loopback ports; all stop with the test."""
-    if shutil.which("docker-registry") is None:
-        pytest.skip("docker-registry is not installed (apt-get install docker-registry)")
-    started: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as started:
 
-    def start(auth: str = "") -> Server:
-        folder = tmp_path_factory.mktemp("registry")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        config = folder / "config.yml"
-        config.write_text(CONFIG.format(folder=folder, port=port, auth=auth))
-        started.append(
-            subprocess.Popen(
-                ["docker-registry", "serve", str(config)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
-        _wait_for(port)
-        return Server(f"127.0.0.1:{port}", folder)
+        def start(auth: str = "") -> Server:
+            try:
+                daemon = services_registry.start(auth)
+            except CannotRunError as error:
+                pytest.skip(str(error))
+            started.callback(daemon.stop)
+            return Server(daemon.address, daemon.folder)
 
-    yield start
-    for process in started:
-        process.terminate()
-        process.wait()
+        yield start
 
 
 @pytest.fixture
@@ -128,7 +101,7 @@ def push(registry: Server, tmp_path: Path) -> Callable[..., Awaitable[None]]:
 
 @pytest.fixture
 def make_image() -> Callable[..., Image]:
-    """Make an OCI image of one layer per text."""
+    """Make an OCI image of one layer per text, or per tar."""
     return _image
 
 
@@ -169,8 +142,8 @@ async def faulty(registry: Server) -> AsyncIterator[Faults]:
         yield faults
 
 
-def _image(*texts: str) -> Image:
-    layers = [_layer(text) for text in texts]
+def _image(*contents: str | bytes) -> Image:
+    layers = [_layer(content) for content in contents]
     config = json.dumps(
         {
             "architecture": "amd64",
@@ -201,13 +174,10 @@ def _index(**manifests: Manifest) -> Manifest:
     return Manifest("made", json.dumps(body).encode(), INDEX_TYPES[0])
 
 
-def _layer(text: str) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        entry = tarfile.TarInfo("etc/motd")
-        entry.size = len(text)
-        tar.addfile(entry, io.BytesIO(text.encode()))
-    return gzip.compress(out.getvalue(), mtime=0)
+def _layer(content: str | bytes) -> bytes:
+    if isinstance(content, str):
+        content = make_tar(Entry("etc/motd", content.encode(), mtime=0))
+    return gzip.compress(content, mtime=0)
 
 
 def _entry(data: bytes, media_type: str) -> dict[str, object]:
@@ -216,15 +186,6 @@ def _entry(data: bytes, media_type: str) -> dict[str, object]:
 
 async def _chunks(data: bytes) -> AsyncIterator[bytes]:
     yield data
-
-
-def _wait_for(port: int) -> None:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.02)
-    pytest.fail(f"docker-registry does not answer on port {port}")
 
 
 @asynccontextmanager

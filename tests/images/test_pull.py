@@ -23,7 +23,7 @@ from swerl.images._http import Patience
 from swerl.images.pull import Pulled, PullOptions, pull
 from swerl.oci.manifest import IMAGE_TYPES, Manifest, sha256
 from swerl.oci.store import Store
-from tests.oci.layers import Entry, make_tar
+from tests.oci.layers import Entry, hardlink, make_tar
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]
@@ -71,6 +71,30 @@ async def test_image_is_ready_for_a_sandbox(
     assert done.moved_bytes == sum(len(data) for data in image.blobs.values())
     assert store.find(f"{registry.host}/swe/task:v1") == done.stored
     assert list((store.root / "partial").iterdir()) == []
+
+
+async def test_hard_links_to_lower_layers_are_copies_of_their_image(
+    registry: Any, push: Push, make_image: Make, run: Run
+) -> None:
+    links = make_tar(hardlink("b", "a")), make_tar(hardlink("c", "b"))
+    names = []
+    for text in (b"1", b"2"):
+        await push(make_image(make_tar(Entry("a", text)), *links), "swe/task", f"v{text.decode()}")
+        names.append(f"{registry.host}/swe/task:v{text.decode()}")
+    for done, text in zip(await run(*names), (b"1", b"2"), strict=True):
+        assert done.stored is not None, done.error
+        assert (done.stored.layers[2] / "c").read_bytes() == text
+    assert [done.moved_bytes for done in await run(*names, refresh=True)] == [0, 0]
+
+
+async def test_hard_link_to_nothing_is_one_clear_error(
+    registry: Any, push: Push, make_image: Make, run: Run, store: Store
+) -> None:
+    image = make_image("a", make_tar(hardlink("b", "nowhere")))
+    await push(image, "swe/task")
+    told = failure(await run(f"{registry.host}/swe/task"))
+    assert "links to 'nowhere', which no layer holds | push the image anew" in told
+    assert list((store.root / "names").glob("*")) == []
 
 
 async def test_second_pull_asks_nothing(

@@ -58,10 +58,11 @@ def add_image(
     """Put an image of these layers into a store, unpacked, and return its manifest's digest."""
     tars = [make_tar(*layer) for layer in layers]
     blobs = [gzip.compress(tar, mtime=0) for tar in tars]
-    for tar, blob in zip(tars, blobs, strict=True):
+    diff_ids = [sha256(tar) for tar in tars]
+    for number, blob in enumerate(blobs):
         store.put(blob)
-        store.add_layer(sha256(blob), sha256(tar))
-    rootfs = {"type": "layers", "diff_ids": [sha256(tar) for tar in tars]}
+        store.add_layer(sha256(blob), diff_ids[number], below=diff_ids[:number])
+    rootfs = {"type": "layers", "diff_ids": diff_ids}
     body = json.dumps({"config": config or {}, "rootfs": rootfs}).encode()
     manifest = {
         "schemaVersion": 2,

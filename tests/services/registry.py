@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -12,19 +13,23 @@ from .daemon import CannotRunError, Daemon, launch, require
 
 _SETTINGS = """\
 version: 0.1
-log: {{level: error}}
+log: {{level: error, accesslog: {{disabled: true}}}}
 storage: {{filesystem: {{rootdirectory: {folder}/data}}, delete: {{enabled: true}}}}
 http: {{addr: 127.0.0.1:{port}}}
+{auth}
 """
 
 
-def start() -> Daemon:
-    """Start it; its address is `127.0.0.1:<port>`. Raises CannotRunError."""
+def start(auth: str = "") -> Daemon:
+    """Start it; its address is `127.0.0.1:<port>`. Raises CannotRunError.
+
+    `auth` is that section of its settings; none lets everybody in.
+    """
     require("docker-registry")
     folder = Path(tempfile.mkdtemp(prefix="swerl-registry-"))
     port = _free_port()
     settings = folder / "settings.yml"
-    settings.write_text(_SETTINGS.format(folder=folder, port=port))
+    settings.write_text(_SETTINGS.format(folder=folder, port=port, auth=auth))
     try:
         process = launch(
             ["docker-registry", "serve", str(settings)], folder, lambda: _answers(port)
@@ -42,5 +47,8 @@ def _free_port() -> int:
 
 def _answers(port: int) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://127.0.0.1:{port}/v2/", timeout=5) as answer:
-        return bool(answer.status == 200)
+    try:
+        with opener.open(f"http://127.0.0.1:{port}/v2/", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as refusal:
+        return refusal.code == 401

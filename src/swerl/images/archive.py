@@ -25,6 +25,7 @@ from swerl.oci.manifest import (
     MAX_DOCUMENT,
     Blob,
     Manifest,
+    chain_ids,
     checked_digest,
     machine_platform,
     read_config,
@@ -218,10 +219,11 @@ def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest
 
 
 def _unpack(manifest: Manifest, store: Store, uses: ExitStack) -> None:
-    config = read_config(store.read(manifest.config().digest, manifest.name), manifest)
-    uses.enter_context(store.owner().using(config.diff_ids))
-    for blob, diff_id in zip(manifest.layers(), config.diff_ids, strict=True):
-        store.add_layer(blob.digest, diff_id)
+    body = store.read(manifest.config().digest, manifest.name)
+    diff_ids = read_config(body, manifest).diff_ids
+    uses.enter_context(store.owner().using([*diff_ids, *chain_ids(diff_ids)]))
+    for number, blob in enumerate(manifest.layers()):
+        store.add_layer(blob.digest, diff_ids[number], below=diff_ids[:number])
 
 
 def _copy(source: IO[bytes], to: Path) -> tuple[str, int]:

@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,10 @@ from swerl.images._http import Patience, http_session
 from swerl.images._login import default_config
 from swerl.images._registries import Registries
 from swerl.images.mirror import rewritten
-from swerl.oci.manifest import Blob, Manifest, machine_platform, read_config
+from swerl.oci.manifest import Blob, Manifest, chain_ids, machine_platform, read_config
 from swerl.oci.reference import Reference, is_local, parse
 from swerl.oci.store import Named, Store, StoredImage
+from swerl.oci.unpack import LinksBelowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class _Run:
         with self._store.owner().using(parts):
             moved = await self._blob(source, manifest.config())
             config = read_config(self._store.read(manifest.config().digest, image), manifest)
-            with self._store.owner().using(config.diff_ids):
+            with self._store.owner().using([*config.diff_ids, *chain_ids(config.diff_ids)]):
                 moved += await self._all(source, manifest, config.diff_ids)
                 digest = self._store.put(manifest.body)
                 origin = str(source.pinned(digest))
@@ -141,30 +142,50 @@ class _Run:
         return moved
 
     async def _all(self, source: Reference, manifest: Manifest, diff_ids: tuple[str, ...]) -> int:
-        layers = dict(zip(diff_ids, manifest.layers(), strict=True))
+        ids = self._store.layer_ids(diff_ids)
+        layers = dict(zip(diff_ids, zip(manifest.layers(), ids, strict=True), strict=True))
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._layer(source, *item)) for item in layers.items()]
+                tasks = [
+                    group.create_task(self._layer(source, diff_id, blob, layer_id))
+                    for diff_id, (blob, layer_id) in layers.items()
+                ]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        await self._link(manifest, diff_ids)
         return sum(task.result() for task in tasks)
 
-    async def _layer(self, source: Reference, diff_id: str, blob: Blob) -> int:
+    async def _layer(self, source: Reference, diff_id: str, blob: Blob, layer_id: str) -> int:
         async with self._layers[diff_id], self._slots:
             needs_blob = self._options.whole and not self._store.has_blob(blob)
-            if self._store.has_layer(diff_id) and not needs_blob:
+            if self._store.has_layer(layer_id) and not needs_blob:
                 return 0
             moved = await self._blob(source, blob)
-            stop = threading.Event()
-            try:
-                await asyncio.to_thread(self._store.add_layer, blob.digest, diff_id, stop=stop)
-            except asyncio.CancelledError:
-                stop.set()  # the thread itself cannot be cancelled
-                raise
-            except ImageError:
-                self._store.blob(blob.digest).unlink(missing_ok=True)
-                raise
+            with suppress(LinksBelowError):  # `_link` does those, once all others are there
+                await self._unpack(blob, diff_id)
             return moved
+
+    async def _link(self, manifest: Manifest, diff_ids: Sequence[str]) -> None:
+        """Unpack the layers that link to files of the layers below them, lowest first."""
+        for number, blob in enumerate(manifest.layers()):
+            *below, diff_id = diff_ids[: number + 1]
+            if not self._store.has_layer(self._store.layer_ids([*below, diff_id])[-1]):
+                async with self._layers[diff_id], self._slots:
+                    await self._unpack(blob, diff_id, below)
+
+    async def _unpack(self, blob: Blob, diff_id: str, below: Sequence[str] = ()) -> None:
+        stop = threading.Event()
+        add = self._store.add_layer
+        try:
+            await asyncio.to_thread(add, blob.digest, diff_id, below=below, stop=stop)
+        except asyncio.CancelledError:
+            stop.set()  # the thread itself cannot be cancelled
+            raise
+        except LinksBelowError:
+            raise
+        except ImageError:
+            self._store.blob(blob.digest).unlink(missing_ok=True)
+            raise
 
     async def _blob(self, source: Reference, blob: Blob) -> int:
         registry = self._registries.at(source.registry)

@@ -34,7 +34,7 @@ class Part:
 
     kind: Kind
     digest: str
-    """Digest of a blob, diff id of a layer."""
+    """Digest of a blob, id of a layer in the store."""
     images: tuple[str, ...] = ()
     size: int | None = None
     """Bytes that a manifest says a blob has."""
@@ -146,8 +146,8 @@ def _parts(store: Store, named: Named) -> Iterator[tuple[Kind, str, int | None]]
     for blob in manifest.layers():
         if store.blob(blob.digest).exists():  # an unpacked layer does without
             yield Kind.BLOB, blob.digest, blob.size
-    for diff_id in config.diff_ids:
-        yield Kind.LAYER, diff_id, None
+    for layer_id in store.layer_ids(config.diff_ids):
+        yield Kind.LAYER, layer_id, None
 
 
 def _check(store: Store, part: Part) -> Checked:

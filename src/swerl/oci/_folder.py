@@ -10,27 +10,23 @@ overlayfs wants it: a character device 0:0 for a name, an attribute for a whole 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import stat
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from swerl.oci._content import fill, pieces_of
+from swerl.oci._overlay import MAX_LINKS, find, set_opaque
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_OPEN = 64
 _MAX_DEPTH = 250
-_MAX_LINKS = 40
-"""Links followed in one name, as in Linux."""
 _MAX_TIME_S = 2**33
-_OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
-"""The first counts in a mount by root, the second in one with `userxattr`."""
-_CANNOT = {errno.EPERM, errno.EOPNOTSUPP}
-_ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +50,21 @@ class _Place:
 class Folder:
     """One folder in the making. Methods raise OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, below: Sequence[Path] = ()) -> None:
+        """Open an empty folder; `below` are the layers that a hard link may lead to, highest first.
+
+        What it leads to there is copied.
+        """
         self.sums: dict[bytes, str] = {}
         """SHA-256 of each regular file by path."""
+        self.copied_bytes = 0
+        """Bytes of files that came from layers below."""
+        self.has_copies = False
+        """Whether anything came from a layer below."""
+        self._layers = (path, *below)
+        self._own = os.fsencode(path) + b"/"
+        self._copies: dict[bytes, bytes] = {}
+        """File of a layer below -> its copy here; emptied where one may be gone."""
         self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._open: OrderedDict[bytes, int] = OrderedDict()
         self._times: dict[bytes, float] = {}
@@ -77,7 +85,7 @@ class Folder:
         """Write a file from (offset, data) in order."""
         place, fd = self._anew(path, lambda to: os.open(to.name, _CREATE, 0o600, dir_fd=to.fd))
         try:
-            self.sums[place.path] = _fill(fd, pieces, meta.size)
+            self.sums[place.path] = fill(fd, pieces, meta.size)
             os.fchmod(fd, meta.mode & 0o1777 | 0o600)
             os.utime(fd, ns=_ns(meta.mtime_s))
         finally:
@@ -89,7 +97,7 @@ class Folder:
             place = self._place(path)
             found = _kind(place)
             if found is not None and not stat.S_ISDIR(found):
-                os.unlink(place.name, dir_fd=place.fd)
+                self._remove(place)
                 found = None
             if found is None:
                 self._mkdir(place)
@@ -103,10 +111,20 @@ class Folder:
         os.utime(place.name, ns=_ns(meta.mtime_s), dir_fd=place.fd, follow_symlinks=False)
 
     def link(self, path: bytes, target: bytes) -> None:
-        """Make another name of a file of this folder."""
-        source = self._place(target)
-        if stat.S_ISDIR(_kind(source) or 0):
+        """Make another name of a file of this folder, or of a copy of one of a layer below."""
+        found = find(target, self._layers)
+        if stat.S_ISDIR(os.lstat(found).st_mode):
             raise OSError(errno.EISDIR, "a layer links a folder twice", target)
+        if found.startswith(self._own):
+            self._link(path, found.removeprefix(self._own))
+        elif found in self._copies:
+            self._link(path, self._copies[found])
+        else:
+            self._copy(path, found)
+
+    def _link(self, path: bytes, target: bytes) -> None:
+        """Make another name of a file of this folder, whose path has no links."""
+        source = self._place(target)
         fd = os.open(source.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source.fd)
         try:
             if self._place(path).path == source.path:
@@ -116,6 +134,20 @@ class Folder:
             os.close(fd)
         if source.path in self.sums:
             self.sums[place.path] = self.sums[source.path]
+
+    def _copy(self, path: bytes, source: bytes) -> None:
+        """Copy a file of a layer below."""
+        self.has_copies = True
+        kind = os.lstat(source)
+        meta = Meta(kind.st_mode, kind.st_size, kind.st_mtime)
+        if stat.S_ISLNK(kind.st_mode):
+            self.symlink(path, os.readlink(source), meta)  # noqa: PTH115  bytes
+        elif stat.S_ISFIFO(kind.st_mode):
+            self.fifo(path, meta)
+        else:
+            self.copied_bytes += kind.st_size
+            self.write(path, pieces_of(source), meta)
+        self._copies[source] = self._place(path).path
 
     def fifo(self, path: bytes, meta: Meta) -> None:
         """Make a named pipe."""
@@ -130,11 +162,11 @@ class Folder:
             os.mknod(place.name, stat.S_IFCHR, 0, dir_fd=place.fd)
             self._hidden.add(place.path)
         elif stat.S_ISDIR(found):
-            _set_opaque(self._fd(place.path))
+            set_opaque(self._fd(place.path))
 
     def make_opaque(self, path: bytes) -> None:
         """Hide all that lower layers have in a folder."""
-        _set_opaque(self._fd(self._real(path)))
+        set_opaque(self._fd(self._real(path)))
 
     def _place(self, path: bytes) -> _Place:
         """Find where a file goes, making the folders above it."""
@@ -185,7 +217,7 @@ class Folder:
                 found = _kind(place)
                 if found is not None and stat.S_ISLNK(found):
                     num_links += 1
-                    if num_links > _MAX_LINKS:
+                    if num_links > MAX_LINKS:
                         raise OSError(errno.ELOOP, "links lead in a circle", path)
                     target = os.readlink(part, dir_fd=place.fd)
                     real = [] if target.startswith(b"/") else real
@@ -201,7 +233,7 @@ class Folder:
         os.mkdir(place.name, 0o755, dir_fd=place.fd)
         if place.path in self._hidden:  # removed and made anew in one layer: nothing shows through
             self._hidden.discard(place.path)
-            _set_opaque(self._fd(place.path))
+            set_opaque(self._fd(place.path))
 
     def _anew(self, path: bytes, make: Callable[[_Place], int | None]) -> tuple[_Place, int]:
         """Call `make` with where the file goes, in place of what may be there."""
@@ -215,6 +247,7 @@ class Folder:
 
     def _remove(self, place: _Place) -> None:
         """Remove what is there; descriptors of folders are stale afterwards."""
+        self._copies.clear()
         found = _kind(place)
         if found is not None and stat.S_ISDIR(found):
             self._close_all()
@@ -245,41 +278,6 @@ def _kind(place: _Place) -> int | None:
         return os.stat(place.name, dir_fd=place.fd, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return None
-
-
-def _fill(fd: int, pieces: Iterable[tuple[int, bytes]], size: int) -> str:
-    """Write pieces at their offsets and return the SHA-256 of the whole file, holes as zeros."""
-    found, end = hashlib.sha256(), 0
-    for offset, data in pieces:
-        _add_zeros(found, offset - end)
-        found.update(data)
-        view = memoryview(data)
-        end = offset + len(data)
-        while view:
-            view = view[os.pwrite(fd, view, end - len(view)) :]
-    if end < size:
-        os.ftruncate(fd, size)
-        _add_zeros(found, size - end)
-    return found.hexdigest()
-
-
-def _add_zeros(found: hashlib._Hash, count: int) -> None:
-    while count > 0:
-        found.update(_ZEROS[:count])
-        count -= len(_ZEROS)
-
-
-def _set_opaque(fd: int) -> None:
-    failures = []
-    for name in _OPAQUE:
-        try:
-            os.setxattr(fd, name, b"y")
-        except OSError as error:
-            if error.errno not in _CANNOT:
-                raise
-            failures.append(error)
-    if len(failures) == len(_OPAQUE):
-        raise failures[-1]
 
 
 def _ns(time_s: float) -> tuple[int, int]:

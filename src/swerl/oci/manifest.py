@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +136,17 @@ def read_config(body: bytes, manifest: Manifest) -> Config:
         raise ImageError(message, hint=_ANEW)
     env = {name: value for name, _, value in pairs if name}
     return Config(tuple(diff_ids), env, workdir, user)
+
+
+def chain_ids(diff_ids: Sequence[str]) -> list[str]:
+    """Return for each layer the digest that stands for it and all layers below it.
+
+    OCI image spec 1.1, config.md, "Layer ChainID".
+    """
+    found = list(diff_ids[:1])
+    for diff_id in diff_ids[1:]:
+        found.append(sha256(f"{found[-1]} {diff_id}".encode()))
+    return found
 
 
 def sha256(data: bytes) -> str:

@@ -1,7 +1,7 @@
 """A content-addressed store of OCI images in one folder, without a daemon.
 
 blobs/sha256/<hex>   manifests, configs and layer files as registries have them
-layers/<hex>/        an unpacked layer by diff id: `tree/`, `listing`, `layer.json`
+layers/<hex>/        an unpacked layer by its id here: `tree/`, `listing`, `layer.json`
 names/<hash>.json    image name -> manifest digest
 partial/<hex>        a blob on its way, locked by who brings it
 owners/  work/  lock what processes use at this moment, and what they have half done
@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,12 +30,13 @@ from swerl.oci.manifest import (
     Blob,
     Config,
     Manifest,
+    chain_ids,
     checked_digest,
     read_config,
     sha256,
 )
 from swerl.oci.reference import parse
-from swerl.oci.unpack import unpack
+from swerl.oci.unpack import Unpacked, unpack
 from swerl.secrets import cache_dir
 
 
@@ -96,15 +97,15 @@ class Store:
         named = self.named(image)
         manifest = self.manifest(named)
         config = self.config(manifest)
-        found = [self._layer(diff_id, named.reference) for diff_id in _each_once(config.diff_ids)]
+        ids = _each_once(self.layer_ids(config.diff_ids))
         return StoredImage(
             reference=named.reference,
             digest=named.digest,
-            layers=tuple(self.layer_tree(layer.diff_id) for layer in found),
+            layers=tuple(map(self.layer_tree, ids)),
             env=config.env,
             workdir=config.workdir,
             user=config.user,
-            size=sum(layer.num_bytes for layer in found),
+            size=sum(self._layer(each, named.reference).num_bytes for each in ids),
         )
 
     def named(self, image: str) -> Named:
@@ -150,17 +151,26 @@ class Store:
         """Return where a blob is while it comes."""
         return self.root / "partial" / _hex(digest)
 
-    def layer(self, diff_id: str) -> Path:
+    def layer_ids(self, diff_ids: Sequence[str]) -> list[str]:
+        """Return the ids that an image's layers have here, lowest first.
+
+        A layer's id is its diff id; or its chain id, where it links to files of the layers below
+        and so holds copies of them.
+        """
+        pairs = zip(diff_ids, chain_ids(diff_ids), strict=True)
+        return [chain if self.has_layer(chain) else diff_id for diff_id, chain in pairs]
+
+    def layer(self, layer_id: str) -> Path:
         """Return where the folder of an unpacked layer is, present or not."""
-        return self.root / "layers" / _hex(diff_id)
+        return self.root / "layers" / _hex(layer_id)
 
-    def layer_tree(self, diff_id: str) -> Path:
+    def layer_tree(self, layer_id: str) -> Path:
         """Return the lower directory of an unpacked layer, present or not."""
-        return self.layer(diff_id) / "tree"
+        return self.layer(layer_id) / "tree"
 
-    def note(self, diff_id: str) -> StoredLayer:
+    def note(self, layer_id: str) -> StoredLayer:
         """Return what the store notes about a layer. Raises OSError, ValueError, TypeError."""
-        return StoredLayer(**json.loads((self.layer(diff_id) / "layer.json").read_bytes()))
+        return StoredLayer(**json.loads((self.layer(layer_id) / "layer.json").read_bytes()))
 
     def has_blob(self, blob: Blob) -> bool:
         """Say whether a blob is there in full; `verify` reads its bytes."""
@@ -169,9 +179,9 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def has_layer(self, diff_id: str) -> bool:
+    def has_layer(self, layer_id: str) -> bool:
         """Say whether a layer is there unpacked."""
-        return (self.layer(diff_id) / "layer.json").is_file()
+        return (self.layer(layer_id) / "layer.json").is_file()
 
     # Using
 
@@ -180,7 +190,7 @@ class Store:
         """Find an image and keep `gc` from its layers meanwhile. Raises ImageError."""
         named = self.named(image)
         config = self.config(self.manifest(named))
-        with self.owner().using([named.digest, *config.diff_ids]):
+        with self.owner().using([named.digest, *self.layer_ids(config.diff_ids)]):
             yield self.find(image)
 
     @contextmanager
@@ -223,32 +233,46 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         file.replace(path)
 
-    def add_layer(self, blob: str, diff_id: str, *, stop: threading.Event | None = None) -> None:
+    def add_layer(
+        self,
+        blob: str,
+        diff_id: str,
+        *,
+        below: Sequence[str] = (),
+        stop: threading.Event | None = None,
+    ) -> None:
         """Unpack a stored layer unless it is there. Raises ImageError and leaves nothing.
 
-        Setting `stop`, from another thread, makes it fail soon.
+        `below` are the diff ids of the layers below it, lowest first, all unpacked. Without them
+        a layer that links to their files is a LinksBelowError. Setting `stop`, from another
+        thread, makes it fail soon.
         """
-        if self.has_layer(diff_id):
+        *under, layer_id = self.layer_ids([*below, diff_id])
+        if self.has_layer(layer_id):
             return
         with self.owner().scratch() as folder:
             tree = folder / "tree"
             tree.mkdir(mode=0o755)
-            done = unpack(self.blob(blob), tree, diff_id, stop=stop)
-            listing = make_listing(tree, done.sums)
-            (folder / "listing").write_text(listing)
-            note = StoredLayer(
-                diff_id, done.num_bytes, listing.count("\n"), sha256(listing.encode())
-            )
-            (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
-            place = self.layer(diff_id)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if place.exists() and not self.has_layer(diff_id):  # it lost its note
-                place.rename(folder / "damaged")
-            with suppress(OSError):  # not empty: another process was faster
-                folder.rename(place)
-        if not self.has_layer(diff_id):
+            trees = [self.layer_tree(each) for each in reversed(under)]
+            done = unpack(self.blob(blob), tree, diff_id, below=trees, stop=stop)
+            if done.has_copies:
+                layer_id = chain_ids([*below, diff_id])[-1]
+            self._place_layer(folder, done, diff_id, self.layer(layer_id))
+        if not self.has_layer(layer_id):
             message = f"layer {diff_id} cannot be put into {self.root}"
             raise ImageError(message, hint="check the folder's rights and run it again")
+
+    def _place_layer(self, folder: Path, done: Unpacked, diff_id: str, place: Path) -> None:
+        """Complete a layer's folder and move it to its place."""
+        listing = make_listing(folder / "tree", done.sums)
+        (folder / "listing").write_text(listing)
+        note = StoredLayer(diff_id, done.num_bytes, listing.count("\n"), sha256(listing.encode()))
+        (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists() and not (place / "layer.json").is_file():  # it lost its note
+            place.rename(folder / "damaged")
+        with suppress(OSError):  # not empty: another process was faster
+            folder.rename(place)
 
     def name(self, named: Named) -> None:
         """Give an image a name, in place of what had it."""
@@ -269,9 +293,9 @@ class Store:
         self.owner()
         return _owner.sweep(self.root)
 
-    def _layer(self, diff_id: str, image: str) -> StoredLayer:
+    def _layer(self, layer_id: str, image: str) -> StoredLayer:
         try:
-            return self.note(diff_id)
+            return self.note(layer_id)
         except (FileNotFoundError, ValueError, TypeError) as error:
             raise _missing(image, f"image {image} lacks a layer on this machine") from error
 
@@ -289,9 +313,9 @@ def _open(root: Path) -> Store:
     return Store(root)
 
 
-def _each_once(diff_ids: Iterable[str]) -> list[str]:
+def _each_once(layer_ids: Iterable[str]) -> list[str]:
     """Keep the highest of equal layers: overlayfs takes a folder once, and it decides anyway."""
-    return list(reversed(dict.fromkeys(reversed(list(diff_ids)))))
+    return list(reversed(dict.fromkeys(reversed(list(layer_ids)))))
 
 
 def _media_type(body: bytes) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import tarfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +39,10 @@ _MALFORMED = {
 _UNTRUSTED = "do not trust this image; its other layers may hold worse"
 
 
+class LinksBelowError(ImageError):
+    """A layer links to a file that neither it nor the layers given below it hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unpacked:
     """The outcome of one layer."""
@@ -47,20 +51,29 @@ class Unpacked:
     """Bytes of its files, holes included."""
     sums: Mapping[bytes, str]
     """SHA-256 of each regular file by path, as it was written."""
+    has_copies: bool = False
+    """Whether files were copied from layers below, so that it fits on no others."""
 
 
 def unpack(
-    file: Path, into: Path, diff_id: str, *, stop: threading.Event | None = None
+    file: Path,
+    into: Path,
+    diff_id: str,
+    *,
+    below: Sequence[Path] = (),
+    stop: threading.Event | None = None,
 ) -> Unpacked:
     """Unpack a layer file (a tar, plain or gzip or zstd) into an empty folder.
 
-    Raises ImageError on damage, on content of another diff id, on names that lead out, and where
-    the disk is full, or once `stop` is set; the folder then holds part of the layer.
+    `below` are the unpacked layers below it, highest first: a hard link may lead to a file there,
+    which is then copied. Raises LinksBelowError where a link leads to no file, ImageError on
+    damage, on content of another diff id, on names that lead out, and where the disk is full, or
+    once `stop` is set; the folder then holds part of the layer.
     """
     max_bytes = max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size)
     stream = LayerStream(file, max_bytes=max_bytes, stop=stop)
     try:
-        with Folder(into) as folder:
+        with Folder(into, below) as folder:
             num_bytes = _fill(folder, stream, max_bytes)
             found = stream.finish()
     except (tarfile.TarError, ValueError, RecursionError) as error:
@@ -73,7 +86,7 @@ def unpack(
     if found != diff_id:
         message = f"a layer unpacks to {found}, not to {diff_id} as the image's config says"
         raise ImageError(message, hint="its config belongs to another image; push it anew")
-    return Unpacked(num_bytes, folder.sums)
+    return Unpacked(num_bytes + folder.copied_bytes, folder.sums, folder.has_copies)
 
 
 def diff_id_of(file: Path) -> str:
@@ -104,10 +117,11 @@ def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
                 _whiteout(folder, path, name)
             elif entry.isreg():
                 num_bytes += max(entry.size, 0)
-                _refuse_bomb(num_bytes, max_bytes)
+                _refuse_bomb(num_bytes + folder.copied_bytes, max_bytes)
                 folder.write(path, _content(tar, entry), _meta(entry))
             else:
                 _special(folder, path, entry)
+                _refuse_bomb(num_bytes + folder.copied_bytes, max_bytes)
     return num_bytes
 
 
@@ -128,9 +142,17 @@ def _special(folder: Folder, path: bytes, entry: tarfile.TarInfo) -> None:
     elif entry.issym():
         folder.symlink(path, _encoded(entry.linkname), _meta(entry))
     elif entry.islnk():
-        folder.link(path, _path(entry.linkname))
+        _link(folder, path, entry.linkname)
     elif entry.isfifo():
         folder.fifo(path, _meta(entry))
+
+
+def _link(folder: Folder, path: bytes, target: str) -> None:
+    try:
+        folder.link(path, _path(target))
+    except FileNotFoundError as error:
+        message = f"a layer links to {target!r:.120}, which no layer holds"
+        raise LinksBelowError(message, hint="push the image anew") from error
 
 
 def _whiteout(folder: Folder, path: bytes, name: bytes) -> None:
@@ -187,7 +209,7 @@ def _refuse_bomb(num_bytes: int, max_bytes: int) -> None:
 
 def _failed(error: OSError, into: Path) -> ImageError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        message = f"no space is left for a layer below {into.parent}"
+        message = f"no space is left to unpack a layer in {into.parent.parent}"
         return ImageError(message, hint="free some, or run `swerl images gc --keep TASKS`")
     message = f"a layer cannot be unpacked: {error}"
     if error.errno in _MALFORMED:
