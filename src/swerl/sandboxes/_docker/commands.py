@@ -17,8 +17,11 @@ from swerl.sandboxes._docker.process import DockerProcess, new_token
 _BEGIN_TIMEOUT_S = 60.0
 _KILL_TIMEOUT_S = 10.0
 _LOSS_TIMEOUT_S = 0.5
+_END_TIMEOUT_S = 10.0
+"""How long after its stream a command's end may become known."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+"""Pauses between questions whether a command has ended; each is twice the one before."""
 _ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
-_KILLED = 137
 _NUL = ["sh", "-c", "echo 'swerl: an argument holds a nul byte' >&2; exit 126"]
 
 
@@ -68,13 +71,15 @@ class Commands:
             raise
 
     async def kill(self, process: DockerProcess) -> None:
-        """End a command whatever it does; one that cannot be killed takes the sandbox along."""
+        """End a command whatever it does; one that cannot be killed takes the sandbox along.
+
+        Raises SandboxLostError where the sandbox was gone before.
+        """
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await process.kill()
         except TimeoutError:
             await self._machine.close("a command did not die when it was killed")
-            self._machine.require_alive()
 
     def kill_soon(self, process: DockerProcess) -> None:
         """Kill a command and let go of it, where no wait is allowed."""
@@ -98,7 +103,8 @@ class Commands:
         command = ["/bin/sh", "-c", scripts.COMMAND, "swerl", token, str(mark), *words]
         stream, number = await self._machine.open_exec({"cmd": command, **request})
         order = partial(self._order, mark, as_root)
-        process = DockerProcess(stream, token.encode(), order, partial(self._find_end, number))
+        ask, cut = partial(self._find_end, number), partial(self._explain_end, number)
+        process = DockerProcess(stream, token.encode(), order=order, ask=ask, cut=cut)
         self._running.add(process)
         if self._machine.lost.done():
             process.lose(self._machine.lost.result())
@@ -136,13 +142,35 @@ class Commands:
     def _drop_root_keeper(self) -> None:
         self._root_keeper = None
 
-    async def _find_end(self, number: str, said: bytes) -> int:
-        """Return the exit code of a command whose stream broke off."""
+    async def _find_end(self, number: str) -> int:
+        """Wait until the daemon says that a command has ended, and return its exit code.
+
+        What its streams say is not enough: the command itself may have said it.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                told = await self._machine.api.call(lambda client: client.exec_inspect(number))
+            except SandboxError:
+                await self._machine.require_alive_soon()
+                raise
+            if not told["Running"] and told["ExitCode"] is not None:
+                return int(told["ExitCode"])
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _explain_end(self, number: str, said: bytes) -> int:
+        """Return the exit code of a command whose stream broke off. Raises SandboxLostError
+        where the command goes on without it."""
         await self._machine.require_alive_soon(_LOSS_TIMEOUT_S)
         if said.startswith(b"OCI runtime exec failed"):
             raise refused(self._machine.name, said.decode("utf-8", "replace"))
-        told = await self._machine.api.call(lambda client: client.exec_inspect(number))
-        return _KILLED if told["ExitCode"] is None else int(told["ExitCode"])
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                return await self._find_end(number)
+        except TimeoutError:
+            await self._machine.close("the stream of a command broke")
+            raise self._machine.lost.result() from None
 
     def _lose(self, lost: asyncio.Future[SandboxLostError]) -> None:
         for process in list(self._running):

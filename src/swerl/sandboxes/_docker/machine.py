@@ -73,7 +73,7 @@ class Machine:
                 lambda client: client.exec_create(self.container, workdir="/", **request)
             )
             stream = await self._open(f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
-        except (*_REFUSALS, SandboxUnavailableError) as error:
+        except _REFUSALS as error:
             await self.require_alive_soon()
             raise refused(self.name, str(error)) from error
         return stream, str(made["Id"])
@@ -145,7 +145,7 @@ class Machine:
                 await self.keeper.close()
 
 
-_REFUSALS: tuple[type[SandboxError], ...] = (ContainerGoneError, NameTakenError, StreamRefusedError)
+_REFUSALS = (ContainerGoneError, NameTakenError, StreamRefusedError, SandboxUnavailableError)
 
 
 def refused(name: str, said: str) -> SandboxError:

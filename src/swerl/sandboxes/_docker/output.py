@@ -12,7 +12,7 @@ _WORD_BYTES = 3
 class Seam:
     """Takes the words of the frame around a command out of one of its streams.
 
-    A word is three bytes behind a token: `run` as the command begins, its exit code as it ends.
+    A word is three bytes behind a token: `run` as the command begins, `end` as it ends.
     """
 
     def __init__(self, token: bytes) -> None:
@@ -21,7 +21,8 @@ class Seam:
 
     def take(self, data: bytes) -> tuple[bytes, list[str]]:
         """Return the command's own bytes in `data`, and the words between them."""
-        data, text, words = self._held + data, b"", []
+        data, text = self._held + data, b""
+        words: list[str] = []
         while (place := data.find(self._token)) >= 0:
             text, rest = text + data[:place], data[place + len(self._token) :]
             if len(rest) < _WORD_BYTES:

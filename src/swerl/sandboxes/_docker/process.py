@@ -7,7 +7,6 @@ import secrets
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.sandbox import Chunk
@@ -19,22 +18,29 @@ _AHEAD_BYTES = 1 << 18
 _PAUSE_S = 0.005
 """Pause between reads of what is dropped, so that endless output costs the controller little."""
 _KILL_PAUSE_S = 0.2
+_TELL_S = 6.0
+"""How late a daemon may tell that a command ended. Docker 20.10 takes 4 s where the one before left
+a process that holds its output."""
 _LINGER_S = 0.1
 """How long a finished command's children may still write to its output."""
 
 Order = Callable[[str], Awaitable[None]]
 """Has a signal of this name, without SIG, sent to the command's processes."""
+Ask = Callable[[], Awaitable[int]]
+"""Waits until the daemon says that the command has ended; returns its exit code."""
 Cut = Callable[[bytes], Awaitable[int]]
-"""Says how a command ended whose stream broke off, by what was on its standard output."""
+"""The same where its stream ended, by what was on its standard output."""
 
 
 class DockerProcess:
     """A command; `close` lets go of it."""
 
-    def __init__(self, stream: Stream, token: bytes, order: Order, cut: Cut) -> None:
+    def __init__(self, stream: Stream, token: bytes, *, order: Order, ask: Ask, cut: Cut) -> None:
         self._stream = stream
         self._order = order
+        self._ask = ask
         self._cut = cut
+        self._asking: asyncio.Task[None] | None = None
         self._seams = {is_stderr: Seam(b"\0" + token) for is_stderr in (False, True)}
         self._chunks: deque[Chunk] = deque()
         self._waiting_bytes = 0
@@ -83,6 +89,12 @@ class DockerProcess:
         """Return its exit code, 128 + n after signal n. Raises SandboxLostError."""
         return await asyncio.shield(self.ended)
 
+    async def ended_in_time(self) -> bool:
+        """Say whether it has ended, where only the daemon's word of that is late."""
+        if self._asking:
+            await asyncio.wait([self.ended], timeout=_TELL_S)
+        return self.ended.done()
+
     async def collect(self, kept: Kept) -> None:
         """Read its output to the end into `kept`; safe to cancel and to call again."""
         while chunk := await self._next():
@@ -100,9 +112,7 @@ class DockerProcess:
 
     def lose(self, error: SandboxLostError) -> None:
         """Note that its sandbox is gone."""
-        if not self.ended.done():
-            self.ended.set_exception(error)
-            self.ended.exception()  # nobody needs to wait for it
+        self._fail(error)
         self._pump.cancel()
 
     def close(self) -> None:
@@ -112,30 +122,37 @@ class DockerProcess:
 
     async def _run(self) -> None:
         """Read both streams up to their ends."""
-        codes: list[int] = []
-        while len(codes) < len(self._seams):
-            read = await self._stream.read()
-            if read is None:
-                self._end(await self._cut(b"".join(chunk.data for chunk in self._chunks)))
-                return
-            codes += self._take(*read)
+        ends: set[bool] = set()
+        while read := await self._stream.read():
+            if self._take(*read):
+                ends.add(read[1])
+            if len(ends) == len(self._seams) and self._asking is None:
+                self._asking = asyncio.ensure_future(self._conclude())
             while self._bounded and self._waiting_bytes > _AHEAD_BYTES:
                 self._room.clear()
                 await self._room.wait()
-        self._end(codes[0])
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
-                while read := await self._stream.read():
-                    self._take(*read)
+        if self._asking:
+            await asyncio.wait([self.ended])
+        else:
+            self._end(await self._cut(b"".join(chunk.data for chunk in self._chunks)))
 
-    def _take(self, data: bytes, is_stderr: bool) -> list[int]:
-        """Take up output; return the exit code where the stream ends in it."""
+    async def _conclude(self) -> None:
+        """Wait for the end that its streams told of; then give up who still holds them."""
+        try:
+            self._end(await self._ask())
+        except SandboxError as error:
+            self._fail(error)
+        await asyncio.sleep(_LINGER_S)
+        self._pump.cancel()
+
+    def _take(self, data: bytes, is_stderr: bool) -> bool:
+        """Take up output; return whether the stream says that it ends."""
         text, words = self._seams[is_stderr].take(data)
         if text:
             self._add(Chunk(text, is_stderr))
         if words and not self.begun.done():
             self.begun.set_result(None)
-        return [int(word) for word in words if word.isdigit()]  # `run` is none
+        return "end" in words
 
     def _add(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
@@ -158,11 +175,16 @@ class DockerProcess:
         if not self.ended.done():
             self.ended.set_result(code)
 
-    def _finish(self, pump: asyncio.Task[None]) -> None:
-        error = None if pump.cancelled() else pump.exception()
-        if error and not self.ended.done():
+    def _fail(self, error: BaseException) -> None:
+        if not self.ended.done():
             self.ended.set_exception(error)
             self.ended.exception()  # nobody needs to wait for it
+
+    def _finish(self, pump: asyncio.Task[None]) -> None:
+        if self._asking:
+            self._asking.cancel()
+        if not pump.cancelled() and (error := pump.exception()):
+            self._fail(error)
         if not self.begun.done():
             self.begun.set_result(None)
         self._changed.set()

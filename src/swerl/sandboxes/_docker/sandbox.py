@@ -142,24 +142,21 @@ class DockerSandbox:
         """Follow a command to its end; return its exit code, or the timeout's."""
         feeding = asyncio.ensure_future(_feed(process, stdin)) if stdin else None
         try:
-            async with asyncio.timeout(timeout_s):
-                await process.collect(kept)
-                code = await process.wait()
-            self._commands.forget(process)
-            return code
-        except TimeoutError:
-            kept.timed_out = True
+            code = await _follow(process, kept, timeout_s)
         except asyncio.CancelledError:
             self._commands.kill_soon(process)
             raise
         finally:
             if feeding:
                 feeding.cancel()
-        await asyncio.shield(self._commands.kill(process))
-        await process.wait()
-        await process.collect(kept)
+        if code is None:
+            kept.timed_out, code = True, TIMED_OUT
+            await asyncio.shield(self._commands.kill(process))
+            with suppress(SandboxLostError):  # it defied the kill: still a timeout, no fault here
+                await process.wait()
+            await process.collect(kept)
         self._commands.forget(process)
-        return TIMED_OUT
+        return code
 
     async def _move(self, script: str, path: str, data: bytes) -> tuple[int, bytes, str]:
         """Run a script on a file, as root where the ordinary user may not."""
@@ -185,6 +182,19 @@ class DockerSandbox:
         hint = "raise the limit disk_mib" if full else "name a plain file in a writable folder"
         reason = said.rpartition(": ")[2] or f"code {code}"
         return SandboxError(f"cannot {verb} {path} in sandbox {self.id}: {reason}", hint=hint)
+
+
+async def _follow(process: DockerProcess, kept: Kept, timeout_s: float | None) -> int | None:
+    """Read a command's output to its end; return its exit code, None where it took too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await process.collect(kept)
+            return await process.wait()
+    except TimeoutError:
+        if not await process.ended_in_time():
+            return None
+        await process.collect(kept)
+        return await process.wait()
 
 
 async def _feed(process: DockerProcess, data: bytes) -> None:

@@ -105,14 +105,16 @@ else
     echo "swerl: $folder: no such folder, or it may not be entered" >&4
     code=126
 fi
-printf '\000%s%03d' "$token" "$code" >&3
-printf '\000%s%03d' "$token" "$code" >&4
+printf '\000%send' "$token" >&3
+printf '\000%send' "$token" >&4
+exit "$code"
 """
-"""Runs a command and ends both of its streams with a token and its exit code.
+"""Runs a command, ends both of its streams with a token and `end`, and exits as the command did.
 
 A token and `run` on standard output say that it begins and wears its mark. Who still holds a
-stream at its end, such as a daemon that the command left, holds up nobody. Arguments: token, mark,
-folder, the command.
+stream at its end, such as a daemon that the command left, holds up nobody. The command can read
+the token and print it; so that is only a hint to ask the daemon. Arguments: token, mark, folder,
+the command.
 """
 
 READ = r"""
