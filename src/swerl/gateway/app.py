@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from aiohttp import web
 
 from swerl.errors import GatewayError
-from swerl.gateway._http import Server
+from swerl.gateway.connections import Server
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.router import Router
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 _BACKLOG = 1024
+_MOST_CONNECTIONS = 256
+"""Connections to a session's own socket: an agent and its sub-agents hold a few."""
+_MOST_CONNECTIONS_OF_ALL = 8192
+"""Connections to the main port: a few for each of a thousand sessions."""
 
 
 class Gateway:
@@ -119,7 +123,9 @@ class Gateway:
 
     def _make_server(self, session: Session | None) -> web.Server:
         """Return a server of all sessions, or of one alone."""
-        return Server(partial(self._router.handle, session), self._router.on_break)
+        handler = partial(self._router.handle, session)
+        most = _MOST_CONNECTIONS if session else _MOST_CONNECTIONS_OF_ALL
+        return Server(handler, self._router.on_break, most=most)
 
 
 def _reachable(host: str) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from swerl.errors import GatewayError, Refusal
 
 _WINDOW_S = 60.0
+_MOST_WAITING = 64
+"""Requests of one session that wait for a place; each holds a whole conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ class Admission:
         self._slots = asyncio.Semaphore(limits.max_concurrency)
         self._num_turns = 0
         self._num_tokens = 0
+        self._num_waiting = 0
+        self.reading = asyncio.Semaphore(limits.max_concurrency)
+        """Held while a body is read, so that bodies under way have a bound."""
         self.reached = ""
         """Name of the cap that refused a request; empty while none did."""
 
@@ -64,14 +69,22 @@ class Admission:
         if self._num_tokens >= self._limits.max_sampled_tokens:
             message = f"this session used up its {self._limits.max_sampled_tokens} sampled tokens"
             raise self._refuse("max_sampled_tokens", message)
+        if self._num_waiting >= _MOST_WAITING:
+            message = f"{self._num_waiting} requests of this session wait already"
+            raise GatewayError(message, refusal=Refusal.OVERLOADED)
         self._num_turns += 1
-        must_wait = self._slots.locked()
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return False
+        self._num_waiting += 1
         try:
             await self._slots.acquire()
         except BaseException:
             self._num_turns -= 1
             raise
-        return must_wait
+        finally:
+            self._num_waiting -= 1
+        return True
 
     def leave(self, *, answered: bool) -> None:
         """Give a place back; one that came to nothing costs no turn."""

@@ -82,7 +82,6 @@ class Conversation:
         Raises GatewayError where the session's limits refuse the request.
         """
         self._check_open()
-        self.admission.knock()
         match = self._history.match(request)
         answer = self._twin(match, request, asker) or await self._begin(match, request, asker)
         answer.hold()

@@ -11,7 +11,8 @@ from aiohttp import web
 from swerl import plugins
 from swerl.chat import Json
 from swerl.errors import GatewayError, Refusal, SwerlError
-from swerl.gateway._http import Connection, EventStream, read_object, send, send_json
+from swerl.gateway._body import read_object
+from swerl.gateway._http import EventStream, send, send_json
 from swerl.gateway.retries import read_asker
 from swerl.gateway.sessions import Session
 from swerl.interfaces import Dialect
@@ -38,7 +39,7 @@ class Router:
     def __init__(self, model_name: str) -> None:
         self.sessions: dict[str, Session] = {}
         """Open sessions by key."""
-        self.on_break: dict[Connection, Callable[[], None]] = {}
+        self.on_break: dict[web.RequestHandler, Callable[[], None]] = {}
         """Whom to tell where a connection breaks after its last answer."""
         self._model_name = model_name
         dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
@@ -82,12 +83,15 @@ class Router:
     ) -> web.StreamResponse:
         if route.operation == "models":
             return await send_json(request, _models(self._model_name))
-        limit = session.conversation.limits.max_body_bytes
-        asked = route.dialect.parse(await read_object(request, limit))
+        conversation = session.conversation
+        conversation.admission.knock()
+        async with conversation.admission.reading:
+            body = await read_object(request, conversation.limits.max_body_bytes)
+        asked = route.dialect.parse(body)
         if route.operation == "count_tokens":
-            return await send_json(request, {"input_tokens": session.conversation.count(asked)})
+            return await send_json(request, {"input_tokens": conversation.count(asked)})
         asker = read_asker(request.headers)
-        async with session.conversation.answer(asked, asker) as answer:
+        async with conversation.answer(asked, asker) as answer:
             while asked.stream and not await answer.ready(PING_S):
                 await stream.ping()
             reply = await answer.reply()

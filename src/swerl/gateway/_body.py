@@ -1,0 +1,113 @@
+"""Reading a request's body: no larger, slower or more packed than is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from io import BytesIO
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from swerl.chat import Json
+from swerl.errors import GatewayError, Refusal
+
+BODY_S = 120.0
+"""Seconds for a body to arrive. Agents are near; the largest bodies take a few."""
+
+_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""How zlib is told of each packing."""
+
+
+async def read_object(request: web.BaseRequest, max_bytes: int) -> dict[str, Json]:
+    """Return the JSON object in a request's body.
+
+    Raises GatewayError where it is too large, too slow, no JSON, or no object.
+    """
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    packed = await _read(request, max_bytes)
+    body = _unpacked(packed, request.headers.get("Content-Encoding", ""), max_bytes)
+    try:
+        value: Json = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        message = f"the request body is not valid JSON: {error}"
+        raise GatewayError(message) from error
+    if not isinstance(value, dict):
+        message = f"the request body must be a JSON object, not {type(value).__name__}"
+        raise GatewayError(message)
+    return value
+
+
+async def _read(request: web.BaseRequest, max_bytes: int) -> bytearray:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError as error:
+        message = f"the request body did not arrive within {BODY_S:g} s"
+        raise GatewayError(message) from error
+    except web.RequestPayloadError as error:
+        message = f"the request body cannot be read: {error}"
+        raise GatewayError(message) from error
+    return body
+
+
+def _unpacked(body: bytearray, encoding: str, max_bytes: int) -> bytes | bytearray:
+    """Undo a `Content-Encoding`, and stop where the cap is passed."""
+    match encoding.strip().lower():
+        case "" | "identity":
+            return body
+        case ("gzip" | "x-gzip" | "deflate") as name:
+            unpacked = _inflated(body, name, max_bytes + 1)
+        case "zstd":
+            unpacked = _unzstd(body, max_bytes + 1)
+        case other:
+            message = f"the body's encoding {other!r} is not known: send gzip, deflate or zstd"
+            raise GatewayError(message)
+    if len(unpacked) > max_bytes:
+        raise _too_large(max_bytes)
+    return unpacked
+
+
+def _inflated(body: bytearray, name: str, most: int) -> bytes:
+    unpacker = zlib.decompressobj(_WBITS[name])
+    try:
+        unpacked = unpacker.decompress(body, most)
+    except zlib.error as error:
+        raise _damaged(name) from error
+    if len(unpacked) < most and not unpacker.eof:
+        raise _damaged(name)
+    return unpacked
+
+
+def _unzstd(body: bytearray, most: int) -> bytes:
+    library = _zstandard()
+    try:
+        with library.ZstdDecompressor(max_window_size=2**27).stream_reader(BytesIO(body)) as reader:
+            unpacked: bytes = reader.read(most)
+    except library.ZstdError as error:
+        raise _damaged("zstd") from error
+    return unpacked
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        message = "the body is packed with zstd, which this gateway cannot read: send gzip"
+        raise GatewayError(message, hint="pip install zstandard") from error
+    return zstandard
+
+
+def _damaged(name: str) -> GatewayError:
+    return GatewayError(f"the request body cannot be read as {name}")
+
+
+def _too_large(max_bytes: int) -> GatewayError:
+    message = f"the request is larger than {max_bytes} bytes"
+    return GatewayError(message, refusal=Refusal.TOO_LARGE)
