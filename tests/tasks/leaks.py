@@ -273,6 +273,20 @@ PLANTED: Mapping[str, Planted] = {
         "test_total.cpython-311.pyc",
         "mkdir -p tests/__pycache__; echo x >tests/__pycache__/test_total.cpython-311.pyc",
     ),
+    "compiled solution": Planted(
+        Kind.FILE,
+        "total.cpython-311.pyc",
+        "mkdir pkg/__pycache__; echo x >pkg/__pycache__/total.cpython-311.pyc; "
+        "touch -d 2001-01-01 pkg/__pycache__/total.cpython-311.pyc",
+    ),
+    "compiled file that the solution adds": Planted(
+        Kind.FILE,
+        "added.cpython-311.pyc",
+        "mkdir 'pkg/__pycache__'; echo x >pkg/__pycache__/added.cpython-311.pyc",
+    ),
+    "types of the solution": Planted(
+        Kind.FILE, "/repo/.mypy_cache", "mkdir .mypy_cache; echo '{}' >.mypy_cache/total.data.json"
+    ),
     "dataset's tests": Planted(
         Kind.FILE, "/r2e_tests", "mkdir /r2e_tests; echo x >/r2e_tests/test_1.py"
     ),

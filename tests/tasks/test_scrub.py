@@ -50,6 +50,9 @@ UNTRACKED_LEAKS = {
     "original file",
     "hidden test",
     "compiled hidden test",
+    "compiled solution",
+    "compiled file that the solution adds",
+    "types of the solution",
     "dataset's result",
 }
 
@@ -310,6 +313,44 @@ async def test_a_workdir_without_a_repository_still_loses_hidden_files(tmp_path:
     async with opened(task) as sandbox:
         done = await scrub(sandbox, task)
         assert done.removed == (f"{task.workdir}/tests/test_total.py",)
+
+
+async def test_without_a_repository_those_below_and_beside_lose_their_future(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            f"""{MAKE_FIX} mkdir -p /srv /repo/project; cp -r /tmp/fix/.git /repo/project/.git
+            git clone -q --bare /tmp/fix /srv/total.git; rm -rf .git /tmp/fix
+            cd project; git tag later; git reset -q --hard HEAD~1; git show later | grep -q start_of
+            rm -rf .git/logs .git/ORIG_HEAD""",
+        )
+        done = await scrub(sandbox, task)
+        assert "/srv/total.git" in done.removed
+        head = (await sh(sandbox, "git -C project rev-parse HEAD")).strip()
+        assert head == task.base_commit
+        held = await sh(sandbox, "git -C project cat-file --batch-all-objects --batch")
+        assert "start_of" not in held
+
+
+async def test_a_repository_inside_that_cannot_be_read_goes(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(sandbox, "mkdir -p vendor/.git; echo nonsense >vendor/.git/HEAD; echo 1 >vendor/f")
+        done = await scrub(sandbox, task)
+        assert done.removed == ("/repo/vendor/.git",)
+        assert await sh(sandbox, "cat vendor/f") == "1\n"
+
+
+async def test_compiled_files_of_their_sources_stay(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            """mkdir pkg/__pycache__; cd pkg/__pycache__; echo x >total.cpython-311.pyc
+            echo x >committed.cpython-311.pyc; git add -f committed.cpython-311.pyc
+            git commit -qm 'Commit a compiled file'""",
+        )
+        done = await scrub(sandbox, replace(task, base_commit=""))
+        assert await sh(sandbox, "ls pkg/__pycache__ | wc -l") == "2\n"
+        assert not (await scrub(sandbox, replace(task, base_commit=""), facts=done.facts)).changed
 
 
 async def test_a_test_of_the_base_stands_as_the_base_has_it(task: Task) -> None:

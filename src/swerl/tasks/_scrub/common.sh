@@ -39,6 +39,30 @@ find_top() {
   done
 }
 
+# Prints what tools leave below `top`: repositories, bundles, files of merges, and caches.
+left_overs() {
+  find "$top" \( -name .git ! -path "$top/.git" -o -name .hg -o -name .svn -o -name .bzr \
+    -o -name .jj -o -name .sl -o -name '*.orig' -o -name '*.rej' -o -name '*.bundle' \
+    -o -name .pytest_cache -o -name .mypy_cache \) -print -prune \
+    -o -path "$top/.git" -prune 2>/dev/null
+}
+
+# Prints compiled Python below `top` that is not of the source beside it: that is newer, or gone.
+stale_compiled() {
+  stale=$(find "$top" -path "$top/.git" -prune -o -path '*/__pycache__/*.pyc' -print 2>/dev/null |
+    while IFS= read -r path; do
+      name=${path##*/} source=${path%/__pycache__/*}/
+      source=$source${name%%.*}.py
+      if [ ! -e "$source" ] || [ "$source" -nt "$path" ]; then say "${path#"${top%/}"/}"; fi
+    done)
+  [ -n "$stale" ] || return 0
+  say "$stale" | sort >"$home/stale"
+  : >"$home/committed"
+  [ -z "$base" ] || safe_git --git-dir="$top/.git" ls-tree -r --name-only "$base" |
+    grep /__pycache__/ | sort >"$home/committed"
+  comm -23 "$home/stale" "$home/committed"
+}
+
 # Run a command for each line of a text.
 for_each() {
   old_ifs=$IFS IFS=$line_end

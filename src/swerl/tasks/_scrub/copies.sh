@@ -21,9 +21,10 @@ look_elsewhere() {
 
 tell_found() { say "found $1"; }
 
-# Sets what `is_copy` compares with: the base commit and what its top folder holds.
+# Sets what `is_copy` compares with: the base commit and what its top folder holds. Without a
+# repository of its own, a task still names its base.
 note_base() {
-  entries=$base$line_end
+  entries=${base:-$want}$line_end
   [ -z "$base" ] || entries=$entries$(safe_git --git-dir="$top/.git" ls-tree "$base" |
     sed 's/^[^ ]* [^ ]* \([0-9a-f]*\).*/\1/')
 }
@@ -53,7 +54,7 @@ remove_copy() {
     */.git) head=$(safe_git --git-dir="$store" rev-parse -q --verify 'HEAD^{commit}' 2>/dev/null) ;;
   esac
   remove_store "$1"
-  [ -n "$head" ] || return 0
+  if [ -z "$head" ] || [ "$head" = "$want" ]; then return 0; fi
   safe_git --git-dir="$top/.git" cat-file -e "$head" 2>/dev/null && return 0
   case ${1%/.git} in /*/*) remove_store "${1%/.git}" ;; esac
 }

@@ -77,6 +77,17 @@ remove_one_left_over() {
   case $1 in */.git) ;; *) remove_inside "${1#"${top%/}"/}" ;; esac
 }
 
+# Python reads these no more, but they hold the code of another commit. There may be thousands.
+remove_stale_compiled() {
+  stale=$(stale_compiled)
+  [ -n "$stale" ] || return 0
+  cd -- "$top" || exit 93
+  if say "$stale" | tr '\n' '\0' | xargs -0 rm -f -- 2>/dev/null
+  then changed=1
+  else deny "compiled files in $top"
+  fi
+}
+
 remove_store() {
   case "$top/" in "$1"/*) return ;; esac
   case "$dir/" in "$1"/*) return ;; esac

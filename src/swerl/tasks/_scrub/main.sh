@@ -13,7 +13,7 @@ tag_format='%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %
 history=$3 limit=$4 limit_kib=$5 look=$6
 
 main() {
-  changed='' extra='' base=''
+  changed='' extra='' base='' dir='' nested_base=''
   read_orders
   find_top
   if [ -n "$top" ]; then
@@ -26,11 +26,14 @@ main() {
       drop_solved
     fi
   else
-    top=$(cd -P -- "$work" && pwd -P) inside=
+    # Repositories below the workdir are no submodules: each may hold the task's own past.
+    top=$(cd -P -- "$work" && pwd -P) inside='' nested_base=$want
+    if [ "$top" != / ]; then find_inside; fi
   fi
   clean_user_settings
   remove_hidden
   remove_left_over
+  remove_stale_compiled
   if [ "$look" = 1 ]; then look_elsewhere; fi
   remove_copies
   [ -z "$changed" ] || say changed
@@ -51,11 +54,9 @@ read_orders() {
   done
 }
 
-# One walk of the work tree: repositories inside it are scrubbed, files are judged later.
+# Repositories inside the work tree are scrubbed at once, files are judged later.
 find_inside() {
-  inside=$(find "$top" \( -name .git ! -path "$top/.git" -o -name .hg -o -name .svn -o -name .bzr \
-    -o -name .jj -o -name .sl -o -name '*.orig' -o -name '*.rej' -o -name '*.bundle' \
-    -o -name .pytest_cache \) -print -prune -o -path "$top/.git" -prune 2>/dev/null)
+  inside=$(left_overs)
   # Inner repositories come first: the git folder of an outer one may hold theirs.
   [ -z "$inside" ] || inside=$(say "$inside" | sort -r)
   for_each "$inside" scrub_nested

@@ -3,7 +3,7 @@
 # What is left of a repository that cannot be read has no use, yet may hold objects.
 scrub_nested() {
   case $1 in */.git) ;; *) return 0 ;; esac
-  (scrub_repository "${1%/.git}" "" none; [ -z "$changed$extra" ] || say changed) 2>/dev/null
+  (scrub_repository "${1%/.git}" "$nested_base" none; [ -z "$changed$extra" ] || say changed) 2>/dev/null
   case $? in
     0) ;;
     94) deny "$1" ;;

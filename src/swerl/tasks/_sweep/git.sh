@@ -137,11 +137,11 @@ check_objects() {
 }
 
 check_inside() {
-  found=$(find "$top" \( -name .git ! -path "$top/.git" -o -name .hg -o -name .svn -o -name .bzr \
-    -o -name .jj -o -name .sl -o -name '*.orig' -o -name '*.rej' -o -name '*.bundle' \
-    -o -name .pytest_cache \) -print -prune -o -path "$top/.git" -prune 2>/dev/null)
-  for_each "$found" check_left_over
+  for_each "$(left_overs)" check_left_over
+  for_each "$(stale_compiled)" check_compiled
 }
+
+check_compiled() { leak file "$top/$1" "compiled from another source than the one beside it"; }
 
 check_left_over() {
   case $1 in
