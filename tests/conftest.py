@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from .services.fixtures import (  # noqa: F401  known to every test
 )
 
 ROOT = Path(__file__).resolve().parents[1]
+MACHINES = ("/", "/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", "/opt", "/run", "/root", "/home")
+"""Folders of the machine that no test may change the mode or owner of."""
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +30,22 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data folder {folder.name}/ is not beside the checkout")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _host_as_it_was() -> Iterator[None]:
+    """Fail the test that changes who may use the machine's own folders, and mend it."""
+    before = {place: Path(place).stat() for place in MACHINES if Path(place).is_dir()}
+    yield
+    changed = []
+    for place, was in before.items():
+        found = Path(place).stat()
+        if (found.st_mode, found.st_uid, found.st_gid) != (was.st_mode, was.st_uid, was.st_gid):
+            changed.append(f"{place} became {found.st_mode:o}")
+            with suppress(PermissionError):
+                os.chown(place, was.st_uid, was.st_gid)
+                Path(place).chmod(was.st_mode & 0o7777)
+    assert not changed
 
 
 @pytest.fixture(scope="session", autouse=True)
