@@ -23,6 +23,10 @@ _PROGRAMS = (
     "sed seq setpriv setsid sha256sum sleep sort stat stdbuf stty su sync tail tar tee test "
     "timeout top touch tr true truncate tty umount uname uniq unshare wc whoami xargs yes "
 )
+_AGENT_LIBRARIES = (
+    "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1",
+)  # fmt: skip
+"""What Node.js loads, and every common image has."""
 _FOLDERS = {
     "/root": (0, 0o700), "/tmp": (0, 0o1777), "/var/tmp": (0, 0o1777), "/opt": (0, 0o755),
     "/home": (0, 0o755), "/proc": (0, 0o555), "/sys": (0, 0o555), "/dev": (0, 0o755),
@@ -133,7 +137,10 @@ def _walk(tree: Path) -> Iterator[Path]:
 
 
 def _libraries(programs: Iterable[Path]) -> set[Path]:
-    """Return what the dynamic loader would open for these programs."""
+    """Return what the dynamic loader would open for these programs and for the agents' own."""
     told = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True).stdout
     words = [word for line in told.splitlines() if line[:1].isspace() for word in line.split()]
-    return {Path(word) for word in words if word.startswith("/") and not word.endswith(":")}
+    found = {Path(word) for word in words if word.startswith("/") and not word.endswith(":")}
+    beside = {path.parent for path in found if path.name.startswith("libc.so.")}
+    more = [Path("/usr", *folder.parts[1:], name) for folder in beside for name in _AGENT_LIBRARIES]
+    return found | {path for path in more if path.exists()}
