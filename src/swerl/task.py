@@ -105,6 +105,9 @@ def read_tasks(path: Path) -> Iterator[Task]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _parse_line(path, number, line)
+    except UnicodeDecodeError as error:
+        message = f"task file {path} is no text in UTF-8: {error.reason}"
+        raise TaskError(message, hint="make one with `swerl convert`") from error
     except OSError as error:
         message = f"cannot read task file {path}: {error.strerror}"
         raise TaskError(message, hint="make one with `swerl convert`") from error

@@ -88,7 +88,7 @@ def test_size_that_is_none_is_refused(text: str) -> None:
 def test_failed_pull_tells_what_to_do(store: Store, empty_registry: str) -> None:
     add_image(store, f"{empty_registry}/swe/a:latest", [Entry("a")])
     out = images("pull", f"{empty_registry}/swe/a", f"{empty_registry}/swe/b", code=1)
-    assert "1 images ready (1 were there), 1 failed" in out
+    assert "1 image ready (1 already there), 1 failed" in out
     assert "next: the same command" in out
 
 

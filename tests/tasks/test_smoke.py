@@ -156,7 +156,7 @@ def test_the_command_shows_a_table_when_all_is_well(tasks: list[Task], file: Pat
     write_tasks(file, tasks[:2])
     done = CliRunner().invoke(app, ["smoke", str(file), "--workers", "2"])
     assert done.exit_code == 0, done.output
-    assert "all 1 images are ready" in done.output
+    assert "1 image ready, 0 failed" in done.output
 
 
 def test_the_same_command_goes_on_and_again_retries_failures(file: Path, tmp_path: Path) -> None:

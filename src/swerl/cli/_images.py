@@ -31,28 +31,18 @@ def images_of(arguments: Sequence[str]) -> list[str]:
 
     Raises TaskError on a file that holds no tasks, InputError on what is no image name.
     """
+    from swerl.cli._task_file import tasks_in
     from swerl.oci.reference import is_local, parse
 
     found: list[str] = []
     for argument in arguments:
         if is_file(argument):
-            found += _images_in(Path(argument))
+            found += [task.image for task in tasks_in(Path(argument))]
         else:
             if not is_local(argument):
                 parse(argument)
             found.append(argument)
     return list(dict.fromkeys(found))
-
-
-def _images_in(path: Path) -> list[str]:
-    from swerl.errors import TaskError
-    from swerl.task import read_tasks
-
-    found = [task.image for task in read_tasks(path)]
-    if not found:
-        message = f"{path} holds no task"
-        raise TaskError(message, hint="`swerl convert` says why rows were rejected")
-    return found
 
 
 def is_file(argument: str) -> bool:

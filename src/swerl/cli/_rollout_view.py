@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from swerl.cli._output import console
+from swerl.cli._text import counted
 from swerl.episode import Episode
 from swerl.grade import LEARNABLE, TestStatus, Verdict
 from swerl.patch import touched
@@ -34,6 +35,7 @@ _COLOURS = {
     Verdict.INVALID: "red",
 }
 _PHASES = {
+    "scrub": "of the boot: later history removed",
     "boot": "sandbox up, agent in it",
     "agent": "agent at work",
     "diff": "patch taken",
@@ -120,9 +122,9 @@ def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str)
     trained = sum(len(turn.output_ids) for turn in trajectory.turns if turn.trainable)
     num_branches = len(list(trajectory.leaves()))
     out.print(
-        f"\n{_count(len(trajectory.turns), 'turn')}, {trained:,} trainable tokens in "
-        f"{_count(num_branches, 'branch', 'branches')}, {episode.timings['total']:.2f} s; "
-        f"agent {episode.status}; patch to {_count(len(touched(episode.patch)), 'file')}",
+        f"\n{counted(len(trajectory.turns), 'turn')}, {trained:,} trainable tokens in "
+        f"{counted(num_branches, 'branch', 'branches')}, {episode.timings['total']:.2f} s; "
+        f"agent {episode.status}; patch to {counted(len(touched(episode.patch)), 'file')}",
         soft_wrap=True,
     )
     colour = _COLOURS[episode.verdict]
@@ -145,10 +147,6 @@ def _show_failing(episode: Episode) -> None:
         console().print(f"  {status:<8} {_safe(name)}", soft_wrap=True)
     if len(failing) > _MAX_FAILING:
         console().print(f"  … and {len(failing) - _MAX_FAILING} more in grade.json")
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _safe(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli import images_bake, images_build, images_plan, images_pull, images_store
+from swerl.cli._images import DockerConfigOption, RewritesOption
 
 if TYPE_CHECKING:
     from swerl.images.mirror import Mirrored, MirrorOptions, Report
@@ -36,10 +37,7 @@ def mirror_images(
     tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
     to: Annotated[str, typer.Option(metavar="HOST:PORT/PREFIX", help="Where images go.")],
     *,
-    rewrites: Annotated[
-        list[str] | None,
-        typer.Option("--from", metavar="OLD=NEW", help="Read names beginning with OLD from NEW."),
-    ] = None,
+    rewrites: RewritesOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Images and blobs at once.")] = 4,
     platform: Annotated[
         str, typer.Option(metavar="OS/ARCH", help="What lists of platforms are reduced to.")
@@ -50,15 +48,13 @@ def mirror_images(
     tasks_out: Annotated[
         Path | None, typer.Option(help="Write the tasks anew, with the mirrored images by digest.")
     ] = None,
-    docker_config: Annotated[
-        Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
-    ] = None,
+    docker_config: DockerConfigOption = None,
 ) -> None:
     """Copy the images of a task file to another registry, by digest; goes on where it stopped."""
     from swerl.cli._rewrites import read_rewrites
+    from swerl.cli._task_file import tasks_in
     from swerl.images._login import default_config
     from swerl.images.mirror import MirrorOptions
-    from swerl.task import read_tasks
 
     options = MirrorOptions(
         workers=workers,
@@ -67,7 +63,7 @@ def mirror_images(
         docker_config=docker_config or default_config(),
     )
     lock = lock or tasks.with_suffix(".images.json")
-    found = list(read_tasks(tasks))
+    found = tasks_in(tasks)
     report = _mirror(found, to, lock, options)
     _show(report, lock)
     if report.failed:
@@ -110,18 +106,19 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> R
 
 
 def _show(report: Report, lock: Path) -> None:
-    from swerl.cli._output import console, stderr
+    from swerl.cli._images import show_failures, shown_bytes
+    from swerl.cli._output import console
+    from swerl.cli._text import counted
     from swerl.images.mirror import Way
 
-    for done in report.failed:
-        hint = f" ({done.error.hint})" if done.error and done.error.hint else ""
-        stderr().print(f"[red]failed[/] {done.image}: {done.error}{hint}", soft_wrap=True)
-    moved_mib = report.moved_bytes / 2**20
-    ways = ", ".join(f"{report.num_blobs(way)} blobs {way}" for way in Way)
+    show_failures((done.image, done.error) for done in report.failed if done.error)
+    ways = "blobs: " + ", ".join(f"{report.num_blobs(way)} {way}" for way in Way)
     unchanged = sum(1 for done in report.images if done.pinned and not done.blobs)
     console().print(
-        f"{len(report.images) - len(report.failed)} images mirrored ({unchanged} were there), "
-        f"{len(report.failed)} failed, {report.num_local} local; {ways}; {moved_mib:,.1f} MiB moved"
+        f"{counted(len(report.images) - len(report.failed), 'image')} mirrored "
+        f"({unchanged} already there), {len(report.failed)} failed, {report.num_local} local; "
+        f"{ways}; {shown_bytes(report.moved_bytes)} moved",
+        soft_wrap=True,
     )
     console().print(f"digests: {lock}", soft_wrap=True)
     if report.failed:

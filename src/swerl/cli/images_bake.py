@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli._images import DockerConfigOption
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -31,18 +33,17 @@ def bake(
         Path | None, typer.Option(help="Write the tasks anew, with the baked images by digest.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Images at once.")] = 4,
-    docker_config: Annotated[
-        Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
-    ] = None,
+    docker_config: DockerConfigOption = None,
 ) -> None:
     """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
     import tempfile
 
     from swerl.cli._output import console
+    from swerl.cli._task_file import tasks_in
     from swerl.images.mirror import rewrite
-    from swerl.task import read_tasks, write_tasks
+    from swerl.task import write_tasks
 
-    found = list(read_tasks(tasks))
+    found = tasks_in(tasks)
     images = _mirrored({task.image for task in found}, mirror_lock, tasks)
     lock = lock or tasks.with_suffix(".baked.json")
     with tempfile.TemporaryDirectory() as folder:
@@ -121,15 +122,17 @@ def _bake(
 
 
 def _show(done: list[Baked], layer: Layer, lock: Path) -> None:
-    from swerl.cli._output import console, stderr
+    from swerl.cli._images import show_failures, shown_bytes
+    from swerl.cli._output import console
+    from swerl.cli._text import counted
 
-    failed = [one for one in done if one.error]
-    for one in failed:
-        stderr().print(f"[red]failed[/] {one.image}: {one.error}", soft_wrap=True)
-    size_mib = layer.blob.size / 2**20
-    agents = ", ".join(layer.agents)
+    failed = [(one.image, one.error) for one in done if one.error]
+    show_failures(failed)
     console().print(
-        f"{len(done) - len(failed)} images hold {agents} ({size_mib:,.1f} MiB, stored once), "
-        f"{len(failed)} failed"
+        f"{', '.join(layer.agents)} ({shown_bytes(layer.blob.size)}, stored once) "
+        f"in {counted(len(done) - len(failed), 'image')}, {len(failed)} failed",
+        soft_wrap=True,
     )
     console().print(f"digests: {lock}", soft_wrap=True)
+    if failed:
+        console().print("next: the same command tries the failed images again")

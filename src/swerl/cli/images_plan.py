@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli._images import DockerConfigOption, RewritesOption
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,30 +20,25 @@ _MIB = 2**20
 def plan(
     tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
     *,
-    rewrites: Annotated[
-        list[str] | None,
-        typer.Option("--from", metavar="OLD=NEW", help="Read names beginning with OLD from NEW."),
-    ] = None,
+    rewrites: RewritesOption = None,
     mbit: Annotated[float, typer.Option(min=0.001, help="Bandwidth in Mbit/s.")] = 1000.0,
     workers: Annotated[int, typer.Option(min=1, help="Manifests at once.")] = 8,
-    docker_config: Annotated[
-        Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
-    ] = None,
+    docker_config: DockerConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Add up the layers, bytes, pulls and time of a task file's images. Reads manifests only."""
     from swerl.cli._output import console, stderr
     from swerl.cli._rewrites import read_rewrites
+    from swerl.cli._task_file import tasks_in
     from swerl.images._login import default_config
     from swerl.images.plan import PlanOptions
-    from swerl.task import read_tasks
 
     options = PlanOptions(
         workers=workers,
         rewrites=read_rewrites(rewrites),
         docker_config=docker_config or default_config(),
     )
-    made = _make(list(dict.fromkeys(task.image for task in read_tasks(tasks))), options)
+    made = _make(list(dict.fromkeys(task.image for task in tasks_in(tasks))), options)
     if as_json:
         typer.echo(_json(made, mbit))
     else:

@@ -27,6 +27,7 @@ def pull(
     from swerl.cli._images import images_of, show_failures, shown_bytes
     from swerl.cli._output import console
     from swerl.cli._rewrites import read_rewrites
+    from swerl.cli._text import counted
     from swerl.images._login import default_config
     from swerl.images.pull import PullOptions
     from swerl.oci.store import default_store
@@ -43,7 +44,8 @@ def pull(
     moved = sum(each.moved_bytes for each in done)
     there = sum(each.stored is not None and not each.moved_bytes for each in done)
     console().print(
-        f"{len(done) - len(failed)} images ready ({there} were there), {len(failed)} failed; "
+        f"{counted(len(done) - len(failed), 'image')} ready ({there} already there), "
+        f"{len(failed)} failed; "
         f"{shown_bytes(moved)} pulled"
     )
     console().print(f"store: {default_store().root}", soft_wrap=True)
@@ -63,13 +65,14 @@ def import_image(
     """Bring an image from a file or folder into the store."""
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console, stderr
+    from swerl.cli._text import counted
     from swerl.images.archive import import_images
     from swerl.oci.store import default_store
 
     with stderr().status(f"importing {file}"):
         found = import_images(file, default_store(), name=name)
     for image in found:
-        layers = f"{len(image.layers)} layers, {shown_bytes(image.size)}"
+        layers = f"{counted(len(image.layers), 'layer')}, {shown_bytes(image.size)}"
         console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)
     console().print("next: name it as the image of a task, or see swerl images ls")
 

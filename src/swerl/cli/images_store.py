@@ -25,6 +25,7 @@ def ls() -> None:
 
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console
+    from swerl.cli._text import counted
     from swerl.errors import ImageError
     from swerl.oci.store import default_store
 
@@ -41,7 +42,7 @@ def ls() -> None:
         table.add_row(named.reference, named.digest[7:19], *shown, since)
     if names:
         console().print(table)
-    console().print(f"{len(names)} images in {store.root}", soft_wrap=True)
+    console().print(f"{counted(len(names), 'image')} in {store.root}", soft_wrap=True)
     if not names:
         console().print("next: swerl images pull TASKS")
 
@@ -99,6 +100,7 @@ def gc(
     """
     from swerl.cli._images import images_of, is_file, read_size, shown_bytes
     from swerl.cli._output import console
+    from swerl.cli._text import counted
     from swerl.images.gc import collect
     from swerl.oci.store import default_store
 
@@ -113,7 +115,7 @@ def gc(
         console().print(f"[yellow]in use[/] {named.reference}", soft_wrap=True)
     verb = "would be freed" if dry_run else "freed"
     console().print(
-        f"{len(done.removed)} images, {done.num_parts} blobs and layers: "
+        f"{counted(len(done.removed), 'image')}, {done.num_parts} blobs and layers: "
         f"{shown_bytes(done.freed_bytes)} ({done.freed_bytes:,} bytes) {verb}, "
         f"{shown_bytes(done.kept_bytes)} kept"
     )
@@ -138,6 +140,7 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console, stderr
     from swerl.cli._run import run
+    from swerl.cli._text import counted
     from swerl.images.verify import verify as verify_images
     from swerl.oci.store import default_store
 
@@ -158,7 +161,7 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
         )
     read = shown_bytes(sum(each.num_bytes for each in checked))
     console().print(
-        f"{len(names)} images, {len(checked)} blobs and layers, {read} read: "
+        f"{counted(len(names), 'image')}, {len(checked)} blobs and layers, {read} read: "
         f"{f'{len(damaged)} damaged' if damaged else 'all as stored'}"
     )
     return damaged
@@ -168,6 +171,7 @@ def _repair(damaged: Sequence[Checked], options: PullOptions) -> None:
     from swerl.cli._images import show_failures
     from swerl.cli._output import console, stderr
     from swerl.cli._run import run
+    from swerl.cli._text import counted
     from swerl.images.verify import repair
     from swerl.oci.store import default_store
 
@@ -181,7 +185,7 @@ def _repair(damaged: Sequence[Checked], options: PullOptions) -> None:
     for image in done.lost:
         stderr().print(f"[yellow]not from a registry[/] {image}: import it again", soft_wrap=True)
     count = sum(each.error is None for each in done.pulled)
-    console().print(f"{count} images fetched again")
+    console().print(f"{counted(count, 'image')} fetched again")
 
 
 def _shown(part: Part) -> str:

@@ -165,13 +165,10 @@ def _newest_weights(folder: Path) -> Path:
 
 def _find(instance: str | None, file: Path | None) -> Task:
     """Return the Task. Raises TaskError on a bad file, UnknownNameError with the nearest ids."""
-    from swerl.errors import TaskError
-    from swerl.task import find_task, read_tasks
+    from swerl.cli._task_file import tasks_in
+    from swerl.task import find_task
 
-    tasks = list(_generated() if file is None else read_tasks(file))
-    if not tasks:
-        message = f"{file} holds no task"
-        raise TaskError(message, hint="`swerl convert` says why rows were rejected")
+    tasks = _generated() if file is None else tasks_in(file)
     return tasks[0] if instance is None else find_task(tasks, instance)
 
 
@@ -201,7 +198,7 @@ def _show(recipe: Recipe, task: Task, folder: Path, engine: _Engine) -> Episode:
     with RolloutView(trainable=engine.trainable) as view:
         episode = _attempt(recipe, task, folder, engine, view=view)
     paths = {name: folder / file for name, file in _ARTEFACTS.items()}
-    show_end(episode, paths, _next_command(episode, recipe.harness.type, engine, folder))
+    show_end(episode, paths, _next_command(episode, task, engine, folder))
     return episode
 
 
@@ -216,10 +213,10 @@ def _attempt(recipe: Recipe, task: Task, folder: Path, engine: _Engine, *, view:
     )
 
 
-def _next_command(episode: Episode, agent: str, engine: _Engine, folder: Path) -> str:
+def _next_command(episode: Episode, task: Task, engine: _Engine, folder: Path) -> str:
     if episode.verdict in {"infra", "invalid"}:
         return "swerl doctor"
-    if engine.script == "gold" and episode.verdict == "solved" and agent == "builtin":
+    if engine.script == "gold" and episode.verdict == "solved" and task.dataset == "twin":
         return "swerl train recipes/twin_cpu.toml"
     return f"less {folder / _ARTEFACTS['transcript']}"
 

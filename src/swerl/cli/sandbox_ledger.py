@@ -40,6 +40,7 @@ def ps(
     from swerl.cli._ledger_view import ps_table, row_json, warn_of
     from swerl.cli._output import console, stderr
     from swerl.cli._run import run
+    from swerl.cli._text import counted
     from swerl.ledger import census
     from swerl.ledger.reap import reason_to_go
     from swerl.ledger.store import default_ledger
@@ -56,7 +57,9 @@ def ps(
         wide = Console(width=max(console().width, _LEAST_WIDTH), highlight=False)
         wide.print(ps_table(rows))
     left_over = sum(bool(reason_to_go(row, time.time())) for row in found.rows)
-    console().print(f"{len(rows)} sandboxes; `swerl sandbox reap` would take {left_over}")
+    console().print(
+        f"{counted(len(rows), 'sandbox', 'sandboxes')}; `swerl sandbox reap` would take {left_over}"
+    )
     if left_over:
         stderr().print("next: `swerl sandbox reap`, or first with --dry-run")
 
@@ -114,6 +117,7 @@ def bill(
     """Say how many sandboxes were used, for how long, and what they cost."""
     from swerl.cli._ledger_view import bill_table
     from swerl.cli._output import console, stderr
+    from swerl.cli._text import counted
     from swerl.ledger import bill as bills
     from swerl.ledger.store import default_ledger
 
@@ -127,7 +131,7 @@ def bill(
     console().print(bill_table(found, by))
     if found.num_unsettled:
         stderr().print(
-            f"{found.num_unsettled} sandboxes of dead owners are not settled; "
+            f"not settled: {counted(found.num_unsettled, 'sandbox', 'sandboxes')} of dead owners; "
             "next: `swerl sandbox reap`"
         )
 

@@ -36,9 +36,10 @@ def smoke(
 ) -> None:
     """Boot every image of a task file, and look for its git work tree and its interpreter."""
     from swerl.cli._output import console, stderr
-    from swerl.task import read_tasks
+    from swerl.cli._task_file import tasks_in
+    from swerl.cli._text import counted
 
-    job = _Job(list(read_tasks(tasks)), backend, settings or [], workers, out, again)
+    job = _Job(tasks_in(tasks), backend, settings or [], workers, out, again)
     results = _run(job)
     failed = [result for result in results if not result.ok]
     if as_json:
@@ -52,10 +53,10 @@ def smoke(
         stderr().print(f"results: {out}", soft_wrap=True, markup=False)
     if failed:
         more = "; `--again` tries them once more" if out else ""
-        stderr().print(f"{len(failed)} of {len(results)} images failed{more}")
+        stderr().print(f"{len(failed)} of {counted(len(results), 'image')} failed{more}")
         raise typer.Exit(1)
     hint = "; next: `swerl rollout --instance ID --tasks FILE`" if not as_json else ""
-    stderr().print(f"all {len(results)} images are ready{hint}")
+    stderr().print(f"{counted(len(results), 'image')} ready, 0 failed{hint}")
 
 
 @dataclass(frozen=True, slots=True)

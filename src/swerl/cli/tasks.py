@@ -92,10 +92,10 @@ def _run(
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.cli._sandbox_options import open_backend
-    from swerl.task import read_tasks
+    from swerl.cli._task_file import tasks_in
     from swerl.tasks import sweep_tasks
 
-    found = list(read_tasks(tasks))
+    found = tasks_in(tasks)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr(), transient=True) as progress:
         bar = progress.add_task("tasks", total=len(found))
