@@ -100,6 +100,7 @@ async def test_every_image_gains_one_layer_and_keeps_its_own(
         after, new = await fetch(baked.reference, tmp_path)
         assert after["layers"][:-1] == before["layers"]
         assert after["layers"][-1]["digest"] == layer.blob.digest
+        assert "history" not in new  # the image has none: a lone step would not fit its layers
         assert new["rootfs"]["diff_ids"] == [*old["rootfs"]["diff_ids"], layer.diff_id]
         assert new["config"]["Labels"] == {"swerl.agents": "tool@1.2.3"}
     assert registry.half_written() == []

@@ -7,6 +7,7 @@ ImageError marked retryable; `patiently` is the one place that tries again.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -124,7 +125,7 @@ class Connection:
         if isinstance(error, aiohttp.ClientPayloadError):
             message = f"registry {self.host} broke off in the middle of {ask.path}"
             return ImageError(message, hint="run the same command again", retryable=True)
-        message = f"registry {self.host} does not answer: {error or type(error).__name__}"
+        message = f"registry {self.host} does not answer: {_reason(error)}"
         hint = "check the name and the network, then run the same command again"
         return ImageError(message, hint=hint, retryable=True)
 
@@ -147,6 +148,12 @@ def expect(response: aiohttp.ClientResponse, wanted: set[int], *, host: str, wha
         raise BusyError(message, hint=hint, wait_s=_seconds(response.headers.get("Retry-After")))
     message = f"registry {host} answers {status} on {what}"
     raise ImageError(message, hint="run the same command again", retryable=status >= 500)
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, without the inner words of the HTTP library."""
+    number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+    return os.strerror(number) if number and number > 0 else str(error) or type(error).__name__
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -81,5 +81,8 @@ def _stored(store: Store, name: str, digest: str) -> Manifest | None:
     if sha256(body) != digest:  # damaged: what the registry has takes its place
         path.unlink(missing_ok=True)
         return None
-    kind = json.loads(body).get("mediaType")
-    return Manifest(name, body, kind) if kind else None
+    try:
+        kind = json.loads(body).get("mediaType")
+    except (ValueError, AttributeError):  # no manifest; asked again, the registry says what it is
+        return None
+    return Manifest(name, body, str(kind)) if kind else None

@@ -163,8 +163,9 @@ def _with_layer(config: dict[str, Any], layer: Layer) -> bytes:
     """Return the config's bytes with the layer as the last one."""
     agents = ", ".join(layer.agents)
     config["rootfs"]["diff_ids"].append(layer.diff_id)
-    step = {"created_by": f"swerl images bake {agents}", "created": config.get("created")}
-    config["history"] = [*(config.get("history") or []), step]
+    if history := config.get("history"):  # a step for each layer, or none at all
+        step = {"created_by": f"swerl images bake {agents}", "created": config.get("created")}
+        config["history"] = [*history, step]
     inner = config["config"] = dict(config.get("config") or {})
     inner["Labels"] = {**(inner.get("Labels") or {}), _LABEL: agents}
     return json.dumps(config, separators=(",", ":")).encode()
