@@ -47,6 +47,18 @@ def test_time_runs_out_unless_it_is_prolonged(service: Service) -> None:
     eventually(lambda: not prolonged.is_running())
 
 
+def test_no_prolonging_leads_past_the_longest_life() -> None:
+    with serving(local.build(local.Options()), max_lifetime_s=100.0) as service:
+        sandbox = Sandbox.create(timeout=100, **service.sdk)
+        box = service.server._boxes.all()[0]
+        box._last_s -= 60.0  # a minute later
+        sandbox.set_timeout(100)
+        assert box.left_s < 41
+        sandbox.connect(timeout=100)
+        assert box.left_s < 41
+        assert sandbox.kill()
+
+
 def test_connect_opens_the_same_sandbox_and_never_cuts_its_time(service: Service) -> None:
     sandbox = Sandbox.create(timeout=500, **service.sdk)
     sandbox.files.write("kept", "here")

@@ -72,3 +72,14 @@ async def test_who_comes_after_the_end_hears_the_rest_and_the_end() -> None:
     command.finish(Ended(4))
     with command.listen() as late:
         assert [await late.next(), await late.next()] == [Chunk(b"rest"), Ended(3)]
+
+
+async def test_what_a_command_printed_is_not_kept_once_nobody_can_ask_for_it() -> None:
+    command = running()
+    with command.listen():
+        await command.hand_out(Chunk(b"untaken"))
+    with command.listen():
+        pass
+    command.finish(Ended(0))
+    with command.listen() as late:
+        assert await late.next() == Ended(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -52,6 +53,7 @@ class Box:
         self.runs = False
         """Whether clients can use it."""
         self._deadline_s = 0.0
+        self._last_s = math.inf
         self._changed = asyncio.Event()
         self.live_for(wish.timeout_s)
 
@@ -66,8 +68,8 @@ class Box:
         return self._deadline_s - time.monotonic()
 
     def live_for(self, seconds: float) -> None:
-        """Let its time be over so many seconds from now."""
-        self._deadline_s = time.monotonic() + seconds
+        """Let its time be over so many seconds from now, and at the longest life's end at last."""
+        self._deadline_s = min(time.monotonic() + seconds, self._last_s)
         self._changed.set()
 
     def stand(self, sandbox: Sandbox) -> None:
@@ -76,6 +78,7 @@ class Box:
         self.folders = Folders(sandbox)
         self.processes = Processes(sandbox, self.workdir, self.wish.env, self.end)
         self.watchers = Watchers(sandbox)
+        self._last_s = time.monotonic() + self.limits.lifetime_s
         self.live_for(self.wish.timeout_s)
         self.runs = True
 

@@ -106,10 +106,12 @@ class Running:
         self._backlog_bytes = 0
         self._last: Ended | Failure | None = None
         self._signalled: set[int] = set()
+        self._was_heard = False
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:
         """Listen: to what nobody has heard yet, and to all that comes."""
+        self._was_heard = True
         listener = Listener()
         listener.waiting.extend(self._backlog)
         self._backlog.clear()
@@ -122,7 +124,7 @@ class Running:
         finally:
             self._listeners.remove(listener)
             listener.leave()
-            if not self._listeners:
+            if not self._listeners and self._last is None:
                 for chunk in listener.waiting:
                     self._keep(chunk)
 
@@ -143,9 +145,15 @@ class Running:
             await listener.put(chunk)
 
     def finish(self, last: Ended | Failure) -> None:
-        """Tell all who listen, and who will, how it ended; only the first word counts."""
+        """Tell all who listen, and who will, how it ended; only the first word counts.
+
+        Nobody finds a command that has ended, so that what it printed is kept only for who
+        started it and has not listened yet.
+        """
         if self._last is None:
             self._last = last
+            if self._was_heard:
+                self._backlog.clear()
             for listener in self._listeners:
                 listener.finish(last)
 
