@@ -3,6 +3,7 @@
 Sessions run in the environment that `python3 bootstrap.py` made; positional arguments pass through.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,8 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.stop_on_first_error = True
 
 BENCHES = Path("bench")
+MAX_WORKERS = 4
+"""Test processes at once: some tests hold a time limit, and bombs take whole processors."""
 
 
 @nox.session
@@ -30,8 +33,9 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests; skipped ones say why at the end."""
-    session.run("pytest", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    """Run the tests, a file at a time in each worker; skipped ones say why at the end."""
+    workers = ["-n", str(min(os.cpu_count() or 1, MAX_WORKERS)), "--dist", "loadfile"]
+    session.run("pytest", *workers, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

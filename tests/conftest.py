@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,12 @@ def _host_as_it_was() -> Iterator[None]:
                 os.chown(place, was.st_uid, was.st_gid)
                 Path(place).chmod(was.st_mode & 0o7777)
     assert not changed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Let commands that tests start hear SIGINT, also where the run itself is a background job."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
