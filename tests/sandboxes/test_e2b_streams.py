@@ -12,6 +12,7 @@ from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Sandbox
 from swerl.sandboxes import e2b, local
 from swerl.sandboxes._e2b import create, job, runner
+from swerl.sandboxes._e2b import sandbox as e2b_sandbox
 
 from ..e2b_server.helpers import KEY, Service, serving
 from .e2b_faults import Faults, failing
@@ -174,6 +175,18 @@ async def test_a_killed_supervisor_is_a_killed_command(sandbox: Sandbox) -> None
     await until(sandbox, "sleep 67", 1)
     await sh(sandbox, "kill -9 $(cut -d' ' -f1 /tmp/.swerl-*/pids | grep -vx $PPID); :")
     assert (await running).exit_code == 137
+
+
+@pytest.mark.parametrize("again", ["", "while :; do kill -STOP $PPID; done"])
+async def test_a_command_that_stops_its_supervisor_still_times_out(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    monkeypatch.setattr(e2b_sandbox, "_OVERTIME_S", 0.2)
+    script = f"kill -STOP $PPID; {again or 'sleep 68'}"
+    done = await sandbox.run(["sh", "-c", script], timeout_s=0.3)
+    assert (done.exit_code, done.timed_out) == (124, True)
+    if not again:
+        assert await processes(sandbox, "sleep 68") == 0
 
 
 async def test_an_image_without_the_usual_tools_is_told_and_not_tried_for_ever(

@@ -260,6 +260,7 @@ stop() {
   find_supervisor || return
   while lives "$supervisor"; do # again and again, because a signal just before `wait` is slept through
     [ $((turn % 10)) -gt 0 ] || kill -TERM "$supervisor" 2>/dev/null
+    kill -CONT "$supervisor" 2>/dev/null # its command may have stopped it
     [ $((SECONDS - since)) -lt 9 ] || say_no 'a command cannot be killed'
     turn=$((turn + 1))
     read -r -t 0.01 -u 7

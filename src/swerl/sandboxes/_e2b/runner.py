@@ -24,6 +24,10 @@ _MOST_FRUITLESS = 2
 """Whole streams in a row that may show nothing new; then the image lacks what a job needs."""
 
 
+class DefiedError(SandboxLostError):
+    """The sandbox answers, and a command in it cannot be killed."""
+
+
 class Runner:
     """Runs jobs in one sandbox."""
 
@@ -108,16 +112,19 @@ class Runner:
         """Send a signal to a job's whole tree."""
         await self._step(job, "signal", number)
 
-    async def abandon(self, job: Job) -> None:
-        """Kill a job and all that it started, as far as the sandbox still answers.
+    async def abandon(self, job: Job) -> bool:
+        """Kill a job and all that it started; return whether the sandbox still answers.
 
-        Raises SandboxLostError where it cannot be killed.
+        Raises DefiedError where the job does not die, SandboxLostError where the sandbox is gone.
         """
+        answered = False
         if not self.ended.done():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
                     await self._step(job, "stop")
+                    answered = True
         self._forget(job)
+        return answered
 
     async def persist(self, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Repeat an attempt until it says that it is done, or the sandbox is lost."""
@@ -162,7 +169,7 @@ class Runner:
         await self.persist(attempt)
         if any(line.startswith("! ") for line in "".join(said).splitlines()):
             message = f"sandbox {self._machine.id} is gone: a command could not be killed"
-            raise SandboxLostError(message, hint="open a fresh sandbox")
+            raise DefiedError(message, hint="open a fresh sandbox")
 
     @asynccontextmanager
     async def _show(

@@ -16,7 +16,7 @@ from swerl.sandboxes._e2b import mounts as packs
 from swerl.sandboxes._e2b.files import Files
 from swerl.sandboxes._e2b.job import Job, Report, Shown
 from swerl.sandboxes._e2b.process import E2BProcess
-from swerl.sandboxes._e2b.runner import Runner
+from swerl.sandboxes._e2b.runner import DefiedError, Runner
 from swerl.sandboxes._e2b.sdk import CutError, Machine, Provider
 from swerl.sandboxes._relay import open_relay
 
@@ -198,11 +198,25 @@ class E2BSandbox:
             with suppress(SandboxError):
                 await asyncio.shield(self._runner.abandon(job))
             raise
-        except TimeoutError as error:
+        except TimeoutError:
+            return await asyncio.shield(self._end_late(job, shown))
+
+    async def _end_late(self, job: Job, shown: Shown) -> Report:
+        """Kill a command that its supervisor did not: the command may have stopped that.
+
+        Where the sandbox answers it is a timeout like any other. Raises SandboxLostError.
+        """
+        try:
+            answered = await self._runner.abandon(job)
+        except DefiedError as error:
+            answered = True
+            self._runner.lose(error)
+        if not answered:
             message = f"sandbox {self.id} is gone: a command did not end {_OVERTIME_S:g} s late"
             lost = SandboxLostError(message, hint="open a fresh sandbox")
             self._runner.lose(lost)
-            raise lost from error
+            raise lost
+        return Report(TIMED_OUT, stopped=True, sizes=(shown.offsets[0], shown.offsets[1]))
 
     def _user(self, user: str | None) -> str | None:
         if user in ("root", self._habits.user):
