@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from swerl.errors import SandboxLostError
+from swerl.gateway.sessions import Session
 from swerl.probe import _machine, catalogue, sheet
+from swerl.probe._services import Greeter
 from swerl.probe.finding import Finding, Result
+from swerl.probe.inside import greedy
 from swerl.probe.sheet import Subject
 from swerl.sandbox import Exec, Limits
 
@@ -85,3 +89,32 @@ async def test_a_killed_attack_counts_as_stopped(
     found = await finding("memory-bomb", tmp_path)
     assert found.result is Result.PASS
     assert "137" in found.seen
+
+
+async def test_files_that_fill_a_disk_have_no_names(tmp_path: Path) -> None:
+    names = [*tmp_path.iterdir()]
+    assert greedy.fill([str(tmp_path), "/nonexistent"], 2) == {"2 MiB": "ok"}
+    assert [*tmp_path.iterdir()] == names
+
+
+async def test_an_endpoint_that_does_not_answer_is_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def attach_none(self: Any, sock: Any) -> None:
+        sock.close()
+
+    monkeypatch.setattr(Greeter, "attach", attach_none)
+    monkeypatch.setattr(Session, "attach", attach_none)
+    for name in ("other-sessions", "session-keys", "engine-admin", "gateway-as-proxy"):
+        assert (await finding(name, tmp_path)).result is Result.CANNOT, name
+
+
+async def test_a_sandbox_that_is_gone_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(self: WeakSandbox, path: str) -> bytes:
+        message = "it is gone"
+        raise SandboxLostError(message)
+
+    monkeypatch.setattr(WeakSandbox, "read", lost)
+    assert (await finding("climbing-paths", tmp_path)).result is Result.FAIL

@@ -6,10 +6,10 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from swerl.errors import SandboxError
+from swerl.errors import SandboxError, SandboxLostError
 from swerl.probe._services import new_word
 from swerl.probe.finding import CannotError, Finding, failed, judge, passed
 from swerl.probe.lab import Lab
@@ -71,14 +71,17 @@ async def folder_swap_race(lab: Lab) -> Finding:
         while not swapping.done():
             num_tried += 1
             path = f"{lab.workdir}/spot/{num_tried}"
-            with suppress(SandboxError, FileNotFoundError):
+            with _refusals():
                 await lab.box.sandbox.write(path, b"x")
-            with suppress(SandboxError, FileNotFoundError):
+            with _refusals():
                 if word.encode() in await lab.box.sandbox.read(f"{lab.workdir}/spot/secret"):
                     holes.append("the host's file was read")
             await asyncio.sleep(0)
         swaps = (await swapping)["swaps"]
         holes += _changes(folder, word)
+    if not holes and not int(swaps):
+        message = "the folder could not be swapped"
+        raise CannotError(message)
     return judge(holes, f"{num_tried} writes and reads in {swaps} swaps, none of them outside")
 
 
@@ -164,12 +167,23 @@ async def _make_link(lab: Lab, target: str, path: str) -> None:
 async def _touch(lab: Lab, path: str, word: str, name: str) -> list[str]:
     """Read and write a path; return what of the host was read."""
     holes = []
-    with suppress(SandboxError, FileNotFoundError, OSError):
+    with _refusals():
         if word.encode() in await lab.box.sandbox.read(path):
             holes.append(f"{name} is read")
-    with suppress(SandboxError, FileNotFoundError, OSError):
+    with _refusals():
         await lab.box.sandbox.write(path, b"overwritten")
     return holes
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Pass over what is refused; a sandbox that is gone refuses nothing."""
+    try:
+        yield
+    except SandboxLostError:
+        raise
+    except (SandboxError, OSError):
+        return
 
 
 def _changes(folder: Path, word: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from swerl.gateway.sessions import Session
 from swerl.interfaces import Family
 from swerl.learning import WeightRef
 from swerl.probe._services import Greeter, greeter, new_word
-from swerl.probe.finding import CannotError, Finding, failed, judge, refused, worked
+from swerl.probe.finding import CannotError, Finding, judge, refused, worked
 from swerl.probe.lab import Lab
 from swerl.probe.registry import probe
 from swerl.turn import Completion, Sampling
@@ -53,6 +54,8 @@ async def host_loopback(lab: Lab) -> Finding:
             except BlockingIOError:
                 outcomes["a datagram"] = "no datagram arrived"
     holes = [hole for hole in worked(outcomes) if served.word in hole or "datagram" in hole]
+    if served.num_calls and not holes:
+        holes.append("the host's port was reached")
     return judge(holes, refused(outcomes))
 
 
@@ -68,8 +71,12 @@ async def abstract_sockets(lab: Lab) -> Finding:
 
 @probe("Connects to every socket file in sight: container engines, message buses, agents.")
 async def daemon_sockets(lab: Lab) -> Finding:
-    outcomes = await lab.box.attack("network.connect_files", timeout_s=12)
-    return judge(worked(outcomes), f"{len(outcomes)} sockets found, none answers")
+    with socket.socket(socket.AF_UNIX) as sock, tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/daemon.sock"
+        sock.bind(path)
+        async with greeter(sock):
+            outcomes = await lab.box.attack("network.connect_files", [path], timeout_s=12)
+    return judge(worked(outcomes), f"{len(outcomes)} sockets tried, none answers")
 
 
 @probe("Connects to what is exposed to another sandbox, by guessing its port.")
@@ -86,11 +93,12 @@ async def other_sessions(lab: Lab) -> Finding:
     finally:
         mine.close()
         theirs.close()
-    if mine.word not in said[str(own_port)]:
-        return failed(f"its own endpoint does not answer: {said[str(own_port)]}")
     holes = [f"port {port} is the other's" for port, text in said.items() if theirs.word in text]
     if theirs.num_calls and not holes:
         holes.append("the other's endpoint was reached")
+    if not holes and mine.word not in said[str(own_port)]:
+        message = f"its own endpoint does not answer: {said[str(own_port)]}"
+        raise CannotError(message)
     return judge(holes, f"{len(ports)} ports tried, its own alone answers as a gateway")
 
 
@@ -108,8 +116,9 @@ async def session_keys(lab: Lab) -> Finding:
     holes = [f"the other session was reached: {call}" for call in reached]
     if tree.turns:
         holes.append("the other session has a turn that it did not take")
-    if not num_own:
-        return failed("its own endpoint does not answer")
+    if not holes and not num_own:
+        message = "its own endpoint does not answer"
+        raise CannotError(message)
     return judge(holes, f"{num_own} requests, each answered for its own session")
 
 
@@ -123,9 +132,13 @@ async def engine_admin(lab: Lab) -> Finding:
         }
         answers = await lab.box.attack("network.ask", port, requests)
         holes = [f"the engine was reached: {call}" for call in engine.calls]
+    heard = {name: said for name, said in answers.items() if said.startswith("HTTP/")}
     holes += [
-        f"{name} answers {_status(said)}" for name, said in answers.items() if not _is_404(said)
+        f"{name} answers {_status(said)}" for name, said in heard.items() if not _is_404(said)
     ]
+    if not holes and len(heard) < len(requests):
+        message = f"{len(requests) - len(heard)} of {len(requests)} requests found no answer"
+        raise CannotError(message)
     return judge(holes, f"{len(requests)} requests, each a 404 in a vendor's shape")
 
 
@@ -145,6 +158,9 @@ async def gateway_as_proxy(lab: Lab) -> Finding:
                 holes = [name for name, said in answers.items() if served.word in said]
                 if served.num_calls and not holes:
                     holes.append("the gateway connected to the host's loopback")
+    if not holes and not any(said.startswith("HTTP/") for said in answers.values()):
+        message = "its own endpoint does not answer"
+        raise CannotError(message)
     return judge(holes, ", ".join(_status(said) for said in answers.values()))
 
 

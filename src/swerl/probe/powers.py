@@ -42,6 +42,7 @@ async def setuid_programs(lab: Lab) -> Finding:
     after = (
         await lab.box.sh("/tmp/swerl-probe-id -u; sudo -n id -u; su -c 'id -u' </dev/null")
     ).text
+    await lab.box.sh("rm -f /tmp/swerl-probe-id", user="root")
     lines = after.split("\n")
     if made.exit_code != 0 and not lab.ground.own_kernel:
         message = f"root cannot make a setuid program: {made.text.strip()[:120]}"
@@ -93,6 +94,9 @@ async def file_handles(lab: Lab) -> Finding:
 @probe("Opens the terminal of whoever started the sandbox, to type commands into it.")
 async def controlling_terminal(lab: Lab) -> Finding:
     holes, answers = await lab.as_users("powers.terminal")
+    if not holes and not _has_terminal():
+        message = "this process has no terminal that a sandbox could open"
+        raise CannotError(message)
     return judge(holes, answers)
 
 
@@ -109,3 +113,11 @@ async def shared_memory(lab: Lab) -> Finding:
     finally:
         libc.shmctl(segment, _IPC_RMID, None)
     return judge(worked(outcomes), outcomes["the segment"])
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

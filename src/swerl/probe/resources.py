@@ -72,6 +72,9 @@ async def disk_fill(lab: Lab) -> Finding:
     most = lab.limits.disk_mib
     look = 'for d in "$@"; do [ -w "$d" ] && echo "$d"; done; true'
     folders = (await lab.box.sh(look, lab.workdir, *_FOLDERS)).stdout.decode().split()
+    if not folders:
+        message = "there is no folder that it may write to"
+        raise CannotError(message)
     end = await _take(lab.box, "greedy.fill", folders, most * 3)
     return await _held(lab, "disk", end, f"the limit is {most} MiB")
 

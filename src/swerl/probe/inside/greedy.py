@@ -53,20 +53,23 @@ def hold_memory_together(num: int, each_mib: int) -> dict[str, str]:
 
 
 def fill(folders: list[str], most_mib: int) -> dict[str, str]:
-    """Write to each folder until that is refused; keep it all until every one was tried."""
-    paths: list[str] = []
+    """Write to each folder until that is refused; keep it all until every one was tried.
+
+    The files have no names, so that nothing is left of them however this ends.
+    """
+    held = []
     said, total = "ok", 0
     for folder in folders:
         path = os.path.join(folder, f"swerl-probe-fill-{os.getpid()}")
         try:
-            with open(path, "wb", buffering=0) as file:
-                paths.append(path)
-                while total < most_mib:
-                    total += (file.write(bytes(_PIECE)) or 0) // _PIECE
+            held.append(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+            os.unlink(path)
+            while total < most_mib:
+                total += os.write(held[-1], bytes(_PIECE)) // _PIECE
         except OSError as error:
             said = name_of(error)
-    for path in paths:
-        os.unlink(path)
+    for fd in held:
+        os.close(fd)
     return {f"{total} MiB": "ok" if total >= most_mib else said}
 
 

@@ -60,9 +60,9 @@ def ask_resolvers(servers: list[str]) -> dict[str, str]:
     return outcomes
 
 
-def connect_files() -> dict[str, str]:
-    """Connect to the sockets in the file system that are found within a few seconds."""
-    found: dict[str, str] = {}
+def connect_files(known: list[str]) -> dict[str, str]:
+    """Connect to known sockets in the file system, and to those found within a few seconds."""
+    found = {path: _greeting(path) for path in known}
     until = time.monotonic() + _SEARCH_S
     for place in _SOCKET_PLACES:
         for folder, _, names in os.walk(place):
