@@ -10,7 +10,8 @@ import pytest
 
 from swerl.errors import ImageError, InputError
 from swerl.images.gc import collect
-from swerl.oci.store import Named, Store
+from swerl.oci.records import Named
+from swerl.oci.store import Store
 from tests.oci.layers import Entry, add_image
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swerl.oci.manifest import IMAGE_TYPES, sha256
-from swerl.oci.store import Named, Store
+from swerl.oci.records import Named
+from swerl.oci.store import Store
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import pytest
 from swerl.errors import ImageError, InputError
 from swerl.oci import _owner
 from swerl.oci.manifest import sha256
-from swerl.oci.store import Named, Store
+from swerl.oci.records import Named
+from swerl.oci.store import Store
 from tests.oci.layers import Entry, add_image, layer_file
 
 NAME = "docker.io/swe/task:latest"

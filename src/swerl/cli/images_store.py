@@ -12,7 +12,7 @@ from swerl.cli._images import DockerConfigOption, RewritesOption
 if TYPE_CHECKING:
     from swerl.images.pull import PullOptions
     from swerl.images.verify import Checked, Part
-    from swerl.oci.store import Named
+    from swerl.oci.records import Named
 
 _ALL = "all"
 

@@ -31,8 +31,9 @@ from swerl.oci.manifest import (
     read_config,
     sha256,
 )
+from swerl.oci.records import Named, StoredImage
 from swerl.oci.reference import parse
-from swerl.oci.store import Named, Store, StoredImage
+from swerl.oci.store import Store
 from swerl.oci.unpack import diff_id_of
 
 _CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from swerl.errors import InputError
 from swerl.images.verify import Kind, parts_of, place, present
+from swerl.oci.records import Named
 from swerl.oci.reference import is_local, parse
-from swerl.oci.store import Named, Store
+from swerl.oci.store import Store
 
 _Key = tuple[Kind, str]
 

@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from swerl.errors import ImageError
 from swerl.images.pull import PullOptions, pull_one
 from swerl.interfaces import Sandbox, SandboxBackend
+from swerl.oci.records import StoredImage
 from swerl.oci.reference import is_local
-from swerl.oci.store import Store, StoredImage, default_store
+from swerl.oci.store import Store, default_store
 from swerl.sandbox import Limits, LiveSandbox, Mount
 
 

@@ -24,8 +24,9 @@ from swerl.images._login import default_config
 from swerl.images._registries import Registries
 from swerl.images.mirror import rewritten
 from swerl.oci.manifest import Blob, Manifest, chain_ids, machine_platform, read_config
+from swerl.oci.records import Named, StoredImage
 from swerl.oci.reference import Reference, is_local, parse
-from swerl.oci.store import Named, Store, StoredImage
+from swerl.oci.store import Store
 from swerl.oci.unpack import LinksBelowError
 
 

@@ -15,7 +15,8 @@ from swerl.images.mirror import rewritten
 from swerl.images.pull import Pulled, PullOptions, pull
 from swerl.oci.listing import differences
 from swerl.oci.manifest import sha256
-from swerl.oci.store import Named, Store
+from swerl.oci.records import Named
+from swerl.oci.store import Store
 
 _MAX_NAMED = 3
 """Changed files that a message names."""

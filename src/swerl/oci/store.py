@@ -17,9 +17,9 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from swerl.errors import ImageError
@@ -35,51 +35,10 @@ from swerl.oci.manifest import (
     read_config,
     sha256,
 )
+from swerl.oci.records import Named, StoredImage, StoredLayer
 from swerl.oci.reference import parse
 from swerl.oci.unpack import Unpacked, unpack
 from swerl.secrets import cache_dir
-
-
-@dataclass(frozen=True, slots=True)
-class StoredImage:
-    """An image that is ready to run."""
-
-    reference: str
-    """Its full name."""
-    digest: str
-    """Digest of its manifest."""
-    layers: tuple[Path, ...]
-    """Unpacked layers for overlayfs, lowest first, each once."""
-    env: Mapping[str, str]
-    workdir: str
-    user: str
-    """As the image has it: a name or number, with or without a group; empty for root."""
-    size: int
-    """Bytes of its unpacked files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A name of an image in the store."""
-
-    reference: str
-    digest: str
-    """Digest of the manifest for this machine."""
-    source: str = ""
-    """Where it was pulled from, by digest; empty for one that was imported."""
-    pulled_unix_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLayer:
-    """What the store notes about an unpacked layer, as `layer.json`."""
-
-    diff_id: str
-    num_bytes: int
-    """Bytes of its files."""
-    num_files: int
-    listing: str
-    """Digest of the file `listing` beside it."""
 
 
 class Store:

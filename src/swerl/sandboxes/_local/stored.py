@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swerl.errors import ImageError, InputError
-from swerl.oci.store import StoredImage, default_store
+from swerl.oci.records import StoredImage
+from swerl.oci.store import default_store
 from swerl.sandboxes._local import files
 from swerl.sandboxes._local.base import AGENT_ENV, GITCONFIG, NETWORK_FILES, SYSTEM_PATH, LocalImage
 
