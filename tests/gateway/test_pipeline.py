@@ -9,6 +9,7 @@ import pytest
 from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
 from swerl.errors import GatewayError
 from swerl.gateway import retries
+from swerl.gateway.arguments import UNREADABLE
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.speakers import speaker
@@ -148,6 +149,51 @@ async def test_a_malformed_call_is_told_to_the_client_as_text(engine: RecordingE
     assert reply.message.text.startswith("<tool_call>\n<function=bash>")
     assert reply.finish is Finish.STOP
     assert (await conversation.close()).turns[0].malformed_calls == 1
+
+
+async def test_a_malformed_call_of_an_agent_with_tools_gets_an_error_that_the_model_reads(
+    engine: RecordingEngine,
+) -> None:
+    good = ToolCall("", "bash", {"cmd": "ls"})
+    whole = engine.family.encode_reply(Message(Role.ASSISTANT, tool_calls=(good, good)))
+    engine.lines = [whole[:-20] + whole[-1:]]
+    conversation = talk(engine, max_new_tokens=500)
+    request = ChatRequest((ASK,), (Tool("bash"),))
+    async with conversation.answer(request) as answer:
+        reply = await answer.reply()
+        answer.delivered()
+    calls = reply.message.tool_calls
+    results = [Message(Role.TOOL, f"of {call.name}", "", (), call.id) for call in calls]
+    async with conversation.answer(
+        ChatRequest((ASK, reply.message, *results), request.tools)
+    ) as answer:
+        await answer.reply()
+        answer.delivered()
+
+    assert [call.name for call in calls] == ["bash", UNREADABLE]
+    assert "<tool_call>" in reply.message.text
+    assert reply.finish is Finish.TOOL_CALLS
+    assert f"of {UNREADABLE}" in engine.family.text(engine.calls[1].prompt)
+    trajectory = await conversation.close()
+    assert [turn.malformed_calls for turn in trajectory.turns] == [1, 0]
+    assert trajectory.turns[0].output_ids == engine.calls[0].output
+
+
+async def test_a_call_that_the_token_limit_cut_stays_text(engine: RecordingEngine) -> None:
+    call = ToolCall("", "bash", {"cmd": "ls " * 50})
+    engine.lines = [Message(Role.ASSISTANT, tool_calls=(call,))]
+    async with talk(engine).answer(ChatRequest((ASK,), (Tool("bash"),))) as answer:
+        reply = await answer.reply()
+
+    assert (reply.finish, reply.message.tool_calls) == (Finish.LENGTH, ())
+
+
+async def test_a_call_of_a_tool_that_was_not_offered_is_passed_on(engine: RecordingEngine) -> None:
+    engine.lines = [Message(Role.ASSISTANT, tool_calls=(ToolCall("", "browse", {"n": "5"}),))]
+    async with talk(engine).answer(ChatRequest((ASK,), (Tool("bash"),))) as answer:
+        (call,) = (await answer.reply()).message.tool_calls
+
+    assert (call.name, call.arguments) == ("browse", {"n": "5"})
 
 
 async def test_only_what_is_new_is_rendered(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import orjson
-
 from swerl.chat import Json, Message, Role, Tool, ToolCall
-from swerl.dialects._wire import checked, optional, refuse, required
+from swerl.dialects._wire import checked, optional, refuse, required, shown
 
 _BILLING = "x-anthropic-billing-header"
 """Claude Code's first system block can carry a stamp that changes with each request."""
@@ -181,6 +179,6 @@ def _text(block: Mapping[str, Json], where: str) -> str:
         case "image" | "document":
             return f"[{kind} left out: this model reads text only]"
         case "search_result" | "server_tool_use" | "web_search_tool_result":
-            return orjson.dumps(block).decode()
+            return shown(dict(block), where)
         case _:
             refuse(f"{where}.type", f"{kind!r} is not a known content block type")

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import orjson
-
 from swerl.chat import Json, Message, Role, Tool, ToolCall
-from swerl.dialects._wire import call_arguments, checked, optional, refuse, required
+from swerl.dialects._wire import call_arguments, checked, optional, refuse, required, shown
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -80,9 +78,8 @@ def _message(item: Json, where: str) -> Message:
             refuse(where, "nothing is stored here: send the item itself")
         case kind:
             # what the vendor's own tools leave in a conversation is shown to the model as it is
-            shown = orjson.dumps({**fields, "type": kind}).decode()
             role = Role.USER if kind.endswith("_output") else Role.ASSISTANT
-            return Message(role, shown)
+            return Message(role, shown({**fields, "type": kind}, where))
 
 
 def _call(fields: Mapping[str, Json], where: str) -> ToolCall:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from swerl.chat import Json
 from swerl.dialects._wire import NO_RETRY, RETRY_SOON
-from swerl.errors import BudgetError, EngineError, GatewayError, Refusal, SwerlError
+from swerl.errors import BudgetError, EngineError, GatewayError, InputError, Refusal, SwerlError
 
 _REFUSED: Mapping[Refusal, int] = {
     Refusal.INVALID: 400,
@@ -39,6 +39,8 @@ def failure(error: Exception) -> Failure:
     if isinstance(error, GatewayError):
         headers = RETRY_SOON if error.refusal is Refusal.OVERLOADED else NO_RETRY
         return Failure(_REFUSED[error.refusal], str(error), headers)
+    if isinstance(error, InputError):
+        return Failure(400, str(error), NO_RETRY)
     if isinstance(error, BudgetError):
         return Failure(504, str(error), NO_RETRY)
     if isinstance(error, EngineError):

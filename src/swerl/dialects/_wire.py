@@ -64,11 +64,15 @@ def max_tokens(body: Mapping[str, Json], *keys: str) -> int | None:
 def check_results(messages: Sequence[Message]) -> None:
     """Raise GatewayError where a tool result answers no earlier call, or two answer the same.
 
-    Vendors refuse such a conversation too.
+    Vendors refuse such a conversation too, and two open calls of one id. An id may come again once
+    its call is answered: some clients count their calls anew in each turn.
     """
     open_calls: set[str] = set()
     for message in messages:
-        open_calls.update(call.id for call in message.tool_calls)
+        for call in message.tool_calls:
+            if call.id in open_calls:
+                refuse("messages", f"two open tool calls have the id {call.id!r}")
+            open_calls.add(call.id)
         if message.role is Role.TOOL:
             if message.tool_call_id not in open_calls:
                 problem = f"tool result {message.tool_call_id!r} answers no open tool call"
@@ -83,6 +87,14 @@ def call_arguments(written: str) -> dict[str, Json]:
     except orjson.JSONDecodeError:
         value = None
     return value if isinstance(value, dict) else {"arguments": written}
+
+
+def shown(value: Json, where: str) -> str:
+    """Return JSON as a text for the model. Raises GatewayError where it is nested too deeply."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        refuse(where, "Input is nested too deeply")
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:

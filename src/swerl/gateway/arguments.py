@@ -1,4 +1,10 @@
-"""Argument values as the client's tool declares them, for families that write them all as text."""
+"""A reply's calls as the client can use them.
+
+Argument values get the types that the client's tool declares, for families that write all as text.
+A call that cannot be read stays in the text, and a call of a tool that nobody offers stands in for
+it: a reply without calls would end the agent's work, while every agent answers an unknown tool with
+an error that the model reads and can act on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 
-from swerl.chat import Json, Tool
+from swerl.chat import ChatRequest, Finish, Json, Tool
+from swerl.gateway.speakers import Spoken
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "integer": int,
@@ -16,6 +23,15 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": dict,
     "null": type(None),
 }
+
+UNREADABLE = "malformed_tool_call"
+"""Name of the tool whose call stands for one that cannot be read; agents show it to the model."""
+
+
+def is_unreadable(spoken: Spoken, request: ChatRequest) -> bool:
+    """Say whether a whole reply to a client with tools holds a call that cannot be read."""
+    is_whole = spoken.completion.finish is not Finish.LENGTH
+    return bool(spoken.parsed.malformed_calls and request.tools and is_whole)
 
 
 def coerce(name: str, arguments: Mapping[str, Json], tools: Sequence[Tool]) -> dict[str, Json]:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import orjson
 
 from swerl.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
+from swerl.errors import GatewayError
 from swerl.turn import Turn
 
 _Key: TypeAlias = Hashable
@@ -200,9 +201,17 @@ def _plain(value: Json) -> str:
         case float() if value.is_integer():
             return str(int(value))
         case _:
-            return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+            return _written(value).decode()
 
 
 def _tools_key(tools: Sequence[Tool]) -> _Key:
-    listed = [(tool.name, tool.description, tool.parameters) for tool in tools]
-    return orjson.dumps(listed, option=orjson.OPT_SORT_KEYS)
+    return _written([[tool.name, tool.description, dict(tool.parameters)] for tool in tools])
+
+
+def _written(value: Json) -> bytes:
+    """Write JSON one way for all. Raises GatewayError where it is nested too deeply."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        message = "a tool's parameters or a call's arguments are nested too deeply"
+        raise GatewayError(message) from error

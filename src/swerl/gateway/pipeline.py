@@ -20,7 +20,7 @@ from typing import TypeAlias
 from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, ToolCall
 from swerl.errors import BudgetError, EngineError, GatewayError, Refusal
 from swerl.gateway.answer import Answer, closed
-from swerl.gateway.arguments import coerce
+from swerl.gateway.arguments import UNREADABLE, coerce, is_unreadable
 from swerl.gateway.history import History, Match, Node
 from swerl.gateway.limits import Admission, SessionLimits
 from swerl.gateway.retries import Asker, Twins
@@ -257,7 +257,10 @@ class Conversation:
 
     def _message(self, spoken: Spoken, request: ChatRequest) -> Message:
         calls = []
-        for name, arguments in spoken.parsed.calls:
+        said = list(spoken.parsed.calls)
+        if is_unreadable(spoken, request):
+            said.append((UNREADABLE, {}))
+        for name, arguments in said:
             self._num_minted += 1
             call_id = f"call_{self._salt}_{self._num_minted}"
             calls.append(ToolCall(call_id, name, coerce(name, arguments, request.tools)))

@@ -22,7 +22,7 @@ PING_S = 5.0
 
 _CHECKS = frozenset({"", "/api/hello", "/healthz"})
 """Paths at which agents and people look whether somebody is there."""
-
+_MODELS = "/v1/models"
 
 _METHODS: Mapping[str, str] = {"chat": "POST", "count_tokens": "POST", "models": "GET"}
 
@@ -54,7 +54,7 @@ class Router:
         path = request.path.rstrip("/")
         if request.method == "HEAD" or (request.method == "GET" and path in _CHECKS):
             return web.json_response({"ok": True})
-        route = self._routes.get(path)
+        route = self._routes.get(path) or self._model_route(path)
         dialect = route.dialect if route else self._fallback
         stream = EventStream(request)
         try:
@@ -70,6 +70,12 @@ class Router:
         except Exception as error:  # noqa: BLE001  # the boundary: a client always gets an answer
             return await _fail(request, stream, dialect, error)
 
+    def _model_route(self, path: str) -> _Route | None:
+        """Return the route of one model's page; the model answers to any name in a request too."""
+        name = path.removeprefix(_MODELS + "/")
+        is_name = name not in (path, "") and ".." not in name.split("/")
+        return self._routes.get(_MODELS) if is_name else None
+
     def _session(self, headers: Mapping[str, str], dialect: Dialect) -> Session:
         key = dialect.session_key(headers)
         session = self.sessions.get(key) if key else None
@@ -82,14 +88,15 @@ class Router:
         self, request: web.BaseRequest, stream: EventStream, route: _Route, session: Session
     ) -> web.StreamResponse:
         if route.operation == "models":
-            return await send_json(request, _models(self._model_name))
+            name = request.path.rstrip("/").partition(_MODELS + "/")[2]
+            return await send_json(request, _model(name) if name else _models(self._model_name))
         conversation = session.conversation
         conversation.admission.knock()
         async with conversation.admission.reading:
             body = await read_object(request, conversation.limits.max_body_bytes)
         asked = route.dialect.parse(body)
         if route.operation == "count_tokens":
-            return await send_json(request, {"input_tokens": conversation.count(asked)})
+            return await send_json(request, _count(conversation.count(asked)))
         asker = read_asker(request.headers)
         async with conversation.answer(asked, asker) as answer:
             while asked.stream and not await answer.ready(PING_S):
@@ -114,10 +121,20 @@ async def _fail(
         return web.Response(status=499)
 
 
+def _count(num_tokens: int) -> Json:
+    """Return a count of tokens that readers of either vendor's understand."""
+    return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+
 def _models(name: str) -> Json:
     """Return a list of one model that readers of either vendor's list understand."""
+    data = [_model(name)]
+    return {"object": "list", "data": data, "has_more": False, "first_id": name, "last_id": name}
+
+
+def _model(name: str) -> Json:
     now = int(time.time())
-    model: Json = {
+    return {
         "id": name,
         "object": "model",
         "created": now,
@@ -126,4 +143,3 @@ def _models(name: str) -> Json:
         "display_name": name,
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
     }
-    return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
