@@ -69,7 +69,10 @@ def test_an_endless_line_is_refused() -> None:
 @pytest.mark.parametrize(
     ("frames", "complaint"),
     [
-        ([Frame(Kind.OPEN, n) for n in range(1000)], "more connections"),
+        ([Frame(Kind.OPEN, n) for n in range(1, 1000)], "more connections"),
+        ([Frame(Kind.OPEN, 2), Frame(Kind.OPEN, 2)], "twice"),
+        ([Frame(Kind.OPEN, 1), Frame(Kind.END, 1), Frame(Kind.END, 1)], "after an end"),
+        ([Frame(Kind.OPEN, 1), *[Frame(Kind.DATA, 1, "")] * 2], "after an end"),
         ([Frame(Kind.OPEN, 1), Frame(Kind.WINDOW, 1, "1")], "more than it was given"),
         ([Frame(Kind.OPEN, 1), *[Frame(Kind.DATA, 1, "AAAA" * 8000)] * 30], "more than it may"),
     ],

@@ -62,6 +62,8 @@ class Streams:
         self._door = door
         self._push = push
         self._streams: dict[int, _Stream] = {}
+        self._last = 0
+        """The latest connection's number; each is higher than all before it."""
 
     def obey(self, frame: Frame) -> None:
         """Do what a frame from inside says. Raises ValueError on one that breaks the rules."""
@@ -69,6 +71,10 @@ class Streams:
             if len(self._streams) > 2 * MAX_CONNECTIONS:  # some may be about to end
                 message = "the relay opens more connections than it may"
                 raise ValueError(message)
+            if frame.connection <= self._last:  # another of that name would be lost sight of
+                message = "the relay opens a connection twice"
+                raise ValueError(message)
+            self._last = frame.connection
             opened = _Stream(frame.connection, self._push)
             self._streams[frame.connection] = opened
             opened.task = asyncio.ensure_future(opened.run(self._door))
@@ -77,7 +83,8 @@ class Streams:
             stream.obey(frame)
 
     async def close(self) -> None:
-        """End every connection."""
+        """End every connection; those to come are numbered anew."""
+        self._last = 0
         tasks = [stream.task for stream in self._streams.values() if stream.task]
         for task in tasks:
             task.cancel()
@@ -95,8 +102,14 @@ class _Stream:
         self._more_credit = asyncio.Event()
         self._inbound: asyncio.Queue[bytes] = asyncio.Queue()
         self._inbound_size = 0
+        self._inbound_ended = False
 
     def obey(self, frame: Frame) -> None:
+        if frame.kind in (Kind.DATA, Kind.END):
+            if self._inbound_ended:
+                message = "the relay goes on after an end"
+                raise ValueError(message)
+            self._inbound_ended = frame.kind is Kind.END or not frame.payload
         match frame.kind:
             case Kind.DATA:
                 data = base64.b64decode(frame.payload, validate=True)

@@ -46,7 +46,7 @@ class Stream:
         try:
             kind, size = struct.unpack(">B3xI", await self._reader.readexactly(8))
             return await self._reader.readexactly(size), kind == _STDERR
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             return None
 
     async def send(self, data: bytes) -> None:

@@ -123,11 +123,23 @@ class DockerSandbox:
         plan, container = self._machine.plan, self._machine.container
         if plan.has_kernel_network and netns.belongs_to(self.pid, container):
             with suppress(PermissionError):
-                sock = await asyncio.to_thread(netns.listen, self.pid)
-                await listener.attach(sock)
-                return f"http://127.0.0.1:{sock.getsockname()[1]}"
+                return await self._expose_here(listener)
         relay = open_relay(self, listener, on_lost=lambda error: self._machine.lose(str(error)))
         return await self._relays.enter_async_context(relay)
+
+    async def _expose_here(self, listener: Listener) -> str:
+        """Hand over a socket from the container's network. Raises PermissionError."""
+        try:
+            sock = await asyncio.to_thread(netns.listen, self.pid)
+        except PermissionError:
+            raise
+        except OSError as error:
+            await self._machine.require_alive_soon()
+            message = f"cannot listen in the network of sandbox {self.id}: {error.strerror}"
+            raise SandboxError(message, hint="open a fresh sandbox") from error
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        await listener.attach(sock)
+        return url
 
     async def close(self) -> None:
         """Remove the container and let go of everything. Safe to call twice."""
