@@ -18,6 +18,7 @@ export HOME="$home" XDG_CONFIG_HOME="$home" LC_ALL=C GIT_CONFIG_NOSYSTEM=1 GIT_A
   GIT_OPTIONAL_LOCKS=0 GIT_PAGER=cat
 line_end='
 '
+tab='	'
 
 say() { printf '%s\n' "$*"; }
 broken() { say "$1" >&2; exit 93; }

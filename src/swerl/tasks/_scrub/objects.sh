@@ -77,11 +77,32 @@ keep_own_shallow() {
   fi
 }
 
+# The ids of solved files that the store holds, a line each.
+solved_blobs() {
+  [ -z "$solved" ] ||
+    say "$solved" | repository cat-file --batch-check 2>/dev/null | sed -n 's/ blob .*//p'
+}
+
+# Solved files may be staged, where the solution was committed or tried and the files were put back.
+unstage_solved() {
+  known=$(solved_blobs)
+  [ -n "$sha" ] && [ -n "$known" ] || return 0
+  for_each "$(repository -c core.quotePath=false ls-files -s | grep -F "$known")" unstage
+}
+
+unstage() {
+  path=${1#*"$tab"} blob=${1#* } blob=${blob%% *}
+  case $(repository ls-tree "$sha" -- "$path") in *"$blob"*) return ;; esac
+  [ "$(repository hash-object --no-filters -- "$tree/$path" 2>/dev/null)" != "$blob" ] || return 0
+  repository --literal-pathspecs reset -q "$sha" -- "$path" 2>/dev/null || foreign "cannot write $dir/index"
+  rebuild=1
+}
+
 # A past that holds the solved files (a reverted fix, a planted bug) is no past to keep.
 drop_solved() {
   [ -n "$solved" ] && [ -n "$parents" ] && [ "$kept" = full ] || return 0
   tree=$top dir=$top/.git partial='' sha=$base
-  known=$(say "$solved" | repository cat-file --batch-check 2>/dev/null | sed -n 's/ blob .*//p')
+  known=$(solved_blobs)
   [ -n "$known" ] || return 0
   own=$(repository ls-tree -r "$base"; repository ls-files -s)
   for blob in $known; do

@@ -3,7 +3,6 @@
 #   sh -c SCRIPT sweep WORKDIR BASE <orders      (orders as for the scrub)
 #
 # Says lines of four fields between tabs: `leak KIND NAME EVIDENCE`, and `unchecked REASON`.
-tab='	'
 look=1 extra=''
 
 main() {

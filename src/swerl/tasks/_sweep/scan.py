@@ -36,6 +36,7 @@ def main() -> None:
     scan = Scan(order)
     for root in ("/", order["workdir"]):
         scan.walk(root)
+    scan.judge_index()
     json.dump(scan.result(), sys.stdout)
 
 
@@ -72,15 +73,24 @@ class Scan:
         }
 
     def list_tracked(self) -> "set[str]":
-        command = ["git", "-c", "core.fsmonitor=false", "-C", self.top, "ls-files", "-z"]
+        said = self.ask_git("ls-files", "-z")
+        names = said.decode("utf-8", "surrogateescape").split("\0")
+        return {os.path.join(self.top, name) for name in names if name}
+
+    def ask_git(self, *words: str) -> bytes:
+        command = ["git", "-c", "core.fsmonitor=false", "-C", self.top]
+        command += words
         env = dict(os.environ, GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_COUNT="1")
         env.update(GIT_CONFIG_KEY_0="safe.directory", GIT_CONFIG_VALUE_0="*")
         try:
-            said = subprocess.check_output(command, env=env, stderr=subprocess.DEVNULL)
+            return subprocess.check_output(command, env=env, stderr=subprocess.DEVNULL)
         except (OSError, subprocess.CalledProcessError):
-            return set()
-        names = said.decode("utf-8", "surrogateescape").split("\0")
-        return {os.path.join(self.top, name) for name in names if name}
+            return b""
+
+    def judge_index(self) -> None:
+        """What is staged and stands in no file is read with `git diff --cached`."""
+        shown = self.ask_git("diff", "--cached", "--no-ext-diff", "--no-textconv", "HEAD")
+        self.judge(os.path.join(self.top, ".git", "index"), shown)
 
     def drop_what_base_has(self) -> None:
         """A line that the work tree has anyway gives nothing away."""
