@@ -86,6 +86,21 @@ def test_a_sandbox_opens_to_its_own_token_alone(
     assert mine.commands.run("echo mine").stdout == "mine\n"
 
 
+def test_a_token_for_servers_inside_opens_nothing_else(service: Service, sandbox: Sandbox) -> None:
+    token = sandbox.traffic_access_token or ""
+    for name in ("E2b-Traffic-Access-Token", "X-Access-Token"):
+        with service.client(**{"E2b-Sandbox-Id": sandbox.sandbox_id, name: token}) as client:
+            for method, path in ENVD:
+                assert client.request(method, path).status_code == 401, (method, path)
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "9"}
+    for extra in (
+        {"E2b-Traffic-Access-Token": token},
+        {"X-Access-Token": sandbox._envd_access_token or ""},
+    ):
+        with service.client(**headers, **extra) as client:
+            assert client.get("/").status_code == 502  # let in, and nothing listens there
+
+
 def test_a_token_without_an_id_opens_its_own_sandbox(
     service: Service, two: tuple[Sandbox, Sandbox]
 ) -> None:

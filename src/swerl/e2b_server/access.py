@@ -47,8 +47,13 @@ def require_key(headers: Mapping[str, str], key: str) -> None:
 
 
 def token_of(headers: Mapping[str, str]) -> str:
-    """Return the token with which a request wants to open a sandbox, or a port of it."""
-    return headers.get("X-Access-Token", "") or headers.get("E2b-Traffic-Access-Token", "")
+    """Return the token with which a request wants to open a sandbox and all that is in it."""
+    return headers.get("X-Access-Token", "")
+
+
+def traffic_token_of(headers: Mapping[str, str]) -> str:
+    """Return the token with which a request wants to open a port of a sandbox, and no more."""
+    return headers.get("E2b-Traffic-Access-Token", "")
 
 
 def signature(path: str, operation: str, user: str, token: str, expires: str) -> str:

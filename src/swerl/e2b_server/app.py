@@ -90,7 +90,8 @@ class Server:
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         to = address.of(request.headers)
         if to is not None and to.port != envd.PORT:
-            box = self._boxes.open_with(to.sandbox_id, access.token_of(request.headers))
+            tokens = access.traffic_token_of(request.headers), access.token_of(request.headers)
+            box = self._boxes.open_port_with(to.sandbox_id, *tokens)
             return await ports.relay(box, to.port, request, key=self._key)
         if envd.serves(request.path) and (to is not None or request.path != "/health"):
             box = self._admitted(to.sandbox_id if to else "", request)

@@ -51,7 +51,7 @@ async def relay(box: Box, port: int, request: web.BaseRequest, *, key: str) -> w
         data = (chunk.data async for chunk in process.output() if not chunk.is_stderr)
         _, rest = await _until(data, b"", b"\n", box, port)
         async with asyncio.timeout(IDLE_S):
-            await process.send(_head(request, body, (box.token, key)) + body)
+            await process.send(_head(request, body, (box.token, box.traffic_token, key)) + body)
         head, rest = await _until(data, rest, b"\r\n\r\n", box, port)
         response = _response(head)
         response.force_close()  # what else the server inside sends is no answer to a later request

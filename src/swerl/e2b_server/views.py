@@ -25,7 +25,7 @@ def opened(box: Box, domain: str) -> dict[str, Json]:
         "clientID": _CLIENT,
         "envdVersion": envd.VERSION,
         "envdAccessToken": box.token,
-        "trafficAccessToken": box.token,
+        "trafficAccessToken": box.traffic_token,
         "domain": domain,
     }
 
