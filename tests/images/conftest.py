@@ -9,14 +9,19 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from swerl.images._http import http_session
+from swerl.images._http import Patience, http_session
 from swerl.images._registry import Registry
+from swerl.images.mirror import MirrorOptions, Report, mirror
+from swerl.images.pull import Pulled, PullOptions, pull
 from swerl.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
+from swerl.oci.reference import parse_target
+from swerl.oci.store import Store
 from tests.oci.layers import Entry, make_tar
 from tests.services import registry as services_registry
 from tests.services.daemon import CannotRunError
@@ -97,6 +102,36 @@ def push(registry: Server, tmp_path: Path) -> Callable[..., Awaitable[None]]:
             await client.put_manifest(repository, tag, image.manifest)
 
     return push
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def bring(store: Store, tmp_path: Path) -> Callable[..., Awaitable[list[Pulled]]]:
+    """Pull images into `store`, without long waits and without logins."""
+
+    async def call(*images: str, **settings: Any) -> list[Pulled]:
+        settings = {"docker_config": tmp_path / "none.json", **settings}
+        options = PullOptions(patience=Patience(tries=3, first_wait_s=0.001), **settings)
+        return await pull(images, store, options=options)
+
+    return call
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Callable[..., Awaitable[Report]]:
+    """Mirror images to a target, without long waits and without logins."""
+
+    async def call(images: list[str], to: str, **settings: Any) -> Report:
+        settings = {"docker_config": tmp_path / "none.json", **settings}
+        options = MirrorOptions(patience=Patience(tries=3, first_wait_s=0.001), **settings)
+        return await mirror(images, parse_target(to), tmp_path / "lock.json", options=options)
+
+    return call
 
 
 @pytest.fixture

@@ -23,11 +23,6 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 async def copied(
     registry: Any, push: Push, make_image: Make, tmp_path: Path
 ) -> Callable[[str], Path]:

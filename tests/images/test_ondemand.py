@@ -36,11 +36,6 @@ class Opener:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def backend(store: Store, tmp_path: Path) -> Callable[..., OnDemand]:
     def make(**settings: Any) -> OnDemand:
         inner = cast(SandboxBackend, Opener(store))

@@ -20,11 +20,6 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def options(tmp_path: Path) -> PlanOptions:
     patience = Patience(tries=2, first_wait_s=0.001)
     return PlanOptions(docker_config=tmp_path / "none.json", patience=patience)

@@ -20,11 +20,6 @@ NAME = "docker.io/swe/task:latest"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def options(tmp_path: Path) -> PullOptions:
     return PullOptions(docker_config=tmp_path / "none.json")
 

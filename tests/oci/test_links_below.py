@@ -32,13 +32,6 @@ def low(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    path = tmp_path / "tree"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def run(tmp_path: Path, tree: Path, low: Path) -> Run:
     """Unpack a layer of these entries over the one below."""
 

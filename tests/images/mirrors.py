@@ -1,0 +1,13 @@
+"""How tests tell a mirror that failed."""
+
+from __future__ import annotations
+
+from swerl.errors import ImageError
+from swerl.images.mirror import Report
+
+
+def failure(report: Report) -> str:
+    """The one error of a report, with its hint."""
+    (done,) = report.failed
+    assert isinstance(done.error, ImageError)
+    return f"{done.error} | {done.error.hint}"
