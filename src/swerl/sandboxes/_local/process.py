@@ -141,7 +141,7 @@ def _open_file(data: bytes) -> int:
 async def _writable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(fd, lambda: ready.done() or ready.set_result(None))
+    loop.add_writer(fd, lambda: None if ready.done() else ready.set_result(None))
     try:
         await ready
     finally:
