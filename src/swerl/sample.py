@@ -40,18 +40,18 @@ def to_samples(trajectory: Trajectory, *, episode: str, task: str) -> list[Sampl
     Turns without token ids (`trainable` false) are left out. The shares of the result sum to one.
     """
     trained: set[int] = set()
-    samples = []
+    rows: list[tuple[Sample, int]] = []
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
         if not all(turn.trainable for turn in path):
             continue
         fresh = {turn.index for turn in path} - trained
         trained |= fresh
-        sample = _row(path, fresh, episode, task)
-        if sample.num_trained_tokens:
-            samples.append(sample)
-    total = sum(sample.num_trained_tokens for sample in samples)
-    return [replace(sample, share=sample.num_trained_tokens / total) for sample in samples]
+        num_trained = sum(len(turn.output_ids) for turn in path if turn.index in fresh)
+        if num_trained:
+            rows.append((_row(path, fresh, episode, task), num_trained))
+    total = sum(num_trained for _, num_trained in rows)
+    return [replace(sample, share=num_trained / total) for sample, num_trained in rows]
 
 
 def _row(path: tuple[Turn, ...], fresh: set[int], episode: str, task: str) -> Sample:

@@ -84,6 +84,8 @@ def test_a_reply_is_known_by_the_call_ids_minted_in_it(replayed: Message) -> Non
     [
         ({"n": "5", "all": "true", "cmd": "ls "}, True),
         ({"n": 5.0, "all": True, "cmd": "ls"}, True),
+        ({"n": "005", "all": True, "cmd": "ls"}, True),
+        ({"n": "5x", "all": True, "cmd": "ls"}, False),
         ({"n": 6, "all": True, "cmd": "ls"}, False),
         ({"n": 5, "all": True, "cmd": "ls", "x": 1}, False),
     ],

@@ -8,6 +8,7 @@ way is its parent, and only the messages after it are new.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from swerl.errors import GatewayError
 from swerl.turn import Turn
 
 _Key: TypeAlias = Hashable
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,15}(\.[0-9]{1,15})?")
+"""A number as a model writes it, `050` and `5.0` among them; longer ones would lose digits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -197,7 +201,8 @@ def _call_key(call: ToolCall) -> _Key:
 def _plain(value: Json) -> str:
     match value:
         case str():
-            return value.strip()
+            text = value.strip()
+            return _plain(float(text)) if _NUMBER.fullmatch(text) else text
         case float() if value.is_integer():
             return str(int(value))
         case _:
