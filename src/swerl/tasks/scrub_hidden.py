@@ -66,6 +66,12 @@ OUTSIDE: Mapping[str, tuple[str, ...]] = {
         "/root/.config/git/credentials",
         "/home/*/.config/git/credentials",
     ),
+    "who made the image": (
+        "/root/.*_history",
+        "/home/*/.*_history",
+        "/root/.viminfo",
+        "/home/*/.viminfo",
+    ),
     "package caches": (
         "/root/.cache/pip",
         "/root/.cache/uv",
