@@ -130,3 +130,32 @@ async def test_root_commands_are_killed_too(
         done = await sandbox.run(["sh", "-c", script], user="root", timeout_s=0.5)
         assert done.timed_out
         assert not host_processes(token)
+
+
+CROWD = """
+import os, signal, time
+found = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+keepers = [n for n in found if b"swerl-keeper" in open(f"/proc/{n}/cmdline", "rb").read()]
+def fill():
+    while True:
+        try:
+            if os.fork() == 0:
+                signal.pause()
+        except OSError:
+            return
+fill()
+for each in keepers:
+    os.kill(each, signal.SIGKILL)
+    fill()
+while True:
+    fill()
+"""
+
+
+async def test_a_crowd_that_leaves_no_room_for_a_keeper_ends_only_its_command(
+    backend: docker.DockerBackend, docker_image: str
+) -> None:
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        done = await sandbox.run(["python3", "-c", CROWD], timeout_s=1)
+        assert (done.exit_code, done.timed_out) == (124, True)
+        assert await sh(sandbox, "echo still here") == "still here\n"

@@ -177,7 +177,7 @@ def _request(client: Any, plan: Plan, *, with_quota: bool) -> str:
     made = client.create_container(
         plan.image,
         entrypoint=["/bin/sh"],
-        command=["-c", scripts.FIRST, "swerl", str(clock_s), plan.workdir],
+        command=["-c", scripts.FIRST, "swerl", scripts.FIRST, str(clock_s), plan.workdir],
         name=plan.name if _CONTAINER_NAME.fullmatch(plan.name) else None,
         hostname=_HOSTNAME,
         user=plan.user or None,

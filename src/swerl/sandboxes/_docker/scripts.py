@@ -46,7 +46,7 @@ sweep() {
 }
 own=$(ulimit -S -w || ulimit -S -x)
 [ -d "$1" ] && workdir=yes || workdir=no
-user=$(id -u) && group=$(id -g) || exit 3
+user=$(id -u) && group=$(id -g) || exit 4
 name=$(id -un)
 echo "ready $user $group ${name:-$user} $workdir"
 while read -r number signal mark low high; do
@@ -66,24 +66,32 @@ exit 3
 """Takes orders `<number> <signal> <mark> <lowest given> <highest given>`, one a line.
 
 For KILL all are stopped before one is killed: a stopped process keeps its place under the process
-limit, so that nothing new can take it. It ends with code 3 at the end of its input.
+limit, so that nothing new can take it. It ends with code 3 at the end of its input, and with 4
+where it cannot begin.
 """
 
 FIRST = f"""
-exec 3<&0 </dev/null 2>/dev/null
-trap exit USR2
-( exec 3<&- >/dev/null; sleep "$1"; kill -s USR2 1 ) &
+stood=1
+[ -z "$2" ] || {{
+    stood=
+    exec 3<&0 </dev/null 2>/dev/null
+    ( exec 3<&- >/dev/null; sleep "$2"; kill -s USR2 1 ) &
+}}
+trap 'trap - EXIT; exit' USR2
+trap 'exec sh -c "$1" swerl "$1" "" "$3"' EXIT
 while :; do
-    sh -c {shlex.quote(KEEPER)} swerl-keeper "$2" <&3 3<&- &
+    sh -c {shlex.quote(KEEPER)} swerl-keeper "$3" <&3 3<&- &
     wait $!
-    [ $? = 3 ] && exit
+    case $?$stood in 3*|4) trap - EXIT; exit ;; esac
+    stood=1
 done
 """
-"""Runs the keeper and reaps orphans; arguments: the seconds after which all is
-over, the workdir.
+"""Runs the keeper and reaps orphans; arguments: this text, the seconds after which all is over,
+the workdir.
 
 No process inside can kill the first one. It ends when the controller lets go of its input, and
-everything in the container ends with it.
+everything in the container ends with it. Where there is no room for a keeper the shell would end,
+too; so it begins anew in its place, without the seconds, until there is.
 """
 
 COMMAND = r"""
