@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -24,9 +24,10 @@ g() { git -c safe.directory='*' "$@" 2>&1; }
 top=$(g rev-parse --show-toplevel) || { echo no; exit; }
 [ "$top" = "$(pwd -P)" ] || { echo no; exit; }
 said=$(g status --porcelain --untracked-files=no) || { echo "$said"; exit 3; }
-if [ -n "$1" ] && ! g cat-file -e "$1^{commit}" >/dev/null
-then echo "the repository lacks the base commit $1"; exit 4
-fi
+for commit
+do g cat-file -e "$commit^{commit}" >/dev/null && continue
+echo "the repository lacks the base commit $commit"; exit 4
+done
 echo yes
 """
 _NO_TREE = "the workdir is not the top of a git work tree"
@@ -115,25 +116,26 @@ async def check(
         users.setdefault((task.image, task.workdir), []).append(task)
     free = asyncio.Semaphore(chosen.num_workers)
 
-    async def one(place: Place, task: Task) -> Smoke:
+    async def one(place: Place, own: list[Task]) -> Smoke:
         async with free:
             known = chosen.done.get(place)
-            if known and (await chosen.facts(task.image)).digest not in ("", known.digest):
+            if known and (await chosen.facts(place[0])).digest not in ("", known.digest):
                 known = None
-            result = known or await _check(backend, chosen, task)
-        result = replace(result, num_tasks=len(users[place]))
+            result = known or await _check(backend, chosen, own)
+        result = replace(result, num_tasks=len(own))
         tell(result, known is None)
         return result
 
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(place, own[0])) for place, own in users.items()]
+        running = [group.create_task(one(place, own)) for place, own in users.items()]
     return [task.result() for task in running]
 
 
-async def _check(backend: SandboxBackend, settings: Settings, task: Task) -> Smoke:
-    found = Smoke(task.image, task.workdir)
+async def _check(backend: SandboxBackend, settings: Settings, own: Sequence[Task]) -> Smoke:
+    """Check one image for the Tasks that use it with one workdir."""
+    found = Smoke(own[0].image, own[0].workdir)
     try:
-        found = await _look(backend, settings, task)
+        found = await _look(backend, settings, own)
     except SandboxUnavailableError:
         raise
     except SwerlError as error:
@@ -142,14 +144,14 @@ async def _check(backend: SandboxBackend, settings: Settings, task: Task) -> Smo
         found = replace(found, failure=f"no command ended within {_BOOT_TIMEOUT_S:g} s of the boot")
     except OSError as error:
         found = replace(found, failure=f"{error} (`swerl doctor` says what this machine lacks)")
-    facts = await settings.facts(task.image)
+    facts = await settings.facts(found.image)
     failure = " ".join(found.failure.split())
     return replace(found, failure=failure, digest=facts.digest, size=facts.size)
 
 
-async def _look(backend: SandboxBackend, settings: Settings, task: Task) -> Smoke:
+async def _look(backend: SandboxBackend, settings: Settings, own: Sequence[Task]) -> Smoke:
     """Open a sandbox and ask it everything. Raises SwerlError, OSError and TimeoutError."""
-    started = time.monotonic()
+    task, started = own[0], time.monotonic()
     async with asyncio.timeout(_BOOT_TIMEOUT_S) as patience:
         async with backend.open(task.image, settings.limits, workdir=task.workdir) as sandbox:
             await sandbox.run(["true"], timeout_s=_STEP_TIMEOUT_S)
@@ -163,7 +165,7 @@ async def _look(backend: SandboxBackend, settings: Settings, task: Task) -> Smok
                 boot_s=boot_s,
                 exec_s=timed.duration_s,
                 interpreter=await _note(_ask_interpreter(sandbox, interpreter_of(task)), problems),
-                work_tree=await _note(_ask_work_tree(sandbox, task), problems),
+                work_tree=await _note(_ask_work_tree(sandbox, own), problems),
                 failure="; ".join(problems),
             )
 
@@ -194,13 +196,14 @@ async def _ask_interpreter(sandbox: Sandbox, wanted: Interpreter) -> str:
     raise SandboxError(problem, hint=said[-1] if said else f"exit code {done.exit_code}")
 
 
-async def _ask_work_tree(sandbox: Sandbox, task: Task) -> str:
-    argv = ["sh", "-c", _WORK_TREE, "sh", task.base_commit]
+async def _ask_work_tree(sandbox: Sandbox, own: Sequence[Task]) -> str:
+    commits = dict.fromkeys(task.base_commit for task in own if task.base_commit)
+    argv = ["sh", "-c", _WORK_TREE, "sh", *commits]
     done = await sandbox.run(argv, timeout_s=_STEP_TIMEOUT_S)
     said = " ".join(done.text.split())
     if done.exit_code != 0:
         problem = "the workdir cannot be worked in with git"
         raise SandboxError(problem, hint=said or f"exit code {done.exit_code}")
-    if said != "yes" and (task.base_commit or not is_local(task.image)):
+    if said != "yes" and (commits or not is_local(own[0].image)):
         raise SandboxError(_NO_TREE, hint=_NO_TREE_HINT)
     return said
