@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -52,6 +53,29 @@ async def test_helper_without_an_entry_means_no_login(
 async def test_helper_that_is_not_installed_is_named(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="docker-credential-absent"):
         await find_login("ghcr.io", config(tmp_path, credsStore="absent"))
+
+
+async def test_helper_that_nobody_waits_for_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "pid"
+    helper(tmp_path, f"echo $$ > {note}.part; mv {note}.part {note}; exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    asking = asyncio.create_task(find_login("ghcr.io", config(tmp_path, credsStore="fake")))
+    async with asyncio.timeout(20):
+        while not note.exists():  # noqa: ASYNC110  another process makes it
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        while Path("/proc", note.read_text().strip()).exists():  # noqa: ASYNC110  reaped soon
+            await asyncio.sleep(0.01)
+
+
+async def test_sections_of_nothing_mean_no_login(tmp_path: Path) -> None:
+    file = config(tmp_path, auths=None, credHelpers=None, credsStore=None)
+    assert await find_login("ghcr.io", file) is None
+    assert logged_in(file) == []
 
 
 async def test_damaged_config_or_login_is_one_clear_error(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def _read(config: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         message = f"cannot read Docker's config {config}: {error}"
         raise ImageError(message, hint="write it anew with `docker login`") from error
-    return settings if isinstance(settings, dict) else {}
+    if not isinstance(settings, dict):
+        return {}
+    return {key: value for key, value in settings.items() if value}  # null stands for nothing
 
 
 async def _ask_helper(name: str, key: str) -> Login | None:
@@ -78,12 +80,17 @@ async def _ask_helper(name: str, key: str) -> Login | None:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        answer, _ = await asyncio.wait_for(process.communicate(key.encode()), _HELPER_TIMEOUT_S)
+        try:
+            async with asyncio.timeout(_HELPER_TIMEOUT_S):
+                answer, _ = await process.communicate(key.encode())
+        finally:
+            if process.returncode is None:
+                process.kill()
         if process.returncode:
             return None
         entry = json.loads(answer)
         return Login(entry["Username"], entry["Secret"])
-    except (OSError, TimeoutError, ValueError, KeyError) as error:
+    except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
         message = f"Docker's config names the login helper {program}, which gives no login"
         raise ImageError(message, hint="install it, or give another --docker-config") from error
 
