@@ -66,7 +66,8 @@ def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pin
     known = Lock(lock).images
     remote = {image for image in wanted if not is_local(image)}
     if missing := sorted(remote - known.keys()):
-        message = f"{len(missing)} images are not in {lock}, {missing[0]} among them"
+        more = f", and {len(missing) - 1} more are not" if missing[1:] else ""
+        message = f"image {missing[0]} is not in {lock}{more}"
         hint = f"mirror them first: swerl images mirror {tasks} --to HOST:PORT/PREFIX"
         raise InputError(message, hint=hint)
     return {image: known[image] for image in sorted(remote)}

@@ -31,7 +31,7 @@ def ls() -> None:
 
     store = default_store()
     table = Table("image", "digest", "layers", "unpacked", "since")
-    names = store.names()
+    names, num_damaged = store.names(), 0
     for named in names:
         since = f"{datetime.fromtimestamp(named.pulled_unix_s, UTC):%Y-%m-%d}"
         try:
@@ -39,12 +39,15 @@ def ls() -> None:
             shown = (str(len(found.layers)), shown_bytes(found.size))
         except ImageError:
             shown = ("[red]damaged[/]", "")
+            num_damaged += 1
         table.add_row(named.reference, named.digest[7:19], *shown, since)
     if names:
         console().print(table)
     console().print(f"{counted(len(names), 'image')} in {store.root}", soft_wrap=True)
     if not names:
         console().print("next: swerl images pull TASKS")
+    if num_damaged:
+        console().print("next: swerl images verify --repair")
 
 
 def verify(
