@@ -89,6 +89,28 @@ async def test_no_setting_of_the_agents_spoils_its_patch(
     assert applies(patch, image)
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        "mkdir inner; git init -q inner; echo x >inner/f",
+        ": >.git/index.lock",
+        "echo nonsense >.git/index",
+        ": >.git/index",
+        "rm .git/index",
+    ],
+)
+async def test_what_an_agent_leaves_of_git_costs_no_patch(
+    sandbox: Sandbox, image: Path, left: str
+) -> None:
+    start = await workspace.start(sandbox, WORKDIR)
+    await sh(sandbox, f"echo two >>code.py; echo new >new.py; {left}")
+    patch = await workspace.take_patch(sandbox, WORKDIR, start)
+    assert patch is not None
+    assert {"+two", "+new"} <= set(patch.splitlines())
+    assert "setup.cfg" not in patch
+    assert applies(patch, image)
+
+
 async def test_a_replaced_base_changes_no_patch(sandbox: Sandbox) -> None:
     await sh(sandbox, "git add -A; git commit -qm all")
     start = await workspace.start(sandbox, WORKDIR)

@@ -72,12 +72,21 @@ _KEEP = r"""
 printf '%s\n^%s\n' "$1" "$(run_git rev-parse HEAD)" | run_git pack-objects --revs --stdout -q
 """
 
+# The index is a copy, so that a lock that a killed git left is in nobody's way. A folder that git
+# cannot take in, such as a repository without a commit, costs itself alone.
 _DIFF = r"""
 cd "$(run_git rev-parse --show-toplevel)" || exit
 base=$1; shift
 run_git cat-file -e "$base" 2>/dev/null || run_git unpack-objects -q || exit
-run_git add -AN . "$@" &&
+index=$(run_git rev-parse --git-path index)
+export GIT_INDEX_FILE=$(mktemp) || exit
+cat "$index" >"$GIT_INDEX_FILE" 2>/dev/null && run_git ls-files >/dev/null 2>&1 ||
+  { rm -f "$GIT_INDEX_FILE" && run_git read-tree "$base"; } || exit
+run_git add -AN --ignore-errors . "$@" 2>/dev/null
 run_git diff --binary --full-index --no-ext-diff --no-textconv --no-color "$base" -- . "$@"
+code=$?
+rm -f "$GIT_INDEX_FILE"
+exit $code
 """
 
 
