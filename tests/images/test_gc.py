@@ -12,7 +12,7 @@ from swerl.errors import ImageError, InputError
 from swerl.images.gc import collect
 from swerl.oci.records import Named
 from swerl.oci.store import Store
-from tests.oci.layers import Entry, add_image
+from tests.oci.layers import Entry, add_image, hardlink
 
 
 @pytest.fixture
@@ -43,6 +43,16 @@ def disk(store: Store) -> int:
     """Bytes of blobs and of files in layers."""
     folders = (store.root / "blobs", *(store.root / "layers").glob("*/tree"))
     return sum(p.stat().st_size for f in folders for p in f.rglob("*") if p.is_file())
+
+
+def test_layers_with_copies_stay_with_their_image(tmp_path: Path) -> None:
+    store = Store(tmp_path / "links")
+    for name in "ab":
+        reference = f"docker.io/swe/{name}:latest"
+        add_image(store, reference, [Entry("file", name.encode())], [hardlink("link", "file")])
+    collect(store, ["swe/b"])
+    assert (store.find("swe/b").layers[1] / "link").read_bytes() == b"b"
+    assert len(list((store.root / "layers").iterdir())) == 2
 
 
 def test_what_is_not_needed_goes(store: Store) -> None:

@@ -12,7 +12,7 @@ import pytest
 from swerl.images.pull import PullOptions, pull
 from swerl.images.verify import Checked, repair, verify
 from swerl.oci.store import Store
-from tests.oci.layers import Entry, add_image
+from tests.oci.layers import Entry, add_image, hardlink
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]
@@ -32,6 +32,13 @@ async def test_whole_image_has_no_damage(store: Store) -> None:
     add_image(store, NAME, [Entry("a", b"x"), Entry("d/.wh.gone"), Entry("d/.wh..wh..opq")])
     checked = await verify(store, store.names(), everything=True)
     assert [each.problem for each in checked] == [""] * 4
+
+
+async def test_copies_of_files_below_are_read_too(store: Store) -> None:
+    add_image(store, NAME, [Entry("a", b"x")], [hardlink("b", "a")])
+    assert await damaged(store, everything=True) == []
+    rot(store.find(NAME).layers[1] / "b")
+    assert [each.problem for each in await damaged(store)] == ["has changed files: b"]
 
 
 def rot(path: Path) -> None:
