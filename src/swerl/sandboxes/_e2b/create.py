@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from swerl.errors import ImageError, SandboxError
-from swerl.sandboxes._e2b.sdk import CutError, Machine, Provider
+from swerl.sandboxes._e2b.errors import CutError
+from swerl.sandboxes._e2b.sdk import Machine, Provider
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 16.0

@@ -10,9 +10,10 @@ from typing import Any
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.sandbox import Chunk
+from swerl.sandboxes._e2b.errors import CutError, GoneError
 from swerl.sandboxes._e2b.job import Job, Shown
 from swerl.sandboxes._e2b.runner import Runner
-from swerl.sandboxes._e2b.sdk import CutError, GoneError, Shell
+from swerl.sandboxes._e2b.sdk import Shell
 
 _PIECE_BYTES = 144 * 1024
 _WAITING_CHUNKS = 64

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from swerl.errors import SandboxError, SandboxLostError
+from swerl.sandboxes._e2b.errors import CutError
 from swerl.sandboxes._e2b.job import INLINE_BYTES, RUN, Job, Report, Shown
-from swerl.sandboxes._e2b.sdk import CutError, Machine, Provider, Shell
+from swerl.sandboxes._e2b.sdk import Machine, Provider, Shell
 
 T = TypeVar("T")
 

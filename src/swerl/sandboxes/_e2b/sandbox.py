@@ -13,11 +13,12 @@ from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Listener
 from swerl.sandbox import Chunk, Exec, Mount
 from swerl.sandboxes._e2b import mounts as packs
+from swerl.sandboxes._e2b.errors import CutError
 from swerl.sandboxes._e2b.files import Files
 from swerl.sandboxes._e2b.job import Job, Report, Shown
 from swerl.sandboxes._e2b.process import E2BProcess
 from swerl.sandboxes._e2b.runner import DefiedError, Runner
-from swerl.sandboxes._e2b.sdk import CutError, Machine, Provider
+from swerl.sandboxes._e2b.sdk import Machine, Provider
 from swerl.sandboxes._relay import open_relay
 
 TIMED_OUT = 124

@@ -1,4 +1,4 @@
-"""The only file that knows the e2b SDK: its calls, how releases of it differ, and its errors.
+"""The only file that calls the e2b SDK, and knows how releases of it differ.
 
 It works with 2.25 and 2.63 alike: what only one of them takes is looked up in its own signatures.
 The SDK is imported where it is used, so that the rest of swerl needs none.
@@ -8,35 +8,17 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.errors import SandboxUnavailableError
+from swerl.sandboxes._e2b.errors import GoneError, translated
 
-_TRANSPORT = {"httpx", "httpcore", "pyqwest", "connectrpc", "e2b_connect", "h11", "h2", "anyio"}
-"""Packages whose errors mean that the connection failed, not that the server refused."""
-_STATUS = re.compile(r"\b([1-5]\d\d): ")
 _UPLOAD_TIMEOUT_S = 600.0
 
 Show = Callable[[str], Awaitable[None]]
-
-
-class CutError(SandboxError):
-    """The connection broke; what was under way may go on, or may never have begun."""
-
-    retryable = True
-
-
-class GoneError(SandboxError):
-    """The provider says that there is no such sandbox, or no such command in it.
-
-    A data plane may say so for a moment; the control plane's word counts.
-    """
-
-    retryable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +65,7 @@ class Provider:
         from e2b import AsyncSandbox
 
         network = {"deny_out": ["0.0.0.0/0"], "allow_out": list(reach)} if reach else None
-        with _errors(f"a sandbox of template {template!r}"):
+        with translated(f"a sandbox of template {template!r}"):
             made = await AsyncSandbox.create(
                 template=template,
                 timeout=max(1, math.ceil(lifetime_s)),
@@ -99,7 +81,7 @@ class Provider:
         from e2b import AsyncSandbox
 
         try:
-            with _errors(f"sandbox {sandbox_id}"):
+            with translated(f"sandbox {sandbox_id}"):
                 await AsyncSandbox.kill(sandbox_id, **self._parameters())
         except GoneError:
             return
@@ -109,7 +91,7 @@ class Provider:
         from e2b import AsyncSandbox
 
         try:
-            with _errors(f"sandbox {sandbox_id}"):
+            with translated(f"sandbox {sandbox_id}"):
                 await AsyncSandbox.get_info(sandbox_id, **self._parameters())
         except GoneError:
             return False
@@ -120,7 +102,7 @@ class Provider:
         from e2b import AsyncSandbox, SandboxQuery
 
         found = []
-        with _errors("the list of sandboxes"):
+        with translated("the list of sandboxes"):
             pages = AsyncSandbox.list(SandboxQuery(metadata=dict(metadata)), **self._parameters())
             while pages.has_next:
                 found += [_found(item) for item in await pages.next_items()]
@@ -206,7 +188,7 @@ class Machine:
             )
 
     def _errors(self, user: str | None) -> AbstractContextManager[None]:
-        return _errors(f"sandbox {self.id}" + (f", user {user!r}" if user else ""))
+        return translated(f"sandbox {self.id}" + (f", user {user!r}" if user else ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +201,14 @@ class Shell:
 
     async def send(self, text: str) -> None:
         """Write to its standard input; waits as long as nobody reads it."""
-        with _errors(f"input to a command in sandbox {self.sandbox_id}"):
+        with translated(f"input to a command in sandbox {self.sandbox_id}"):
             await self.made.commands.send_stdin(self.handle.pid, text, request_timeout=0)
 
     async def wait(self) -> None:
         """Wait for its end. Raises CutError where the stream ends before it does."""
         from e2b import CommandExitException
 
-        with _errors(f"a command in sandbox {self.sandbox_id}"):
+        with translated(f"a command in sandbox {self.sandbox_id}"):
             try:
                 await self.handle.wait()
             except CommandExitException:
@@ -244,63 +226,3 @@ def _found(item: Any) -> Found:
         metadata=dict(item.metadata or {}),
         started_unix_s=item.started_at.timestamp(),
     )
-
-
-@contextmanager
-def _errors(what: str) -> Iterator[None]:
-    """Turn what the SDK raises about this into our errors."""
-    try:
-        yield
-    except (SandboxError, ImageError):
-        raise
-    except Exception as error:
-        raise _translate(error, what) from error
-
-
-def _translate(error: Exception, what: str) -> Exception:
-    import e2b.exceptions as theirs
-
-    name, text = type(error).__name__, str(error).strip()[:300]
-    status = _status(error)
-    if name == "FileNotFoundException":
-        return FileNotFoundError(text)
-    if isinstance(error, theirs.AuthenticationException) or status in (401, 403):
-        if "user" in text and "user" in what:
-            return SandboxError(f"{what}: {text}", hint="name a user of the image")
-        hint = "is E2B_API_KEY the key of this account, and api_url its server?"
-        return SandboxUnavailableError(f"the provider refuses the key: {text}", hint=hint)
-    if isinstance(error, theirs.RateLimitException) or status == 429:
-        hint = "lower create_concurrency or creates_per_s, or raise the account's limit"
-        return SandboxError(f"{what}: the provider's rate is exceeded", hint=hint, retryable=True)
-    if name in ("SandboxNotFoundException", "SandboxNotRunningException"):
-        return GoneError(f"{what}: {text}")
-    if isinstance(error, theirs.NotFoundException) or status == 404:
-        if what.startswith("a sandbox of template"):
-            return ImageError(f"{what}: {text}", hint="`e2b template list` shows the account's")
-        return GoneError(f"{what}: {text}")
-    if isinstance(error, theirs.NotEnoughSpaceException) or status == 507:
-        return SandboxError(f"{what}: its disk is full", hint="raise disk_mib, or the template's")
-    if isinstance(error, theirs.TimeoutException) or _is_connection(error):
-        return CutError(f"{what}: {text or name}", hint="is the provider reachable?")
-    if name == "ServiceBusyException" or (status or 0) >= 500:
-        return CutError(f"{what}: the provider fails: {text}", hint="try again later")
-    if name == "Exception" and "without an end event" in text:
-        return CutError(f"{what}: its stream ended early", hint="is a proxy cutting it?")
-    if what.startswith("a sandbox of template") and status == 400:
-        return ImageError(f"{what}: {text}", hint="is the template's name right?")
-    return SandboxError(f"{what}: {text or name}", hint="see the provider's own status and logs")
-
-
-def _is_connection(error: Exception) -> bool:
-    if isinstance(error, OSError | EOFError):
-        return True
-    return type(error).__module__.partition(".")[0] in _TRANSPORT
-
-
-def _status(error: Exception) -> int | None:
-    """Return the HTTP status behind an error; older releases only put it in the text."""
-    known = getattr(error, "status_code", None)
-    if isinstance(known, int):
-        return known
-    match = _STATUS.match(str(error))
-    return int(match[1]) if match else None
