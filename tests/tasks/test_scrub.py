@@ -46,6 +46,7 @@ LEAKS_BESIDE_HISTORY = {
     "compiled file that the solution adds",
     "types of the solution",
     "staged solution",
+    "resolved conflict",
     "dataset's result",
 }
 

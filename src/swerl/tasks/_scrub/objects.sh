@@ -83,6 +83,13 @@ solved_blobs() {
     say "$solved" | repository cat-file --batch-check 2>/dev/null | sed -n 's/ blob .*//p'
 }
 
+# The index remembers both sides of conflicts that were resolved.
+forget_conflicts() {
+  [ -n "$(repository ls-files --resolve-undo 2>/dev/null | head -n 1)" ] || return 0
+  repository update-index --clear-resolve-undo 2>/dev/null || foreign "cannot write $dir/index"
+  rebuild=1
+}
+
 # Solved files may be staged, where the solution was committed or tried and the files were put back.
 unstage_solved() {
   known=$(solved_blobs)

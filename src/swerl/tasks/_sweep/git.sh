@@ -91,6 +91,8 @@ check_notes() {
   for path in "$dir"/hooks/*; do
     case $path in *.sample) ;; *) [ ! -e "$path" ] || leak setting "$path" "a program" ;; esac
   done
+  sides=$(repository ls-files --resolve-undo 2>/dev/null | head -n 3)
+  [ -z "$sides" ] || leak state "$dir/index" "both sides of a conflict: $sides"
   [ ! -e "$dir/info/grafts" ] || leak state "$dir/info/grafts" "$(cat "$dir/info/grafts")"
   for path in "$dir"/objects/info/commit-graph* "$dir"/objects/pack/multi-pack-index*; do
     [ ! -e "$path" ] || leak state "$path" "a list of commits and objects"
