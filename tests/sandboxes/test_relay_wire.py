@@ -9,6 +9,7 @@ import pytest
 
 from swerl.sandboxes import _relay_inside as inside
 from swerl.sandboxes import _relay_streams as streams
+from swerl.sandboxes import _relay_wire
 from swerl.sandboxes._relay_streams import Door, Streams
 from swerl.sandboxes._relay_wire import Frame, Kind, Wire
 
@@ -64,6 +65,19 @@ def test_nonsense_is_refused(line: bytes) -> None:
 def test_an_endless_line_is_refused() -> None:
     with pytest.raises(ValueError, match="endless"):
         list(greeted().take(bytes(100_000)))
+
+
+def test_a_half_that_never_acknowledges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_relay_wire, "_MOST_KEPT_BYTES", 1000)
+    wire = greeted()
+    for _ in range(100):
+        wire.push(ONE)
+    list(wire.take(b"A 90\n"))
+    assert list(wire.take(b"F 1 O 1 \n"))
+    for _ in range(100):
+        wire.push(ONE)
+    with pytest.raises(ValueError, match="acknowledges nothing"):
+        list(wire.take(b"F 2 E 1 \n"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from enum import StrEnum
 
 _BATCH_BYTES = 1 << 17
 _MAX_LINE_BYTES = 1 << 16
+_MOST_KEPT_BYTES = 1 << 27
+"""Most bytes kept for a half that acknowledges nothing: more than all connections have under way."""
 
 
 class Kind(StrEnum):
@@ -52,6 +54,7 @@ class Wire:
     def forget(self) -> None:
         """Begin anew, with a half that has never heard of this one."""
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
+        self._kept_bytes = 0
         self._sent = 0
         self._received = 0
         self.begin_link()
@@ -68,6 +71,7 @@ class Wire:
         self._sent += 1
         text = f"F {self._sent} {frame.kind} {frame.connection} {frame.payload}\n".encode()
         self._unacknowledged.append((self._sent, text))
+        self._kept_bytes += len(text)
         if self._greeted:
             self._say(text)
 
@@ -92,6 +96,9 @@ class Wire:
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > _MAX_LINE_BYTES:
             message = "a line of the relay is endless"
+            raise ValueError(message)
+        if self._kept_bytes > _MOST_KEPT_BYTES:
+            message = "the relay acknowledges nothing"
             raise ValueError(message)
         before = self._received
         for line in lines:
@@ -122,7 +129,7 @@ class Wire:
 
     def _acknowledge(self, upto: int) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= upto:
-            self._unacknowledged.popleft()
+            self._kept_bytes -= len(self._unacknowledged.popleft()[1])
 
     def _say(self, text: bytes) -> None:
         self._out += text
