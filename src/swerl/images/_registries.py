@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +10,7 @@ import aiohttp
 
 from swerl.images._http import Patience, patiently
 from swerl.images._registry import Quota, Registry
-from swerl.oci.manifest import Manifest, sha256
+from swerl.oci.manifest import Manifest, declared_type, sha256
 from swerl.oci.reference import Reference
 from swerl.oci.store import Store
 
@@ -81,8 +80,5 @@ def _stored(store: Store, name: str, digest: str) -> Manifest | None:
     if sha256(body) != digest:  # damaged: what the registry has takes its place
         path.unlink(missing_ok=True)
         return None
-    try:
-        kind = json.loads(body).get("mediaType")
-    except (ValueError, AttributeError):  # no manifest; asked again, the registry says what it is
-        return None
-    return Manifest(name, body, str(kind)) if kind else None
+    kind = declared_type(body)
+    return Manifest(name, body, kind) if kind else None

@@ -138,6 +138,17 @@ def read_config(body: bytes, manifest: Manifest) -> Config:
     return Config(tuple(diff_ids), env, workdir, user)
 
 
+def declared_type(body: bytes) -> str:
+    """Return the media type that a manifest says it has; nothing where it does not say.
+
+    Old ones do not, and what is no manifest does not either.
+    """
+    try:
+        return str(json.loads(body).get("mediaType") or "")
+    except (ValueError, AttributeError):
+        return ""
+
+
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
     """Return for each layer the digest that stands for it and all layers below it.
 

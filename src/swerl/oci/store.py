@@ -32,6 +32,7 @@ from swerl.oci.manifest import (
     Manifest,
     chain_ids,
     checked_digest,
+    declared_type,
     read_config,
     sha256,
 )
@@ -84,8 +85,7 @@ class Store:
     def manifest(self, named: Named) -> Manifest:
         """Return the manifest that a name stands for."""
         body = self.read(named.digest, named.reference)
-        media_type = _media_type(body)
-        return Manifest(named.reference, body, media_type)
+        return Manifest(named.reference, body, declared_type(body) or IMAGE_TYPES[0])
 
     def config(self, manifest: Manifest) -> Config:
         """Return the config of an image."""
@@ -275,14 +275,6 @@ def _open(root: Path) -> Store:
 def _each_once(layer_ids: Iterable[str]) -> list[str]:
     """Keep the highest of equal layers: overlayfs takes a folder once, and it decides anyway."""
     return list(reversed(dict.fromkeys(reversed(list(layer_ids)))))
-
-
-def _media_type(body: bytes) -> str:
-    """Return what kind of document a stored manifest says it is; old ones say nothing."""
-    try:
-        return str(json.loads(body).get("mediaType") or IMAGE_TYPES[0])
-    except (ValueError, AttributeError):
-        return IMAGE_TYPES[0]  # reading it on says what is wrong with it
 
 
 def _read_named(path: Path) -> Named:
