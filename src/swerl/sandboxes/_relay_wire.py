@@ -17,7 +17,7 @@ from enum import StrEnum
 _BATCH_BYTES = 1 << 17
 _MAX_LINE_BYTES = 1 << 16
 _MOST_KEPT_BYTES = 1 << 27
-"""Most bytes kept for a half that acknowledges nothing: more than all connections have under way."""
+"""Most bytes kept for a half that acknowledges nothing: more than all connections can owe."""
 
 
 class Kind(StrEnum):
