@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -206,3 +207,26 @@ async def test_only_what_is_new_is_rendered(
     await ask(conversation, ASK, reply.message, ASK)
 
     assert len((await conversation.close()).turns) == 2
+
+
+async def test_a_long_prompt_does_not_hold_up_others(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_are_done = threading.Event()
+    render = engine.family.render
+
+    def slow(request: ChatRequest) -> list[int]:
+        if len(request.messages[0].text) > 100_000:
+            assert others_are_done.wait(5)
+        return render(request)
+
+    monkeypatch.setattr(engine.family, "render", slow)
+    conversation = talk(engine)
+    asking = asyncio.create_task(ask(conversation, Message(Role.USER, "x " * 60_000)))
+    await asyncio.sleep(0.01)
+
+    await ask(conversation)
+    others_are_done.set()
+
+    assert (await asking).message.text == "Done."
+    assert [len(call.prompt) > 100_000 for call in engine.calls] == [False, True]

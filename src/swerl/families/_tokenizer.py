@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+_LONG = 20_000
+"""Characters from which a text is encoded as a batch of one: that lets other threads run."""
+
+
 class Special(str):
     """The written form of a special token, told apart from the same text."""
 
@@ -80,7 +84,11 @@ class SplitTokenizer:
     def _encode_run(self, texts: Sequence[str]) -> list[int]:
         if not texts:
             return []
-        encoding = self._tokenizer.encode("".join(texts), add_special_tokens=False)
+        text = "".join(texts)
+        if len(text) > _LONG:
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        else:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
 

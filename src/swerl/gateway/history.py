@@ -112,12 +112,15 @@ class History:
 
     def __init__(self) -> None:
         self._roots: dict[_Key, _Place] = {}
+        self._names: dict[_Key, _Key] = {}
+        """Each root's key by itself: one long text is kept however often it is met."""
         self._owners: dict[str, _Key] = {}
         """Minted call id -> identity of the reply that holds it."""
 
     def match(self, request: ChatRequest) -> Match:
         """Find the longest known branch that the request continues."""
         root = _tools_key(request.tools)
+        root = self._names.get(root, root)
         steps = list(self._steps(request.messages))
         parent, place, num_steps, num_messages = None, None, 0, 0
         known: list[tuple[int, Node]] = []
@@ -150,7 +153,8 @@ class History:
         self._end(match).next[key].replies.remove(node)
 
     def _end(self, match: Match) -> _Place:
-        place = match.place or self._roots.setdefault(match.root, _Place())
+        name = self._names.setdefault(match.root, match.root)
+        place = match.place or self._roots.setdefault(name, _Place())
         for key in match.keys:
             place = place.next.setdefault(key, _Place())
         return place

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from secrets import token_hex
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, ToolCall
 from swerl.errors import BudgetError, EngineError, GatewayError, Refusal
@@ -31,7 +31,10 @@ from swerl.turn import Sampling, Turn
 OnDelivered: TypeAlias = Callable[[Turn, Sequence[Message], ChatReply], None]
 """Told of each Turn, with the messages that were new and the reply."""
 
+_T = TypeVar("_T")
 _NOBODY = Asker()
+_LONG_CHARS = 100_000
+"""Characters from which a prompt is made in a thread; shorter ones take under 0.1 s."""
 _ABORT_S = 1.0
 """Seconds to wait for what an aborted reply came to, so that its tokens can be counted."""
 
@@ -69,10 +72,11 @@ class Conversation:
         self._num_spoken = 0
         self._closed = False
 
-    def count(self, request: ChatRequest) -> int:
+    async def count(self, request: ChatRequest) -> int:
         """Return the tokens of the prompt that this request would make."""
         self._check_open()
-        return self._speaker.count(request, self._history.match(request))
+        match = self._history.match(request)
+        return await self._aside(self._speaker.count, request, match)
 
     @asynccontextmanager
     async def answer(self, request: ChatRequest, asker: Asker = _NOBODY) -> AsyncIterator[Answer]:
@@ -179,10 +183,11 @@ class Conversation:
             self._check_open()
             if has_waited:  # much may have been said since
                 match = self._history.match(request)
-                if twin := self._twin(match, request, asker):
-                    self.admission.leave(answered=False)
-                    return twin
-            prompt = self._prompt(match, request)
+            prompt = await self._prompt(match, request)
+            self._check_open()
+            if twin := self._twin(match, request, asker):
+                self.admission.leave(answered=False)
+                return twin
         except BaseException:
             self.admission.leave(answered=False)
             raise
@@ -191,18 +196,28 @@ class Conversation:
         self._twins.add(answer.key, answer)
         return answer
 
-    def _prompt(self, match: Match, request: ChatRequest) -> Prompt:
+    async def _prompt(self, match: Match, request: ChatRequest) -> Prompt:
         if match.parent:
             match.parent.is_continued = True
         if match.parent in self._sent:
             self._sent[match.parent].delivered()
-        prompt = self._speaker.prompt(request, match)
+        prompt = await self._aside(self._speaker.prompt, request, match)
         try:
             self._speaker.check(prompt, self.limits)
         except GatewayError:
             self.admission.reached = "max_context_tokens"
             raise
         return prompt
+
+    async def _aside(
+        self, work: Callable[[ChatRequest, Match], _T], request: ChatRequest, match: Match
+    ) -> _T:
+        """Do work on what a request says, in a thread where that is long: others must not wait."""
+        whole = match.parent is None or self._speaker.rereads
+        said = request.messages if whole else match.new
+        if sum(len(message.text) for message in said) > _LONG_CHARS:
+            return await asyncio.to_thread(work, request, match)
+        return work(request, match)
 
     async def _speak(self, prompt: Prompt) -> Spoken:
         sampling = replace(self._sampling, seed=self._seed())

@@ -96,7 +96,7 @@ class Router:
             body = await read_object(request, conversation.limits.max_body_bytes)
         asked = route.dialect.parse(body)
         if route.operation == "count_tokens":
-            return await send_json(request, _count(conversation.count(asked)))
+            return await send_json(request, _count(await conversation.count(asked)))
         asker = read_asker(request.headers)
         async with conversation.answer(asked, asker) as answer:
             while asked.stream and not await answer.ready(PING_S):
