@@ -50,12 +50,13 @@ left_overs() {
 
 # Prints compiled Python below `top` that is not of the source beside it: that is newer, or gone.
 stale_compiled() {
-  stale=$(find "$top" -path "$top/.git" -prune -o -path '*/__pycache__/*.pyc' -print 2>/dev/null |
-    while IFS= read -r path; do
-      name=${path##*/} source=${path%/__pycache__/*}/
-      source=$source${name%%.*}.py
-      if [ ! -e "$source" ] || [ "$source" -nt "$path" ]; then say "${path#"${top%/}"/}"; fi
-    done)
+  compiled=$(find "$top" -path "$top/.git" -prune -o -path '*/__pycache__/*.pyc' -print 2>/dev/null)
+  [ -n "$compiled" ] || return 0
+  stale=$(say "$compiled" | while IFS= read -r path; do
+    name=${path##*/} source=${path%/__pycache__/*}/
+    source=$source${name%%.*}.py
+    if [ ! -e "$source" ] || [ "$source" -nt "$path" ]; then say "${path#"${top%/}"/}"; fi
+  done)
   [ -n "$stale" ] || return 0
   say "$stale" | sort >"$home/stale"
   : >"$home/committed"

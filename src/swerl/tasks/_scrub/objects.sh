@@ -77,49 +77,49 @@ keep_own_shallow() {
   fi
 }
 
-# The ids of solved files that the store holds, a line each.
-solved_blobs() {
-  [ -z "$solved" ] ||
-    say "$solved" | repository cat-file --batch-check 2>/dev/null | sed -n 's/ blob .*//p'
-}
-
 # The index remembers both sides of conflicts that were resolved.
 forget_conflicts() {
-  [ -n "$(repository ls-files --resolve-undo 2>/dev/null | head -n 1)" ] || return 0
+  grep -q REUC "$dir/index" 2>/dev/null || return 0
   repository update-index --clear-resolve-undo 2>/dev/null || foreign "cannot write $dir/index"
   rebuild=1
 }
 
-# Solved files may be staged, where the solution was committed or tried and the files were put back.
-unstage_solved() {
-  known=$(solved_blobs)
-  [ -n "$sha" ] && [ -n "$known" ] || return 0
+# Solved files may be staged, where the solution was committed or tried and the files were put back;
+# and a past that holds them (a reverted fix, a planted bug) is no past to keep.
+drop_solved() {
+  [ -n "$solved" ] && [ -n "$base" ] || return 0
+  tree=$top dir=$top/.git partial='' sha=$base rebuild=''
+  find_solved
+  [ -n "$known" ] || return 0
   for_each "$(repository -c core.quotePath=false ls-files -s | grep -F "$known")" unstage
+  if [ -n "$rebuild" ]; then
+    rebuild_objects
+    find_solved
+  fi
+  if [ -n "$parents" ] && [ "$kept" = full ]; then
+    own=$(repository ls-tree -r "$base"; repository ls-files -s)
+    for_each "$known" cut_past
+    if [ "$kept" = none ]; then rebuild_objects; fi
+  fi
+  [ -n "$rebuild" ] || return 0
+  write_tags
+  give_back
+  say "history $kept"
+}
+
+find_solved() {
+  known=$(say "$solved" | repository cat-file --batch-check 2>/dev/null | sed -n 's/ blob .*//p')
 }
 
 unstage() {
   path=${1#*"$tab"} blob=${1#* } blob=${blob%% *}
   case $(repository ls-tree "$sha" -- "$path") in *"$blob"*) return ;; esac
   [ "$(repository hash-object --no-filters -- "$tree/$path" 2>/dev/null)" != "$blob" ] || return 0
-  repository --literal-pathspecs reset -q "$sha" -- "$path" 2>/dev/null || foreign "cannot write $dir/index"
+  repository --literal-pathspecs reset -q "$sha" -- "$path" 2>/dev/null ||
+    foreign "cannot write $dir/index"
   rebuild=1
 }
 
-# A past that holds the solved files (a reverted fix, a planted bug) is no past to keep.
-drop_solved() {
-  [ -n "$solved" ] && [ -n "$parents" ] && [ "$kept" = full ] || return 0
-  tree=$top dir=$top/.git partial='' sha=$base
-  known=$(solved_blobs)
-  [ -n "$known" ] || return 0
-  own=$(repository ls-tree -r "$base"; repository ls-files -s)
-  for blob in $known; do
-    case $own in *"$blob"*) ;; *)
-      kept=none
-      rebuild_objects
-      write_tags
-      give_back
-      say "history none"
-      return ;;
-    esac
-  done
+cut_past() {
+  case $own in *"$1"*) ;; *) kept=none rebuild=1 ;; esac
 }

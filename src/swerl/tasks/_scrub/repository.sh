@@ -30,7 +30,6 @@ scrub_repository() {
   choose_history "$3"
   remove_clutter
   forget_conflicts
-  unstage_solved
   write_refs
   if [ "$kept" = full ] && [ -z "$rebuild" ] && holds_no_more; then :; else rebuild_objects; fi
   write_tags
