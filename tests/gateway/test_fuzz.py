@@ -1,7 +1,16 @@
-"""Whatever a client sends, it gets a vendor's error or an answer, and nothing grows."""
+"""Whatever a client sends, it gets a vendor's error or an answer, and nothing grows.
+
+A few thousand requests run with the other tests; `SWERL_FUZZ=100000` runs so many.
+"""
 
 from __future__ import annotations
 
+import copy
+import gc
+import os
+import zlib
+from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -9,78 +18,187 @@ import aiohttp
 import orjson
 import pytest
 
+from swerl.families import qwen3_5, tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.interfaces import Family
 from swerl.turn import Sampling
+from tests.families.test_templates import write_model
 from tests.gateway._fakes import RecordingEngine
 
-CALL = {"type": "tool_use", "id": "a", "name": "bash", "input": {"cmd": "ls"}}
+NUM_REQUESTS = int(os.environ.get("SWERL_FUZZ", "3000"))
+PER_SESSION = 500
+LIMITS = SessionLimits(max_turns=10**6, requests_per_minute=10**6, max_body_bytes=2**20)
+MOST_GROWTH_MIB = 24.0
+
+USE = {"type": "tool_use", "id": "a", "name": "bash", "input": {"cmd": "ls", "n": 5}}
 RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "x"}]}
 FUNCTION = {"name": "bash", "arguments": '{"cmd": "ls"}'}
-BODIES = {
+SCHEMA = {"type": "object", "properties": {"cmd": {"type": "string"}, "n": {"type": "integer"}}}
+TOOL = {"name": "bash", "description": "Run.", "parameters": SCHEMA}
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {
         "model": "m",
         "max_tokens": 9,
         "stream": False,
-        "system": [{"type": "text", "text": "Be brief."}],
-        "tools": [{"name": "bash", "description": "Run.", "input_schema": {"properties": {}}}],
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "tools": [{"name": "bash", "description": "Run.", "input_schema": SCHEMA}],
+        "thinking": {"type": "adaptive"},
+        "metadata": {"user_id": "u"},
         "messages": [
             {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": [{"type": "text", "text": "ok"}, CALL]},
-            {"role": "user", "content": [RESULT]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {"type": "text", "text": "ok"},
+                    USE,
+                ],
+            },
+            {"role": "user", "content": [RESULT, {"type": "text", "text": "go on"}]},
+            {"role": "system", "content": "It is late."},
         ],
     },
     "/v1/chat/completions": {
         "model": "m",
         "max_tokens": 9,
-        "tools": [{"type": "function", "function": {"name": "bash", "parameters": {}}}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "tools": [{"type": "function", "function": TOOL}],
         "messages": [
-            {"role": "system", "content": "Be brief."},
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
             {
                 "role": "assistant",
                 "content": None,
+                "reasoning_content": "hm",
                 "tool_calls": [{"id": "a", "type": "function", "function": FUNCTION}],
             },
             {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "x"}]},
         ],
     },
+    "/v1/responses": {
+        "model": "m",
+        "instructions": "Be brief.",
+        "max_output_tokens": 9,
+        "store": False,
+        "tools": [
+            {"type": "function", **TOOL},
+            {"type": "namespace", "name": "n", "tools": [{"type": "function", **TOOL}]},
+        ],
+        "input": [
+            {"role": "developer", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "message", "role": "user", "content": "hi"},
+            {"type": "reasoning", "id": "r", "summary": [], "content": None},
+            {"type": "function_call", "call_id": "a", "name": "bash", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "x"},
+        ],
+    },
 }
 STRANGE: tuple[Any, ...] = (
-    None, True, 0, -1, 1.5, 10**18, "", "a", "\x00", "🐢", "<|im_end|>", [], [[]], {},
-    {"type": "x"},
+    None, True, 0, -1, 1.5, 10**18, 1e308, "", "a", "\x00", "\ud7ff", "🐢", "<|im_end|>",
+    "@deep", "@large", "<think>", "<tool_call>\n", "a" * 5000, "assistant", "tool", "user",
+    "image", [], [[]], {},
+    {"type": "x"}, {"type": "image"}, [{"type": "text", "text": "\n"}], {"a": {"b": [{}]}},
 )  # fmt: skip
+PATHS = (*BODIES, "/v1/messages/count_tokens", "/v1/responses/input_tokens")
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_mutated_requests_are_answered_or_refused(
-    gateway: Gateway, engine: RecordingEngine, path: str
-) -> None:
+@pytest.fixture(params=["tiny", "template"])
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
+    if request.param == "tiny":
+        return tiny.build(None)
+    shared: Path = request.getfixturevalue("shared_dir")
+    write_model(tmp_path, shared / "tokenizers", "qwen3_5_think", ("<|im_end|>", "<|endoftext|>"))
+    return qwen3_5.build(tmp_path)
+
+
+async def test_mutated_requests_are_answered_or_refused_and_nothing_grows(family: Family) -> None:
     random = Random(0)
-    limits = SessionLimits(max_turns=10**6, requests_per_minute=10**6)
-    session = gateway.open("s", sampling=Sampling(9), limits=limits)
-    statuses: set[int] = set()
+    engine = RecordingEngine(family=family)
+    statuses: Counter[int] = Counter()
+    sizes: list[float] = []
+    async with Gateway(engine=engine, family=family) as gateway:
+        for _ in range(0, NUM_REQUESTS // 2, PER_SESSION):
+            statuses += await fuzz(gateway, random)
+            engine.calls.clear()
+            gc.collect()
+            sizes.append(_resident_mib())
+
+        assert gateway._session_ids == set()
+        assert gateway._router.sessions == {}
+        assert len(gateway._router.on_break) <= 1
+    assert set(statuses) <= {200, 400, 413}
+    assert min(statuses[200], statuses[400]) > 0.05 * statuses.total()
+    assert sizes[-1] - sizes[len(sizes) // 3] < MOST_GROWTH_MIB, sizes
+
+
+async def fuzz(gateway: Gateway, random: Random) -> Counter[int]:
+    """Send mutated requests to a session of their own and count the statuses."""
+    session = gateway.open("s", sampling=Sampling(9), limits=LIMITS)
+    statuses: Counter[int] = Counter()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.key}"}) as http:
-        for _ in range(400):
-            body = orjson.dumps(mutated(BODIES[path], random))
-            if random.random() < 0.1:
-                body = body[: random.randrange(len(body))]
-            async with http.post(gateway.url + path, data=body) as response:
+        for _ in range(PER_SESSION):
+            path = random.choice(PATHS)
+            body, headers = wire(request_body(path, random), random)
+            async with http.post(gateway.url + path, data=body, headers=headers) as response:
                 answer = await response.read()
-            statuses.add(response.status)
+            statuses[response.status] += 1
             assert response.status == 200 or "message" in orjson.loads(answer)["error"], body
-
-    assert statuses == {200, 400}
+            assert response.status < 500, (body, answer)
     assert session.failure is None
+    await session.close()
+    return statuses
 
 
-def mutated(value: Any, random: Random) -> Any:
-    """Return a copy of the value with something strange, missing or double in it."""
-    if random.random() < 0.04:
+def request_body(path: str, random: Random) -> Any:
+    """Return a request with something strange, missing, double or moved in it."""
+    base = next(body for name, body in BODIES.items() if path.startswith(name[:11]))
+    value = mutated(copy.deepcopy(base), random, random.choice([0.0, 0.01, 0.04, 0.2]))
+    if random.random() < 0.02 and isinstance(value, dict):
+        value[random.choice(list(value) or ["tools"])] = "@deep"
+    return value
+
+
+def mutated(value: Any, random: Random, rate: float) -> Any:
+    """Return a copy of the value in which each part is changed at this rate."""
+    if random.random() < rate:
         return random.choice(STRANGE)
     if isinstance(value, dict):
-        kept = {key: mutated(item, random) for key, item in value.items() if random.random() > 0.02}
-        return kept | ({"extra": 1} if random.random() < 0.02 else {})
+        items = [(k, mutated(v, random, rate)) for k, v in value.items() if random.random() >= rate]
+        if random.random() < rate and len(items) > 1:
+            (one, left), (two, right) = random.sample(items, 2)
+            items += [(one, right), (two, left)]
+        return dict(items)
     if isinstance(value, list):
-        items = [mutated(item, random) for item in value]
-        return items + items[: int(random.random() < 0.05)]
+        parts = [mutated(part, random, rate) for part in value]
+        if parts and random.random() < rate:
+            parts.insert(random.randrange(len(parts) + 1), copy.deepcopy(random.choice(parts)))
+        if random.random() < rate:
+            random.shuffle(parts)
+        return parts
     return value
+
+
+def wire(value: Any, random: Random) -> tuple[bytes, dict[str, str]]:
+    """Return a body as bytes, now and then cut, scrambled or packed, with its headers."""
+    depth = random.choice([100, 300, 900, 1500])
+    body = orjson.dumps(value)
+    body = body.replace(b'"@deep"', b'{"a":' * depth + b"{}" + b"}" * depth)
+    body = body.replace(b'"@large"', b"1" * 400)
+    if random.random() < 0.05:
+        body = body[: random.randrange(len(body) + 1)]
+    if random.random() < 0.05 and body:
+        scrambled = bytearray(body)
+        for _ in range(random.randrange(1, 4)):
+            scrambled[random.randrange(len(body))] = random.randrange(256)
+        body = bytes(scrambled)
+    if random.random() < 0.05:
+        packed = random.choice([zlib.compress(body), body])
+        return packed, {"Content-Encoding": random.choice(["deflate", "gzip", "zstd", "br", "x"])}
+    return body, {}
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
