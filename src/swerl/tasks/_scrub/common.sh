@@ -40,17 +40,23 @@ find_top() {
   done
 }
 
-# Prints what tools leave below `top`: repositories, bundles, files of merges, and caches.
-left_overs() {
-  find "$top" \( -name .git ! -path "$top/.git" -o -name .hg -o -name .svn -o -name .bzr \
+# One walk below `top` sets `inside` to what tools leave there (repositories, bundles, files of
+# merges, caches) and `compiled` to compiled Python.
+walk() {
+  compiled=''
+  inside=$(find "$top" \( -name .git ! -path "$top/.git" -o -name .hg -o -name .svn -o -name .bzr \
     -o -name .jj -o -name .sl -o -name '*.orig' -o -name '*.rej' -o -name '*.bundle' \
     -o -name .pytest_cache -o -name .mypy_cache \) -print -prune \
-    -o -path "$top/.git" -prune 2>/dev/null
+    -o -path "$top/.git" -prune -o -path '*/__pycache__/*.pyc' -print 2>/dev/null)
+  case $inside in
+    *.pyc*)
+      compiled=$(say "$inside" | grep '/__pycache__/[^/]*\.pyc$')
+      inside=$(say "$inside" | grep -v '/__pycache__/[^/]*\.pyc$') ;;
+  esac
 }
 
-# Prints compiled Python below `top` that is not of the source beside it: that is newer, or gone.
+# Prints which of `compiled` is not of the source beside it: that is newer, or gone.
 stale_compiled() {
-  compiled=$(find "$top" -path "$top/.git" -prune -o -path '*/__pycache__/*.pyc' -print 2>/dev/null)
   [ -n "$compiled" ] || return 0
   stale=$(say "$compiled" | while IFS= read -r path; do
     name=${path##*/} source=${path%/__pycache__/*}/

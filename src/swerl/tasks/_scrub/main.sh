@@ -13,7 +13,7 @@ tag_format='%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %
 history=$3 limit=$4 limit_kib=$5 look=$6
 
 main() {
-  changed='' extra='' base='' dir='' nested_base=''
+  changed='' extra='' base='' dir='' nested_base='' compiled=''
   read_orders
   find_top
   if [ -n "$top" ]; then
@@ -56,7 +56,7 @@ read_orders() {
 
 # Repositories inside the work tree are scrubbed at once, files are judged later.
 find_inside() {
-  inside=$(left_overs)
+  walk
   # Inner repositories come first: the git folder of an outer one may hold theirs.
   [ -z "$inside" ] || inside=$(say "$inside" | sort -r)
   for_each "$inside" scrub_nested

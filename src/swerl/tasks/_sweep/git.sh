@@ -138,7 +138,8 @@ check_objects() {
 }
 
 check_inside() {
-  for_each "$(left_overs)" check_left_over
+  walk
+  for_each "$inside" check_left_over
   for_each "$(stale_compiled)" check_compiled
 }
 
