@@ -31,6 +31,7 @@ from swerl.images._http import http_session
 from swerl.images._registry import Registry
 from swerl.images.mirror import mirror
 from swerl.images.plan import plan
+from swerl.images.pull import pull
 from swerl.oci.manifest import IMAGE_TYPES, Blob, Manifest, sha256
 from swerl.oci.reference import Target
 from swerl.oci.store import Store
@@ -181,7 +182,7 @@ def measure(mib: int) -> list[Cost]:
     with tempfile.TemporaryDirectory() as name, registry(Path(name) / "source") as source:
         folder = Path(name)
         images = asyncio.run(push_images(source, mib))
-        return [planned(images, folder), *mirrored(images, folder)]
+        return [planned(images, folder), pulled(images, folder), *mirrored(images, folder)]
 
 
 def planned(images: list[str], folder: Path) -> Cost:
@@ -191,6 +192,38 @@ def planned(images: list[str], folder: Path) -> Cost:
     seconds = time.perf_counter() - started
     note = f"{made.unique_bytes >> 20} MiB unique, {made.shared_bytes >> 20} MiB shared"
     return Cost("plan", seconds, note=note)
+
+
+def pulled(images: list[str], folder: Path) -> Cost:
+    """Time `pull` into an empty store; the peer is skopeo to one layout, then tar."""
+    started = time.perf_counter()
+    done = asyncio.run(pull(images, Store(folder / "pulled")))
+    seconds = time.perf_counter() - started
+    assert all(one.stored for one in done)
+    peer_s = timed_unpack(images, folder / "layout") if shutil.which("skopeo") else None
+    moved = sum(one.moved_bytes for one in done) >> 20
+    return Cost("pull, ready to run", seconds, peer_s, f"{moved} MiB moved; peer: and tar -x")
+
+
+def timed_unpack(images: list[str], layout: Path) -> float:
+    """Return the seconds of skopeo into one OCI layout, and of tar for every layer once."""
+    started = time.perf_counter()
+    for number, image in enumerate(images):
+        copy = ["skopeo", "copy", "-q", "--src-tls-verify=false", f"docker://{image}"]
+        subprocess.run([*copy, f"oci:{layout}:{number}"], check=True)
+    blobs = layout / "blobs" / "sha256"
+    entries = json.loads((layout / "index.json").read_text())["manifests"]
+    manifests = [json.loads((blobs / entry["digest"][7:]).read_text()) for entry in entries]
+    layers = {layer["digest"][7:] for manifest in manifests for layer in manifest["layers"]}
+
+    def unpack(digest: str) -> None:
+        tree = layout / "trees" / digest
+        tree.mkdir(parents=True)
+        subprocess.run(["tar", "-xzf", str(blobs / digest), "-C", str(tree)], check=True)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(unpack, layers))
+    return time.perf_counter() - started
 
 
 def mirrored(images: list[str], folder: Path) -> Iterator[Cost]:
@@ -224,7 +257,7 @@ def show(costs: list[Cost], mib: int) -> None:
         peer = f"{cost.peer_s:.2f}" if cost.peer_s else ""
         ratio = f"{cost.peer_s / cost.swerl_s:.1f}" if cost.peer_s else ""
         table.add_row(cost.step, f"{cost.swerl_s:.2f}", peer, ratio, cost.note)
-    Console().print(table)
+    Console(width=max(100, Console().width)).print(table)
 
 
 def main() -> None:
