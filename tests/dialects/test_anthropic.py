@@ -268,3 +268,13 @@ def call(call_id: str) -> Any:
 
 def result(call_id: str) -> Any:
     return {"type": "tool_result", "tool_use_id": call_id, "content": "ok"}
+
+
+async def test_who_continues_a_stored_thread_is_told_to_send_it_whole(session: Session) -> None:
+    async with anthropic.AsyncAnthropic(base_url=session.url, api_key=session.key) as client:
+        with pytest.raises(anthropic.BadRequestError, match="nothing is stored here") as caught:
+            thread = {"type": "continue", "previous_message_id": "msg_1"}
+            await ask(client, messages=[ASK], extra_body={"thread": thread})
+
+    body: Any = caught.value.body
+    assert body["error"]["details"] == {"error_code": "thread_not_found"}

@@ -30,6 +30,10 @@ _ERROR_TYPES: Mapping[int, str] = {
 }
 
 
+class _ThreadError(GatewayError):
+    """A request leans on stored messages. The vendor's client then sends the whole conversation."""
+
+
 def build() -> Anthropic:
     """Build the dialect."""
     return Anthropic()
@@ -53,6 +57,9 @@ class Anthropic:
 
         Raises GatewayError on a body that the vendor would refuse too.
         """
+        thread = optional(body, "thread", dict) or {}
+        if thread.get("type") == "continue":
+            raise _ThreadError("thread: nothing is stored here; send the whole conversation")
         items = required(body, "messages", list)
         if not items:
             raise GatewayError("messages: at least one message is required")
@@ -94,7 +101,9 @@ class Anthropic:
         """Build the vendor-shaped answer for a failure."""
         failed = failure(error)
         status = 529 if failed.status == 503 else failed.status
-        detail: Json = {"type": _ERROR_TYPES[status], "message": failed.message}
+        detail: dict[str, Json] = {"type": _ERROR_TYPES[status], "message": failed.message}
+        if isinstance(error, _ThreadError):
+            detail["details"] = {"error_code": "thread_not_found"}
         return error_reply(status, {"type": "error", "error": detail}, failed.headers)
 
 
