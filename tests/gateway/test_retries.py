@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Sequence
+from random import Random
 
+import aiohttp
 import orjson
 import pytest
 
 from swerl.chat import ChatReply, ChatRequest, Message, Role
 from swerl.gateway import retries
+from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.retries import Asker, read_asker
 from swerl.gateway.sessions import Session
 from swerl.gateway.speakers import speaker
-from swerl.turn import Sampling
+from swerl.turn import Completion, Sampling
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 
@@ -220,6 +224,59 @@ async def test_tokens_of_lost_replies_count_towards_the_cap(engine: RecordingEng
 )
 def test_headers_tell_who_asks(headers: dict[str, str], asker: Asker) -> None:
     assert read_asker(headers) == asker
+
+
+class HurriedEngine(RecordingEngine):
+    """Takes a moment for each reply; an abort goes unheard."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        await asyncio.sleep(len(self.calls) % 5 / 1000)
+        return await super().generate(ids, sampling, session)
+
+    async def abort(self, session: str) -> None:
+        self.aborted.append(session)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_clients_that_come_and_go_lose_no_token_uncounted(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(retries, "RETRY_S", 0.003)
+    random = Random(seed)
+    engine = HurriedEngine()
+    received: set[str] = set()
+
+    async def hurry(session: Session, name: str) -> None:
+        """Ask for a while, with little patience, and go on where an answer came."""
+        said = [{"role": "user", "content": f"do {random.randrange(3)}"}]
+        headers = {"x-api-key": session.key, "thread-id": name}
+        async with aiohttp.ClientSession(session.url, headers=headers) as http:
+            for _ in range(12):
+                body = {"model": "m", "messages": said, "stream": False}
+                patience = aiohttp.ClientTimeout(total=random.choice([0.001, 0.004, 1]))
+                try:
+                    async with http.post("/v1/messages", json=body, timeout=patience) as got:
+                        reply = await got.json()
+                except (TimeoutError, aiohttp.ClientError):
+                    continue
+                received.add(reply["id"])
+                said = [*said, {"role": "assistant", "content": reply["content"]}, *said[:1]]
+
+    async with Gateway(engine=engine, family=engine.family) as gateway:
+        told: list[str] = []
+        session = gateway.open(
+            "s",
+            sampling=Sampling(40),
+            limits=SessionLimits(),
+            on_turn=lambda record: told.append(f"msg_{record.reply.id}"),
+        )
+        await asyncio.gather(*(hurry(session, name) for name in ("", "", "a", "b")))
+        trajectory = await session.close()
+
+    num_sampled = sum(len(call.output) for call in engine.calls)
+    assert trajectory.num_sampled_tokens + sum(trajectory.dropped.values()) == num_sampled
+    assert received <= set(told)
+    assert len(told) == len(set(told)) == len(trajectory.turns)
 
 
 @pytest.mark.parametrize(("rude", "num_calls"), [(True, 1), (False, 2)])
