@@ -102,4 +102,4 @@ async def test_fifty_kills_leave_nothing(user: str) -> None:
     left = [path.name for path in cgroup.leftovers(cgroup.find())]
     assert not [name for name in left if name.split("-")[1] in controllers]
     assert sandbox_mounts() == mounts
-    assert listeners() == ports
+    assert listeners() <= ports  # another worker's may have gone meanwhile

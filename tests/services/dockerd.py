@@ -23,7 +23,7 @@ def start() -> Daemon:
     if os.geteuid() != 0:
         message = "dockerd needs root"
         raise CannotRunError(message)
-    folder = Path(tempfile.mkdtemp(prefix="swerl-dockerd-"))
+    folder = Path(tempfile.mkdtemp(prefix="services-dockerd-"))
     path = folder / "docker.sock"
     (folder / "daemon.json").write_text("{}")
     try:

@@ -26,7 +26,7 @@ def start(auth: str = "") -> Daemon:
     `auth` is that section of its settings; none lets everybody in.
     """
     require("docker-registry")
-    folder = Path(tempfile.mkdtemp(prefix="swerl-registry-"))
+    folder = Path(tempfile.mkdtemp(prefix="services-registry-"))
     port = _free_port()
     settings = folder / "settings.yml"
     settings.write_text(_SETTINGS.format(folder=folder, port=port, auth=auth))
