@@ -116,5 +116,5 @@ async def test_cancelling_while_it_opens_leaves_nothing(target: Target, wait_s: 
 async def until_gone(target: Target, name: str) -> None:
     """Wait until nothing of a sandbox is left; what held its limits goes a moment after it."""
     async with asyncio.timeout(10):
-        while name in {one.name for one in await target.backend.live()}:
+        while name in {one.name for one in await target.backend.live()}:  # noqa: ASYNC110  no event tells
             await asyncio.sleep(0.01)
