@@ -114,3 +114,4 @@ def main(url: str, key: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    os._exit(0)  # threads of the SDK that still run at the interpreter's end can abort it
