@@ -83,6 +83,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A model's reply in parts. Tool calls carry no ids yet: the gateway mints them."""
+
+    text: str
+    thinking: str
+    calls: tuple[tuple[str, Mapping[str, Json]], ...]
+    malformed_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ChatReply:
     """The next assistant message as the client gets it."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from swerl.chat import ChatReply, ChatRequest, Json, Message
+from swerl.chat import ChatReply, ChatRequest, Json, Message, ParsedReply
 from swerl.episode import Group
 from swerl.grade import Grade
 from swerl.learning import Batch, LossInputs, LossResult, StepStats, WeightRef
@@ -271,16 +271,6 @@ class Family(Protocol):
 
     def megatron(self) -> MegatronMapping:
         """Return how Hugging Face weights and Megatron-Core parameters correspond."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedReply:
-    """A model's reply in parts. Tool calls carry no ids yet: the gateway mints them."""
-
-    text: str
-    thinking: str
-    calls: tuple[tuple[str, Mapping[str, Json]], ...]
-    malformed_calls: int = 0
 
 
 class MegatronMapping(Protocol):

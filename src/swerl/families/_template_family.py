@@ -14,12 +14,12 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-from swerl.chat import ChatRequest, Message, Role, Tool, ToolCall
+from swerl.chat import ChatRequest, Message, ParsedReply, Role, Tool, ToolCall
 from swerl.errors import InputError
 from swerl.families._calls import CallForm, read_calls
 from swerl.families._chat_template import ChatTemplate, read_template
 from swerl.families._tokenizer import Special, SplitTokenizer, load_tokenizer
-from swerl.interfaces import MegatronMapping, ParsedReply
+from swerl.interfaces import MegatronMapping
 
 _MARKER = "swerl-marker-6f1d"
 _ASK = Message(Role.USER, "a")

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from swerl.chat import ChatRequest, Json, Message, Role
+from swerl.chat import ChatRequest, Json, Message, ParsedReply, Role
 from swerl.families import _tiny_tokenizer as tiny
 from swerl.families._qwen3_dense import Qwen3DenseMapping
 from swerl.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 from swerl.families._xml_calls import read_call, write_call
-from swerl.interfaces import ParsedReply
 
 _GAP = "\n\n"
 """Between thinking and text, and between text and the first call."""

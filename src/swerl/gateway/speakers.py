@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from swerl.chat import ChatRequest, Message, Usage
+from swerl.chat import ChatRequest, Message, ParsedReply, Usage
 from swerl.errors import GatewayError, Refusal
 from swerl.gateway.history import Match, Node, path_ids
 from swerl.gateway.limits import SessionLimits
-from swerl.interfaces import ChatEngine, Engine, Family, ParsedReply
+from swerl.interfaces import ChatEngine, Engine, Family
 from swerl.turn import Completion, Sampling
 
 
