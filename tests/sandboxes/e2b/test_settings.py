@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tarfile
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,44 +13,13 @@ from swerl import plugins
 from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Limits, Mount
-from swerl.sandboxes import _relay, e2b, local
-from swerl.sandboxes._e2b import create, runner
+from swerl.sandboxes import _relay, e2b
 
-from ..e2b_server.helpers import KEY, Service, serving
-from .e2b_faults import Faults
-from .helpers import LIMITS, WORKDIR, sh
+from ...e2b_server.helpers import Service
+from ..helpers import LIMITS, WORKDIR, sh
+from .provider import backend
 
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with serving(local.build(local.Options()), limits=LIMITS, workdir=WORKDIR) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(e2b.KEY, KEY)
-    monkeypatch.setattr(create, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(runner, "_PAUSES_S", (0.01,))
-
-
-@pytest.fixture
-async def faults(service: Service) -> AsyncIterator[Faults]:
-    async with Faults(service.url) as proxy:
-        yield proxy
-
-
-def backend(url: str, **settings: object) -> e2b.E2BBackend:
-    options = {"api_url": url, "sandbox_url": url, "creates_per_s": 1000, **settings}
-    return e2b.build(e2b.Options(**options))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-async def sandbox(faults: Faults) -> AsyncIterator[Sandbox]:
-    async with backend(faults.url).open("base", LIMITS, workdir=WORKDIR) as opened:
-        yield opened
 
 
 # Settings

@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiohttp import web
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Sandbox
-from swerl.sandboxes import e2b, local
-from swerl.sandboxes._e2b import create, job, runner
+from swerl.sandboxes._e2b import job, runner
 from swerl.sandboxes._e2b import sandbox as e2b_sandbox
 
-from ..e2b_server.helpers import KEY, Service, serving
-from .e2b_faults import Faults, failing
-from .helpers import LIMITS, WORKDIR, processes, sh, until
+from ...e2b_server.helpers import Service
+from ..e2b_faults import Faults, failing
+from ..helpers import WORKDIR, processes, sh, until
+from .provider import backend
 
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with serving(local.build(local.Options()), limits=LIMITS, workdir=WORKDIR) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(e2b.KEY, KEY)
-    monkeypatch.setattr(create, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(runner, "_PAUSES_S", (0.01,))
-
-
-@pytest.fixture
-async def faults(service: Service) -> AsyncIterator[Faults]:
-    async with Faults(service.url) as proxy:
-        yield proxy
-
-
-def backend(url: str, **settings: object) -> e2b.E2BBackend:
-    options = {"api_url": url, "sandbox_url": url, "creates_per_s": 1000, **settings}
-    return e2b.build(e2b.Options(**options))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-async def sandbox(faults: Faults) -> AsyncIterator[Sandbox]:
-    async with backend(faults.url).open("base", LIMITS, workdir=WORKDIR) as opened:
-        yield opened
 
 
 async def test_a_broken_stream_repeats_no_command_and_loses_no_output(

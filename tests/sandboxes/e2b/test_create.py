@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiohttp import web
 
 from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
-from swerl.sandboxes import e2b, local
-from swerl.sandboxes._e2b import create, runner
+from swerl.sandboxes import e2b
 
-from ..e2b_server.helpers import KEY, Service, serving
-from .e2b_faults import Faults, failing, is_create, once
-from .helpers import LIMITS, WORKDIR, sh
+from ...e2b_server.helpers import Service
+from ..e2b_faults import Faults, failing, is_create, once
+from ..helpers import LIMITS, WORKDIR, sh
+from .provider import backend
 
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with serving(local.build(local.Options()), limits=LIMITS, workdir=WORKDIR) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(e2b.KEY, KEY)
-    monkeypatch.setattr(create, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(runner, "_PAUSES_S", (0.01,))
-
-
-@pytest.fixture
-async def faults(service: Service) -> AsyncIterator[Faults]:
-    async with Faults(service.url) as proxy:
-        yield proxy
-
-
-def backend(url: str, **settings: object) -> e2b.E2BBackend:
-    options = {"api_url": url, "sandbox_url": url, "creates_per_s": 1000, **settings}
-    return e2b.build(e2b.Options(**options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])

@@ -1,0 +1,41 @@
+"""An E2B-compatible server, a proxy that breaks it on demand, and the backend that uses both."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from swerl.interfaces import Sandbox
+from swerl.sandboxes import e2b, local
+from swerl.sandboxes._e2b import create, runner
+
+from ...e2b_server.helpers import KEY, Service, serving
+from ..e2b_faults import Faults
+from ..helpers import LIMITS, WORKDIR
+from .provider import backend
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serving(local.build(local.Options()), limits=LIMITS, workdir=WORKDIR) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(e2b.KEY, KEY)
+    monkeypatch.setattr(create, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(runner, "_PAUSES_S", (0.01,))
+
+
+@pytest.fixture
+async def faults(service: Service) -> AsyncIterator[Faults]:
+    async with Faults(service.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def sandbox(faults: Faults) -> AsyncIterator[Sandbox]:
+    async with backend(faults.url).open("base", LIMITS, workdir=WORKDIR) as opened:
+        yield opened
