@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from swerl.sandbox import Chunk
+from swerl.sandboxes._kept import Kept
 
 _WORD_BYTES = 3
 
@@ -36,25 +36,10 @@ class Seam:
 
 
 @dataclass(slots=True)
-class Kept:
-    """What is kept of a command's output: `cap` bytes of each stream."""
+class KeptUntil(Kept):
+    """The same, and whether the timeout ended it."""
 
-    cap: int
-    stdout: bytearray = field(default_factory=bytearray)
-    stderr: bytearray = field(default_factory=bytearray)
-    truncated: bool = False
-    """Whether anything was dropped."""
     timed_out: bool = False
-
-    def add(self, chunk: Chunk) -> bool:
-        """Keep what fits; return whether all of it did."""
-        stream = self.stderr if chunk.is_stderr else self.stdout
-        room = self.cap - len(stream)
-        stream += chunk.data[:room]
-        if len(chunk.data) <= room:
-            return True
-        self.truncated = True
-        return False
 
 
 def _overlap(data: bytes, token: bytes) -> int:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.sandbox import Chunk
 from swerl.sandboxes._docker.hijack import Stream
-from swerl.sandboxes._docker.output import Kept, Seam
+from swerl.sandboxes._docker.output import KeptUntil, Seam
 
 _AHEAD_BYTES = 1 << 18
 """How much output may wait for its reader before the command has to."""
@@ -95,7 +95,7 @@ class DockerProcess:
             await asyncio.wait([self.ended], timeout=_TELL_S)
         return self.ended.done()
 
-    async def collect(self, kept: Kept) -> None:
+    async def collect(self, kept: KeptUntil) -> None:
         """Read its output to the end into `kept`; safe to cancel and to call again."""
         while chunk := await self._next():
             if not kept.add(chunk):

@@ -16,7 +16,7 @@ from swerl.sandbox import Exec
 from swerl.sandboxes._docker import netns, scripts
 from swerl.sandboxes._docker.commands import Commands
 from swerl.sandboxes._docker.machine import Machine
-from swerl.sandboxes._docker.output import Kept
+from swerl.sandboxes._docker.output import KeptUntil
 from swerl.sandboxes._docker.process import DockerProcess
 from swerl.sandboxes._relay import open_relay
 
@@ -64,7 +64,7 @@ class DockerSandbox:
         process = await self._commands.launch(
             argv, cwd=cwd, env=env, as_root=as_root, with_input=bool(stdin)
         )
-        kept = Kept(self._cap)
+        kept = KeptUntil(self._cap)
         code = await self._finish(process, kept, timeout_s, stdin or b"")
         return Exec(
             exit_code=code,
@@ -149,7 +149,7 @@ class DockerSandbox:
             await self._relays.aclose()
 
     async def _finish(
-        self, process: DockerProcess, kept: Kept, timeout_s: float | None, stdin: bytes
+        self, process: DockerProcess, kept: KeptUntil, timeout_s: float | None, stdin: bytes
     ) -> int:
         """Follow a command to its end; return its exit code, or the timeout's."""
         feeding = asyncio.ensure_future(_feed(process, stdin)) if stdin else None
@@ -175,7 +175,7 @@ class DockerSandbox:
         target = str(PurePosixPath("/", path))
         users = [False] if self._commands.user_is_root else [False, True]
         for as_root in users:
-            kept = Kept(sys.maxsize)
+            kept = KeptUntil(sys.maxsize)
             process = await self._commands.launch(
                 ["/bin/sh", "-c", script, "sh", target],
                 cwd="/",
@@ -196,7 +196,7 @@ class DockerSandbox:
         return SandboxError(f"cannot {verb} {path} in sandbox {self.id}: {reason}", hint=hint)
 
 
-async def _follow(process: DockerProcess, kept: Kept, timeout_s: float | None) -> int | None:
+async def _follow(process: DockerProcess, kept: KeptUntil, timeout_s: float | None) -> int | None:
     """Read a command's output to its end; return its exit code, None where it took too long."""
     try:
         async with asyncio.timeout(timeout_s):

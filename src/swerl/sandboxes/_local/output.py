@@ -11,7 +11,6 @@ import fcntl
 import os
 import struct
 import termios
-from dataclasses import dataclass, field
 
 from swerl.sandbox import Chunk
 
@@ -108,27 +107,6 @@ class Output:
             self._loop.remove_reader(fd)
             os.close(fd)
         self._open.clear()
-
-
-@dataclass(slots=True)
-class Kept:
-    """What is kept of a command's output: `cap` bytes of each stream."""
-
-    cap: int
-    stdout: bytearray = field(default_factory=bytearray)
-    stderr: bytearray = field(default_factory=bytearray)
-    truncated: bool = False
-    """Whether anything was dropped."""
-
-    def add(self, chunk: Chunk) -> bool:
-        """Keep what fits; return whether all of it did."""
-        stream = self.stderr if chunk.is_stderr else self.stdout
-        room = self.cap - len(stream)
-        stream += chunk.data[:room]
-        if fits := len(chunk.data) <= room:
-            return fits
-        self.truncated = True
-        return False
 
 
 def _waiting_bytes(fd: int) -> int:

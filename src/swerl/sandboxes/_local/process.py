@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 
 from swerl.errors import SandboxError
 from swerl.sandbox import Chunk
+from swerl.sandboxes._kept import Kept
 from swerl.sandboxes._local.link import Link, Request
-from swerl.sandboxes._local.output import Kept, Output
+from swerl.sandboxes._local.output import Output
 from swerl.sandboxes._local.wire import Packet
 
 _PAUSE_S = 0.005

@@ -15,9 +15,9 @@ from typing import Any
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Listener
 from swerl.sandbox import Exec
+from swerl.sandboxes._kept import Kept
 from swerl.sandboxes._local import files
 from swerl.sandboxes._local.link import Link, Request
-from swerl.sandboxes._local.output import Kept
 from swerl.sandboxes._local.process import LocalProcess, launch
 from swerl.sandboxes._local.wire import Command, Plan
 
