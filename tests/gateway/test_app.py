@@ -432,3 +432,30 @@ async def test_a_gateway_on_a_shared_address_answers_nobody_without_a_sessions_k
                     assert refused.status == 401
         assert not engine.calls
         assert (await post(session, json=body()))[0] == 200
+
+
+async def test_a_new_session_takes_a_key_over_and_outlives_the_old_one(gateway: Gateway) -> None:
+    old = gateway.open("old", sampling=Sampling(9), limits=SessionLimits())
+    new = gateway.open("new", sampling=Sampling(9), limits=SessionLimits(), key=old.key)
+    await old.close()
+
+    status, _ = await post(new, json=body())
+
+    assert status == 200
+    assert len((await new.close()).turns) == 1
+
+
+async def test_who_asks_in_vain_is_told_of(engine: RecordingEngine) -> None:
+    told: list[tuple[str, str]] = []
+
+    def note(session: str, error: Exception) -> None:
+        told.append((session, str(error)))
+
+    async with Gateway(engine=engine, family=engine.family, on_refused=note) as gateway:
+        session = gateway.open("s", sampling=Sampling(9), limits=SessionLimits())
+        await post(session, json={"model": "m"})
+        await session.close()
+        await post(session, json=body())
+
+    assert told == [("s", "messages: Field required"), ("", told[1][1])]
+    assert "no open session" in told[1][1]

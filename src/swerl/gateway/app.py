@@ -17,7 +17,7 @@ from swerl.errors import GatewayError
 from swerl.gateway.connections import Server
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
-from swerl.gateway.router import Router
+from swerl.gateway.router import OnRefused, Router
 from swerl.gateway.sessions import Session, TurnRecord, new_key, recorder, stop_serving
 from swerl.gateway.speakers import HistoryPolicy, speaker
 from swerl.interfaces import ChatEngine, Endpoint, Engine, Family
@@ -46,7 +46,9 @@ class Gateway:
         host: str = HOST,
         port: int = 0,
         history: HistoryPolicy = HistoryPolicy.EXACT,
+        on_refused: OnRefused | None = None,
     ) -> None:
+        """Serve on `host`; `on_refused` is told of each request that ends in an error."""
         self.url = ""
         self._engine = engine
         self._family = family
@@ -54,7 +56,7 @@ class Gateway:
         self._host = host
         self._port = port
         self._history = history
-        self._router = Router(model_name)
+        self._router = Router(model_name, on_refused)
         self._session_ids: set[str] = set()
         self._server = self._make_server(None)
         self._listener: asyncio.Server | None = None
@@ -91,10 +93,12 @@ class Gateway:
         sampling: Sampling,
         limits: SessionLimits,
         on_turn: Callable[[TurnRecord], None] | None = None,
+        key: str | None = None,
     ) -> Session:
         """Open a session: only an open session is served.
 
-        Raises GatewayError where a session of this id is open already.
+        It answers to `key`, which an earlier session loses by it, or to a fresh one. Raises
+        GatewayError where a session of this id is open already.
         """
         if session_id in self._session_ids:
             message = f"session {session_id!r} is already open"
@@ -109,7 +113,7 @@ class Gateway:
         session = Session(
             session_id,
             conversation,
-            endpoint=Endpoint(self.url, new_key(), self._model_name),
+            endpoint=Endpoint(self.url, key or new_key(), self._model_name),
             server=self._make_server,
             on_close=self._forget,
         )
@@ -118,7 +122,8 @@ class Gateway:
         return session
 
     def _forget(self, session: Session) -> None:
-        self._router.sessions.pop(session.key, None)
+        if self._router.sessions.get(session.key) is session:
+            del self._router.sessions[session.key]
         self._session_ids.discard(session.id)
 
     def _make_server(self, session: Session | None) -> web.Server:

@@ -72,6 +72,11 @@ class Conversation:
         self._num_spoken = 0
         self._closed = False
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a reply is in the making, or was not delivered yet."""
+        return bool(self._answers)
+
     async def count(self, request: ChatRequest) -> int:
         """Return the tokens of the prompt that this request would make."""
         self._check_open()

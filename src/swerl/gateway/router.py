@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -24,6 +25,9 @@ _CHECKS = frozenset({"", "/api/hello", "/healthz"})
 """Paths at which agents and people look whether somebody is there."""
 _MODELS = "/v1/models"
 
+OnRefused: TypeAlias = Callable[[str, Exception], None]
+"""Told of each request that ends in an error, with its session's id; empty where it has none."""
+
 _METHODS: Mapping[str, str] = {"chat": "POST", "count_tokens": "POST", "models": "GET"}
 
 
@@ -36,12 +40,13 @@ class _Route:
 class Router:
     """Answers requests for the sessions that are open."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, on_refused: OnRefused | None = None) -> None:
         self.sessions: dict[str, Session] = {}
         """Open sessions by key."""
         self.on_break: dict[web.RequestHandler, Callable[[], None]] = {}
         """Whom to tell where a connection breaks after its last answer."""
         self._model_name = model_name
+        self._on_refused = on_refused
         dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
         self._routes: dict[str, _Route] = {}
         for dialect in dialects:
@@ -57,18 +62,25 @@ class Router:
         route = self._routes.get(path) or self._model_route(path)
         dialect = route.dialect if route else self._fallback
         stream = EventStream(request)
+        session = alone
         try:
             if route is None or request.method != _METHODS[route.operation]:
                 message = f"nothing is served at {request.method} {path or '/'}"
                 raise GatewayError(message, refusal=Refusal.NOT_FOUND)
-            session = alone or self._session(request.headers, dialect)
+            session = session or self._session(request.headers, dialect)
             return await self._serve(request, stream, route, session)
         except SwerlError as error:
+            self._tell(session, error)
             return await _fail(request, stream, dialect, error)
         except ConnectionError:
             return web.Response(status=499)
         except Exception as error:  # noqa: BLE001  # the boundary: a client always gets an answer
+            self._tell(session, error)
             return await _fail(request, stream, dialect, error)
+
+    def _tell(self, session: Session | None, error: Exception) -> None:
+        if self._on_refused:
+            self._on_refused(session.id if session else "", error)
 
     def _model_route(self, path: str) -> _Route | None:
         """Return the route of one model's page; the model answers to any name in a request too."""
