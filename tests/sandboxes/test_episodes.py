@@ -11,63 +11,27 @@ from typing import Any
 
 import pytest
 
-from swerl import plugins
-from swerl.engines.scripted import ScriptedEngine
-from swerl.errors import SwerlError
-from swerl.families import tiny
 from swerl.gateway.app import Gateway
-from swerl.gateway.limits import SessionLimits
-from swerl.interfaces import Exit, Harness, Listener, Sandbox
+from swerl.interfaces import Harness, Listener, Sandbox
 from swerl.patch import edits
-from swerl.sample import to_samples
-from swerl.sandbox import Limits, Mount
+from swerl.sandbox import Mount
 from swerl.sandboxes import docker, e2b, local
 from swerl.sandboxes._relay import open_relay
-from swerl.task import GradingSpec, Task
-from swerl.tree import Trajectory
-from swerl.turn import Sampling
 
 from ..e2b_server.helpers import KEY, Service, serving
+from ..harnesses.helpers import LIMITS, PATCH, SOLVED, TASK, Place, built, work
 from .e2b_faults import Faults
-from .helpers import sh
 from .public_way import PUBLIC_PORT, WithRoute
 
 pytestmark = pytest.mark.agents
 
 AGENTS = ("claude-code", "codex")
-PATCH = """\
-diff --git a/calc.py b/calc.py
---- a/calc.py
-+++ b/calc.py
-@@ -1,2 +1,2 @@
- def add(a, b):
--    return a - b
-+    return a + b
-@@ -9,1 +9,1 @@
--x = 1
-+x = 2
-"""
-ROOMY = SessionLimits(max_context_tokens=2**20)
-TASK = Task("t-1", "r", "host", "/repo", "Fix add.", GradingSpec("command", test_command="true"))
-REPOSITORY = """
-printf 'def add(a, b):\\n    return a - b\\n\\n\\n\\n\\n\\n\\nx = 1\\n' >calc.py
-git init -q . && git add . && git -c user.name=t -c user.email=t@localhost commit -qm base
-"""
-LIMITS = Limits(memory_mib=2048, num_processes=256, disk_mib=2048)
-
-Place = Callable[[Gateway, Sequence[Mount]], AbstractAsyncContextManager[Sandbox]]
-"""Opens a sandbox from which that gateway is to be reached."""
 
 
 @pytest.fixture(scope="module", params=AGENTS)
 def harness(request: pytest.FixtureRequest) -> Harness:
     """A real agent in its default release; skips where it cannot be had."""
-    module = plugins.load("harnesses", request.param)
-    try:
-        built: Harness = module.build(module.Options())
-    except SwerlError as error:
-        pytest.skip(f"no bundle of {request.param}: {error}")
-    return built
+    return built(request.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,44 +113,14 @@ PLACES: dict[str, Callable[[pytest.FixtureRequest], Place]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Worked:
-    """What one run of an agent left."""
-
-    exit: Exit
-    calc: str
-    trajectory: Trajectory
-
-
-async def work(harness: Harness, place: Place) -> Worked:
-    """Let the agent work on the task until it is done."""
-    family = tiny.build(None)
-    engine = ScriptedEngine(family, lambda _: harness.script(edits(PATCH), TASK.workdir))
-    async with (
-        Gateway(engine=engine, family=family) as gateway,
-        place(gateway, harness.mounts()) as sandbox,
-    ):
-        await sh(sandbox, REPOSITORY)
-        session = gateway.open("s", sampling=Sampling(max_new_tokens=4096), limits=ROOMY)
-        await harness.install(sandbox)
-        endpoint = session.endpoint(await sandbox.expose(session))
-        done = await harness.run(sandbox, TASK, endpoint, 120.0)
-        calc = (await sandbox.read("/repo/calc.py")).decode()
-        return Worked(done, calc, await session.close())
-
-
 @pytest.mark.parametrize("where", PLACES)
 async def test_an_agent_makes_the_gold_edit_and_every_sampled_token_is_trained(
     harness: Harness, where: str, request: pytest.FixtureRequest
 ) -> None:
-    worked = await work(harness, PLACES[where](request))
+    worked = await work(harness, place=PLACES[where](request))
     assert worked.exit.code == 0, worked.exit.log
-    assert worked.calc.startswith("def add(a, b):\n    return a + b\n")
-    assert worked.calc.endswith("x = 2\n")
-    samples = to_samples(worked.trajectory, episode="e", task=TASK.id)
-    assert len(samples) == 1
-    assert samples[0].num_trained_tokens == worked.trajectory.num_sampled_tokens > 0
-    assert not worked.trajectory.dropped
+    assert worked.calc == SOLVED
+    worked.assert_trained_whole()
 
 
 @pytest.mark.slow
@@ -204,10 +138,10 @@ async def test_an_agent_notices_nothing_of_streams_that_break(
         cutter = asyncio.ensure_future(cut())
         try:
             detour = faults.url
-            worked = await work(harness, lambda *it: cloud.open(*it, way="relay", url=detour))
+            worked = await work(harness, place=lambda *it: cloud.open(*it, way="relay", url=detour))
         finally:
             cutter.cancel()
     assert cuts[0] > 2
     assert worked.exit.code == 0, worked.exit.log
-    assert worked.calc.endswith("x = 2\n")
+    assert worked.calc == SOLVED
     assert len(worked.trajectory.turns) == len(harness.script(edits(PATCH), TASK.workdir))
