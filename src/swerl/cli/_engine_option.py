@@ -1,0 +1,125 @@
+"""The `--engine` and `--model` options of commands that look at an agent instead of training it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swerl.recipe.schema import Recipe
+
+SETTINGS = (
+    "rollout.max_new_tokens=16384",
+    "rollout.max_context_tokens=1000000",
+    "budgets.model_call_s=600",
+    "budgets.tool_s=900",
+    "budgets.agent_s=1800",
+    "budgets.grading_s=1900",
+    "budgets.episode_s=3700",
+    "budgets.sandbox_s=7200",
+)
+"""Limits of a real agent on a real repository; the recipe's defaults suit a small model."""
+_SERVERS = "torch-cpu, sglang=URL, or openai=URL to debug"
+_REPLY_SHARE = 4
+"""A model's context is this many times its longest reply."""
+_DEFAULT_CONTEXT = 32768
+"""Tokens, for a model folder that does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """What `--engine` says."""
+
+    text: str
+    type: str
+    script: str | None = None
+    """Name of a script that the command brings."""
+    file: Path | None = None
+    """File with a script."""
+    url: str | None = None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether it tells the tokens that it samples."""
+        return self.type != "openai"
+
+
+def kinds(scripts: Sequence[str], *, files: bool = False) -> str:
+    """Return what `--engine` takes where these scripts are known, for help and hints."""
+    written = ["scripted=FILE"] if files else []
+    return ", ".join([*(f"scripted:{name}" for name in scripts), *written, _SERVERS])
+
+
+def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> EngineChoice:
+    """Read `--engine`. Raises InputError, and UnknownNameError with the nearest engines."""
+    from swerl import plugins
+    from swerl.errors import InputError, unknown
+
+    if text.removeprefix("scripted:") in scripts and ":" in text:
+        return EngineChoice(text, "scripted", script=text.partition(":")[2])
+    if files and (match := re.fullmatch(r"scripted=(.+)", text)):
+        return EngineChoice(text, "scripted", file=Path(match[1]))
+    if match := re.fullmatch(r"(sglang|openai)=(https?://\S+)", text):
+        return EngineChoice(text, match[1], url=match[2])
+    known = list(plugins.names("engines"))
+    if text in set(known) - {"scripted", "openai"}:
+        return EngineChoice(text, text)
+    name = re.split("[:=]", text)[0]
+    if name not in known:
+        raise unknown("engine", name, known)
+    message = f"--engine {text!r} is not an engine"
+    raise InputError(message, hint=f"use {kinds(scripts, files=files)}")
+
+
+def recipe_of(
+    engine: EngineChoice, model: str | None, *, made: Sequence[str], settings: Sequence[str]
+) -> Recipe:
+    """Return a recipe with this engine and model: `made` are its settings, then the user's.
+
+    Raises RecipeError, InputError and UnknownNameError.
+    """
+    from swerl.recipe.check import check
+    from swerl.recipe.load import load
+
+    written = [*SETTINGS, *made, f"engine.type={engine.type}"]
+    if engine.type == "openai":
+        written += [f"engine.base_url={engine.url}", f"engine.model={model or 'default'}"]
+    else:
+        written += [f"engine.url={engine.url}"] if engine.url else []
+        written += _model_settings(engine, model)
+    recipe = load([], [*written, *settings])
+    check(recipe)
+    return recipe
+
+
+def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
+    """Return where the model lies and what fits its context."""
+    from swerl.errors import InputError
+
+    if model is None:
+        if engine.type == "scripted":
+            return []
+        message = f"--engine {engine.text} needs --model with the model's folder"
+        raise InputError(message, hint="a run's folder will do: its newest weights are taken")
+    folder = _newest_weights(Path(model))
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        message = f"--model {model} holds no model: {error}"
+        raise InputError(message, hint="give a folder in Hugging Face format, or a run") from error
+    context = int(config.get("max_position_embeddings", _DEFAULT_CONTEXT))
+    return [
+        f"model.path={folder}",
+        f"rollout.max_context_tokens={context}",
+        f"rollout.max_new_tokens={max(context // _REPLY_SHARE, 1)}",
+    ]
+
+
+def _newest_weights(folder: Path) -> Path:
+    """Return a run's newest published weights, or the folder itself where it is no run."""
+    published = sorted(path for path in folder.glob("weights/*") if path.name.isdigit())
+    return published[-1] if published else folder
