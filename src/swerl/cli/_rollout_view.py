@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from swerl.cli._output import console
-from swerl.cli._text import counted
+from swerl.cli._text import counted, safe
 from swerl.episode import Episode
 from swerl.grade import LEARNABLE, TestStatus, Verdict
 from swerl.patch import touched
@@ -86,16 +86,16 @@ class RolloutView:
 
     def _show_turn(self, turn: TurnEnded) -> None:
         for result in turn.results:
-            self._line(f"      [dim]→ {_safe(result)}[/]")
+            self._line(f"      [dim]→ {safe(result)}[/]")
         mark = "" if self._trainable else "  [yellow]not trainable[/]"
         self._line(
             f"  [cyan]turn {turn.turn + 1:<3}[/] {turn.prompt_tokens:>7,} tokens in "
             f"{turn.output_tokens:>6,} out {turn.seconds:>6.2f} s{mark}"
         )
         if turn.said:
-            self._line(f"      “{_safe(turn.said)}”")
+            self._line(f"      “{safe(turn.said)}”")
         for call in turn.calls:
-            self._line(f"      {_safe(call)}")
+            self._line(f"      {safe(call)}")
 
     def _line(self, text: str) -> None:
         self._out.print(text, no_wrap=True, overflow="ellipsis")
@@ -112,7 +112,7 @@ class RolloutView:
 def show_start(task_id: str, *, agent: str, engine: str, trainable: bool) -> None:
     """Print what is about to run."""
     note = "" if trainable else "  [yellow](for debugging: no token ids, not trainable)[/]"
-    console().print(f"[bold]{_safe(task_id)}[/]  {agent} on {_safe(engine)}{note}")
+    console().print(f"[bold]{safe(task_id)}[/]  {agent} on {safe(engine)}{note}")
 
 
 def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str) -> None:
@@ -130,7 +130,7 @@ def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str)
     colour = _COLOURS[episode.verdict]
     reward = f"reward {episode.reward:g}" if episode.verdict in LEARNABLE else "no reward"
     out.print(
-        f"[bold {colour}]{episode.verdict.upper()}[/]  {reward}  {_safe(episode.grade.reason)}",
+        f"[bold {colour}]{episode.verdict.upper()}[/]  {reward}  {safe(episode.grade.reason)}",
         soft_wrap=True,
     )
     _show_failing(episode)
@@ -144,14 +144,6 @@ def _show_failing(episode: Episode) -> None:
     good = {TestStatus.PASSED, TestStatus.XFAIL}
     failing = [(n, s) for n, s in episode.grade.tests.items() if s not in good]
     for name, status in failing[:_MAX_FAILING]:
-        console().print(f"  {status:<8} {_safe(name)}", soft_wrap=True)
+        console().print(f"  {status:<8} {safe(name)}", soft_wrap=True)
     if len(failing) > _MAX_FAILING:
         console().print(f"  … and {len(failing) - _MAX_FAILING} more in grade.json")
-
-
-def _safe(text: str) -> str:
-    """Return text that neither rich nor the terminal takes for a command."""
-    from rich.markup import escape
-
-    shown = text.expandtabs(4)
-    return escape("".join(c if c.isprintable() else "�" for c in shown))

@@ -25,7 +25,7 @@ def write(folder: Path, episode: Episode) -> None:
         (folder / "patch.diff").write_bytes(episode.patch.encode("utf-8", "surrogateescape"))
         (folder / "agent.log").write_text(episode.log, encoding="utf-8", errors="replace")
         (folder / "grade.json").write_bytes(_dump(asdict(episode.grade)))
-        (folder / "trajectory.json").write_bytes(_dump(asdict(episode.trajectory)))
+    write_trajectory(folder, episode.trajectory)
     summary = {
         "id": episode.id,
         "task_id": episode.task_id,
@@ -38,6 +38,11 @@ def write(folder: Path, episode: Episode) -> None:
         "error": episode.error,
     }
     write_bytes(folder / "episode.json", _dump(summary))
+
+
+def write_trajectory(folder: Path, trajectory: Trajectory) -> None:
+    """Write a Trajectory in exact tokens. Raises RunError where the disk refuses."""
+    write_bytes(folder / "trajectory.json", _dump(asdict(trajectory)))
 
 
 def is_finished(folder: Path) -> bool:
@@ -67,10 +72,11 @@ def write_transcript(folder: Path, turns: Iterable[TurnRecord]) -> None:
 
     Raises RunError where the disk refuses.
     """
-    write_json(folder / "transcript.json", [_words(record) for record in turns])
+    write_json(folder / "transcript.json", [words(record) for record in turns])
 
 
-def _words(record: TurnRecord) -> dict[str, Any]:
+def words(record: TurnRecord) -> dict[str, Any]:
+    """Return what a Turn heard and said, and after whom, as JSON."""
     return {
         "turn": record.turn.index,
         "parent": record.turn.parent,

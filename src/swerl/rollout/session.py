@@ -51,10 +51,10 @@ def _announce(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]:
                 prompt_tokens=record.reply.usage.prompt_tokens,
                 output_tokens=len(turn.output_ids),
                 seconds=turn.duration_s,
-                said=_first_line(message.text),
-                calls=tuple(map(_brief, message.tool_calls)),
+                said=first_line(message.text),
+                calls=tuple(map(brief, message.tool_calls)),
                 results=tuple(
-                    _first_line(m.text) for m in record.new_messages if m.role is Role.TOOL
+                    first_line(m.text) for m in record.new_messages if m.role is Role.TOOL
                 ),
             )
         )
@@ -62,10 +62,12 @@ def _announce(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]:
     return on_turn
 
 
-def _brief(call: ToolCall) -> str:
-    return f"{call.name}({_first_line(json.dumps(dict(call.arguments), ensure_ascii=False))})"
+def brief(call: ToolCall) -> str:
+    """Return a call in one line, as `name(arguments)`."""
+    return f"{call.name}({first_line(json.dumps(dict(call.arguments), ensure_ascii=False))})"
 
 
-def _first_line(text: str, width: int = 200) -> str:
+def first_line(text: str, width: int = 200) -> str:
+    """Return the first line that is not blank, cut at `width`."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= width else line[: width - 1] + "…"
