@@ -140,11 +140,12 @@ async def work(
     max_new_tokens: int = 4096,
     budget_s: float = 120.0,
     delay_s: float = 0.0,
+    before: str = "",
     after: str = "",
 ) -> Worked:
     """Let an agent work in a sandbox, its model following `script`, or making PATCH's edits.
 
-    `delay_s` is what the model takes for a reply.
+    `delay_s` is what the model takes for a reply; `before` and `after` are shell scripts.
     """
     said = harness.script(edits(PATCH), task.workdir) if script is None else script
     family = tiny.build(None)
@@ -154,7 +155,7 @@ async def work(
         Gateway(engine=engine, family=family) as gateway,
         place(gateway, harness.mounts()) as sandbox,
     ):
-        await shell(sandbox, REPOSITORY)
+        await shell(sandbox, REPOSITORY + before)
         session = gateway.open(
             "s",
             sampling=Sampling(max_new_tokens=max_new_tokens),

@@ -1,0 +1,64 @@
+"""Every agent that the conformance suite judges: one entry each, with what it can and cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from swerl.chat import Message, Role, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent as the suite sees it."""
+
+    name: str
+    """The word a user types."""
+    shell: Callable[[str], ToolCall]
+    """How a model of this agent asks for a shell command."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings, where the defaults do not suit: another release, for example."""
+    needs_home: bool = True
+    """Whether it keeps files in the user's home folder."""
+    start_s: float = 10.0
+    """Most seconds from its start to its first tool call, on a busy machine."""
+    drops_malformed: bool = False
+    """Whether a call that it cannot do is left out of its history, which makes a branch."""
+    is_cli: bool = True
+    """Whether it comes from a package registry."""
+
+    def say(self, command: str) -> Message:
+        """Return a reply that asks for a shell command."""
+        return Message(Role.ASSISTANT, tool_calls=(self.shell(command),))
+
+    def param(self) -> Any:
+        """Return the agent as a test's parameter."""
+        words = [self.name, *map(str, self.options.values())]
+        marks = [pytest.mark.agents] if self.is_cli else []
+        return pytest.param(self, id=" ".join(words), marks=marks)
+
+
+def _call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall("", name, arguments)
+
+
+AGENTS = (
+    Agent(
+        "builtin",
+        lambda command: _call("bash", command=command),
+        needs_home=False,
+        is_cli=False,
+    ),
+    Agent("claude-code", lambda command: _call("Bash", command=command)),
+    Agent("codex", lambda command: _call("exec_command", cmd=command)),
+    Agent(
+        "codex",
+        # its shell tool ends a command after 10 s where the call does not say otherwise
+        lambda command: _call("shell", command=["sh", "-c", command], timeout_ms=60_000),
+        {"version": "0.94.0"},
+        start_s=20.0,
+    ),
+)
