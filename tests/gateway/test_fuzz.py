@@ -125,7 +125,7 @@ async def test_mutated_requests_are_answered_or_refused_and_nothing_grows(family
             gc.collect()
             sizes.append(_resident_mib())
 
-        assert gateway._session_ids == set()
+        assert gateway._sessions == {}
         assert gateway._router.sessions == {}
         assert len(gateway._router.on_break) <= 1
     assert set(statuses) <= {200, 400, 413}

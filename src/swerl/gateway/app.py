@@ -7,6 +7,7 @@ session serves it alone.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -15,12 +16,15 @@ from aiohttp import web
 
 from swerl.errors import GatewayError
 from swerl.gateway.connections import Server
+from swerl.gateway.intake import Bounds, Intake
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
+from swerl.gateway.pulse import OnLoad, Pulse
 from swerl.gateway.router import OnRefused, Router
-from swerl.gateway.sessions import Session, TurnRecord, new_key, recorder, stop_serving
+from swerl.gateway.sessions import ServedSession, TurnRecord, end_connections, new_key, recorder
 from swerl.gateway.speakers import HistoryPolicy, speaker
 from swerl.interfaces import ChatEngine, Endpoint, Engine, Family
+from swerl.run.events import ignore
 from swerl.turn import Sampling
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 _BACKLOG = 1024
+_BOUNDS = Bounds()
 _MOST_CONNECTIONS = 256
 """Connections to a session's own socket: an agent and its sub-agents hold a few."""
 _MOST_CONNECTIONS_OF_ALL = 8192
@@ -43,12 +48,18 @@ class Gateway:
         engine: Engine | ChatEngine,
         family: Family,
         model_name: str = "swerl",
-        host: str = HOST,
+        host: str | None = HOST,
         port: int = 0,
         history: HistoryPolicy = HistoryPolicy.EXACT,
+        bounds: Bounds = _BOUNDS,
         on_refused: OnRefused | None = None,
+        on_load: OnLoad | None = None,
     ) -> None:
-        """Serve on `host`; `on_refused` is told of each request that ends in an error."""
+        """Serve on `host`, or nowhere but where `take` and sessions are given sockets.
+
+        `on_refused` is told of each request that ends in an error, `on_load` now and then how busy
+        this process is.
+        """
         self.url = ""
         self._engine = engine
         self._family = family
@@ -56,23 +67,28 @@ class Gateway:
         self._host = host
         self._port = port
         self._history = history
-        self._router = Router(model_name, on_refused)
-        self._session_ids: set[str] = set()
+        self._intake = Intake(bounds)
+        self._router = Router(model_name, self._intake, on_refused)
+        self._sessions: dict[str, ServedSession] = {}
+        self._pulse = Pulse(self._intake, lambda: len(self._sessions), on_load or ignore)
         self._server = self._make_server(None)
+        self._passing = Server(
+            partial(self._router.handle, None),
+            self._router.on_break,
+            most=_MOST_CONNECTIONS_OF_ALL,
+            once=True,
+        )
+        """Serves connections that were accepted elsewhere."""
         self._listener: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(
-                self._server, self._host, self._port, backlog=_BACKLOG
+        if self._host is not None:
+            listening = listen(self._host, self._port)
+            self.url = url_of(self._host, listening)
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._server, sock=listening, backlog=_BACKLOG
             )
-        except OSError as error:
-            message = f"cannot listen on {self._host}:{self._port}: {error.strerror}"
-            hint = "leave the port at 0 to get a free one, or stop what uses it"
-            raise GatewayError(message, hint=hint) from error
-        port = self._listener.sockets[0].getsockname()[1]
-        self.url = f"http://{_reachable(self._host)}:{port}"
+        self._pulse.start()
         return self
 
     async def __aexit__(
@@ -81,10 +97,13 @@ class Gateway:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for session in list(self._router.sessions.values()):
+        for session in list(self._sessions.values()):
             await session.close()
+        await self._pulse.stop()
         if self._listener:
-            await stop_serving(self._listener, self._server)
+            self._listener.close()
+        for server in (self._server, self._passing):
+            await end_connections(server)
 
     def open(
         self,
@@ -94,13 +113,13 @@ class Gateway:
         limits: SessionLimits,
         on_turn: Callable[[TurnRecord], None] | None = None,
         key: str | None = None,
-    ) -> Session:
+    ) -> ServedSession:
         """Open a session: only an open session is served.
 
         It answers to `key`, which an earlier session loses by it, or to a fresh one. Raises
         GatewayError where a session of this id is open already.
         """
-        if session_id in self._session_ids:
+        if session_id in self._sessions:
             message = f"session {session_id!r} is already open"
             raise GatewayError(message, hint="close it, or choose another id")
         conversation = Conversation(
@@ -110,7 +129,7 @@ class Gateway:
             limits=limits,
             on_delivered=recorder(on_turn) if on_turn else None,
         )
-        session = Session(
+        session = ServedSession(
             session_id,
             conversation,
             endpoint=Endpoint(self.url, key or new_key(), self._model_name),
@@ -118,23 +137,42 @@ class Gateway:
             on_close=self._forget,
         )
         self._router.sessions[session.key] = session
-        self._session_ids.add(session_id)
+        self._sessions[session_id] = session
         return session
 
-    def _forget(self, session: Session) -> None:
+    async def take(self, sock: socket.socket, first: bytes) -> None:
+        """Serve a connection that was accepted elsewhere, and the `first` bytes that it brought.
+
+        It is served for one request: the next one may be for a session of another process.
+        """
+        connection = self._passing()
+        connection.begin_with(first)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
+
+    def _forget(self, session: ServedSession) -> None:
         if self._router.sessions.get(session.key) is session:
             del self._router.sessions[session.key]
-        self._session_ids.discard(session.id)
+        del self._sessions[session.id]
 
-    def _make_server(self, session: Session | None) -> web.Server:
+    def _make_server(self, session: ServedSession | None) -> web.Server:
         """Return a server of all sessions, or of one alone."""
         handler = partial(self._router.handle, session)
         most = _MOST_CONNECTIONS if session else _MOST_CONNECTIONS_OF_ALL
         return Server(handler, self._router.on_break, most=most)
 
 
-def _reachable(host: str) -> str:
-    """Return how a client on this machine names the address that is listened on."""
-    if host in ("0.0.0.0", "::", ""):
-        return HOST
-    return f"[{host}]" if ":" in host else host
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises GatewayError where the address is not to be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        message = f"cannot listen on {host}:{port}: {error.strerror}"
+        hint = "leave the port at 0 to get a free one, or stop what uses it"
+        raise GatewayError(message, hint=hint) from error
+
+
+def url_of(host: str, listening: socket.socket) -> str:
+    """Return where a client on this machine reaches a socket that listens on `host`."""
+    name = HOST if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listening.getsockname()[1]}"

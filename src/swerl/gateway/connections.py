@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 from aiohttp import web
+from aiohttp.http_parser import RawRequestMessage
 
 _Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _Told: TypeAlias = Callable[[], None]
@@ -19,6 +20,19 @@ _Told: TypeAlias = Callable[[], None]
 
 class Connection(web.RequestHandler):
     """One connection. What is no HTTP is answered in a shape that both vendors' clients read."""
+
+    _first = b""
+
+    def begin_with(self, first: bytes) -> None:
+        """Read these bytes before those that the connection brings: others have read them."""
+        self._first = first
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to serve."""
+        super().connection_made(transport)
+        if self._first:
+            self.data_received(self._first)
+            self._first = b""
 
     def handle_error(
         self,
@@ -51,19 +65,24 @@ class Server(web.Server):
         on_break: MutableMapping[web.RequestHandler, _Told],
         *,
         most: int,
+        once: bool = False,
     ) -> None:
-        """Serve `most` connections at once.
+        """Serve `most` connections at once, each for one request only where `once` says so.
 
         `on_break` says whom to tell, by connection; an entry lasts until the next request.
         """
-        super().__init__(self._handle, handler_cancellation=True)
+        super().__init__(
+            self._handle,
+            request_factory=self._only_request if once else None,
+            handler_cancellation=True,
+        )
         self._handler = handler
         self._on_break = on_break
         self._most = most
         self._idle: dict[web.RequestHandler, asyncio.Transport] = {}
         """Connections without a request under way, the longest idle first."""
 
-    def __call__(self) -> web.RequestHandler:
+    def __call__(self) -> Connection:
         """Return what handles a new connection. Bodies are unpacked where they are read."""
         loop = asyncio.get_running_loop()
         return Connection(self, loop=loop, access_log=None, auto_decompress=False)  # type: ignore[arg-type]  # None is no log
@@ -85,6 +104,10 @@ class Server(web.Server):
         if told and exc:
             told()
         super().connection_lost(handler, exc)
+
+    def _only_request(self, message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
+        """Return a request whose answer says that it is the connection's last."""
+        return self._make_request(message._replace(should_close=True), *rest)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -14,8 +15,10 @@ from swerl.chat import Json
 from swerl.errors import GatewayError, Refusal, SwerlError
 from swerl.gateway._body import read_object
 from swerl.gateway._http import EventStream, send, send_json
+from swerl.gateway.intake import Intake
+from swerl.gateway.pipeline import Conversation
 from swerl.gateway.retries import read_asker
-from swerl.gateway.sessions import Session
+from swerl.gateway.sessions import ServedSession
 from swerl.interfaces import Dialect
 
 PING_S = 5.0
@@ -40,12 +43,15 @@ class _Route:
 class Router:
     """Answers requests for the sessions that are open."""
 
-    def __init__(self, model_name: str, on_refused: OnRefused | None = None) -> None:
-        self.sessions: dict[str, Session] = {}
+    def __init__(
+        self, model_name: str, intake: Intake, on_refused: OnRefused | None = None
+    ) -> None:
+        self.sessions: dict[str, ServedSession] = {}
         """Open sessions by key."""
         self.on_break: dict[web.RequestHandler, Callable[[], None]] = {}
         """Whom to tell where a connection breaks after its last answer."""
         self._model_name = model_name
+        self._intake = intake
         self._on_refused = on_refused
         dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
         self._routes: dict[str, _Route] = {}
@@ -54,7 +60,9 @@ class Router:
                 self._routes.setdefault(path, _Route(dialect, operation))
         self._fallback: Dialect = dialects[0]
 
-    async def handle(self, alone: Session | None, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(
+        self, alone: ServedSession | None, request: web.BaseRequest
+    ) -> web.StreamResponse:
         """Answer a request to one session alone, or to the session that its key names."""
         path = request.path.rstrip("/")
         if request.method == "HEAD" or (request.method == "GET" and path in _CHECKS):
@@ -78,7 +86,7 @@ class Router:
             self._tell(session, error)
             return await _fail(request, stream, dialect, error)
 
-    def _tell(self, session: Session | None, error: Exception) -> None:
+    def _tell(self, session: ServedSession | None, error: Exception) -> None:
         if self._on_refused:
             self._on_refused(session.id if session else "", error)
 
@@ -88,7 +96,12 @@ class Router:
         is_name = name not in (path, "") and ".." not in name.split("/")
         return self._routes.get(_MODELS) if is_name else None
 
-    def _session(self, headers: Mapping[str, str], dialect: Dialect) -> Session:
+    def key(self, target: str, headers: Mapping[str, str]) -> str | None:
+        """Return the session key that a request for this target carries."""
+        route = self._routes.get(urlsplit(target).path.rstrip("/"))
+        return (route.dialect if route else self._fallback).session_key(headers)
+
+    def _session(self, headers: Mapping[str, str], dialect: Dialect) -> ServedSession:
         key = dialect.session_key(headers)
         session = self.sessions.get(key) if key else None
         if session is None:
@@ -97,20 +110,25 @@ class Router:
         return session
 
     async def _serve(
-        self, request: web.BaseRequest, stream: EventStream, route: _Route, session: Session
+        self, request: web.BaseRequest, stream: EventStream, route: _Route, session: ServedSession
     ) -> web.StreamResponse:
         if route.operation == "models":
             name = request.path.rstrip("/").partition(_MODELS + "/")[2]
             return await send_json(request, _model(name) if name else _models(self._model_name))
-        conversation = session.conversation
-        conversation.admission.knock()
-        async with conversation.admission.reading:
-            body = await read_object(request, conversation.limits.max_body_bytes)
+        session.conversation.admission.knock()
+        async with self._intake.place(session.id):
+            return await self._answer(request, stream, route, session.conversation)
+
+    async def _answer(
+        self, request: web.BaseRequest, stream: EventStream, route: _Route, talk: Conversation
+    ) -> web.StreamResponse:
+        async with talk.admission.reading:
+            body = await read_object(request, talk.limits.max_body_bytes)
         asked = route.dialect.parse(body)
         if route.operation == "count_tokens":
-            return await send_json(request, _count(await conversation.count(asked)))
+            return await send_json(request, _count(await talk.count(asked)))
         asker = read_asker(request.headers)
-        async with conversation.answer(asked, asker) as answer:
+        async with talk.answer(asked, asker) as answer:
             while asked.stream and not await answer.ready(PING_S):
                 await stream.ping()
             reply = await answer.reply()

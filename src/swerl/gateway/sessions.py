@@ -1,4 +1,7 @@
-"""Session: one harness run's traffic, its key, the sockets that serve it alone, its Trajectory."""
+"""Session: one harness run's traffic, its key, the sockets that serve it alone, its Trajectory.
+
+A session is served in the process that opened it, or in a gateway process of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from swerl.chat import ChatReply, Message
-from swerl.errors import BudgetError, EngineError
+from swerl.errors import BudgetError, EngineError, SwerlError
+from swerl.gateway.answer import closed
+from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.interfaces import Endpoint
 from swerl.tree import Trajectory
-from swerl.turn import Turn
+from swerl.turn import Sampling, Turn
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -40,8 +45,50 @@ def recorder(
     return lambda turn, new, reply: on_turn(TurnRecord(turn, tuple(new), reply))
 
 
-class Session:
-    """One harness run's traffic. Implements Listener."""
+class Session(Protocol):
+    """One harness run's traffic. A Listener, wherever it is served."""
+
+    id: str
+    key: str
+    url: str
+    """Where all sessions are served, by key."""
+
+    @property
+    def failure(self) -> SwerlError | None:
+        """What broke the last call of the engine, or the gateway; None when it worked."""
+
+    @property
+    def limit(self) -> str:
+        """Name of the SessionLimits field that refused a request; empty while none did."""
+
+    def endpoint(self, url: str) -> Endpoint:
+        """Return where a harness finds this session, given its base URL as the harness sees it."""
+
+    async def attach(self, sock: socket.socket) -> None:
+        """Serve this session alone on a listening socket; requests on it need no key."""
+
+    async def close(self) -> Trajectory:
+        """Abort what is in flight, stop the listeners, and return the tree. Idempotent."""
+
+
+class SessionSource(Protocol):
+    """A gateway: opens sessions and serves them, in this process or in others."""
+
+    url: str
+
+    def open(
+        self,
+        session_id: str,
+        *,
+        sampling: Sampling,
+        limits: SessionLimits,
+        on_turn: Callable[[TurnRecord], None] | None = None,
+    ) -> Session:
+        """Open a session. Raises GatewayError where one of this id is open already."""
+
+
+class ServedSession:
+    """A session that is served in this process. Implements Session."""
 
     def __init__(
         self,
@@ -49,8 +96,8 @@ class Session:
         conversation: Conversation,
         *,
         endpoint: Endpoint,
-        server: Callable[[Session], web.Server],
-        on_close: Callable[[Session], None],
+        server: Callable[[ServedSession], web.Server],
+        on_close: Callable[[ServedSession], None],
     ) -> None:
         self.id = session_id
         self.conversation = conversation
@@ -78,25 +125,33 @@ class Session:
 
     async def attach(self, sock: socket.socket) -> None:
         """Serve this session alone on a listening socket; requests on it need no key."""
+        if self._trajectory is not None:
+            sock.close()
+            raise closed()
         sock.setblocking(False)
         server = self._server(self)
         listener = await asyncio.get_running_loop().create_server(server, sock=sock)
         self._listeners.append((listener, server))
+        if self._trajectory is not None:
+            await self._stop_listening()
 
     async def close(self) -> Trajectory:
         """Abort what is in flight, stop the listeners, and return the tree. Idempotent."""
         if self._trajectory is None:
             self._trajectory = await self.conversation.close()
             self._on_close(self)
-            listeners, self._listeners = self._listeners, []
-            for listener, server in listeners:
-                await stop_serving(listener, server)
+            await self._stop_listening()
         return self._trajectory
 
+    async def _stop_listening(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        for listener, server in listeners:
+            listener.close()
+            await end_connections(server)
 
-async def stop_serving(listener: asyncio.Server, server: web.Server) -> None:
-    """Close a listener and its connections, the idle ones at once."""
-    listener.close()
+
+async def end_connections(server: web.Server) -> None:
+    """Close a server's connections, the idle ones at once."""
     server.pre_shutdown()
     await server.shutdown(_SHUTDOWN_S)
 

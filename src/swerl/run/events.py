@@ -100,6 +100,21 @@ class Notice:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayLoad:
+    """How busy one process of the gateway was since it last said so."""
+
+    process: int
+    lag_s: float
+    """The longest for which its event loop answered nobody."""
+    at_work: int
+    """Requests at work, waiting ones not counted."""
+    waiting: int
+    refused: int
+    """Requests that found no place in that time, and were told to ask again."""
+    sessions: int
+
+
 Event: TypeAlias = (
     PhaseStarted
     | PhaseEnded
@@ -110,6 +125,7 @@ Event: TypeAlias = (
     | EvalEnded
     | Progress
     | Notice
+    | GatewayLoad
 )
 Emit: TypeAlias = Callable[[Event], None]
 

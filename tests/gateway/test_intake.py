@@ -1,0 +1,168 @@
+"""More requests than one process takes on: they wait in turn, then are told to ask again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import aiohttp
+import pytest
+
+from swerl.chat import Message, Role
+from swerl.errors import GatewayError, Refusal
+from swerl.gateway import pulse
+from swerl.gateway.app import Gateway
+from swerl.gateway.intake import Bounds, Intake
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.sessions import ServedSession
+from swerl.run.events import GatewayLoad
+from swerl.turn import Completion, Sampling
+from tests.gateway._fakes import RecordingEngine
+
+HELD_S = 0.1
+
+
+class SlowEngine(RecordingEngine):
+    """Takes its time for each reply, for any number of them at once."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        await asyncio.sleep(HELD_S)
+        return await super().generate(ids, sampling, session)
+
+
+async def hold(intake: Intake, session: str, entered: list[str], gate: asyncio.Event) -> None:
+    async with intake.place(session):
+        entered.append(session)
+        await gate.wait()
+
+
+async def settle() -> None:
+    """Let every task run until it waits."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_sessions_take_turns_however_many_requests_one_of_them_sends() -> None:
+    intake, entered, gate = Intake(Bounds(most_at_work=1)), list[str](), asyncio.Event()
+    sent = ["loud"] * 5 + ["quiet", "calm"]
+    tasks = [asyncio.create_task(hold(intake, name, entered, gate)) for name in sent]
+    await settle()
+    assert (entered, intake.num_waiting) == (["loud"], 6)
+
+    gate.set()
+    await asyncio.gather(*tasks)
+
+    assert entered == ["loud", "loud", "quiet", "calm", "loud", "loud", "loud"]
+    assert (intake.num_at_work, intake.num_waiting) == (0, 0)
+
+
+async def test_a_full_queue_refuses_who_has_most_in_it() -> None:
+    intake, entered, gate = Intake(Bounds(1, most_waiting=3)), list[str](), asyncio.Event()
+    sent = ["loud"] * 4
+    tasks = [asyncio.create_task(hold(intake, name, entered, gate)) for name in sent]
+    await settle()
+
+    with pytest.raises(GatewayError, match="1 requests at work") as refused:
+        await hold(intake, "loud", entered, gate)
+    quiet = asyncio.create_task(hold(intake, "quiet", entered, gate))
+    await settle()
+    gate.set()
+    await quiet
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert refused.value.refusal is Refusal.OVERLOADED
+    assert [isinstance(one, GatewayError) for one in outcomes] == [False, False, False, True]
+    assert (intake.num_refused, intake.num_at_work) == (2, 0)
+
+
+async def test_who_leaves_the_queue_loses_nobody_a_place() -> None:
+    intake, entered, gate = Intake(Bounds(1)), list[str](), asyncio.Event()
+    first = asyncio.create_task(hold(intake, "first", entered, gate))
+    await settle()
+    waiting = [asyncio.create_task(hold(intake, str(n), entered, gate)) for n in range(3)]
+    await settle()
+
+    waiting[0].cancel()
+    gate.set()
+    await asyncio.sleep(0)  # the first has given its place to a task that did not run since
+    waiting[1].cancel()
+    await asyncio.gather(first, *waiting, return_exceptions=True)
+
+    assert entered == ["first", "2"]
+    assert (intake.num_at_work, intake.num_waiting) == (0, 0)
+
+
+async def test_nobody_waits_for_longer_than_is_said() -> None:
+    intake, gate = Intake(Bounds(1, wait_s=0.01)), asyncio.Event()
+    holder = asyncio.create_task(hold(intake, "first", [], gate))
+    await settle()
+
+    with pytest.raises(GatewayError) as refused:
+        await hold(intake, "second", [], gate)
+    gate.set()
+    await holder
+
+    assert refused.value.retryable
+    assert intake.num_waiting == 0
+
+
+@pytest.mark.parametrize(("path", "busy"), [("/v1/messages", 529), ("/v1/chat/completions", 503)])
+async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
+    path: str, busy: int
+) -> None:
+    """Eight at work and four waiting, for a tenth of a second each, and twice as many that ask."""
+    engine = SlowEngine()
+    bounds = Bounds(most_at_work=8, most_waiting=4, wait_s=10)
+    statuses: Counter[int] = Counter()
+    retry_after: set[str | None] = set()
+    seconds: list[float] = []
+
+    async def ask(session: ServedSession, http: aiohttp.ClientSession, number: int) -> None:
+        headers = {"Authorization": f"Bearer {session.key}"}
+        message = {"role": "user", "content": f"{number} " + "x" * 200_000}
+        sent = {"model": "m", "max_tokens": 50, "messages": [message]}
+        began = time.monotonic()
+        async with http.post(session.url + path, json=sent, headers=headers) as response:
+            answer = await response.json()
+        statuses[response.status] += 1
+        if response.status == 200:
+            seconds.append(time.monotonic() - began)
+        else:
+            retry_after.add(response.headers.get("retry-after"))
+            assert answer["error"]["message"]
+
+    async with Gateway(engine=engine, family=engine.family, bounds=bounds) as gateway:
+        limits = SessionLimits(max_context_tokens=10**6)
+        opened = [gateway.open(str(n), sampling=Sampling(50), limits=limits) for n in range(12)]
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            for burst in range(3):
+                wave = [ask(session, http, burst) for session in opened for _ in range(2)]
+                await asyncio.gather(*wave)
+        trajectories = [await session.close() for session in opened]
+
+    assert set(statuses) == {200, busy}
+    assert statuses[200] >= 3 * 12
+    assert retry_after == {"1"}
+    assert sum(len(one.turns) for one in trajectories) == statuses[200] == len(engine.calls)
+    assert all(not one.dropped for one in trajectories)
+    assert max(seconds) < 10 + HELD_S + 5, "the bound on waiting, a reply, and a busy machine"
+
+
+async def test_a_stalled_loop_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.01)
+    monkeypatch.setattr(pulse, "TELL_S", 0.05)
+    told, engine = asyncio.Queue[GatewayLoad](), RecordingEngine(lines=[Message(Role.ASSISTANT)])
+    served = Gateway(engine=engine, family=engine.family, on_load=told.put_nowait)
+    async with served as gateway:
+        gateway.open("s", sampling=Sampling(9), limits=SessionLimits())
+        await told.get()
+        time.sleep(0.2)  # noqa: ASYNC251  # the stall that is measured
+        stalled = await told.get()
+        calm = [await told.get() for _ in range(3)]
+
+    assert stalled.lag_s >= 0.15
+    assert stalled.sessions == 1
+    assert min(load.lag_s for load in calm) < stalled.lag_s
