@@ -15,6 +15,7 @@ from swerl.cli import (
     images,
     rollout,
     sandbox,
+    serve,
     tasks,
     train,
 )
@@ -24,6 +25,7 @@ HELP = "Train coding agents by reinforcement learning, from a dataset to a check
 typer_app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False)
 typer_app.command("train")(train.train)
 typer_app.command("rollout")(rollout.rollout)
+typer_app.command("serve")(serve.serve)
 typer_app.command("convert")(convert.convert)
 typer_app.command("doctor")(doctor.doctor)
 typer_app.add_typer(sandbox.app, name="sandbox", help="Start, check and measure sandboxes.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli._listen import is_loopback
 from swerl.cli._sandbox_options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _key(path: Path | None, host: str) -> str:
     from swerl.errors import InputError
 
     if path is None:
-        if not _is_loopback(host):
+        if not is_loopback(host):
             message = f"{host} can be reached from other machines, and the key would be printed"
             raise InputError(message, hint="put a key of your own in a file: --api-key-file FILE")
         return new_key()
@@ -130,13 +130,6 @@ def _require_absolute(workdir: str) -> None:
     if not workdir.startswith("/"):
         message = f"--workdir {workdir!r} is not an absolute path"
         raise InputError(message, hint="write it as the sandbox sees it, such as /home/user")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _templates(given: Sequence[str] | None) -> Mapping[str, str]:

@@ -1,0 +1,183 @@
+"""The sessions of `swerl serve`: one open for each key, each written when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import orjson
+
+from swerl.chat import Message
+from swerl.errors import RunError
+from swerl.gateway.app import Gateway
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.pipeline import Conversation
+from swerl.gateway.sessions import Session, TurnRecord
+from swerl.learning import Batch
+from swerl.recipe.schema import Recipe
+from swerl.rollout import record
+from swerl.rollout.session import seed_of
+from swerl.run.files import disk_errors
+from swerl.sample import to_samples
+from swerl.training import batch
+from swerl.tree import Trajectory
+from swerl.turn import Sampling
+
+_NO_CAP = 10**12
+"""A person at a keyboard is no runaway agent; the loop breaker stays."""
+
+
+class View(Protocol):
+    """Shows what happens."""
+
+    def started(self, url: str, keys: Sequence[str]) -> None:
+        """Take where the gateway is, and the keys of its sessions."""
+
+    def turn(self, session: str, record: TurnRecord) -> None:
+        """Take one answered request."""
+
+    def refused(self, session: str, error: Exception) -> None:
+        """Take one request that ended in an error."""
+
+    def kept(self, session: str, folder: Path) -> None:
+        """Take where a session that was idle for long was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to serve."""
+
+    recipe: Recipe
+    folder: Path
+    keys: Sequence[str] = ()
+    """One session each; none makes one fresh key."""
+    script: Sequence[Message] | None = None
+    idle_s: float = 1800.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all sessions came to."""
+
+    turns: int = 0
+    branches: int = 0
+    samples: int = 0
+    sampled: int = 0
+    """Tokens of all Turns."""
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    folders: list[Path] = field(default_factory=list)
+    interrupted: bool = False
+    """Whether Ctrl-C ended it."""
+
+    def add(self, trajectory: Trajectory, num_samples: int, num_trained: int) -> None:
+        """Count one session."""
+        self.turns += len(trajectory.turns)
+        self.branches += len(list(trajectory.leaves()))
+        self.samples += num_samples
+        self.sampled += trajectory.num_sampled_tokens
+        self.trained += num_trained
+        for reason, tokens in trajectory.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + tokens
+
+
+@dataclass(slots=True)
+class _Served:
+    """An open session and what is written of it as it goes."""
+
+    session: Session
+    conversation: Conversation
+    folder: Path
+    last_s: float
+    """When it last had a Turn, or was opened."""
+    has_turns: bool = False
+
+
+class Desk:
+    """Keeps one session open for each key; one that was idle for long is written and replaced."""
+
+    def __init__(self, gateway: Gateway, plan: Plan, view: View) -> None:
+        self.totals = Totals()
+        self._gateway = gateway
+        self._plan = plan
+        self._view = view
+        self._served: dict[str, _Served] = {}
+        self._num_opened = 0
+
+    def open(self, keys: Sequence[str]) -> list[str]:
+        """Open a session for each key, or one with a fresh key, and return the keys."""
+        fresh: list[str | None] = [None]
+        for key in keys or fresh:
+            self._open(key)
+        return list(self._served)
+
+    async def pass_on_idle(self) -> None:
+        """Write each session that was idle for long and give its key to a fresh one."""
+        now = time.monotonic()
+        for key, served in list(self._served.items()):
+            is_idle = now - served.last_s >= self._plan.idle_s
+            if is_idle and served.has_turns and not served.conversation.is_busy:
+                self._open(key)
+                await self._keep(served)
+                self._view.kept(served.session.id, served.folder)
+
+    async def close(self) -> None:
+        """End every session and write what it holds."""
+        while self._served:
+            _, served = self._served.popitem()
+            await self._keep(served)
+        self.totals.folders.sort(key=lambda folder: int(folder.name))
+
+    def _open(self, key: str | None) -> None:
+        recipe = self._plan.recipe
+        self._num_opened += 1
+        session_id = str(self._num_opened)
+        session = self._gateway.open(
+            session_id,
+            sampling=Sampling(
+                max_new_tokens=recipe.rollout.max_new_tokens,
+                temperature=recipe.rollout.temperature,
+                seed=seed_of(recipe.seed, session_id),
+            ),
+            limits=SessionLimits(
+                max_turns=_NO_CAP,
+                max_sampled_tokens=_NO_CAP,
+                max_context_tokens=recipe.rollout.max_context_tokens,
+                model_call_s=recipe.budgets.model_call_s,
+            ),
+            on_turn=lambda turn: self._note(served, turn),
+            key=key,
+        )
+        folder = self._plan.folder / session_id
+        served = _Served(session, session.conversation, folder, time.monotonic())
+        self._served[session.key] = served
+
+    def _note(self, served: _Served, turn: TurnRecord) -> None:
+        """Show a Turn, and write its words at once, so that a crash leaves them."""
+        served.last_s = time.monotonic()
+        served.has_turns = True
+        self._view.turn(served.session.id, turn)
+        try:
+            with disk_errors(served.folder):
+                served.folder.mkdir(parents=True, exist_ok=True)
+                with (served.folder / "transcript.jsonl").open("ab") as file:
+                    file.write(orjson.dumps(record.words(turn)) + b"\n")
+        except RunError as error:  # the client has its reply, and the tree its Turn
+            self._view.refused(served.session.id, error)
+
+    async def _keep(self, served: _Served) -> None:
+        trajectory = await served.session.close()
+        name = served.session.id
+        samples = to_samples(trajectory, episode=name, task="serve")
+        trained = sum(sample.num_trained_tokens for sample in samples)
+        self.totals.add(trajectory, len(samples), trained)
+        if not trajectory.turns:
+            return
+        record.write_trajectory(served.folder, trajectory)
+        if samples:
+            whole = Batch(step=0, samples=tuple(samples), num_episodes=1)
+            batch.write(served.folder / "samples.parquet", whole)
+        self.totals.folders.append(served.folder)

@@ -1,0 +1,126 @@
+"""`swerl serve`: the gateway in front of an engine, for one's own agents and SDKs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swerl.cli._engine_option import EngineChoice, kinds, read_engine, recipe_of
+from swerl.cli._listen import is_loopback
+
+if TYPE_CHECKING:
+    from swerl.chat import Message
+
+_SCRIPTS = ("demo",)
+_SHORTEST_KEY = 16
+
+
+def serve(
+    engine: Annotated[str, typer.Option(help=f"{kinds(_SCRIPTS, files=True)}.")] = "scripted:demo",
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder of a model or of a run; for openai=URL the model's name there."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8780,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with API keys, one a line: a session each. By default one is made."
+        ),
+    ] = None,
+    idle_minutes: Annotated[
+        float,
+        typer.Option(
+            min=0.001, help="A session without requests for so long is written and freed."
+        ),
+    ] = 30.0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for what is recorded.")
+    ] = None,
+) -> None:
+    """Answer your own agents from an engine, show each request, and keep the exact tokens."""
+    from swerl.cli._run import INTERRUPTED, run
+    from swerl.cli._serve_desk import Plan
+    from swerl.cli._serve_run import serve as serve_until_told
+    from swerl.cli._serve_view import ServeView, show_totals
+
+    chosen = read_engine(engine, _SCRIPTS, files=True)
+    made = [f"gateway.bind={host}", f"gateway.port={port}"]
+    recipe = recipe_of(chosen, model, made=["name=swerl", *made], settings=settings or ())
+    plan = Plan(
+        recipe=recipe,
+        folder=_folder(output),
+        keys=_keys(key_file, recipe.gateway.bind),
+        script=_script(chosen),
+        idle_s=idle_minutes * 60,
+    )
+    view = ServeView(
+        engine=chosen.text,
+        model=recipe.name,
+        key_file=key_file,
+        trainable=chosen.trainable,
+        public=not is_loopback(recipe.gateway.bind),
+    )
+    totals = run(serve_until_told(plan, view), after="what was said so far is in transcript.jsonl")
+    show_totals(totals, _next_command(totals.folders))
+    if totals.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _script(engine: EngineChoice) -> Sequence[Message] | None:
+    from swerl.cli import _serve_script
+
+    if engine.file:
+        return _serve_script.read(engine.file)
+    return _serve_script.demo() if engine.script else None
+
+
+def _keys(path: Path | None, host: str) -> list[str]:
+    """Return the keys in a file; without one the gateway makes a key."""
+    from swerl.errors import InputError
+
+    if path is None:
+        if not is_loopback(host):
+            message = f"{host} can be reached from other machines, and the key would be printed"
+            raise InputError(message, hint="put keys of your own in a file: --key-file FILE")
+        return []
+    try:
+        keys = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read the keys in {path}: {error}"
+        raise InputError(message, hint="--key-file takes a file with one key a line") from error
+    keys = keys[:-1] if keys[-1] == "" else keys
+    for number, key in enumerate(keys, 1):
+        if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+            message = f"line {number} of {path} is no key of {_SHORTEST_KEY} printable characters"
+            raise InputError(message, hint="`openssl rand -hex 20` makes one")
+    if not keys or len(set(keys)) < len(keys):
+        message = f"{path} holds no key" if not keys else f"{path} holds a key twice"
+        raise InputError(message, hint="write one key a line; each has a session of its own")
+    return keys
+
+
+def _folder(output: Path | None) -> Path:
+    """Return a folder that holds nothing yet."""
+    from swerl.errors import InputError
+
+    if output is None:
+        base = Path("runs", "serve")
+        taken = {path.name for path in base.iterdir()} if base.is_dir() else set()
+        return base / next(str(n) for n in range(len(taken) + 1) if str(n) not in taken)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        message = f"-o {output} holds something already"
+        raise InputError(message, hint="choose another folder, or leave it out to get a new one")
+    return output
+
+
+def _next_command(folders: Sequence[Path]) -> str:
+    return f"less {folders[-1] / 'transcript.jsonl'}" if folders else "swerl rollout"
