@@ -43,6 +43,19 @@ class TestStatus(StrEnum):
     """Declared, but absent from the report."""
 
 
+class Canary(StrEnum):
+    """What became of the tests that were put among the hidden ones in order to fail."""
+
+    NONE = "none"
+    """None was put in: no test file that it could stand in, or a command that picks its tests."""
+    FAILED = "failed"
+    """All failed, as they must."""
+    MISSING = "missing"
+    """At least one is not in the report."""
+    PASSED = "passed"
+    """At least one is reported as passed: the report is forged."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grade:
     """The facts of one grading and the Verdict drawn from them."""
@@ -54,6 +67,10 @@ class Grade:
     """Status per declared test id."""
     restored: tuple[str, ...] = ()
     """Paths in which the patch touched tests or their configuration and was overruled."""
+    canary: Canary = Canary.NONE
+    """Whether the report could still say "failed"."""
+    durations: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per test id, where the test runner tells them."""
     duration_s: float = 0.0
     """Seconds of the whole grading."""
     test_s: float = 0.0

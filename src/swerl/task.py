@@ -36,6 +36,9 @@ class GradingSpec:
     """Environment of the test command."""
     timeout_s: float = 600.0
     """Most seconds for the test command."""
+    canary: bool | None = None
+    """Whether a test that must fail can be put among the hidden ones: vetting finds out. Where it
+    is True, a report without it is a forged one; where it is None, such a report does not count."""
 
 
 @dataclass(frozen=True, slots=True)

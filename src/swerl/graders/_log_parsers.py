@@ -1,13 +1,15 @@
 """Test logs to statuses per test id: one parser per test runner.
 
 The rules are those by which SWE-bench judges, so that verdicts agree: the id is the word after
-the status, the last line about a test counts, and what is no status line is ignored.
+the status, and what is no status line is ignored. Where lines about a test disagree the worst one
+counts: test runners list failures last, so that honest logs read the same, and code under test
+cannot talk over a failure by printing a line of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from swerl.errors import unknown
@@ -15,6 +17,9 @@ from swerl.grade import TestStatus
 
 Statuses: TypeAlias = dict[str, TestStatus]
 Parser: TypeAlias = Callable[[str], Statuses]
+_Line: TypeAlias = tuple[str, TestStatus]
+
+_BAD = frozenset({TestStatus.FAILED, TestStatus.ERROR})
 
 _WORDS: Mapping[str, TestStatus] = {
     "PASSED": TestStatus.PASSED,
@@ -55,26 +60,26 @@ def status_lines(log: str) -> Statuses:
 
 def pytest(log: str) -> Statuses:
     """Read the short summary of `pytest -rA`."""
-    return dict(_summary_lines(log))
+    return _worst(_summary_lines(log))
 
 
 def pytest_options(log: str) -> Statuses:
     """Read `pytest -rA` and shorten parameters that are absolute paths to their last part."""
-    return {_short_option(name): status for name, status in _summary_lines(log)}
+    return _worst((_short_option(name), status) for name, status in _summary_lines(log))
 
 
 def pytest_coloured(log: str) -> Statuses:
     """Read `pytest -rA` with colours, and the `id STATUS` lines of pytest before `-rA`."""
-    found: Statuses = {}
+    found: list[_Line] = []
     for raw in log.split("\n"):
         line = _COLOUR.sub("", raw).translate(_CONTROL)
         if line.startswith(tuple(_WORDS)):
-            found.update(_summary_lines(line))
+            found.extend(_summary_lines(line))
         elif line.endswith(tuple(_WORDS)):
             words = line.split()
             if len(words) > 1 and words[1] in _WORDS:
-                found[words[0]] = _WORDS[words[1]]
-    return found
+                found.append((words[0], _WORDS[words[1]]))
+    return _worst(found)
 
 
 def matplotlib(log: str) -> Statuses:
@@ -84,47 +89,46 @@ def matplotlib(log: str) -> Statuses:
 
 def seaborn(log: str) -> Statuses:
     """Read passes and failures of either pytest layout: `STATUS id` or `id PASSED`."""
-    found: Statuses = {}
+    found: list[_Line] = []
     for line in log.split("\n"):
         words = line.split()
         if line.startswith(("FAILED", "PASSED")) and len(words) > 1 and words[0] in _WORDS:
-            found[words[1]] = _WORDS[words[0]]
+            found.append((words[1], _WORDS[words[0]]))
         elif " PASSED " in line and words[1] == "PASSED":
-            found[words[0]] = TestStatus.PASSED
-    return found
+            found.append((words[0], TestStatus.PASSED))
+    return _worst(found)
 
 
 def sympy(log: str) -> Statuses:
     """Read sympy's own runner: `test_name ok|F|E` lines and the headings of failures."""
     headings = re.findall(r"_* (.*)\.py:(.*) _*", log)
-    found = {f"{path}.py:{name}": TestStatus.FAILED for path, name in headings}
+    found = [(f"{path}.py:{name}", TestStatus.FAILED) for path, name in headings]
     endings = {" E": TestStatus.ERROR, " F": TestStatus.FAILED, " ok": TestStatus.PASSED}
     for line in map(str.strip, log.split("\n")):
         for ending, status in endings.items():
             if line.startswith("test_") and line.endswith(ending):
-                found[line.split()[0]] = status
-    return found
+                found.append((line.split()[0], status))
+    return _worst(found)
 
 
 def django(log: str) -> Statuses:
     """Read unittest's verbose lines `test (class) ... ok`, also where other output cuts in."""
-    found: Statuses = {}
+    found: list[_Line] = []
     open_test = ""
     for line in map(str.strip, log.split("\n")):
         if _DJANGO_VERSION in line:
-            found[_DJANGO_VERSION] = TestStatus.PASSED
+            found.append((_DJANGO_VERSION, TestStatus.PASSED))
         if " ... " in line:
             open_test = line.split(" ... ")[0]
         if result := _django_result(line):
-            found[result[0]] = result[1]
+            found.append(result)
         if line.startswith("ok") and open_test:
-            found[open_test] = TestStatus.PASSED
-    for test in _DJANGO_BANNER.findall(log):
-        found[test] = TestStatus.PASSED
-    return found
+            found.append((open_test, TestStatus.PASSED))
+    found.extend((test, TestStatus.PASSED) for test in _DJANGO_BANNER.findall(log))
+    return _worst(found)
 
 
-def _django_result(line: str) -> tuple[str, TestStatus] | None:
+def _django_result(line: str) -> _Line | None:
     for ending in (" ... ok", " ... OK", " ...  OK"):
         if line.endswith(ending):
             # A migration's own progress may stand before the name of its test.
@@ -142,25 +146,33 @@ def _django_result(line: str) -> tuple[str, TestStatus] | None:
 
 def r2e(log: str) -> Statuses:
     """Read `pytest -rA` as R2E-Gym names tests: the parts after the file, joined with dots."""
-    found: Statuses = {}
+    found: list[_Line] = []
     _, _, summary = _COLOUR_CODE.sub("", log).rpartition("short test summary info")
     for line in summary.split("\n"):
         for word in ("PASSED", "FAILED", "ERROR"):
             if word in line:
                 name = ".".join(line.split("::")[1:]).split(" - ")[0]
-                found[name] = _WORDS[word]
+                found.append((name, _WORDS[word]))
                 break
-    found.pop("", None)
-    return found
+    return _worst(line for line in found if line[0])
 
 
-def _summary_lines(log: str) -> list[tuple[str, TestStatus]]:
+def _summary_lines(log: str) -> list[_Line]:
     found = []
     for line in log.split("\n"):
         if line.startswith(tuple(_WORDS)):
             words = line.replace(" - ", " ").split() if line.startswith("FAILED") else line.split()
             if len(words) > 1 and words[0] in _WORDS:
                 found.append((words[1], _WORDS[words[0]]))
+    return found
+
+
+def _worst(lines: Iterable[_Line]) -> Statuses:
+    """Return the last status of each test, unless an earlier one is a failure."""
+    found: Statuses = {}
+    for name, status in lines:
+        if found.get(name) not in _BAD or status in _BAD:
+            found[name] = status
     return found
 
 

@@ -6,11 +6,11 @@ A recorded report may hold failures, so neither the exit code nor a single test 
 from __future__ import annotations
 
 from swerl.grade import Grade, TestStatus, Verdict
-from swerl.graders._flow import TestRun, grade
-from swerl.graders._log_parsers import r2e
+from swerl.graders._flow import Report, grade
+from swerl.graders._log_parsers import Parser, r2e
 from swerl.graders._verdict import Judgement
 from swerl.interfaces import Grader, Sandbox
-from swerl.task import Task
+from swerl.task import GradingSpec, Task
 
 _NUM_NAMED = 3
 """Differing tests that a reason names; the rest are counted."""
@@ -23,14 +23,18 @@ def build() -> Grader:
 
 class _R2eGrader:
     async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        return await grade(task, patch, sandbox, _judge)
+        return await grade(task, patch, sandbox, _parser, _judge)
 
 
-def _judge(task: Task, run: TestRun) -> Judgement:
-    expected = {name: status.lower() for name, status in task.grading.expected.items()}
+def _parser(spec: GradingSpec) -> Parser:
+    return r2e
+
+
+def _judge(spec: GradingSpec, report: Report) -> Judgement:
+    expected = {name: status.lower() for name, status in spec.expected.items()}
     if not expected:
         return Judgement(Verdict.INVALID, "the task records no expected report")
-    found = r2e(run.log)
+    found = report.statuses
     tests = {name: found.get(name, TestStatus.MISSING) for name in expected}
     wrong = [f"{name} ({tests[name]})" for name, want in expected.items() if tests[name] != want]
     wrong += [f"{name} (not expected)" for name in found if name not in expected]

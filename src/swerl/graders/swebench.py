@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from swerl.errors import UnknownNameError
-from swerl.grade import Grade, TestStatus, Verdict
-from swerl.graders._flow import TestRun, grade
-from swerl.graders._log_parsers import find_parser
+from swerl.grade import Canary, Grade, TestStatus, Verdict
+from swerl.graders._flow import Report, grade
+from swerl.graders._log_parsers import Parser, find_parser
 from swerl.graders._verdict import Judgement, judge_lists
 from swerl.interfaces import Grader, Sandbox
-from swerl.task import Task
+from swerl.task import GradingSpec, Task
 
 _BAD = frozenset({TestStatus.FAILED, TestStatus.ERROR})
 
@@ -20,19 +19,20 @@ def build() -> Grader:
 
 class _SweBenchGrader:
     async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        return await grade(task, patch, sandbox, _judge)
+        return await grade(task, patch, sandbox, _parser, _judge)
 
 
-def _judge(task: Task, run: TestRun) -> Judgement:
-    spec = task.grading
+def _parser(spec: GradingSpec) -> Parser:
+    return find_parser(spec.log_parser)
+
+
+def _judge(spec: GradingSpec, report: Report) -> Judgement:
     if not spec.fail_to_pass:
         return Judgement(Verdict.INVALID, "the task declares no test that the patch must mend")
-    try:
-        statuses = find_parser(spec.log_parser)(run.log)
-    except UnknownNameError as error:
-        return Judgement(Verdict.INVALID, str(error))
-    said = judge_lists(spec, statuses)
-    if said.verdict is Verdict.SOLVED and run.exit_code and not _BAD & set(statuses.values()):
-        reason = f"the test command failed (exit code {run.exit_code}) but reports no failing test"
+    said = judge_lists(spec, report.statuses)
+    failing = report.canary is Canary.FAILED or _BAD & set(report.statuses.values())
+    if said.verdict is Verdict.SOLVED and report.exit_code and not failing:
+        code = report.exit_code
+        reason = f"the test command failed (exit code {code}) but reports no failing test"
         return Judgement(Verdict.UNSOLVED, reason, said.tests)
     return said

@@ -12,7 +12,7 @@ import orjson
 from swerl.chat import Finish, Message
 from swerl.episode import Episode, Status
 from swerl.gateway.sessions import TurnRecord
-from swerl.grade import Grade, TestStatus, Verdict
+from swerl.grade import Canary, Grade, TestStatus, Verdict
 from swerl.run.files import disk_errors, read_json, write_bytes, write_json
 from swerl.tree import Trajectory
 from swerl.turn import Turn
@@ -102,7 +102,8 @@ def _grade(value: dict[str, Any]) -> Grade:
     tests = {name: TestStatus(status) for name, status in value.pop("tests").items()}
     verdict = Verdict(value.pop("verdict"))
     restored = tuple(value.pop("restored"))
-    return Grade(verdict=verdict, tests=tests, restored=restored, **value)
+    canary = Canary(value.pop("canary"))
+    return Grade(verdict=verdict, tests=tests, restored=restored, canary=canary, **value)
 
 
 def _trajectory(value: dict[str, Any]) -> Trajectory:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.graders._files import accept, paths
+from swerl.graders._accept import accept
+from swerl.graders._sections import paths
 from swerl.task import GradingSpec, Task
 from swerl.tasks.convert import find_converter
 

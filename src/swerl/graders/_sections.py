@@ -1,4 +1,4 @@
-"""Which files a diff touches, and the part of an agent's diff that grading accepts."""
+"""A diff as its files' parts: hostile text, so that every spelling of a name is read."""
 
 from __future__ import annotations
 
@@ -7,69 +7,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from swerl.task import Task
-
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAME_LINES = ("--- ", "+++ ", "rename from ", "rename to ", "copy from ", "copy to ")
-_STEERING_NAMES = frozenset(
-    {
-        "conftest.py",
-        "pytest.ini",
-        ".pytest.ini",
-        "tox.ini",
-        "sitecustomize.py",
-        "usercustomize.py",
-    }
-)
-"""Files that decide how tests run, whatever folder they stand in."""
+_LINK_MODE = re.compile(r"^(?:(?:new file |new )mode|index [0-9a-f.]+) 120000$")
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The part of a patch that grading applies, and the paths of the part that it drops."""
+class Section:
+    """What a diff says of one file."""
 
-    patch: str
-    dropped: tuple[str, ...]
+    lines: tuple[str, ...]
+    names: tuple[str, ...]
+    """Every path that its headers name."""
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the file is created."""
+        return any(line.startswith("new file mode") for line in self._headers())
 
-def accept(task: Task, patch: str) -> Accepted:
-    """Drop every change of a file that the Task's tests bring or that steers how tests run.
+    @property
+    def is_link(self) -> bool:
+        """Whether the path is a symbolic link afterwards."""
+        return any(_LINK_MODE.match(line.rstrip("\r")) for line in self._headers())
 
-    Files that the known solution changes too stay, so that the solution itself is gradable.
-    """
-    hidden = set(task.grading.test_files) | set(paths(task.grading.test_patch))
-    allowed = set(paths(task.gold_patch)) - hidden
-    kept: list[str] = []
-    dropped: dict[str, None] = {}
-    for section in _sections(patch):
-        names = _names(section)
-        overruled = [n for n in names if n not in allowed and _is_protected(n, hidden)]
-        if overruled:
-            dropped.update(dict.fromkeys(names))
-        else:
-            kept.extend(section)
-    text = "\n".join(kept).rstrip("\n") + "\n"
-    return Accepted(text if text.strip() else "", tuple(dropped))
+    @property
+    def link_target(self) -> str | None:
+        """Where the link leads; None where the diff does not say in one line."""
+        added = [line[1:] for line in self.lines[len(self._headers()) :] if line.startswith("+")]
+        return added[0] if len(added) == 1 else None
 
-
-def paths(patch: str) -> tuple[str, ...]:
-    """Return every path that a diff names, in order, headers of git and plain diffs alike."""
-    found: dict[str, None] = {}
-    for section in _sections(patch):
-        found.update(dict.fromkeys(_names(section)))
-    return tuple(found)
+    def _headers(self) -> tuple[str, ...]:
+        ends = (index for index, line in enumerate(self.lines) if _HUNK.match(line))
+        return self.lines[: next(ends, len(self.lines))]
 
 
-def _is_protected(path: str, hidden: set[str]) -> bool:
-    name = PurePosixPath(path).name
-    if path in hidden or name in _STEERING_NAMES or name.endswith(".pth"):
-        return True
-    # A file or link in place of a folder of hidden tests would carry them away.
-    return any(test.startswith(path + "/") for test in hidden)
-
-
-def _sections(patch: str) -> Iterator[list[str]]:
-    """Yield the lines of each file's part; hunk sizes tell content from headers."""
+def sections(patch: str) -> Iterator[Section]:
+    """Yield each file's part; hunk sizes tell content from headers."""
     lines = patch.split("\n")  # splitlines() would also split inside content, at form feeds
     section: list[str] = []
     num_old = num_new = 0
@@ -81,11 +54,20 @@ def _sections(patch: str) -> Iterator[list[str]]:
             num_old, num_new = int(match[1] or 1), int(match[2] or 1)
         elif _begins_file(lines, index, section):
             if section:
-                yield section
+                yield _section(section)
             section = []
         section.append(line)
     if section:
-        yield section
+        yield _section(section)
+
+
+def paths(patch: str) -> tuple[str, ...]:
+    """Return every path that a diff names, in order, headers of git and plain diffs alike."""
+    return tuple(dict.fromkeys(name for section in sections(patch) for name in section.names))
+
+
+def _section(lines: list[str]) -> Section:
+    return Section(tuple(lines), tuple(_names(lines)))
 
 
 def _begins_file(lines: list[str], index: int, section: list[str]) -> bool:

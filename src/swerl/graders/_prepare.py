@@ -1,0 +1,168 @@
+"""From a clean sandbox to one in which the tests can run: patch applied, tests brought, all else
+that steers tests as it was."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swerl.grade import Grade, Verdict
+from swerl.graders import _canary, _shared_config
+from swerl.graders._accept import accept
+from swerl.graders._sections import paths
+from swerl.interfaces import Sandbox
+from swerl.sandbox import Exec
+from swerl.task import Task
+
+_TIMEOUT_S = 120.0
+"""Most seconds for applying patches: ten times what the largest known one takes."""
+
+
+_GIT = r"""
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
+run_git() { git -c safe.directory='*' -c core.hooksPath=/dev/null -c core.fsmonitor=false "$@"; }
+"""
+_APPLY = r"""
+base=$1 tests=$2; shift 2
+by_patch() { patch --batch --forward --fuzz=5 -p1 "$@" -i "$diff"; }
+diff=$(mktemp) && cat >"$diff" || exit 90
+if [ -s "$diff" ]; then
+  run_git apply --whitespace=nowarn "$diff" ||
+  run_git apply --whitespace=nowarn --ignore-whitespace "$diff" ||
+  { by_patch --dry-run && by_patch --no-backup-if-mismatch; } || exit 91
+fi
+rm -f "$diff"
+if run_git rev-parse -q --verify HEAD >/dev/null 2>&1; then
+  run_git rev-parse -q --verify "${base:=HEAD}^{commit}" >/dev/null 2>&1 || base=HEAD
+  for path do
+    if run_git cat-file -e "$base:$path" 2>/dev/null
+    then run_git checkout -q "$base" -- "$path" || exit 92
+    else rm -rf -- "$path"
+    fi
+  done
+fi
+[ -z "$tests" ] || run_git apply --whitespace=nowarn "$tests" || exit 92
+[ -z "$tests" ] || rm -f "$tests"
+"""
+_PATCH_REFUSED = 91
+_TESTS_REFUSED = 92
+
+_AT_BASE = r"""
+run_git rev-parse -q --verify "${1:=HEAD}^{commit}" >/dev/null 2>&1 || set -- HEAD "$2"
+run_git cat-file -e "$1:$2" 2>/dev/null || exit 93
+run_git show "$1:$2"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A work tree in which the tests can run, or a Grade that says why it is none."""
+
+    restored: tuple[str, ...] = ()
+    canaries: tuple[str, ...] = ()
+    """Names of the tests that must fail."""
+    failure: Grade | None = None
+
+
+async def prepare(task: Task, patch: str, sandbox: Sandbox) -> Prepared:
+    """Apply what is accepted of the patch, undo what steers tests, bring tests and canaries."""
+    accepted = accept(task, patch)
+    if failure := await _apply(task, accepted.patch, sandbox):
+        return Prepared(accepted.dropped, failure=failure)
+    undone = await _undo_steering(task, accepted.patch, sandbox)
+    for path, text in task.grading.test_files.items():
+        await sandbox.write(f"{task.workdir}/{path}", text.encode())
+    canaries = await _plant(task, sandbox)
+    return Prepared((*accepted.dropped, *undone), canaries)
+
+
+async def _apply(task: Task, patch: str, sandbox: Sandbox) -> Grade | None:
+    spec = task.grading
+    if not (patch or spec.test_patch):
+        return None
+    tests = ""
+    if spec.test_patch:
+        tests = f"/tmp/swerl-{secrets.token_hex(8)}.diff"
+        await sandbox.write(tests, _with_newline(spec.test_patch))
+    end = await sandbox.run(
+        [*_shell(_APPLY), task.base_commit, tests, *paths(spec.test_patch)],
+        cwd=task.workdir,
+        timeout_s=_TIMEOUT_S,
+        stdin=patch.encode("utf-8", "surrogateescape"),
+    )
+    return _failure(end, has_patch=bool(patch)) if end.exit_code else None
+
+
+def _failure(end: Exec, *, has_patch: bool) -> Grade:
+    if end.exit_code == _PATCH_REFUSED:
+        return Grade(Verdict.UNSOLVED, reason="patch does not apply", log=end.text)
+    if end.exit_code == _TESTS_REFUSED and has_patch:
+        reason = "the test patch does not apply on top of the patch"
+        return Grade(Verdict.UNSOLVED, reason=reason, log=end.text)
+    if end.exit_code == _TESTS_REFUSED:
+        reason = "the test patch does not apply to the base"
+        return Grade(Verdict.INVALID, reason=reason, log=end.text)
+    reason = f"the work tree could not be prepared (exit code {end.exit_code})"
+    return Grade(Verdict.INFRA, reason=reason, log=end.text)
+
+
+async def _undo_steering(task: Task, patch: str, sandbox: Sandbox) -> list[str]:
+    """Put test runners' settings back where the patch changed a file that holds them too."""
+    open_to_agent = set(paths(task.gold_patch))
+    changed = [p for p in paths(patch) if _shared_config.steers(p) and p not in open_to_agent]
+    undone = []
+    for path in changed:
+        try:
+            found = await sandbox.read(f"{task.workdir}/{path}")
+        except FileNotFoundError:
+            found = b""
+        base = await _at_base(task, path, sandbox)
+        text = found.decode("utf-8", "surrogateescape")
+        kept = _shared_config.without_steering(path, base, text)
+        if kept != text:
+            undone.append(path)
+            await sandbox.write(f"{task.workdir}/{path}", kept.encode("utf-8", "surrogateescape"))
+    return undone
+
+
+async def _at_base(task: Task, path: str, sandbox: Sandbox) -> str:
+    """Return a file as it stands at the base commit; empty where it does not."""
+    command = [*_shell(_AT_BASE), task.base_commit, path]
+    shown = await sandbox.run(command, cwd=task.workdir, timeout_s=_TIMEOUT_S)
+    return "" if shown.exit_code else shown.stdout.decode("utf-8", "surrogateescape")
+
+
+async def _plant(task: Task, sandbox: Sandbox) -> tuple[str, ...]:
+    spec = task.grading
+    if not _canary.fits(spec):
+        return ()
+    rng = random.Random(secrets.randbits(64))
+    names = []
+    for path, text in (await _test_texts(task, sandbox)).items():
+        if planted := _canary.plant(text, spec, rng):
+            await sandbox.write(f"{task.workdir}/{path}", planted.text.encode())
+            names.append(planted.name)
+    return tuple(names)
+
+
+async def _test_texts(task: Task, sandbox: Sandbox) -> Mapping[str, str]:
+    """Return the texts of the test files that may get a canary."""
+    spec = task.grading
+    texts = {path: spec.test_files[path] for path in _canary.choose_files(spec.test_files)}
+    for path in _canary.choose_files(paths(spec.test_patch)):
+        try:
+            texts[path] = (await sandbox.read(f"{task.workdir}/{path}")).decode()
+        except (FileNotFoundError, UnicodeDecodeError):
+            continue
+    return texts
+
+
+def _shell(script: str) -> list[str]:
+    return ["bash", "-c", _GIT + script, "prepare"]
+
+
+def _with_newline(patch: str) -> bytes:
+    text = patch if patch.endswith("\n") else patch + "\n"
+    return text.encode("utf-8", "surrogateescape")

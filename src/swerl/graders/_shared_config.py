@@ -1,0 +1,125 @@
+"""Configuration files that a fix may change and that also steer tests: only the latter is undone.
+
+The parts that belong to a test runner are put back as they stand at the base commit, by lines, so
+that everything else keeps its text; then both are parsed, and where the runner would still see
+another configuration the whole file is put back.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any, TypeAlias
+
+_INI_STEERS = re.compile(r"(tool:)?pytest|aliases|test|unittest|nosetests|flake8:local-plugins")
+_TOML_STEERS = ("pytest", "tox", "nox", "nose", "unittest", "coverage")
+_JSON_STEERS = ("scripts", "jest", "mocha", "ava", "vitest", "nyc", "c8", "karma", "tap")
+_PLUGINS = "pytest11"
+"""The entry point by which a package brings its own plugin into pytest."""
+_HEADING = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+")
+
+_Settings: TypeAlias = Mapping[str, Any]
+
+
+def without_steering(path: str, base: str, changed: str) -> str:
+    """Return the changed file with its test runner's settings as they are in the base.
+
+    `base` is empty where the file is new. Files of other names come back as they are.
+    """
+    restore = _RESTORERS.get(PurePosixPath(path).name)
+    return restore(base, changed) if restore else changed
+
+
+def steers(path: str) -> bool:
+    """Say whether a file of this name holds settings of test runners beside others."""
+    return PurePosixPath(path).name in _RESTORERS
+
+
+def _ini(base: str, changed: str) -> str:
+    spliced = _splice(base, changed, lambda name: bool(_INI_STEERS.fullmatch(name)))
+    return _checked(spliced, base, _ini_settings)
+
+
+def _toml(base: str, changed: str) -> str:
+    spliced = _splice(base, changed, _is_toml_steering)
+    return _checked(spliced, base, _toml_settings)
+
+
+def _checked(spliced: str, base: str, settings: Callable[[str], _Settings | None]) -> str:
+    """Return the base where a test runner would read other settings from the spliced text."""
+    found = settings(spliced)
+    return spliced if found is not None and found == settings(base) else base
+
+
+def _package_json(base: str, changed: str) -> str:
+    """Put keys back; npm reformats this file itself, so its layout is nobody's."""
+    try:
+        old, new = json.loads(base or "{}"), json.loads(changed)
+        steering = {key: old[key] for key in _JSON_STEERS if key in old}
+        if {key: new[key] for key in _JSON_STEERS if key in new} == steering:
+            return changed
+        rest = {key: value for key, value in new.items() if key not in _JSON_STEERS}
+    except (ValueError, AttributeError, TypeError):
+        return base
+    return json.dumps({**rest, **steering}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _splice(base: str, changed: str, is_steering: Callable[[str], bool]) -> str:
+    """Return `changed` with its steering sections taken out and those of `base` put in."""
+    old, new = _split(base), _split(changed)
+    if [each for each in old if is_steering(each[0])] == [
+        each for each in new if is_steering(each[0])
+    ]:
+        return changed
+    kept = [text for name, text in new if not is_steering(name)]
+    brought = [text for name, text in old if is_steering(name)]
+    return "\n".join(text.rstrip("\n") for text in (*kept, *brought) if text.strip()) + "\n"
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    """Return the sections with their names; what stands before the first has none."""
+    found: list[tuple[str, str]] = []
+    name, lines = "", list[str]()
+    for line in text.splitlines(keepends=True):
+        if match := _HEADING.match(line):
+            found.append((name, "".join(lines)))
+            name, lines = match[1], []
+        lines.append(line)
+    return [*found, (name, "".join(lines))]
+
+
+def _is_toml_steering(name: str) -> bool:
+    parts = [part.strip().strip("\"'") for part in name.split(".")]
+    if _PLUGINS in parts:
+        return True
+    return len(parts) > 1 and parts[0] == "tool" and parts[1] in _TOML_STEERS
+
+
+def _ini_settings(text: str) -> _Settings | None:
+    parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return None
+    return {name: dict(parser[name]) for name in parser if _INI_STEERS.fullmatch(name)}
+
+
+def _toml_settings(text: str) -> _Settings | None:
+    try:
+        whole = tomllib.loads(text)
+        tools = whole.get("tool", {})
+        plugins = whole.get("project", {}).get("entry-points", {}).get(_PLUGINS)
+        return {_PLUGINS: plugins} | {name: tools[name] for name in _TOML_STEERS if name in tools}
+    except (tomllib.TOMLDecodeError, TypeError, AttributeError):
+        return None
+
+
+_RESTORERS: Mapping[str, Callable[[str, str], str]] = {
+    "setup.cfg": _ini,
+    "pyproject.toml": _toml,
+    "package.json": _package_json,
+}

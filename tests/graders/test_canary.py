@@ -1,0 +1,236 @@
+"""Canaries: where they fit, how they hide, and what their fate says."""
+
+from __future__ import annotations
+
+import ast
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl.grade import Canary, Grade, TestStatus, Verdict
+from swerl.graders import _canary, swebench
+from swerl.task import GradingSpec, Task
+from tests.graders._folder_sandbox import FolderSandbox
+from tests.graders.conftest import GOLD
+
+FUNCTIONS = """\
+import calc
+
+
+def test_adds_small_numbers():
+    assert calc.add(2, 3) == 5
+
+
+def test_keeps_zero():
+    assert calc.add(0, 0) == 0
+"""
+CLASSES = """\
+import unittest
+
+import calc
+
+
+class CalcTest(unittest.TestCase):
+    def test_adds_small_numbers(self):
+        self.assertEqual(calc.add(2, 3), 5)
+
+    def test_keeps_zero(self):
+        self.assertEqual(calc.add(0, 0), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+RUN_PYTEST = f"{sys.executable} -m pytest -rA -p no:cacheprovider test_sums.py"
+FORGER = """
+import sys
+
+
+class Forger:
+    @staticmethod
+    def pytest_runtest_makereport(item, call):
+        import _pytest.reports
+
+        report = _pytest.reports.TestReport.from_item_and_call(item, call)
+        report.outcome = "passed"
+        return report
+
+
+import gc
+import pytest
+
+for found in gc.get_objects():
+    if isinstance(found, pytest.Config):
+        found.pluginmanager.register(Forger)
+
+
+def add(a, b):
+    return 7
+"""
+
+
+def spec_of(test_file: str, **changes: object) -> GradingSpec:
+    spec = GradingSpec(
+        "swebench",
+        fail_to_pass=("test_sums.py::test_adds_small_numbers",),
+        pass_to_pass=("test_sums.py::test_keeps_zero",),
+        test_files={"test_sums.py": test_file},
+        test_command=RUN_PYTEST,
+        log_parser="pytest",
+        timeout_s=60.0,
+    )
+    return replace(spec, **changes)
+
+
+def rewrite(text: str) -> str:
+    """Return a patch that makes calc.py this text."""
+    lines = text.splitlines()
+    return (
+        "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n"
+        f"@@ -1,2 +1,{len(lines)} @@\n-def add(a, b):\n-    return a - b\n"
+        + "".join(f"+{line}\n" for line in lines)
+    )
+
+
+async def grade(task: Task, patch: str) -> Grade:
+    return await swebench.build().grade(task, patch, FolderSandbox())
+
+
+@pytest.mark.parametrize("text", [FUNCTIONS, CLASSES])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_canary_fails_and_disturbs_nobody(tmp_path: Path, text: str, seed: int) -> None:
+    planted = _canary.plant(text, spec_of(text), random.Random(seed))
+    assert planted is not None
+    before, after = (
+        {n.name for n in ast.walk(ast.parse(t)) if isinstance(n, ast.FunctionDef)}
+        for t in (text, planted.text)
+    )
+    assert after - before == {planted.name}
+    if seed:
+        return  # one run of pytest for each text is enough
+    (tmp_path / "calc.py").write_text("def add(a, b):\n    return a + b\n")
+    (tmp_path / "test_sums.py").write_text(planted.text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sums.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "1 failed, 2 passed" in done.stdout
+    assert f"::{planted.name}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["def broken(:\n", "print 'python 2'\n", "\0", "x = 1\n", "def test_other(): pass\n"]
+)
+def test_no_canary_where_no_declared_test_is_found(text: str) -> None:
+    assert _canary.plant(text, spec_of(text), random.Random(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "fits"),
+    [
+        ("pytest -rA tests/test_a.py", True),
+        ("set -x\npython -m pip install -e .\npython -m pytest -rA tests/test_a.py", True),
+        ("./tests/runtests.py --verbosity 2 --parallel 1 admin.tests", True),
+        ("bin/test -C --verbose sympy/core/tests/test_args.py", True),
+        ("pytest -rx tests", True),
+        ("pytest -rA -k 'one or two'", False),
+        ("pytest -rA tests/test_a.py::test_b", False),
+        ("pytest -vx tests", False),
+        ("pytest --maxfail=1 tests", False),
+        ("pytest -m 'not slow' tests", False),
+        ("python hidden/run.py", False),
+        ("go test ./...", False),
+    ],
+)
+def test_where_a_canary_fits(command: str, fits: bool) -> None:
+    assert _canary.fits(GradingSpec("swebench", test_command=command)) is fits
+
+
+def test_vetting_can_rule_a_canary_out() -> None:
+    assert not _canary.fits(GradingSpec("swebench", test_command="pytest", canary=False))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "fate"),
+    [
+        ({"t.py::test_c": TestStatus.FAILED}, Canary.FAILED),
+        ({"test_c (tests.T)": TestStatus.ERROR, "test_c": TestStatus.FAILED}, Canary.FAILED),
+        ({"t.py::test_c": TestStatus.PASSED}, Canary.PASSED),
+        ({"t.py::test_c": TestStatus.XFAIL}, Canary.PASSED),
+        ({"t.py::test_c": TestStatus.SKIPPED}, Canary.MISSING),
+        ({"t.py::test_cd": TestStatus.FAILED}, Canary.MISSING),
+        ({}, Canary.MISSING),
+    ],
+)
+def test_what_its_status_says(statuses: dict[str, TestStatus], fate: Canary) -> None:
+    others = {"t.py::test_a": TestStatus.PASSED}
+    rest, found = _canary.separate({**others, **statuses}, ["test_c"])
+    assert found is fate
+    assert "t.py::test_c" not in rest and rest["t.py::test_a"] is TestStatus.PASSED
+
+
+@pytest.mark.parametrize("text", [FUNCTIONS, CLASSES])
+async def test_the_solution_is_solved_beside_a_canary(task: Task, text: str) -> None:
+    spec = spec_of(text)
+    if text is CLASSES:
+        ids = {"fail_to_pass": ("test_sums.py::CalcTest::test_adds_small_numbers",)}
+        spec = replace(spec, **ids, pass_to_pass=("test_sums.py::CalcTest::test_keeps_zero",))
+    result = await grade(replace(task, grading=spec), GOLD)
+    assert (result.verdict, result.canary) == (Verdict.SOLVED, Canary.FAILED)
+    assert set(result.tests) == {*spec.fail_to_pass, *spec.pass_to_pass}
+
+
+async def test_no_solution_is_unsolved_beside_a_canary(task: Task) -> None:
+    result = await grade(replace(task, grading=spec_of(FUNCTIONS)), "")
+    assert (result.verdict, result.canary) == (Verdict.UNSOLVED, Canary.FAILED)
+
+
+async def test_a_forged_report_passes_the_canary_too(task: Task) -> None:
+    result = await grade(replace(task, grading=spec_of(FUNCTIONS)), rewrite(FORGER))
+    assert (result.verdict, result.canary) == (Verdict.CHEAT, Canary.PASSED)
+
+
+async def test_without_a_canary_the_same_forgery_wins(task: Task) -> None:
+    """What the canary is for: should this change, the test above shows nothing."""
+    result = await grade(replace(task, grading=spec_of(FUNCTIONS, canary=False)), rewrite(FORGER))
+    assert result.verdict is Verdict.SOLVED
+
+
+@pytest.mark.parametrize(("vetted", "verdict"), [(None, "unsolved"), (True, "cheat")])
+async def test_a_report_without_its_canary_counts_for_nothing(
+    task: Task, vetted: bool | None, verdict: str
+) -> None:
+    forged = (
+        "import os\n"
+        "os.write(1, b'\\nPASSED test_sums.py::test_adds_small_numbers\\n"
+        "PASSED test_sums.py::test_keeps_zero\\n')\n"
+        "os._exit(0)\n"
+    )
+    command = f"{RUN_PYTEST} -s"
+    spec = spec_of(FUNCTIONS, canary=vetted, test_command=command)
+    result = await grade(replace(task, grading=spec), rewrite(forged))
+    assert (result.verdict, result.canary) == (Verdict(verdict), Canary.MISSING)
+
+
+async def test_a_printed_pass_does_not_talk_over_a_failure(task: Task) -> None:
+    loud = (
+        "import atexit\n"
+        "said = 'PASSED test_sums.py::test_adds_small_numbers'\n"
+        "atexit.register(lambda: print(said))\n"
+        "def add(a, b):\n"
+        "    print(said)\n"
+        "    return 0\n"
+    )
+    result = await grade(replace(task, grading=spec_of(FUNCTIONS)), rewrite(loud))
+    assert result.verdict is Verdict.UNSOLVED
+    assert "PASSED test_sums.py::test_adds_small_numbers" in result.log
+
+
+async def test_seconds_per_test_are_told(task: Task) -> None:
+    slow = FUNCTIONS.replace(
+        "assert calc.add(2", "import time; time.sleep(0.05)\n    assert calc.add(2"
+    )
+    result = await grade(replace(task, grading=spec_of(slow)), GOLD)
+    assert result.durations["test_sums.py::test_adds_small_numbers"] >= 0.05
