@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swerl.chat import ChatReply, ChatRequest, Json, Message, ParsedReply
 from swerl.episode import Group
@@ -220,6 +220,24 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release what the client holds; the server lives on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """How another process opens a client of an engine that runs already."""
+
+    type: str
+    """Name of the engine's plug-in."""
+    options: Mapping[str, Json]
+    """Settings with which its `open` connects and launches nothing."""
+
+
+@runtime_checkable
+class SharedEngine(Protocol):
+    """An Engine or ChatEngine that other processes can reach too: one behind a URL."""
+
+    def address(self) -> EngineAddress:
+        """Return how another process reaches the same engine."""
 
 
 class ChatEngine(Protocol):

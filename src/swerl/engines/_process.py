@@ -24,7 +24,11 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def child(
-    command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a command with its output in `log`; leaving the context ends its whole process group."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -36,6 +40,7 @@ async def child(
             stderr=output,
             env=child_environment(**(env or {})),
             start_new_session=True,
+            pass_fds=tuple(pass_fds),
         )
     try:
         yield process
