@@ -11,7 +11,7 @@ import pytest
 from swerl.graders._accept import accept
 from swerl.graders._sections import paths
 from swerl.task import GradingSpec, Task
-from swerl.tasks.convert import find_converter
+from swerl.tasks.datasets import find_converter
 
 
 def section(path: str, *, old: str = "", extra: str = "") -> str:
@@ -28,7 +28,13 @@ TASK = Task(
     image="host",
     workdir="/w",
     prompt="p",
-    grading=GradingSpec("command", test_patch=TEST_PATCH, test_files={"hidden/run.py": ""}),
+    grading=GradingSpec(
+        "command",
+        fail_to_pass=("pkg/test_declared.py::test_it[a b]",),
+        test_patch=TEST_PATCH,
+        test_files={"hidden/run.py": ""},
+        test_command="pip install -e . && bash ./ci/run.sh",
+    ),
 )
 
 
@@ -45,6 +51,16 @@ TASK = Task(
         "lib/x.pth",
         "tests",
         "tests/unit",
+        "tests/unit/helpers.py",
+        "tests/data/answers.json",
+        "pkg/test_declared.py",
+        "ci/run.sh",
+        ".github/workflows/test.yml",
+        "web/jest.config.ts",
+        ".git/hooks/post-checkout",
+        "sub/.GIT/config",
+        "a/../../outside.py",
+        ".gitattributes",
     ],
 )
 def test_protected_paths_are_dropped_and_named(path: str) -> None:
@@ -54,7 +70,8 @@ def test_protected_paths_are_dropped_and_named(path: str) -> None:
 
 
 def test_patch_without_protected_paths_is_kept_to_the_byte() -> None:
-    patch = section("calc.py") + section("tests/unit/test_other.py") + section("a b/ü.py")
+    kept = ("calc.py", "pkg/tests_of_time.py", "docs/testing/run.md", "bin/run", "a b/ü.py")
+    patch = "".join(map(section, kept))
     assert accept(TASK, patch).patch == patch
 
 
@@ -76,6 +93,31 @@ def test_patch_without_protected_paths_is_kept_to_the_byte() -> None:
 def test_no_spelling_of_a_header_escapes(patch: str) -> None:
     assert accept(TASK, patch).patch == ""
     assert accept(TASK, section("calc.py") + patch).patch == section("calc.py")
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "is_kept"),
+    [
+        ("docs/link", "../calc.py", True),
+        ("link", "calc.py", True),
+        ("link", "/etc/passwd", False),
+        ("docs/link", "../../outside", False),
+        ("link", ".git/config", False),
+    ],
+)
+def test_links_lead_nowhere_outside(path: str, target: str, is_kept: bool) -> None:
+    link = (
+        f"diff --git a/{path} b/{path}\nnew file mode 120000\nindex 0000000..1111111\n"
+        f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+{target}\n\\ No newline at end of file\n"
+    )
+    assert bool(accept(TASK, link).patch) is is_kept
+
+
+@pytest.mark.parametrize("path", ["pytest.py", "unittest/__init__.py", "_pytest/main.py"])
+def test_no_module_stands_before_a_test_runner(path: str) -> None:
+    made = section(path, extra="new file mode 100644\n")
+    assert accept(TASK, made).dropped == (path,)
+    assert accept(TASK, section(path)).dropped == (), "the repository is the runner's own"
 
 
 def test_headers_inside_content_are_content() -> None:
