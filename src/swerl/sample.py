@@ -67,6 +67,7 @@ def _row(path: tuple[Turn, ...], fresh: set[int], episode: str, task: str) -> Sa
         logprobs += turn.logprobs if is_fresh else [0.0] * len(turn.output_ids)
         if is_fresh:
             versions[turn.weight_version] = None
+            versions |= dict.fromkeys(change.version for change in turn.weight_changes)
     return Sample(
         episode=episode,
         task=task,

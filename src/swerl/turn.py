@@ -18,6 +18,38 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     """Seed of this reply's draws; None leaves it to the engine."""
+    num_routed: int = 0
+    """Leading prompt positions whose routed experts are recorded already."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChange:
+    """New weights in the middle of a reply."""
+
+    at: int
+    """Index of the first sampled id that they gave."""
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts that a mixture-of-experts model chose, [positions, layers, top k].
+
+    The last id of a reply is never fed back, so a sequence of T ids has T - 1 positions.
+    """
+
+    start: int
+    """First position, counted from the first id of the whole prompt."""
+    num_layers: int
+    top_k: int
+    bytes_per_id: int
+    data: bytes
+    """Unsigned integers of `bytes_per_id` bytes in the machine's order, row by row."""
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that are covered."""
+        return len(self.data) // (self.bytes_per_id * self.num_layers * self.top_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +62,12 @@ class Completion:
     """Log-probability of each sampled token at temperature and weights it was sampled with."""
     finish: Finish
     weight_version: str
+    """Version of the weights that gave the first id."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    weight_changes: tuple[WeightChange, ...] = ()
+    routed: RoutedExperts | None = None
+    """What an engine records when it is asked to."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -62,3 +98,5 @@ class Turn:
     trainable: bool = True
     """False where the engine gave no token ids (a debugging engine)."""
     malformed_calls: int = 0
+    weight_changes: tuple[WeightChange, ...] = ()
+    routed: RoutedExperts | None = None

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from swerl.chat import Finish
-from swerl.engines._sglang_http import read_completion
+from swerl.engines._sglang_wire import ModelShape, read_completion
 from swerl.errors import EngineError
 from swerl.turn import Completion
 
+SHAPE = ModelShape(num_vocab=512)
 GOOD: dict[str, Any] = {
     "output_ids": [7, 8],
     "meta_info": {
@@ -22,7 +23,7 @@ GOOD: dict[str, Any] = {
 
 
 def test_a_consistent_reply_is_read() -> None:
-    assert read_completion(GOOD, 512) == Completion((7, 8), (-1.0, -0.5), Finish.LENGTH, "v0")
+    assert read_completion(GOOD, SHAPE) == Completion((7, 8), (-1.0, -0.5), Finish.LENGTH, "v0")
 
 
 @pytest.mark.parametrize(
@@ -40,4 +41,4 @@ def test_a_consistent_reply_is_read() -> None:
 def test_an_inconsistent_reply_is_an_error(ids: list[int], logprobs: list[Any]) -> None:
     meta = {**GOOD["meta_info"], "output_token_logprobs": logprobs}
     with pytest.raises(EngineError, match="makes no sense"):
-        read_completion({"output_ids": ids, "meta_info": meta}, 512)
+        read_completion({"output_ids": ids, "meta_info": meta}, SHAPE)

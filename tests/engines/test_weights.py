@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swerl.engines._weights import checksum, num_vocab
+from swerl.engines._weights import checksum, model_shape
 from swerl.errors import EngineError
 
 
@@ -43,5 +43,5 @@ def test_a_broken_file_is_one_clear_error(tmp_path: Path, data: bytes) -> None:
 
 
 def test_the_vocabulary_is_read_where_it_is_stated(tmp_path: Path, tiny_model: Path) -> None:
-    assert num_vocab(tiny_model) == 512
-    assert num_vocab(tmp_path) is None
+    assert model_shape(tiny_model).num_vocab == 512
+    assert model_shape(tmp_path).num_vocab is None

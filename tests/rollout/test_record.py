@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -8,18 +9,20 @@ from swerl.episode import Episode, Status
 from swerl.grade import Grade, TestStatus, Verdict
 from swerl.rollout import record
 from swerl.tree import Trajectory
-from swerl.turn import Turn
+from swerl.turn import RoutedExperts, Turn, WeightChange
 
 
 def _episode(patch: str, logprob: float) -> Episode:
     first = Turn(0, None, (1, 2, 3), (4, 5), (logprob, -0.5), Finish.TOOL_CALLS, "v1", 0.1, 0.2)
     second = Turn(1, 0, (6,), (7,), (-1.0,), Finish.STOP, "v1", malformed_calls=1)
+    routed = RoutedExperts(start=4, num_layers=2, top_k=1, bytes_per_id=1, data=b"\x00\xff\x80\x01")
+    second = replace(second, weight_changes=(WeightChange(0, "v2"),), routed=routed)
     tests = {"a": TestStatus.PASSED, "b": TestStatus.MISSING}
     return Episode(
         id="00001/t.0",
         task_id="t",
         status=Status.COMPLETED,
-        grade=Grade(Verdict.SOLVED, "ok", tests, ("conftest.py",), 1.5, 1.0, "log"),
+        grade=Grade(Verdict.SOLVED, "ok", tests, ("conftest.py",), duration_s=1.5, test_s=1.0, log="log"),
         reward=1.0,
         trajectory=Trajectory("00001/t.0", (first, second), {"aborted": 3}),
         patch=patch,

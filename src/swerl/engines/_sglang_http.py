@@ -1,256 +1,311 @@
-"""The client of SGLang's HTTP contract, for SGLang itself and for servers that speak like it.
-
-Nothing is retried once a request may have been sampled from: its tokens would be drawn twice.
-"""
+"""The client of SGLang's HTTP contract, for SGLang itself and for servers that speak like it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
-import random
+import resource
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from secrets import token_bytes
 from typing import Any
-from uuid import uuid4
 
 import aiohttp
-import orjson
 
 from swerl.chat import Finish, Json
+from swerl.engines._sglang_fleet import Fleet, PauseMode
+from swerl.engines._sglang_server import Clients, Server, lost
+from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
 from swerl.engines._usage import Usage, UsageMeter
 from swerl.errors import EngineError, EngineLostError
+from swerl.interfaces import EngineAddress
 from swerl.learning import WeightRef
 from swerl.turn import Completion, Sampling
 
-CONNECT_TRIES = 3
-"""Tries to open a connection: a server that restarts its listener is back within a second."""
 IDLE_S = 2.0
 """Seconds an unused connection is kept; shorter than the servers' own, so none is found dead."""
-FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Seconds between the tries of an abort: one that overtakes its request finds nothing to stop."""
+ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-SGL-Routing-Key")
+"""By which routers keep a session on one server."""
+SPARE_FILES = 512
+"""Open files beside the connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How a client treats its servers."""
+
+    pause_mode: PauseMode = PauseMode.RETRACT
+    max_in_flight: int = 4096
+    reply_s: float | None = None
+    load_s: float = 1800.0
+    routed_experts: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A request under way."""
+
+    rid: str
+    server: Server
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Done where it is given up, failed where its server is."""
+
+    def give_up(self) -> None:
+        """Wait no longer for the answer."""
+        if not self.stop.done():
+            self.stop.set_result(None)
 
 
 class HttpEngine:
-    """An Engine behind a URL. Use `connect` to make one.
+    """An Engine behind URLs. Use `connect` to make one."""
 
-    `num_vocab` bounds the ids that the engine may sample; None where it is not known.
-    """
-
-    def __init__(
-        self, url: str, client: aiohttp.ClientSession, *, num_vocab: int | None = None
-    ) -> None:
-        self.url = url.rstrip("/")
-        self._client = client
-        self._num_vocab = num_vocab
-        self._rids: dict[str, set[str]] = defaultdict(set)
-        self._paused = False
+    def __init__(self, fleet: Fleet, shape: ModelShape, settings: ClientSettings) -> None:
+        self._fleet = fleet
+        self._shape = shape
+        self._settings = settings
+        self._flights: dict[str, set[_Flight]] = defaultdict(set)
+        self._numbers = count()
+        self._salt = token_bytes(16)
+        self._farewells: set[asyncio.Task[None]] = set()
         self._meter = UsageMeter()
+
+    @property
+    def url(self) -> str:
+        """Where requests go: the router, or the first server."""
+        return (self._fleet.router or self._fleet.servers[0]).url
+
+    def address(self) -> EngineAddress:
+        """Return how another process reaches the same servers. Implements SharedEngine."""
+        servers = [self._fleet.router] if self._fleet.router else self._fleet.servers
+        chosen = self._settings
+        options: dict[str, Json] = {
+            "url": [server.url for server in servers],
+            "max_in_flight": chosen.max_in_flight,
+            "routed_experts": chosen.routed_experts,
+        }
+        if chosen.reply_s is not None:
+            options["reply_timeout_s"] = chosen.reply_s
+        return EngineAddress("sglang", options)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError when the engine is gone."""
         self._check_prompt(ids)
-        rid = uuid4().hex
-        self._rids[session].add(rid)
-        self._meter.start()
-        try:
-            body: dict[str, Json] = {
-                "rid": rid,
-                "input_ids": list(ids),
-                "sampling_params": _params(sampling),
-                "return_logprob": True,
-            }
-            answer = await self._post("/generate", body)
-            completion = read_completion(answer, self._num_vocab)
-        finally:
-            self._meter.end()
-            self._rids[session].discard(rid)
-            if not self._rids[session]:
-                del self._rids[session]
+        num_loads = len(self._fleet.served)
+        routed_from = sampling.num_routed if self._settings.routed_experts else None
+        answer = await self._sample(ids, sampling, session)
+        if answer is None:
+            version = self._fleet.served[-1].version if self._fleet.served else ""
+            return Completion((), (), Finish.ABORT, version, len(ids))
+        completion = read_completion(
+            answer, self._shape, num_prompt=len(ids), routed_from=routed_from
+        )
+        self._check_versions(completion, num_loads)
         self._meter.count(completion, num_prompt=len(ids))
         return completion
 
     async def abort(self, session: str) -> None:
-        """Stop what the session is generating."""
-        for rid in tuple(self._rids.get(session, ())):
-            await self._post("/abort_request", {"rid": rid})
+        """Stop what the session is generating, and return when it has stopped."""
+        flights = set(self._flights.get(session, ()))
+        for wait_s in ABORT_WAITS_S:
+            flights = {flight for flight in flights if not flight.over.is_set()}
+            if not flights:
+                return
+            await self._tell(flights)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await asyncio.gather(*(flight.over.wait() for flight in flights))
+        for flight in flights:
+            flight.give_up()
 
     async def pause(self) -> None:
-        """Stop taking up work until `resume`; what runs keeps its tokens and waits."""
-        await self._post("/pause_generation", {"mode": "retract"})
-        self._paused = True
+        """Stop taking up work until `resume`; what runs keeps its tokens unless set otherwise."""
+        await self._fleet.pause()
 
     async def load(self, weights: WeightRef) -> str:
-        """Load published weights and return the version that now serves.
+        """Load published weights and return the version that now serves, on every server.
 
-        Raises EngineError when the engine refuses them or serves something else afterwards.
+        Raises EngineError when a server refuses them or serves something else afterwards; the old
+        ones serve on then.
         """
-        async with self._while_paused():
-            body: dict[str, Json] = {
-                "model_path": str(weights.path.resolve()),
-                "flush_cache": True,
-                "weight_version": weights.version,
-            }
-            await self._post("/update_weights_from_disk", body)
-            return await self._verify(weights)
+        await self._fleet.load(weights)
+        return weights.version
 
     async def resume(self) -> None:
         """Take up work again."""
-        await self._post("/continue_generation", {})
-        self._paused = False
+        await self._fleet.resume()
 
     async def close(self) -> None:
-        """Release the connections; the server lives on."""
-        await self._client.close()
+        """Stop what is under way; the servers live on."""
+        for flight in [one for flights in self._flights.values() for one in flights]:
+            flight.give_up()
+        if self._farewells:
+            await asyncio.wait(self._farewells, timeout=sum(ABORT_WAITS_S))
 
     async def usage(self) -> Usage:
         """Return what was used so far; `busy_s` by the engine's own account where it keeps one."""
-        info = await self._call("GET", "/server_info", None)
         used = self._meter.usage
-        return replace(used, busy_s=info.get("busy_s", used.busy_s))
+        return replace(used, busy_s=(await self._account()).get("busy_s", used.busy_s))
 
     async def busy_spans(self) -> list[tuple[float, float]]:
         """Return when the engine last computed, in seconds of CLOCK_MONOTONIC.
 
         Where the server keeps no such account: when it had at least one of our requests.
         """
-        info = await self._call("GET", "/server_info", None)
-        return [(start, end) for start, end in info.get("busy_spans", self._meter.spans)]
+        spans = (await self._account()).get("busy_spans", self._meter.spans)
+        return [(start, end) for start, end in spans]
 
-    @asynccontextmanager
-    async def _while_paused(self) -> AsyncIterator[None]:
-        """Pause around a block unless the caller has paused already."""
-        was_paused = self._paused
-        if not was_paused:
-            await self.pause()
+    async def _sample(
+        self, ids: Sequence[int], sampling: Sampling, session: str
+    ) -> Mapping[str, Any] | None:
+        """Return a server's answer; None where the request was given up."""
+        key = self._routing_key(session)
+        # Of fixed width: SGLang aborts every request whose id begins with the one it is given.
+        flight = _Flight(f"{key}_t{next(self._numbers):09d}", self._fleet.place(session))
+        body = generate_body(ids, sampling, flight.rid, routed=self._settings.routed_experts)
+        headers = dict.fromkeys(ROUTING_HEADERS, key) if self._fleet.router else {}
+        call = asyncio.create_task(flight.server.generate(body, headers))
+        with self._noted(flight, session):
+            try:
+                return await self._first(call, flight)
+            except asyncio.CancelledError:
+                self._leave(flight)
+                raise
+            finally:
+                call.cancel()
+
+    async def _first(
+        self, call: asyncio.Task[dict[str, Any]], flight: _Flight
+    ) -> Mapping[str, Any] | None:
+        """Wait for the answer, for its server's end, or until the request is given up."""
+        reply_s = self._settings.reply_s
+        both: set[asyncio.Future[Any]] = {call, flight.stop}
+        await asyncio.wait(both, timeout=reply_s, return_when=asyncio.FIRST_COMPLETED)
+        if call.done():
+            return call.result()
+        self._leave(flight)
+        if flight.stop.done():
+            return flight.stop.result()
+        raise lost(flight.server.url, f"no reply within {reply_s} s")
+
+    @contextmanager
+    def _noted(self, flight: _Flight, session: str) -> Iterator[None]:
+        """Keep a request where aborts and its server's end find it."""
+        self._flights[session].add(flight)
+        flight.server.waiting.add(flight.stop)
+        self._meter.start()
         try:
             yield
         finally:
-            if not was_paused:
-                await asyncio.shield(self.resume())
+            self._meter.end()
+            flight.over.set()
+            flight.server.waiting.discard(flight.stop)
+            flight.stop.cancel()
+            self._flights[session].discard(flight)
+            if not self._flights[session]:
+                del self._flights[session]
+
+    def _leave(self, flight: _Flight) -> None:
+        """Stop at the server what nobody waits for: it may notice a closed connection late."""
+        task = asyncio.create_task(self._tell({flight}))
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+    async def _tell(self, flights: Iterable[_Flight]) -> None:
+        """Abort requests where they run; no router says where, so all its servers are told."""
+        calls = [
+            server.post("/abort_request", {"rid": flight.rid})
+            for flight in flights
+            for server in self._workers(flight.server)
+        ]
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, Exception) and not isinstance(result, EngineLostError):
+                raise result
+
+    def _workers(self, server: Server) -> list[Server]:
+        if server is not self._fleet.router:
+            return [server]
+        return [each for each in self._fleet.servers if not each.lost]
+
+    def _routing_key(self, session: str) -> str:
+        """Name a session for routers and logs, without giving away its key."""
+        return hashlib.blake2b(session.encode(), key=self._salt, digest_size=12).hexdigest()
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         """Refuse what SGLang does not survive: it dies of an id outside its embedding."""
-        top = self._num_vocab if self._num_vocab is not None else math.inf
+        num_vocab = self._shape.num_vocab
+        top = num_vocab if num_vocab is not None else math.inf
         if wrong := [token for token in ids if not 0 <= token < top]:
-            message = f"prompt id {wrong[0]} is outside the vocabulary of {self._num_vocab}"
+            message = f"prompt id {wrong[0]} is outside the vocabulary of {num_vocab}"
             raise EngineError(message, hint="tokenizer and model belong to different families")
 
-    async def _verify(self, weights: WeightRef) -> str:
-        """Check that the engine serves these weights; a server of ours names its checksum."""
-        info = await self._call("GET", "/model_info", None)
-        version = str(info.get("weight_version"))
-        if version != weights.version:
-            message = f"the engine serves weights {version!r} after loading {weights.version!r}"
-            raise EngineError(message, hint="another client updates the same engine")
-        if (checksum := info.get("checksum")) and checksum != weights.checksum:
-            message = f"weights {version!r} arrived changed: {checksum} is not {weights.checksum}"
-            raise EngineError(message, hint="the folder was written to after it was published")
-        return version
+    def _check_versions(self, completion: Completion, num_loads: int) -> None:
+        """Refuse tokens of weights that nobody published: of a server that started anew, say."""
+        if not num_loads:
+            return
+        known = {weights.version for weights in self._fleet.served[num_loads - 1 :]}
+        given = [completion.weight_version, *(one.version for one in completion.weight_changes)]
+        if wrong := [version for version in given if version not in known]:
+            message = f"{self.url} answered with weights {wrong[0]!r}; {known} serve"
+            raise EngineLostError(message, hint="it started anew, or another client updates it")
 
-    async def _post(self, path: str, body: Mapping[str, Json]) -> dict[str, Any]:
-        return await self._call("POST", path, body)
-
-    async def _call(
-        self, method: str, path: str, body: Mapping[str, Json] | None
-    ) -> dict[str, Any]:
-        """Send one request; only a connection that was never made is tried again."""
-        for attempt in range(CONNECT_TRIES):
-            try:
-                return await self._call_once(method, path, body)
-            except aiohttp.ClientConnectorError as error:
-                if attempt + 1 == CONNECT_TRIES:
-                    raise _lost(self.url, error) from error
-            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-                raise _lost(self.url, error) from error
-            await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))
-        raise AssertionError
-
-    async def _call_once(
-        self, method: str, path: str, body: Mapping[str, Json] | None
-    ) -> dict[str, Any]:
-        data = None if body is None else orjson.dumps(body)
-        headers = {"Content-Type": "application/json"}
-        async with self._client.request(
-            method, self.url + path, data=data, headers=headers
-        ) as response:
-            raw = await response.read()
-        if response.status != 200:
-            message = f"{path} answered {response.status}: {raw[:500].decode(errors='replace')}"
-            raise EngineError(message, hint="the engine's log says more")
-        if "json" not in response.content_type:
+    async def _account(self) -> Mapping[str, Any]:
+        """Return a lone server's own account; several have none that could be added up."""
+        if self._fleet.router or len(self._fleet.servers) > 1:
             return {}
-        with contextlib.suppress(orjson.JSONDecodeError):
-            if isinstance(answer := orjson.loads(raw), dict):
-                return answer
-        message = f"{path} answered {raw[:200]!r}, not an object"
-        raise EngineError(message, hint=f"{self.url} does not speak SGLang's contract")
+        return await self._fleet.servers[0].get("/server_info")
 
 
 @asynccontextmanager
-async def connect(url: str, *, num_vocab: int | None = None) -> AsyncIterator[HttpEngine]:
-    """Open a client with one pool of connections, without a limit on requests in flight."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+async def connect(
+    urls: Sequence[str],
+    *,
+    shape: ModelShape | None = None,
+    settings: ClientSettings | None = None,
+) -> AsyncIterator[HttpEngine]:
+    """Open a client of one server, of several, or of a router, and watch them.
+
+    Raises EngineLostError when one of them does not answer.
+    """
+    settings = settings or ClientSettings()
+    _allow_files(settings.max_in_flight + SPARE_FILES)
+    async with (
+        _pool(settings.max_in_flight) as generate,
+        _pool(0) as control,
+    ):
+        clients = Clients(generate, control)
+        fleet = Fleet(urls, clients, mode=settings.pause_mode, load_s=settings.load_s)
+        await fleet.discover()
+        await fleet.check()
+        watch = asyncio.create_task(fleet.watch())
+        engine = HttpEngine(fleet, shape or ModelShape(), settings)
+        try:
+            yield engine
+        finally:
+            watch.cancel()
+            await engine.close()
+
+
+@asynccontextmanager
+async def _pool(limit: int) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=IDLE_S)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
-        yield HttpEngine(url, client, num_vocab=num_vocab)
+        yield client
 
 
-def read_completion(answer: Mapping[str, Any], num_vocab: int | None) -> Completion:
-    """Check and convert the body of a /generate. Raises EngineError on anything inconsistent."""
-    try:
-        meta = answer["meta_info"]
-        ids = tuple(answer["output_ids"])
-        pairs = meta.get("output_token_logprobs") or ()
-        completion = Completion(
-            ids=ids,
-            logprobs=tuple(float(pair[0]) for pair in pairs),
-            finish=FINISH[meta["finish_reason"]["type"]],
-            weight_version=_oldest_version(meta),
-            prompt_tokens=meta.get("prompt_tokens", 0),
-            cached_tokens=meta.get("cached_tokens", 0),
-        )
-        _check_tokens(completion, [pair[1] for pair in pairs], num_vocab)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        message = f"the engine's reply makes no sense: {error!r}"
-        raise EngineError(message, hint="it may not speak SGLang's contract") from error
-    return completion
-
-
-def _check_tokens(completion: Completion, scored: list[int], num_vocab: int | None) -> None:
-    if list(completion.ids) != scored:
-        message = "log-probabilities belong to other ids than the sampled ones"
-        raise ValueError(message)
-    top = num_vocab if num_vocab is not None else math.inf
-    for token, logprob in zip(completion.ids, completion.logprobs, strict=True):
-        if not (type(token) is int and 0 <= token < top):
-            message = f"sampled id {token!r} is outside the vocabulary of {num_vocab}"
-            raise ValueError(message)
-        if not -math.inf < logprob <= 1e-4:
-            message = f"log-probability {logprob} of id {token}"
-            raise ValueError(message)
-
-
-def _oldest_version(meta: Mapping[str, Any]) -> str:
-    """Return the version of the first token: staleness is counted from the oldest weights."""
-    spans = meta.get("weight_versions") or ()
-    return str(spans[0]["version"] if spans else meta["weight_version"])
-
-
-def _params(sampling: Sampling) -> dict[str, Json]:
-    params: dict[str, Json] = {
-        "max_new_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "stop_token_ids": list(sampling.stop_token_ids),
-    }
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed
-    return params
-
-
-def _lost(url: str, error: Exception) -> EngineLostError:
-    message = f"the engine at {url} is gone: {error}"
-    return EngineLostError(message, hint="its log says why it ended; the same command resumes")
+def _allow_files(wanted: int) -> None:
+    """Raise this process's limit of open files as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -11,7 +11,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError
+
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+"""How model lines call the number of routed experts."""
 
 
 def checksum(folder: Path) -> str:
@@ -31,14 +35,21 @@ def shards(folder: Path) -> list[Path]:
     return found
 
 
-def num_vocab(folder: Path) -> int | None:
-    """Return the vocabulary size that the folder's config.json states, if it states one."""
+def model_shape(folder: Path) -> ModelShape:
+    """Return what the folder's config.json states."""
     try:
         config = json.loads((folder / "config.json").read_text())
-        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
-    except (OSError, ValueError, KeyError, AttributeError):
-        return None
-    return int(size)
+        text = config.get("text_config") or config
+        vocab = config.get("vocab_size") or text.get("vocab_size")
+        experts = next((text[name] for name in _EXPERTS if text.get(name)), 0)
+        return ModelShape(
+            num_vocab=None if vocab is None else int(vocab),
+            num_layers=int(text.get("num_hidden_layers") or 0),
+            top_k_experts=int(text.get("num_experts_per_tok") or 0),
+            num_experts=int(experts),
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ModelShape()
 
 
 def digest(blobs: Iterable[bytes]) -> str:

@@ -6,16 +6,18 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.engines._process import child, until_ready
-from swerl.engines._sglang_http import HttpEngine, connect
-from swerl.engines._weights import num_vocab
-from swerl.errors import EngineError, EngineLostError
+from swerl.engines._sglang_fleet import PauseMode
+from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
+from swerl.engines._sglang_wire import ModelShape
+from swerl.engines._weights import model_shape
+from swerl.errors import EngineError, InputError
 from swerl.interfaces import EngineSetup
 
 CPU_FOLDER = Path(__file__).with_name("_sglang_cpu")
@@ -45,8 +47,8 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: str | None = None
-    """Base URL of a running server to drive; None launches one."""
+    url: str | tuple[str, ...] | None = None
+    """Base URL of a running server or router, or of several servers; None launches one."""
     cpu: bool = False
     """Launch on the CPU: for tests and small models; GPUs are the default."""
     python: Path = Path(sys.executable)
@@ -59,32 +61,47 @@ class Options(BaseModel):
     """Tokens that the cache of a CPU server holds; GPU servers size theirs by free memory."""
     flags: tuple[str, ...] = ()
     """More command-line flags for the launched server, given as they are."""
+    pause_mode: PauseMode = PauseMode.RETRACT
+    """What happens to running requests while weights load: `retract`, `abort` or `in_place`. The
+    first loses no token and leaves no stale cache."""
+    routed_experts: bool = False
+    """Record which experts a mixture-of-experts model chose; about 1 kB a token of context."""
+    max_in_flight: int = Field(default=4096, ge=1)
+    """Requests sent at once; more wait in the client. Servers queue by themselves."""
+    reply_timeout_s: float = Field(default=3600.0, gt=0)
+    """Seconds for one reply: the last resort, over every `budgets.model_call_s`."""
+    load_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds for one server to load weights from disk; a large model takes minutes."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until the server must serve; a CPU start takes 20 to 40, a large model minutes."""
 
 
 @asynccontextmanager
 async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine]:
-    """Yield a client of the server at `options.url`, or of one launched on `setup.model`.
+    """Yield a client of what runs at `options.url`, or of a server launched on `setup.model`.
 
     Raises EngineError when nothing serves there, SGLang is not installed, or it does not come up.
     """
-    vocab = num_vocab(setup.model) if setup.model else None
-    if options.url:
-        if not await _serves(options.url):
-            message = f"no SGLang server answers at {options.url}"
-            raise EngineLostError(message, hint="start it, or leave engine.url out to launch one")
-        async with connect(options.url, num_vocab=vocab) as engine:
-            yield engine
-        return
-    if setup.model is None:
-        raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
-    log = setup.log_dir / "engine.log"
-    async with (
-        _launched(options, setup.model, log) as url,
-        connect(url, num_vocab=vocab) as engine,
-    ):
-        yield engine
+    shape = model_shape(setup.model) if setup.model else ModelShape()
+    if options.routed_experts and not shape.num_experts:
+        message = "engine.routed_experts needs a mixture-of-experts model, and its config.json"
+        raise InputError(message, hint="leave it out, or set model.path")
+    settings = ClientSettings(
+        pause_mode=options.pause_mode,
+        max_in_flight=options.max_in_flight,
+        reply_s=options.reply_timeout_s,
+        load_s=options.load_timeout_s,
+        routed_experts=options.routed_experts,
+    )
+    async with AsyncExitStack() as stack:
+        if options.url:
+            urls = [options.url] if isinstance(options.url, str) else list(options.url)
+        elif setup.model is None:
+            raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
+        else:
+            log = setup.log_dir / "engine.log"
+            urls = [await stack.enter_async_context(_launched(options, setup.model, log))]
+        yield await stack.enter_async_context(connect(urls, shape=shape, settings=settings))
 
 
 @asynccontextmanager
@@ -108,6 +125,8 @@ def _command(options: Options, model: Path, port: int) -> list[str]:
     command += [f"--model-path={model.resolve()}", "--host=127.0.0.1", f"--port={port}", *FLAGS]
     if options.cpu:
         command += [*CPU_FLAGS, f"--max-total-tokens={options.max_total_tokens}"]
+    if options.routed_experts:
+        command.append("--enable-return-routed-experts")
     return [*command, *options.flags]
 
 

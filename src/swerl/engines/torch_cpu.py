@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.engines._process import child, until_ready
 from swerl.engines._sglang_http import HttpEngine, connect
-from swerl.engines._weights import num_vocab
+from swerl.engines._weights import model_shape
 from swerl.errors import EngineError
 from swerl.interfaces import EngineSetup
 
@@ -55,7 +55,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
 
         found = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
         url = f"http://127.0.0.1:{found}"
-        async with connect(url, num_vocab=num_vocab(setup.model)) as engine:
+        async with connect([url], shape=model_shape(setup.model)) as engine:
             yield engine
 
 

@@ -18,7 +18,7 @@ import orjson
 
 from swerl.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.errors import GatewayError
-from swerl.turn import Turn
+from swerl.turn import RoutedExperts, Turn, WeightChange
 
 _Key: TypeAlias = Hashable
 
@@ -48,6 +48,8 @@ class Node:
     """Whether it begins a new root because the chat template wrote its past anew."""
     is_continued: bool = False
     """Whether the client has said something after it."""
+    weight_changes: tuple[WeightChange, ...] = ()
+    routed: RoutedExperts | None = None
 
     def turn(self) -> Turn:
         """Return the Turn of a reply that was delivered."""
@@ -64,6 +66,8 @@ class Node:
             duration_s=self.duration_s,
             trainable=self.trainable,
             malformed_calls=self.malformed_calls,
+            weight_changes=self.weight_changes,
+            routed=self.routed,
         )
 
 

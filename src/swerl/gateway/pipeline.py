@@ -265,6 +265,8 @@ class Conversation:
             malformed_calls=spoken.parsed.malformed_calls,
             message=message if self._speaker.rereads else None,
             is_rewritten=answer.prompt.is_rewritten,
+            weight_changes=completion.weight_changes,
+            routed=completion.routed,
         )
 
     def _seed(self) -> int | None:

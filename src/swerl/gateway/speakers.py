@@ -122,6 +122,8 @@ class _TokenSpeaker:
             sampling,
             max_new_tokens=min(sampling.max_new_tokens, wanted, room),
             stop_token_ids=tuple(stops),
+            # All of the parent's positions: its last id is fed to the model only here.
+            num_routed=max(0, len(prompt.ids) - len(prompt.tail) - 1),
         )
         completion = await self._engine.generate(prompt.ids, sampling, self._session)
         usage = Usage(

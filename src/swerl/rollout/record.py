@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from swerl.gateway.sessions import TurnRecord
 from swerl.grade import Canary, Grade, TestStatus, Verdict
 from swerl.run.files import disk_errors, read_json, write_bytes, write_json
 from swerl.tree import Trajectory
-from swerl.turn import Turn
+from swerl.turn import RoutedExperts, Turn, WeightChange
 
 
 def write(folder: Path, episode: Episode) -> None:
@@ -95,7 +96,11 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _dump(value: Any) -> bytes:
-    return orjson.dumps(value, default=str)
+    return orjson.dumps(value, default=_as_text)
+
+
+def _as_text(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _grade(value: dict[str, Any]) -> Grade:
@@ -114,4 +119,9 @@ def _trajectory(value: dict[str, Any]) -> Trajectory:
 def _turn(value: dict[str, Any]) -> Turn:
     for name in ("prompt_ids", "output_ids", "logprobs"):
         value[name] = tuple(value[name])
-    return Turn(finish=Finish(value.pop("finish")), **value)
+    changes = tuple(WeightChange(**change) for change in value.pop("weight_changes", ()))
+    routed = value.pop("routed", None)
+    if routed:
+        routed = RoutedExperts(**{**routed, "data": base64.b64decode(routed["data"])})
+    finish = Finish(value.pop("finish"))
+    return Turn(finish=finish, weight_changes=changes, routed=routed, **value)

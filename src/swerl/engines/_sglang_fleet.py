@@ -1,0 +1,233 @@
+"""Servers that hold the same weights: who is alive, who holds what, all loaded or none.
+
+A server that stops answering is given up: its requests fail, and nothing is sent there. The watch
+takes it back once it answers again and holds the weights that serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from enum import StrEnum
+
+from swerl.engines._placement import Placement
+from swerl.engines._sglang_server import Clients, Server
+from swerl.errors import EngineError, EngineLostError
+from swerl.learning import WeightRef
+
+WATCH_EVERY_S = 5.0
+"""Seconds between two looks at every server."""
+WATCH_S = 10.0
+"""Seconds that a look may take."""
+MISSES = 3
+"""Looks in a row that must fail: a busy server is late now and then."""
+
+
+class PauseMode(StrEnum):
+    """What a pause does to running requests."""
+
+    RETRACT = "retract"
+    """They keep their tokens and are prefilled again under the new weights: no stale cache."""
+    ABORT = "abort"
+    """They end; their sessions ask again."""
+    IN_PLACE = "in_place"
+    """They keep tokens and cache: fastest, and their keys stay those of the old weights."""
+
+
+class Fleet:
+    """The servers, directly or behind a router.
+
+    `load_s` bounds the seconds that one server takes to load weights.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], clients: Clients, *, mode: PauseMode, load_s: float
+    ) -> None:
+        self.servers = [Server(url, clients) for url in dict.fromkeys(urls)]
+        self.router: Server | None = None
+        self.served: list[WeightRef] = []
+        """Every load that all servers took, oldest first."""
+        self._clients = clients
+        self._mode = mode
+        self._load_s = load_s
+        self._placement = Placement()
+        self._paused = False
+        self._changing = asyncio.Lock()
+
+    async def discover(self, *, timeout_s: float = WATCH_S) -> None:
+        """Ask a lone URL whether it is a router, and a router for its servers."""
+        front = self.router or (self.servers[0] if len(self.servers) == 1 else None)
+        urls = await front.workers(timeout_s=timeout_s) if front else None
+        if front is None or urls is None:
+            return
+        if not urls and self.router is None:
+            message = f"the router at {front.url} has no workers"
+            raise EngineLostError(message, hint="start its SGLang servers first")
+        known = {} if self.router is None else {server.url: server for server in self.servers}
+        for url in urls:
+            if url.rstrip("/") not in known:
+                newcomer = Server(url, self._clients)
+                if self.served:
+                    newcomer.lose("it has not loaded the weights that serve")
+                known[newcomer.url] = newcomer
+        self.router = front
+        self.servers = [known[url.rstrip("/")] for url in urls]
+
+    async def check(self) -> None:
+        """Ask every server once. Raises EngineError where one is no server or another version."""
+        infos = await asyncio.gather(*(server.get("/model_info") for server in self.servers))
+        versions = {str(info.get("weight_version")) for info in infos}
+        if len(versions) > 1:
+            message = f"the servers hold different weights: {', '.join(sorted(versions))}"
+            raise EngineError(message, hint="start them on the same model")
+
+    def place(self, session: str) -> Server:
+        """Return where a session's requests go. Raises EngineLostError when nobody is left."""
+        alive = {server.url: server for server in self.alive()}
+        return self.router or alive[self._placement.place(session, list(alive))]
+
+    def alive(self) -> list[Server]:
+        """Return the servers in use. Raises EngineLostError when nobody is left."""
+        found = [server for server in self.servers if not server.lost]
+        if self.router and self.router.lost:
+            raise self.router.lost
+        if not found:
+            raise self.servers[0].lost if self.servers and self.servers[0].lost else _nobody()
+        return found
+
+    async def pause(self) -> None:
+        """Pause every server."""
+        self._paused = True
+        await self._all(lambda server: server.post("/pause_generation", {"mode": self._mode}))
+
+    async def resume(self) -> None:
+        """Let every server go on."""
+        await self._all(lambda server: server.post("/continue_generation", {}))
+        self._paused = False
+
+    async def load(self, weights: WeightRef) -> None:
+        """Load weights into every server, or leave the old ones in all.
+
+        Raises EngineError of the first server that refuses. One that cannot be put back to the
+        old weights is given up, so that two versions never serve side by side.
+        """
+        async with self._changing, self._while_paused():
+            servers = self.alive()
+            results = await asyncio.gather(
+                *(self._put(server, weights) for server in servers), return_exceptions=True
+            )
+            refusal = next((each for each in results if isinstance(each, BaseException)), None)
+            if refusal is None:
+                self.alive()  # not all of them died of it
+                self.served.append(weights)
+                return
+            changed = [
+                server
+                for server, result in zip(servers, results, strict=True)
+                if not server.lost and (result is None or not server.usable_again)
+            ]
+            await asyncio.gather(*map(self._put_back, changed))
+            raise refusal
+
+    async def watch(self) -> None:
+        """Look after the servers until cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            if self._changing.locked() or self._paused:
+                continue
+            if self.router:
+                with contextlib.suppress(EngineError):
+                    await self.discover()
+            watched = [*self.servers, *([self.router] if self.router else [])]
+            await asyncio.gather(*map(self._look, watched))
+
+    async def _look(self, server: Server) -> None:
+        num_loads = len(self.served)
+        try:
+            if server is self.router:
+                await server.workers(timeout_s=WATCH_S)
+                version = None
+            else:
+                info = await server.get("/model_info", timeout_s=WATCH_S)
+                version = str(info.get("weight_version"))
+        except EngineError as error:
+            server.misses += 1
+            if server.misses >= MISSES and not self._changing.locked():
+                server.lose(error)
+            return
+        server.misses = 0
+        if self._changing.locked() or len(self.served) != num_loads:
+            return
+        wanted = self.served[-1] if self.served else None
+        if wanted and version is not None and version != wanted.version:
+            server.lose(f"it holds weights {version!r}, and {wanted.version!r} serve")
+        if server.lost:
+            await self._take_back(server, wanted)
+
+    async def _take_back(self, server: Server, wanted: WeightRef | None) -> None:
+        """Use a server again that answers again, after it has loaded what serves."""
+        async with self._changing:
+            if wanted is None or server is self.router:
+                if server.usable_again:
+                    server.find()
+                return
+            with contextlib.suppress(EngineError):
+                await server.post("/pause_generation", {"mode": PauseMode.RETRACT})
+                await server.load(wanted, flush=True, timeout_s=self._load_s)
+                await server.post("/continue_generation", {})
+                server.find()
+
+    async def _put(self, server: Server, weights: WeightRef) -> None:
+        """Load into one server; one that dies of it is no longer one of them."""
+        flush = self._mode is not PauseMode.IN_PLACE
+        try:
+            await server.load(weights, flush=flush, timeout_s=self._load_s)
+        except EngineLostError as error:
+            server.lose(error)
+
+    async def _put_back(self, server: Server) -> None:
+        if not self.served:
+            server.usable_again = False
+            server.lose("it holds weights that the other servers refused")
+            return
+        try:
+            await server.load(self.served[-1], flush=True, timeout_s=self._load_s)
+        except EngineError as error:
+            server.usable_again = False
+            server.lose(error)
+
+    async def _all(self, call: Callable[[Server], Awaitable[object]]) -> None:
+        """Call every server; one that is gone is given up. Raises EngineError of any other."""
+        servers = self.alive()
+        results = await asyncio.gather(*map(call, servers), return_exceptions=True)
+        for server, result in zip(servers, results, strict=True):
+            if isinstance(result, EngineLostError):
+                server.lose(result)
+            elif isinstance(result, BaseException):
+                raise result
+        self.alive()
+
+    @asynccontextmanager
+    async def _while_paused(self) -> AsyncIterator[None]:
+        """Pause around a block unless the caller has paused already."""
+        was_paused = self._paused
+        if not was_paused:
+            await self.pause()
+        try:
+            yield
+        finally:
+            if not was_paused:
+                await asyncio.shield(self._resume_after_load())
+
+    async def _resume_after_load(self) -> None:
+        """Resume who is left; where nobody is, the load has said so already."""
+        try:
+            await self.resume()
+        except EngineLostError:
+            self._paused = False
+
+
+def _nobody() -> EngineLostError:
+    return EngineLostError("no engine is left", hint="start one; the same command resumes")

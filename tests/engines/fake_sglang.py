@@ -1,0 +1,289 @@
+"""A stand-in for SGLang and its router: the real wire contract, made-up tokens, faults on demand.
+
+What it answers was read off SGLang 0.5.21 and sglang-router 0.3.2; test_contract.py holds the real
+ones to the same behaviour where they are installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import struct
+from array import array
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession, web
+
+VOCAB, CONTEXT, EOS = 512, 1024, 2
+LAYERS, TOP_K, EXPERTS = 3, 2, 8
+TOKEN_S = 0.0005
+HOLD_S = 3600.0
+
+Fault = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(eq=False)
+class Running:
+    """One request that is being answered."""
+
+    body: dict[str, Any]
+    ids: list[int] = field(default_factory=list)
+    spans: list[tuple[str, int]] = field(default_factory=list)
+    aborted: bool = False
+
+
+class FakeServer:
+    """One server. `url` is set while it serves."""
+
+    def __init__(self, model: Path) -> None:
+        self.url = ""
+        self.model = model
+        self.version = "default"
+        self.paused = False
+        self.running: dict[str, Running] = {}
+        self.headers: list[dict[str, str]] = []
+        """Headers of every /generate."""
+        self.paths: list[str] = []
+        """Every path that was asked for."""
+        self.fault: Fault | None = None
+        """Changes the answer of a /generate."""
+        self.deaf = False
+        """Never answers, though it takes connections."""
+        self.refuses_weights = False
+        self.lies_about_version: str | None = None
+        self.routes_experts = False
+        self._seen: list[list[int]] = []
+        self._site: web.TCPSite | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(middlewares=[self._note], client_max_size=2**26)
+        app.add_routes([
+            web.post("/generate", self._generate),
+            web.post("/abort_request", self._abort),
+            web.post("/pause_generation", self._pause),
+            web.post("/continue_generation", self._continue),
+            web.post("/update_weights_from_disk", self._update),
+            web.get("/model_info", self._model_info),
+            web.get("/server_info", self._server_info),
+            web.get("/health", self._health),
+        ])  # fmt: skip
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        self._site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
+        await self._site.start()
+        host, found = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{found}"
+
+    async def stop(self) -> None:
+        """End as a killed server does: its connections close without an answer."""
+        if self._runner:
+            for connection in list(self._runner.server.connections):  # type: ignore[union-attr]
+                if connection.transport:
+                    connection.transport.abort()
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def restart(self) -> None:
+        """Come up again at the same address, with the weights it was launched with."""
+        port = int(self.url.rpartition(":")[2])
+        await self.stop()
+        self.version, self.paused, self.running = "default", False, {}
+        self._seen = []
+        await self.start(port)
+
+    @web.middleware
+    async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.paths.append(request.path)
+        if self.deaf:
+            await asyncio.sleep(HOLD_S)
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.headers.append(dict(request.headers))
+        if problem := _problem(body):
+            return web.json_response({"error": {"message": problem}}, status=400)
+        one = Running(body)
+        self.running[body["rid"]] = one
+        try:
+            finish = await self._sample(one)
+        finally:
+            del self.running[body["rid"]]
+        answer = self._answer(one, finish)
+        return web.json_response(self.fault(answer) if self.fault else answer)
+
+    async def _sample(self, one: Running) -> dict[str, Any]:
+        params = one.body["sampling_params"]
+        stops = {EOS, *params.get("stop_token_ids", ())}
+        lowest = EOS + 1 if len(stops) > 1 else 16
+        while True:
+            await asyncio.sleep(TOKEN_S)
+            if one.aborted:
+                return {"type": "abort", "message": "Aborted"}
+            if self.paused:
+                continue
+            if not one.spans or one.spans[-1][0] != self.version:
+                one.spans.append((self.version, len(one.ids)))
+            whole = [*one.body["input_ids"], *one.ids]
+            one.ids.append(lowest + _draw(self.model, whole) % (VOCAB - lowest))
+            if one.ids[-1] in stops:
+                return {"type": "stop", "matched": one.ids[-1]}
+            if len(one.ids) == params["max_new_tokens"]:
+                return {"type": "length", "length": len(one.ids)}
+
+    def _answer(self, one: Running, finish: dict[str, Any]) -> dict[str, Any]:
+        prompt = one.body["input_ids"]
+        ends = [start for _, start in one.spans[1:]] + [len(one.ids)]
+        meta: dict[str, Any] = {
+            "id": one.body["rid"],
+            "finish_reason": finish,
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(one.ids),
+            "cached_tokens": self._cached(prompt),
+            "weight_version": self.version,
+            "weight_versions": [
+                {"version": version, "start": start, "end": end}
+                for (version, start), end in zip(one.spans, ends, strict=True)
+            ],
+            "output_token_logprobs": [[-1.5, token, None] for token in one.ids],
+        }
+        if one.body.get("return_routed_experts") and self.routes_experts:
+            start = one.body.get("routed_experts_start_len", 0)
+            meta["routed_experts"] = experts(start, len(prompt) + len(one.ids) - 1)
+        self._seen.append(prompt + one.ids)
+        return {"text": "", "output_ids": one.ids, "meta_info": meta}
+
+    def _cached(self, prompt: list[int]) -> int:
+        def shared(seen: list[int]) -> int:
+            pairs = zip(prompt[:-1], seen[:-1], strict=False)
+            return next(
+                (n for n, (a, b) in enumerate(pairs) if a != b), min(len(prompt), len(seen)) - 1
+            )
+
+        return max(map(shared, self._seen), default=0)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        rid = (await request.json())["rid"]
+        for name, one in self.running.items():
+            one.aborted = one.aborted or name.startswith(rid)
+        return web.Response()
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        mode = (await request.json()).get("mode", "abort")
+        self.paused = True
+        for one in self.running.values():
+            one.aborted = one.aborted or mode == "abort"
+        return web.json_response({"status": "ok", "message": f"Paused, {mode}."})
+
+    async def _continue(self, request: web.Request) -> web.Response:
+        self.paused = False
+        return web.json_response({"status": "ok", "message": "Generation continued."})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        folder = Path(body["model_path"])
+        if self.refuses_weights or not folder.is_dir():
+            told = {"success": False, "message": f"Failed to load {folder}."}
+            return web.json_response(told, status=400)
+        self.model, self.version = folder, self.lies_about_version or body["weight_version"]
+        if body["flush_cache"]:
+            self._seen = []
+        return web.json_response({"success": True, "message": "Succeeded."})
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        info = {"model_path": str(self.model), "weight_version": self.version}
+        return web.json_response(info)
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.5.21"})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+
+class FakeRouter:
+    """A router with the `manual` policy: it keeps a routing key on one server."""
+
+    def __init__(self, servers: list[FakeServer]) -> None:
+        self.url = ""
+        self.servers = servers
+        self._homes: dict[str, FakeServer] = {}
+
+    async def workers(self, request: web.Request) -> web.Response:
+        listed = [{"id": str(n), "url": one.url} for n, one in enumerate(self.servers)]
+        return web.json_response({"workers": listed, "total": len(listed)})
+
+    async def forward(self, request: web.Request) -> web.Response:
+        key = request.headers.get("X-SMG-Routing-Key", "")
+        home = self._homes.setdefault(key, self.servers[len(self._homes) % len(self.servers)])
+        raw = await request.read()
+        try:
+            async with (
+                ClientSession() as client,
+                client.post(home.url + "/generate", data=raw, headers=request.headers) as answer,
+            ):
+                return web.Response(
+                    body=await answer.read(), status=answer.status, content_type="application/json"
+                )
+        except OSError:
+            return web.json_response({"error": {"message": "no worker is available"}}, status=503)
+
+
+@asynccontextmanager
+async def fakes(model: Path, count: int) -> AsyncIterator[list[FakeServer]]:
+    """Run several fake servers."""
+    async with AsyncExitStack() as stack:
+        servers = [FakeServer(model) for _ in range(count)]
+        for server in servers:
+            await server.start()
+            stack.push_async_callback(server.stop)
+        yield servers
+
+
+@asynccontextmanager
+async def fake_router(servers: list[FakeServer]) -> AsyncIterator[FakeRouter]:
+    """Run a router in front of fake servers."""
+    router = FakeRouter(servers)
+    app = web.Application(client_max_size=2**26)
+    app.add_routes([web.get("/workers", router.workers), web.post("/generate", router.forward)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    router.url = f"http://{host}:{port}"
+    try:
+        yield router
+    finally:
+        await runner.cleanup()
+
+
+def experts(start: int, end: int) -> str:
+    """Return what a server says of these positions: base64 of int32 [positions, layers, top k]."""
+    ids = [
+        (p + layer + k) % EXPERTS
+        for p in range(start, end)
+        for layer in range(LAYERS)
+        for k in range(TOP_K)
+    ]
+    return base64.b64encode(array("i", ids).tobytes()).decode()
+
+
+def _problem(body: dict[str, Any]) -> str | None:
+    ids, wanted = body["input_ids"], body["sampling_params"]["max_new_tokens"]
+    if not ids:
+        return "input_ids cannot be empty."
+    if len(ids) + wanted > CONTEXT:
+        return f"{len(ids)} input tokens and {wanted} new ones exceed the context length {CONTEXT}."
+    return None
+
+
+def _draw(model: Path, ids: list[int]) -> int:
+    said = f"{model}\0".encode() + struct.pack(f"{len(ids)}i", *ids)
+    return int.from_bytes(hashlib.blake2b(said, digest_size=4).digest())
