@@ -61,4 +61,13 @@ AGENTS = (
         {"version": "0.94.0"},
         start_s=20.0,
     ),
+    Agent(
+        "mini-swe-agent",
+        lambda command: _call("bash", command=command),
+        needs_home=False,
+        drops_malformed=True,
+    ),
+    Agent("opencode", lambda command: _call("bash", command=command, description="run it")),
+    Agent("pi", lambda command: _call("bash", command=command)),
+    Agent("qwen-code", lambda command: _call("run_shell_command", command=command)),
 )

@@ -17,7 +17,7 @@ from swerl.families import tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import TurnRecord
-from swerl.interfaces import Exit, Harness, Sandbox
+from swerl.interfaces import Engine, Exit, Harness, Sandbox
 from swerl.patch import edits
 from swerl.sample import Sample, to_samples
 from swerl.sandbox import Exec, Limits, Mount
@@ -109,6 +109,10 @@ class Worked:
     trajectory: Trajectory
     told: tuple[TurnRecord, ...]
     """Every Turn with its words."""
+    failure: Exception | None = None
+    """What broke the engine's last call."""
+    limit: str = ""
+    """The session's limit that the agent ran into."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -135,24 +139,26 @@ async def work(
     *,
     task: Task = TASK,
     script: Sequence[Message] | None = None,
+    engine: Engine | None = None,
     place: Place = locally,
     limits: SessionLimits = ROOMY,
     max_new_tokens: int = 4096,
     budget_s: float = 120.0,
+    engine: type[ScriptedEngine] = ScriptedEngine,
     delay_s: float = 0.0,
     before: str = "",
     after: str = "",
 ) -> Worked:
     """Let an agent work in a sandbox, its model following `script`, or making PATCH's edits.
 
-    `delay_s` is what the model takes for a reply; `before` and `after` are shell scripts.
+    `engine` answers in place of a script, in the tokens of the family `tiny`. `delay_s` is what the model takes for a reply; `before` and `after` are shell scripts.
     """
     said = harness.script(edits(PATCH), task.workdir) if script is None else script
     family = tiny.build(None)
-    engine = ScriptedEngine(family, lambda _: said, delay_s=delay_s)
+    model = engine(family, lambda _: said, delay_s=delay_s)
     told: list[TurnRecord] = []
     async with (
-        Gateway(engine=engine, family=family) as gateway,
+        Gateway(engine=model, family=family) as gateway,
         place(gateway, harness.mounts()) as sandbox,
     ):
         await shell(sandbox, REPOSITORY + before)
@@ -172,6 +178,8 @@ async def work(
             diff=await shell(sandbox, _DIFF),
             trajectory=await session.close(),
             told=tuple(told),
+            failure=session.failure,
+            limit=session.limit,
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.chat import Message, Role, ToolCall
 from swerl.errors import ImageError, InputError, SandboxError
 from swerl.harnesses import _bundles
+from swerl.harnesses._shell_edits import edit_command
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
 from swerl.sandbox import Mount
@@ -48,20 +48,17 @@ _QUIET = {
     "web_search": '"disabled"',
 }
 """What keeps the CLI from contacting anybody but the gateway."""
-_UNUSED = ("apps", "plugins", "goals")
-"""Features that need the vendor's servers, or a person."""
+_UNUSED = ("apps", "plugins", "goals", "remote_models")
+"""Features that need the vendor's servers, or a person. For the last, old releases wait 5 s for an
+address of the vendor's at every start."""
+_RETRIES = 7
+"""Times that a refused request is sent again, 25 s in all: an engine may be back by then."""
+
+_LIMIT_WORDS = ("max_output_tokens", "context window", "context_length_exceeded")
+"""What the CLI says where a reply or the context was at its limit."""
 
 _START = f'PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex "$@"'
 _PREPARE = 'mkdir -p "${HOME:?no home folder}/.codex"'
-
-_EDIT_PYTHON = (
-    "import sys; path, old, new = sys.argv[1:]; text = open(path, newline='').read(); "
-    "open(path, 'w', newline='').write(text.replace(old, new, 1))"
-)
-_EDIT_PERL = (
-    "my ($path, $old, $new) = @ARGV; local $/; open(F, '<', $path); my $text = <F>; "
-    "$text =~ s/\\Q$old\\E/$new/; open(F, '>', $path); print F $text"
-)
 
 
 class Options(BaseModel):
@@ -73,6 +70,9 @@ class Options(BaseModel):
     """Release on npm. Up to 0.94.0 it speaks Chat Completions, from then on Responses."""
     context_window: int | None = Field(None, ge=1)
     """Tokens of the model's context, by which the CLI compacts; none is its own guess."""
+    compact_at: int | None = Field(None, ge=1)
+    """Tokens of history at which the CLI puts a summary in its place; none is 9/10 of
+    `context_window`. Up to 0.94.0 the CLI asks for no token counts and does not compact."""
     sub_agents: bool = False
     """Whether the model may start agents of its own; off, for they triple the tools' text."""
     extra_args: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class Codex:
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that make each edit by one shell command, and sum up."""
-        calls = [self._shell_call(_edit_command(edit, workdir.rstrip("/"))) for edit in edits]
+        calls = [self._shell_call(edit_command(edit, workdir.rstrip("/"))) for edit in edits]
         return [*calls, Message(Role.ASSISTANT, "Done.")]
 
     def _shell_call(self, command: str) -> Message:
@@ -171,9 +171,12 @@ class Codex:
         # A stream that breaks has been sampled: asked for again, it would be sampled twice. And
         # a slow model must not look dead.
         quoted["model_providers.swerl.stream_max_retries"] = "0"
+        quoted["model_providers.swerl.request_max_retries"] = str(_RETRIES)
         quoted["model_providers.swerl.stream_idle_timeout_ms"] = str(int(budget_s * 1000))
         if self.options.context_window:
             quoted["model_context_window"] = str(self.options.context_window)
+        if self.options.compact_at:
+            quoted["model_auto_compact_token_limit"] = str(self.options.compact_at)
         return quoted
 
 
@@ -186,18 +189,8 @@ def _hit_limit(log: bytes) -> bool:
             continue
         if isinstance(event, dict) and event.get("type") == "turn.failed":
             said = json.dumps(event.get("error"))
-            return "max_output_tokens" in said or "context window" in said
+            return any(word in said for word in _LIMIT_WORDS)
     return False
-
-
-def _edit_command(edit: FileEdit, workdir: str) -> str:
-    path = shlex.quote(f"{workdir}/{edit.path}")
-    if not edit.old:  # a new file, or an empty one
-        return f"mkdir -p $(dirname {path}) && printf %s {shlex.quote(edit.new)} > {path}"
-    values = f"{path} {shlex.quote(edit.old)} {shlex.quote(edit.new)}"
-    python = f"python3 -c {shlex.quote(_EDIT_PYTHON)} {values}"
-    perl = f"perl -e {shlex.quote(_EDIT_PERL)} -- {values}"
-    return f"if command -v python3 >/dev/null; then {python}; else {perl}; fi"
 
 
 def _folder_of(bundle: Path, program: str) -> Path:

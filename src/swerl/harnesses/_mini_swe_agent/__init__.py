@@ -1,0 +1,1 @@
+"""Insides of the `mini-swe-agent` harness."""

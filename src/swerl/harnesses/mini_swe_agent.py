@@ -1,0 +1,172 @@
+"""mini-swe-agent, offline in the sandbox, its model calls going to the gateway.
+
+Its own packages come from PyPI as one bundle, with a Python that needs nothing of the image
+(`_python.py`). A small driver runs the agent's own loop with its own prompts and formats, and
+stands in for LiteLLM (`_mini_swe_agent/driver.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swerl.chat import Message, Role, ToolCall
+from swerl.errors import ImageError, InputError
+from swerl.harnesses import _bundles, _python
+from swerl.harnesses._shell_edits import edit_command
+from swerl.interfaces import Endpoint, Exit, Sandbox
+from swerl.patch import FileEdit
+from swerl.sandbox import Mount
+from swerl.task import Task
+
+DEFAULT_VERSION = "2.4.6"
+
+_PACKAGE = "mini-swe-agent"
+_PINNED = {"2.4.6": "a35463c553ac825c7773b03cfa69cd44958e3af20155dcc5711fdf9e4c67cd54"}
+"""sha256 of known wheels; other versions are checked against what the index states."""
+_INSIDE = Path(__file__).with_name("_mini_swe_agent")
+_REQUIREMENTS = _INSIDE / "requirements.txt"
+_HOME = "/opt/swerl/agents/mini-swe-agent"
+_DRIVER = "/opt/swerl/agents/mini-swe-agent-driver"
+_SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+_LIMITS = {"LimitsExceeded", "TimeExceeded"}
+_FETCH_TIMEOUT_S = 600.0
+
+
+class Options(BaseModel):
+    """Settings of mini-swe-agent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
+    """Release on PyPI."""
+    config: Literal["swebench", "mini"] = "swebench"
+    """Which of the agent's own settings files: the one of its SWE-bench results, or of its CLI."""
+    step_limit: int | None = Field(None, ge=0)
+    """Most model replies, enforced by the agent; none is the settings file's own, 250 or none."""
+    tool_timeout_s: int | None = Field(None, ge=1)
+    """Most seconds of one command; none is the settings file's own, 60 or 30."""
+
+
+def build(options: Options) -> MiniSweAgent:
+    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    return MiniSweAgent(options, fetch(options.version))
+
+
+def fetch(version: str) -> tuple[Mount, ...]:
+    """Return the mounts of this release, downloading what is not in the cache yet."""
+
+    def fill(folder: Path) -> str:
+        return _install(version, folder)
+
+    # compiled packages are made for one Python, and belong to one set of pins
+    pins = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:8]
+    release = f"{version}-{sys.implementation.cache_tag}-{pins}"
+    bundle = _bundles._bundle(_PACKAGE, release, fill)
+    return (Mount(bundle, _HOME), _python.mount(), Mount(_INSIDE, _DRIVER))
+
+
+@dataclass(frozen=True, slots=True)
+class MiniSweAgent:
+    """Runs mini-swe-agent on a Task."""
+
+    options: Options
+    bundle: tuple[Mount, ...]
+    dialect: str = "openai-chat"
+    inside: bool = True
+
+    def mounts(self) -> Sequence[Mount]:
+        """Return the agent's packages, a Python for it, and the driver."""
+        return self.bundle
+
+    async def install(self, sandbox: Sandbox) -> None:
+        """Prepare nothing: the agent keeps nothing in the sandbox."""
+
+    async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
+        """Work on the Task until done or until `budget_s` seconds are over."""
+        done = await sandbox.run(
+            _python.command(f"{_DRIVER}/driver.py"),
+            cwd=task.workdir,
+            timeout_s=budget_s,
+            stdin=self._job(task, endpoint),
+        )
+        return Exit(
+            code=done.exit_code,
+            timed_out=done.timed_out,
+            limit=_exit_status(done.stdout) in _LIMITS,
+            log=done.text,
+        )
+
+    def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
+        """Return replies that make each edit by one command, and submit."""
+        commands = [edit_command(edit, workdir.rstrip("/")) for edit in edits]
+        return [
+            Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"command": command}),))
+            for command in [*commands, _SUBMIT]
+        ]
+
+    def _job(self, task: Task, endpoint: Endpoint) -> bytes:
+        limit = self.options.step_limit
+        job = {
+            "prompt": task.prompt,
+            "workdir": task.workdir,
+            "url": endpoint.url,
+            "key": endpoint.key,
+            "model": endpoint.model,
+            "packages": _HOME,
+            "config": self.options.config,
+            "agent": {} if limit is None else {"step_limit": limit},
+            "tool_timeout_s": self.options.tool_timeout_s,
+        }
+        return json.dumps(job).encode()
+
+
+def _exit_status(log: bytes) -> str:
+    """Return how the agent says that it ended; empty where it does not."""
+    try:
+        last = json.loads(log.rstrip().rpartition(b"\n")[2])
+    except ValueError:
+        return ""
+    return str(last.get("exit_status", "")) if isinstance(last, dict) else ""
+
+
+def _install(version: str, folder: Path) -> str:
+    """Install the agent and what it imports into `folder`; return the agent's pin."""
+    pinned = _PINNED.get(version, "")
+    agent = folder / "agent.txt"
+    agent.write_text(f"{_PACKAGE}=={version}" + (f" --hash=sha256:{pinned}" if pinned else ""))
+    for requirements in (agent, _REQUIREMENTS):
+        _pip(requirements, folder, f"{_PACKAGE} {version}")
+    agent.unlink()
+    return f"sha256-{pinned}" if pinned else "as the index states"
+
+
+def _pip(requirements: Path, folder: Path, what: str) -> None:
+    command = [
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input"),
+        *("--only-binary=:all:", "--target", str(folder), "--requirement", str(requirements)),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        message = f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s"
+        raise ImageError(message, hint="try again on a faster connection") from error
+    if done.returncode == 0:
+        return
+    if "No matching distribution" in done.stderr:
+        message = (
+            f"the index has no {what} for Python {sys.version_info.major}.{sys.version_info.minor}"
+        )
+        raise InputError(message, hint="give a published version")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    reason = " ".join(lines) or done.stderr.strip()[-200:]
+    message = f"cannot fetch {what}: {reason[:300]}"
+    raise ImageError(message, hint="check pip, the network and the index settings, then try again")

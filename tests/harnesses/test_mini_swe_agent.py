@@ -1,0 +1,165 @@
+"""mini-swe-agent: its own prompts and formats, its limits, and a sandbox left as the image is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from swerl.chat import Message, Role, ToolCall
+from swerl.engines.scripted import ScriptedEngine
+from swerl.errors import EngineLostError, ImageError, InputError
+from swerl.harnesses import mini_swe_agent
+from swerl.harnesses.mini_swe_agent import MiniSweAgent, Options
+from swerl.interfaces import Endpoint
+from swerl.turn import Completion, Sampling
+
+from .helpers import TASK, WORKDIR, Recorder, Worked, built, work
+
+pytestmark = pytest.mark.agents
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+@pytest.fixture(scope="module")
+def harness() -> MiniSweAgent:
+    agent = built("mini-swe-agent")
+    assert isinstance(agent, MiniSweAgent)
+    return agent
+
+
+def say(*commands: str) -> list[Message]:
+    """Return replies with one command each."""
+    return [
+        Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"command": command}),))
+        for command in commands
+    ]
+
+
+async def told(harness: MiniSweAgent, *commands: str) -> Worked:
+    return await work(harness, script=say(*commands, SUBMIT))
+
+
+def settings_file(harness: MiniSweAgent, name: str) -> str:
+    return (harness.bundle[0].source / "minisweagent" / "config" / name).read_text()
+
+
+async def test_the_first_request_is_the_agents_own_prompt_with_the_tasks_folder(
+    harness: MiniSweAgent,
+) -> None:
+    worked = await told(harness)
+    system, user = worked.told[0].new_messages
+    text = settings_file(harness, "benchmarks/swebench.yaml")
+    block = text.partition("instance_template: |\n")[2].partition("\n  step_limit")[0]
+    template = "\n".join(line.removeprefix("    ") for line in block.splitlines())
+    assert user.text == template.replace("{{task}}", TASK.prompt).replace("/testbed", WORKDIR)
+    assert system.text.startswith("You are a helpful assistant that can interact with a computer")
+
+
+async def test_a_result_has_the_form_of_the_agents_settings(harness: MiniSweAgent) -> None:
+    worked = await told(harness, "echo out; echo err >&2; exit 3", "seq 3000")
+    short, long = worked.results[:2]
+    assert short == "<returncode>3</returncode>\n<output>\nout\nerr\n</output>"
+    assert "<elided_chars>\n3893 characters elided\n</elided_chars>" in long
+
+
+async def test_the_cli_settings_make_the_clis_prompt_and_form(harness: MiniSweAgent) -> None:
+    agent = MiniSweAgent(Options(config="mini"), harness.bundle)
+    worked = await told(agent, "echo $0")
+    assert worked.told[0].new_messages[1].text.startswith(f"Please solve this issue: {TASK.prompt}")
+    assert '"returncode": 0' in worked.results[0]
+
+
+async def test_commands_see_the_images_environment_and_not_the_agents(
+    harness: MiniSweAgent,
+) -> None:
+    worked = await work(harness, script=say("env; cat", SUBMIT), after="env")
+    seen, given = (set(text.splitlines()) for text in (worked.results[0], worked.after))
+    added = {line.partition("=")[0] for line in seen - given if "=" in line}
+    agents_own = {"PAGER", "MANPAGER", "LESS", "PIP_PROGRESS_BAR", "TQDM_DISABLE", "BASH_ENV"}
+    assert added - {"SHLVL", "_", "OLDPWD"} <= agents_own
+    assert "sk-swerl" not in worked.results[0]
+
+
+async def test_the_patch_file_that_the_prompt_asks_for_is_no_part_of_the_work(
+    harness: MiniSweAgent,
+) -> None:
+    change = "echo z = 3 >>calc.py; git diff -- calc.py >patch.txt"
+    submit = f"{SUBMIT} && cat patch.txt"
+    submitted = await work(harness, script=say(change, submit))
+    assert "patch.txt" not in submitted.diff
+    assert "+z = 3" in submitted.diff
+    kept = await work(harness, script=say(f"{change}; echo more >>patch.txt", SUBMIT))
+    assert "patch.txt" in kept.diff
+
+
+async def test_the_agents_own_limit_is_told_as_one(harness: MiniSweAgent) -> None:
+    agent = MiniSweAgent(Options(step_limit=2), harness.bundle)
+    worked = await work(agent, script=say(*["true"] * 5))
+    assert worked.exit.limit
+    assert len(worked.trajectory.turns) == 2
+
+
+async def test_a_model_that_never_calls_a_tool_ends_the_run(harness: MiniSweAgent) -> None:
+    worked = await work(harness, script=[Message(Role.ASSISTANT, f"Hm {n}.") for n in range(9)])
+    assert worked.exit.code == 0
+    assert len(worked.trajectory.turns) == 3
+    assert "RepeatedFormatError" in worked.exit.log
+    worked.assert_trained_whole(num_samples=3)
+
+
+async def test_a_command_past_its_time_is_told_and_the_agent_goes_on(
+    harness: MiniSweAgent,
+) -> None:
+    agent = MiniSweAgent(Options(tool_timeout_s=1), harness.bundle)
+    worked = await told(agent, "echo begun; sleep 987")
+    assert "timed out after 1 seconds" in worked.results[0]
+    assert "begun" in worked.results[0]
+    assert worked.exit.code == 0
+
+
+class LostOnce(ScriptedEngine):
+    """An engine that is gone when it is first asked."""
+
+    lost = 0
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        if not self.lost:
+            self.lost += 1
+            raise EngineLostError("the engine is gone")
+        return await super().generate(ids, sampling, session)
+
+
+async def test_an_engine_that_comes_back_is_asked_again_and_sampled_once(
+    harness: MiniSweAgent,
+) -> None:
+    worked = await work(harness, script=say(SUBMIT), engine=LostOnce)
+    assert worked.exit.code == 0, worked.exit.log
+    assert len(worked.trajectory.turns) == 1
+
+
+async def test_the_key_goes_in_by_standard_input_alone() -> None:
+    sandbox = Recorder(b'{"exit_status": "Submitted"}\n')
+    endpoint = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
+    done = await MiniSweAgent(Options(), ()).run(sandbox, TASK, endpoint, 90.0)  # type: ignore[arg-type]
+    (call,) = sandbox.calls
+    assert "key-1" not in " ".join(call["argv"])
+    assert "env" not in call
+    assert b'"key": "key-1"' in call["stdin"]
+    assert (done.code, done.limit, call["timeout_s"]) == (0, False, 90.0)
+
+
+def test_an_unknown_release_is_the_users_error() -> None:
+    with pytest.raises(InputError, match=r"no mini-swe-agent 0\.0\.1"):
+        mini_swe_agent.fetch("0.0.1")
+
+
+def test_a_wheel_with_another_hash_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, harness: MiniSweAgent
+) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path))
+    monkeypatch.setitem(mini_swe_agent._PINNED, mini_swe_agent.DEFAULT_VERSION, "0" * 64)
+    with pytest.raises(ImageError, match="HASH"):
+        mini_swe_agent.fetch(mini_swe_agent.DEFAULT_VERSION)
+    assert not list(tmp_path.rglob("minisweagent"))
