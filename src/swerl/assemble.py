@@ -14,9 +14,12 @@ from pydantic import BaseModel
 from swerl import plugins
 from swerl.errors import RecipeError
 from swerl.gateway.app import Gateway
+from swerl.gateway.orders import WorkerSetup
+from swerl.gateway.pool import GatewayPool
+from swerl.gateway.sessions import SessionSource
 from swerl.gateway.speakers import HistoryPolicy
 from swerl.images.ondemand import on_demand
-from swerl.interfaces import ChatEngine, Engine, EngineSetup, Family, SandboxBackend
+from swerl.interfaces import ChatEngine, Engine, EngineSetup, SandboxBackend, SharedEngine
 from swerl.ledger import reap
 from swerl.ledger.store import default_ledger
 from swerl.ledger.tracked import tracked
@@ -26,7 +29,7 @@ from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
 from swerl.run import history
-from swerl.run.events import Emit, Notice, Progress, fan_out
+from swerl.run.events import Emit, Notice, Progress, fan_out, ignore
 from swerl.run.history import EventLog, History
 from swerl.run.layout import RunFolder, open_run
 from swerl.sandbox import Limits
@@ -77,19 +80,52 @@ def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[
     return made.pop("train"), made
 
 
-def gateway_of(recipe: Recipe, engine: Engine | ChatEngine, family: Family) -> Gateway:
-    """Return the recipe's gateway, to be entered."""
+def gateway_of(
+    recipe: Recipe, engine: Engine | ChatEngine, setup: EngineSetup, emit: Emit = ignore
+) -> Gateway | GatewayPool:
+    """Return the recipe's gateway in front of an engine opened with `setup`, to be entered.
+
+    Raises RecipeError where its processes could not reach the engine.
+    """
+    if recipe.gateway.processes > 1:
+        return _pool_of(recipe, engine, setup, emit)
     return Gateway(
         engine=engine,
-        family=family,
+        family=setup.family,
         model_name=recipe.name,
         host=recipe.gateway.bind,
         port=recipe.gateway.port,
         history=HistoryPolicy(recipe.gateway.history),
+        on_load=emit,
     )
 
 
-def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
+def _pool_of(
+    recipe: Recipe, engine: Engine | ChatEngine, setup: EngineSetup, emit: Emit
+) -> GatewayPool:
+    chosen = recipe.gateway
+    if not isinstance(engine, SharedEngine):
+        message = f"gateway.processes = {chosen.processes}, and only one can reach this engine"
+        hint = f"engine.type = {recipe.engine.type!r} has no URL; set gateway.processes = 1"
+        raise RecipeError(message, hint=hint)
+    return GatewayPool(
+        WorkerSetup(
+            engine=engine.address(),
+            family=recipe.model.family,
+            model=setup.model,
+            model_name=recipe.name,
+            history=HistoryPolicy(chosen.history),
+            log_dir=setup.log_dir,
+        ),
+        num_processes=chosen.processes,
+        host=chosen.bind,
+        port=chosen.port,
+        on_load=emit,
+        on_death=lambda told: emit(Notice(told)),
+    )
+
+
+def parts_of(recipe: Recipe, gateway: SessionSource, emit: Emit) -> Parts:
     """Wire what Episodes share."""
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
     return Parts(
@@ -133,21 +169,21 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
     async with (
         _trainer(recipe, folder, model, logs) as trainer,
         plugin(recipe, "engine", setup) as engine,
-        gateway_of(recipe, engine, family) as gateway,
     ):
         meter = Meter(engine)
         emit = fan_out(meter, show)
-        yield loop.Machine(
-            recipe=recipe,
-            folder=folder,
-            train=train_tasks,
-            evals=evals,
-            engine=engine,
-            trainer=trainer,
-            algorithm=plugin(recipe, "algorithm"),
-            parts=parts_of(recipe, gateway, emit),
-            meter=meter,
-        )
+        async with gateway_of(recipe, engine, setup, emit) as gateway:
+            yield loop.Machine(
+                recipe=recipe,
+                folder=folder,
+                train=train_tasks,
+                evals=evals,
+                engine=engine,
+                trainer=trainer,
+                algorithm=plugin(recipe, "algorithm"),
+                parts=parts_of(recipe, gateway, emit),
+                meter=meter,
+            )
 
 
 async def _model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emit) -> Path:

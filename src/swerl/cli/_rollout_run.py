@@ -43,7 +43,7 @@ async def attempt(
     await assemble.reap_leftovers(recipe, emit)
     async with (
         assemble.plugin(recipe, "engine", setup) as engine,
-        assemble.gateway_of(recipe, engine, family) as gateway,
+        assemble.gateway_of(recipe, engine, setup, emit) as gateway,
     ):
         parts = replace(assemble.parts_of(recipe, gateway, emit), on_turn=turns.append)
         result = await episode.run(task, f"{task.id}.0", parts)

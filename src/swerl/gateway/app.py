@@ -54,11 +54,12 @@ class Gateway:
         bounds: Bounds = _BOUNDS,
         on_refused: OnRefused | None = None,
         on_load: OnLoad | None = None,
+        process: int = 0,
     ) -> None:
         """Serve on `host`, or nowhere but where `take` and sessions are given sockets.
 
         `on_refused` is told of each request that ends in an error, `on_load` now and then how busy
-        this process is.
+        this process is, whose number is `process`.
         """
         self.url = ""
         self._engine = engine
@@ -70,7 +71,9 @@ class Gateway:
         self._intake = Intake(bounds)
         self._router = Router(model_name, self._intake, on_refused)
         self._sessions: dict[str, ServedSession] = {}
-        self._pulse = Pulse(self._intake, lambda: len(self._sessions), on_load or ignore)
+        self._pulse = Pulse(
+            self._intake, lambda: len(self._sessions), on_load or ignore, process=process
+        )
         self._server = self._make_server(None)
         self._passing = Server(
             partial(self._router.handle, None),

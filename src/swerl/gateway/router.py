@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from swerl import plugins
 from swerl.chat import Json
 from swerl.errors import GatewayError, Refusal, SwerlError
 from swerl.gateway._body import read_object
@@ -18,6 +15,7 @@ from swerl.gateway._http import EventStream, send, send_json
 from swerl.gateway.intake import Intake
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.retries import read_asker
+from swerl.gateway.routes import MODELS, Route, Routes
 from swerl.gateway.sessions import ServedSession
 from swerl.interfaces import Dialect
 
@@ -26,18 +24,11 @@ PING_S = 5.0
 
 _CHECKS = frozenset({"", "/api/hello", "/healthz"})
 """Paths at which agents and people look whether somebody is there."""
-_MODELS = "/v1/models"
 
 OnRefused: TypeAlias = Callable[[str, Exception], None]
 """Told of each request that ends in an error, with its session's id; empty where it has none."""
 
 _METHODS: Mapping[str, str] = {"chat": "POST", "count_tokens": "POST", "models": "GET"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    dialect: Dialect
-    operation: str
 
 
 class Router:
@@ -53,12 +44,7 @@ class Router:
         self._model_name = model_name
         self._intake = intake
         self._on_refused = on_refused
-        dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
-        self._routes: dict[str, _Route] = {}
-        for dialect in dialects:
-            for path, operation in dialect.routes.items():
-                self._routes.setdefault(path, _Route(dialect, operation))
-        self._fallback: Dialect = dialects[0]
+        self._routes = Routes()
 
     async def handle(
         self, alone: ServedSession | None, request: web.BaseRequest
@@ -67,8 +53,8 @@ class Router:
         path = request.path.rstrip("/")
         if request.method == "HEAD" or (request.method == "GET" and path in _CHECKS):
             return web.json_response({"ok": True})
-        route = self._routes.get(path) or self._model_route(path)
-        dialect = route.dialect if route else self._fallback
+        route = self._routes.find(path)
+        dialect = route.dialect if route else self._routes.fallback
         stream = EventStream(request)
         session = alone
         try:
@@ -90,17 +76,6 @@ class Router:
         if self._on_refused:
             self._on_refused(session.id if session else "", error)
 
-    def _model_route(self, path: str) -> _Route | None:
-        """Return the route of one model's page; the model answers to any name in a request too."""
-        name = path.removeprefix(_MODELS + "/")
-        is_name = name not in (path, "") and ".." not in name.split("/")
-        return self._routes.get(_MODELS) if is_name else None
-
-    def key(self, target: str, headers: Mapping[str, str]) -> str | None:
-        """Return the session key that a request for this target carries."""
-        route = self._routes.get(urlsplit(target).path.rstrip("/"))
-        return (route.dialect if route else self._fallback).session_key(headers)
-
     def _session(self, headers: Mapping[str, str], dialect: Dialect) -> ServedSession:
         key = dialect.session_key(headers)
         session = self.sessions.get(key) if key else None
@@ -110,17 +85,17 @@ class Router:
         return session
 
     async def _serve(
-        self, request: web.BaseRequest, stream: EventStream, route: _Route, session: ServedSession
+        self, request: web.BaseRequest, stream: EventStream, route: Route, session: ServedSession
     ) -> web.StreamResponse:
         if route.operation == "models":
-            name = request.path.rstrip("/").partition(_MODELS + "/")[2]
+            name = request.path.rstrip("/").partition(MODELS + "/")[2]
             return await send_json(request, _model(name) if name else _models(self._model_name))
         session.conversation.admission.knock()
         async with self._intake.place(session.id):
             return await self._answer(request, stream, route, session.conversation)
 
     async def _answer(
-        self, request: web.BaseRequest, stream: EventStream, route: _Route, talk: Conversation
+        self, request: web.BaseRequest, stream: EventStream, route: Route, talk: Conversation
     ) -> web.StreamResponse:
         async with talk.admission.reading:
             body = await read_object(request, talk.limits.max_body_bytes)

@@ -125,6 +125,9 @@ class GatewaySection(Section):
     is for sandboxes that come in by a public URL. Nothing is served without a session's key."""
     port: int = Field(0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+    processes: int = Field(1, ge=1, le=64)
+    """Processes that serve; one is the controller's own, and one core of it serves over a hundred
+    turns a second. More than one needs an engine behind a URL."""
     history: Literal["exact", "template"] = "exact"
     """What the model sees of its own past: what it said, token by token, or what its chat template
     makes of it now. The template of a thinking model drops old thoughts, and each time that it does

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swerl.gateway.app import Gateway
-from swerl.gateway.sessions import TurnRecord
+from swerl.gateway.sessions import SessionSource, TurnRecord
 from swerl.interfaces import Harness
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.provision import Provisioner
@@ -18,7 +17,7 @@ from swerl.run.events import Emit
 class Parts:
     """What every Episode of a run shares."""
 
-    gateway: Gateway
+    gateway: SessionSource
     provisioner: Provisioner
     harness: Harness
     reward: Rule

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
-from swerl.run.events import Event, PhaseEnded
+from swerl.run.events import Event, GatewayLoad, PhaseEnded
 from swerl.training.walltime import Span, covered
 
 
@@ -20,15 +20,21 @@ class KeepsBusySpans(Protocol):
 
 
 class Meter:
-    """Collects spans of one step: model (the engine computes), trainer and tests."""
+    """Collects spans of one step: model (the engine computes), trainer and tests.
+
+    Also the longest stall of the gateway, and the requests that it was too busy for.
+    """
 
     def __init__(self, engine: object) -> None:
         self._engine = engine
         self._started = time.monotonic()
         self._spans: dict[str, list[Span]] = {}
+        self._loads: list[GatewayLoad] = []
 
     def __call__(self, event: Event) -> None:
-        """Take the test spans out of the stream of events."""
+        """Take the test spans and the gateway's load out of the stream of events."""
+        if isinstance(event, GatewayLoad):
+            self._loads.append(event)
         if isinstance(event, PhaseEnded) and event.phase == "test":
             now = time.monotonic()
             self._spans.setdefault("test", []).append((now - event.seconds, now))
@@ -36,6 +42,7 @@ class Meter:
     def start(self) -> None:
         """Begin a step."""
         self._spans.clear()
+        self._loads.clear()
         self._started = time.monotonic()
 
     @contextmanager
@@ -55,4 +62,10 @@ class Meter:
         seconds = window[1] - window[0]
         work = [span for name in ("model", "train", "test") for span in self._spans.get(name, ())]
         parts = {f"{name}_s": covered(spans, window) for name, spans in self._spans.items()}
-        return {"step_s": seconds, **parts, "other_share": 1 - covered(work, window) / seconds}
+        return {
+            "step_s": seconds,
+            **parts,
+            "other_share": 1 - covered(work, window) / seconds,
+            "gateway_lag_s": max((load.lag_s for load in self._loads), default=0.0),
+            "gateway_refused": sum(load.refused for load in self._loads),
+        }

@@ -1,0 +1,48 @@
+"""Routes: which dialect and operation a path belongs to, over every dialect that is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from swerl import plugins
+from swerl.interfaces import Dialect
+
+MODELS = "/v1/models"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What is done at a path."""
+
+    dialect: Dialect
+    operation: str
+
+
+class Routes:
+    """The paths of every dialect."""
+
+    def __init__(self) -> None:
+        dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
+        self.fallback: Dialect = dialects[0]
+        """In whose shape an unknown path is refused."""
+        self._routes: dict[str, Route] = {}
+        for dialect in dialects:
+            for path, operation in dialect.routes.items():
+                self._routes.setdefault(path, Route(dialect, operation))
+
+    def find(self, path: str) -> Route | None:
+        """Return the route of a path without a slash at its end."""
+        return self._routes.get(path) or self._model(path)
+
+    def key(self, target: str, headers: Mapping[str, str]) -> str | None:
+        """Return the session key that a request for this target carries."""
+        route = self.find(urlsplit(target).path.rstrip("/"))
+        return (route.dialect if route else self.fallback).session_key(headers)
+
+    def _model(self, path: str) -> Route | None:
+        """Return the route of one model's page; the model answers to any name in a request too."""
+        name = path.removeprefix(MODELS + "/")
+        is_name = name not in (path, "") and ".." not in name.split("/")
+        return self._routes.get(MODELS) if is_name else None
