@@ -139,7 +139,7 @@ async def work(
     *,
     task: Task = TASK,
     script: Sequence[Message] | None = None,
-    engine: Engine | None = None,
+    model: Engine | None = None,
     place: Place = locally,
     limits: SessionLimits = ROOMY,
     max_new_tokens: int = 4096,
@@ -151,11 +151,12 @@ async def work(
 ) -> Worked:
     """Let an agent work in a sandbox, its model following `script`, or making PATCH's edits.
 
-    `engine` answers in place of a script, in the tokens of the family `tiny`. `delay_s` is what the model takes for a reply; `before` and `after` are shell scripts.
+    `delay_s` is what the model takes for a reply; `before` and `after` are shell scripts. `model`
+    answers in place of a script, in the tokens of the family `tiny`.
     """
     said = harness.script(edits(PATCH), task.workdir) if script is None else script
     family = tiny.build(None)
-    model = engine(family, lambda _: said, delay_s=delay_s)
+    model = model or engine(family, lambda _: said, delay_s=delay_s)
     told: list[TurnRecord] = []
     async with (
         Gateway(engine=model, family=family) as gateway,
