@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
+from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.app import Gateway
 from swerl.interfaces import Harness, Listener, Sandbox
 from swerl.patch import edits
 from swerl.sandbox import Mount
 from swerl.sandboxes import docker, e2b, local
 from swerl.sandboxes._relay import open_relay
+from swerl.turn import Completion, Sampling
 
 from ..e2b_server.helpers import KEY, Service, serving
+from ..harnesses.agents import AGENTS as KNOWN_AGENTS
+from ..harnesses.agents import Agent
 from ..harnesses.helpers import LIMITS, PATCH, SOLVED, TASK, Place, built, work
 from .e2b_faults import Faults
 from .public_way import PUBLIC_PORT, WithRoute
@@ -26,6 +30,11 @@ from .public_way import PUBLIC_PORT, WithRoute
 pytestmark = pytest.mark.agents
 
 AGENTS = ("claude-code", "codex")
+AGENTS_OF_ALL_KINDS = [
+    agent for agent in KNOWN_AGENTS if agent.name in ("builtin", "claude-code", "mini-swe-agent")
+]
+"""One that lives outside the sandbox, a program of its own, and one with a Python of ours."""
+AWAY_S, REQUEST_TIMEOUT_S = 6, 2
 
 
 @pytest.fixture(scope="module", params=AGENTS)
@@ -42,13 +51,25 @@ class Cloud:
     routed: WithRoute
 
     def open(
-        self, gateway: Gateway, mounts: Sequence[Mount], *, way: str, url: str = ""
+        self,
+        gateway: Gateway,
+        mounts: Sequence[Mount],
+        *,
+        way: str,
+        url: str = "",
+        request_timeout_s: float = 60.0,
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Open a sandbox; `url` leads to the provider by a detour."""
         is_public, url = way == "public", url or self.service.url
         self.routed.port = int(gateway.url.rpartition(":")[2]) if is_public else 0
         public = f"http://127.0.0.1:{PUBLIC_PORT}" if is_public else ""
-        options = e2b.Options(api_url=url, sandbox_url=url, way=way, public_url=public)
+        options = e2b.Options(
+            api_url=url,
+            sandbox_url=url,
+            way=way,
+            public_url=public,
+            request_timeout_s=request_timeout_s,
+        )
         return e2b.build(options).open("base", LIMITS, workdir=TASK.workdir, mounts=mounts)
 
 
@@ -145,3 +166,55 @@ async def test_an_agent_notices_nothing_of_streams_that_break(
     assert worked.exit.code == 0, worked.exit.log
     assert worked.calc == SOLVED
     assert len(worked.trajectory.turns) == len(harness.script(edits(PATCH), TASK.workdir))
+
+
+class Announcing(ScriptedEngine):
+    """An engine that says when it is first asked."""
+
+    asked: asyncio.Event
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        self.asked.set()
+        return await super().generate(ids, sampling, session)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", AGENTS_OF_ALL_KINDS, ids=lambda agent: agent.name)
+async def test_a_run_outlasts_a_provider_that_is_away_for_longer_than_a_request_may_take(
+    agent: Agent, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = built(agent.name)
+    monkeypatch.setattr(Announcing, "asked", asyncio.Event(), raising=False)
+    async with Faults(cloud.service.url) as faults:
+
+        async def be_away() -> None:
+            await Announcing.asked.wait()
+            await asyncio.sleep(1)  # so that the command is under way, or its call on its way
+            faults.answer = lambda _: "drop"
+            cuts.append(faults.cut())
+            await asyncio.sleep(AWAY_S)
+            faults.answer = lambda _: None
+
+        cuts: list[int] = []
+        outage, url = asyncio.ensure_future(be_away()), faults.url
+        command = f"echo once >>runs.txt; sleep {AWAY_S + 3}; echo it is over"
+        try:
+            worked = await work(
+                harness,
+                script=[agent.say(command), *harness.script(edits(PATCH), TASK.workdir)],
+                place=lambda *it: cloud.open(
+                    *it, way="relay", url=url, request_timeout_s=REQUEST_TIMEOUT_S
+                ),
+                engine=Announcing,
+            )
+        finally:
+            outage.cancel()
+    assert cuts
+    assert cuts[0]
+    assert worked.exit.code == 0, worked.exit.log
+    assert worked.calc == SOLVED
+    assert "+once\n" in worked.diff
+    assert "once\n+once" not in worked.diff
+    assert "it is over" in worked.results[0]
+    assert "it is over" in worked.exit.log
+    worked.assert_trained_whole()
