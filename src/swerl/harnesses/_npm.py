@@ -1,0 +1,61 @@
+"""npm on the host: one package's tarball, or a program with everything that it depends on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from swerl.errors import ImageError, InputError
+
+_FETCH_TIMEOUT_S = 600.0
+_QUIET = ("--ignore-scripts", "--fetch-retries=1", "--no-audit", "--no-fund")
+
+
+def pack(spec: str, folder: Path) -> tuple[Path, str]:
+    """Download a package's tarball into `folder`; return it with the integrity npm states."""
+    call([_program(spec), "pack", spec, *_QUIET, "--pack-destination", str(folder)], spec)
+    shown = call([_program(spec), "view", spec, "dist.integrity", "--json"], spec)
+    return next(folder.glob("*.tgz")), str(json.loads(shown))
+
+
+def install(package: str, version: str, folder: Path, *, lock: Path | None = None) -> Path:
+    """Install a program and its dependencies into `folder/node_modules`; return the lock file.
+
+    With `lock` the tree is that one exactly, each tarball checked by the sha512 written there.
+    """
+    wanted = {"private": True, "dependencies": {package: version}}
+    (folder / "package.json").write_text(json.dumps(wanted))
+    locked = folder / "package-lock.json"
+    if lock:
+        shutil.copy(lock, locked)
+    what = f"{package}@{version}"
+    where = ["--prefix", str(folder), "--omit=dev", "--omit=optional", "--no-bin-links"]
+    call([_program(what), "ci" if lock else "install", *where, *_QUIET], what)
+    return locked
+
+
+def call(command: list[str], what: str) -> str:
+    """Run a command that fetches `what`; raise InputError where there is no such thing."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        message = f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s"
+        raise ImageError(message, hint="try again on a faster connection") from error
+    if done.returncode == 0:
+        return done.stdout
+    if "ETARGET" in done.stderr or "E404" in done.stderr:
+        message = f"the registry has no {what}, or not all that it depends on"
+        raise InputError(message, hint="give a published version")
+    lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    message = f"cannot fetch {what}: {(lines or ['no reason given'])[0][:200]}"
+    raise ImageError(message, hint="check the network and the registry settings, then try again")
+
+
+def _program(spec: str) -> str:
+    npm = shutil.which("npm")
+    if npm is None:
+        message = f"npm is not installed, so {spec} cannot be fetched"
+        raise ImageError(message, hint="install Node.js with npm, then run `swerl agents fetch`")
+    return npm

@@ -1,0 +1,172 @@
+"""pi, a small agent with four tools, offline in the sandbox, its model calls to the gateway.
+
+The CLI comes as a bundle from npm with all that it depends on, mounted read-only, and runs on Node.
+The prompt goes in by stdin. All that it reads and keeps of its own lies in one folder of its own
+below HOME, so no configuration of an image changes it. The log is the session that it keeps there,
+one JSON object a line, and what it printed to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swerl.chat import Json, Message, Role
+from swerl.harnesses import _bundles, _cli
+from swerl.interfaces import Endpoint, Exit, Sandbox
+from swerl.patch import FileEdit
+from swerl.sandbox import Mount
+from swerl.task import Task
+
+DEFAULT_VERSION = "0.73.1"
+
+_PACKAGE = "@mariozechner/pi-coding-agent"
+_LOCKS = Path(__file__).parent / "_locks"
+"""The package trees of tested versions, as npm writes them with `npm install
+--package-lock-only --omit-lockfile-registry-resolved`."""
+_NODE_MAJOR = 20
+_HOME = "/opt/swerl/agents/pi"
+_NODE = "/opt/swerl/agents/node"
+_CLI = f"{_HOME}/node_modules/{_PACKAGE}/dist/cli.js"
+_OWN = '"${HOME:?no home folder}/.swerl-pi"'
+
+_QUIET = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}
+"""What keeps the CLI from contacting anybody but the gateway."""
+_PLAIN = ("--no-extensions", "--no-skills", "--no-prompt-templates", "--no-themes")
+"""Nothing of an image's or a repository's is loaded into the CLI but its AGENTS.md."""
+
+_PREPARE = f"mkdir -p {_OWN}/sessions"
+_START = (
+    f"{_cli.NO_PROXY} export PI_CODING_AGENT_DIR={_OWN}; "
+    'printf %s "$SWERL_PI_MODELS" >"$PI_CODING_AGENT_DIR/models.json" && '
+    'printf %s "$SWERL_PI_SETTINGS" >"$PI_CODING_AGENT_DIR/settings.json" && '
+    "unset SWERL_PI_MODELS SWERL_PI_SETTINGS && "
+    f'exec {_NODE}/bin/node {_CLI} --session-dir "$PI_CODING_AGENT_DIR/sessions" "$@"'
+)
+_SESSION = f"cat {_OWN}/sessions/*.jsonl"
+
+
+class Options(BaseModel):
+    """Settings of pi."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
+    """Release on npm. The default's tree of packages is pinned."""
+    context_window: int | None = Field(None, ge=1)
+    """Tokens of the model's context, by which the CLI compacts; without it, it never does, and a
+    full context ends the run."""
+    tools: tuple[str, ...] | None = None
+    """Tools to offer; None is the CLI's own set: read, bash, edit, write."""
+    extra_args: tuple[str, ...] = ()
+    """More arguments for the CLI, as they are."""
+
+
+def build(options: Options) -> Pi:
+    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    return Pi(options, fetch(options.version))
+
+
+def fetch(version: str) -> tuple[Mount, ...]:
+    """Return the mounts of this release, downloading what is not in the cache yet."""
+    lock = _LOCKS / f"pi-{version}.json"
+    tree = _bundles.fetch_tree(_PACKAGE, version, lock=lock if lock.exists() else None)
+    return (Mount(tree, _HOME), Mount(_bundles.node(_NODE_MAJOR), _NODE))
+
+
+@dataclass(frozen=True, slots=True)
+class Pi:
+    """Runs `pi --print` on a Task."""
+
+    options: Options
+    bundle: tuple[Mount, ...]
+    dialect: str = "openai-chat"
+    inside: bool = True
+
+    def mounts(self) -> Sequence[Mount]:
+        """Return the CLI and Node."""
+        return self.bundle
+
+    async def install(self, sandbox: Sandbox) -> None:
+        """Make the folder in which the CLI keeps its settings and its session."""
+        await _cli.prepare(sandbox, _PREPARE, "pi")
+
+    async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
+        """Work on the Task until done or until `budget_s` seconds are over."""
+        done = await sandbox.run(
+            ["sh", "-c", _START, "sh", *self._arguments(endpoint)],
+            cwd=task.workdir,
+            env={
+                **_QUIET,
+                "SWERL_PI_KEY": endpoint.key,
+                "SWERL_PI_MODELS": json.dumps(self._models(endpoint)),
+                "SWERL_PI_SETTINGS": json.dumps(self._settings(budget_s)),
+            },
+            timeout_s=budget_s,
+            stdin=task.prompt.encode(),
+        )
+        session = (await sandbox.run(["sh", "-c", _SESSION], timeout_s=60)).stdout
+        return Exit(
+            code=done.exit_code,
+            timed_out=done.timed_out,
+            limit=_hit_limit(session),
+            log=(session + done.stderr).decode("utf-8", "replace"),
+        )
+
+    def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
+        """Return replies that make each edit by one call, and sum up."""
+        calls = [_edit_call(edit, workdir.rstrip("/")) for edit in edits]
+        return [*calls, Message(Role.ASSISTANT, "Done.")]
+
+    def _arguments(self, endpoint: Endpoint) -> Sequence[str]:
+        argv = ["--print", "--provider", "swerl", "--model", endpoint.model, *_PLAIN]
+        if self.options.tools is not None:
+            argv += ["--tools", ",".join(self.options.tools)]
+        return [*argv, *self.options.extra_args]
+
+    def _models(self, endpoint: Endpoint) -> Mapping[str, Json]:
+        window = self.options.context_window
+        model: Json = {
+            "id": endpoint.model,
+            "contextWindow": window or _cli.UNCAPPED_TOKENS,
+            "maxTokens": window or _cli.UNCAPPED_TOKENS,
+        }
+        provider: Json = {
+            "baseUrl": f"{endpoint.url}/v1",
+            "api": "openai-completions",
+            "apiKey": "SWERL_PI_KEY",  # the name of an environment variable
+            "compat": {"supportsDeveloperRole": False, "supportsStore": False},
+            "models": [model],
+        }
+        return {"providers": {"swerl": provider}}
+
+    def _settings(self, budget_s: float) -> Mapping[str, Json]:
+        return {
+            "compaction": {"enabled": self.options.context_window is not None},
+            # A stream that breaks has been sampled: asked for again, it would be sampled twice.
+            # Requests that were refused before a stream began are repeated by the provider's own
+            # client, which says so in a header. And a slow model must not look dead.
+            "retry": {"enabled": False, "provider": {"timeoutMs": int(budget_s * 1000)}},
+        }
+
+
+def _hit_limit(session: bytes) -> bool:
+    """Say whether the last reply was cut at its token limit or refused for a full context."""
+    for entry in _cli.said_last(session):
+        message = entry.get("message")
+        if isinstance(message, dict) and message.get("role") == "assistant":
+            refused = "prompt is too long" in str(message.get("errorMessage", ""))
+            return refused or message.get("stopReason") == "length"
+    return False
+
+
+def _edit_call(edit: FileEdit, workdir: str) -> Message:
+    path = f"{workdir}/{edit.path}"
+    if not edit.old:  # a new file, or an empty one
+        return _cli.call("write", path=path, content=edit.new)
+    change: Json = {"oldText": edit.old, "newText": edit.new}
+    return _cli.call("edit", path=path, edits=[change])

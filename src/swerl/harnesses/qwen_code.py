@@ -1,0 +1,194 @@
+"""Qwen Code, offline in the sandbox, its model calls going to the gateway.
+
+The CLI comes as a bundle from npm that needs only Node, mounted read-only. The prompt goes in by
+stdin. `stream-json` makes the log: one JSON object a line. Its settings and what it keeps lie in a
+folder of its own below HOME, so no configuration of an image changes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swerl.chat import Json, Message, Role
+from swerl.harnesses import _bundles, _cli
+from swerl.interfaces import Endpoint, Exit, Sandbox
+from swerl.patch import FileEdit
+from swerl.sandbox import Mount
+from swerl.task import Task
+
+DEFAULT_VERSION = "0.24.4"
+
+_PACKAGE = "@qwen-code/qwen-code"
+_PINNED = {
+    "0.24.4": "sha512-"
+    "pmexy/Nj+BKd3Un1ogqGQE8V4GJn5B6N9PQOrU1GH+lMR29kn6Bgf6YdbZa8hNIoTmAKT1LTPK+P8TibZRPPVg==",
+    "0.15.10": "sha512-"
+    "A1rAUg7TTO62yuwogzEstMWLVxQ4n4JO26k9t6s93Ed14svp7W+7WEAAZhUMmxPf/q9xQQW7LwX48cuQcgKDBQ==",
+}
+"""Known tarballs; other versions are checked against what npm states."""
+_LEFT_OUT = r"package/(web-shell|examples|export-transcript-document|vendor/ripgrep/\w+-(?!linux))"
+"""What only a browser, a reader or another system would use."""
+_NODE_MAJOR = 22
+_HOME = "/opt/swerl/agents/qwen-code"
+_NODE = "/opt/swerl/agents/node"
+_OWN = '"${HOME:?no home folder}/.swerl-qwen"'
+_NO_COMPACTION = 10_000_000
+"""A context that no run fills, where the CLI is not to compact."""
+_QUIET = {"QWEN_CODE_NO_RELAUNCH": "1", "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
+"""One process instead of two, and no warning in every log."""
+_TURNS_REACHED = 53
+"""The CLI's exit code at `max_turns`."""
+
+_PREPARE = f"mkdir -p {_OWN}"
+_START = (
+    f"{_cli.NO_PROXY} export QWEN_HOME={_OWN}; "
+    'printf %s "$SWERL_QWEN_SETTINGS" >"$QWEN_HOME/settings.json" && unset SWERL_QWEN_SETTINGS && '
+    f'exec {_NODE}/bin/node {_HOME}/cli.js "$@"'
+)
+
+
+class Options(BaseModel):
+    """Settings of Qwen Code."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
+    """Release on npm."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most replies, enforced by the CLI. The gateway has a limit of its own."""
+    context_window: int | None = Field(None, ge=1)
+    """Tokens of the model's context, by which the CLI compacts; without it, it never does, and a
+    full context ends the run."""
+    tools: tuple[str, ...] | None = None
+    """Tools to offer; None is the CLI's own set."""
+    extra_args: tuple[str, ...] = ()
+    """More arguments for the CLI, as they are."""
+
+
+def build(options: Options) -> QwenCode:
+    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    return QwenCode(options, fetch(options.version))
+
+
+def fetch(version: str) -> tuple[Mount, ...]:
+    """Return the mounts of this release, downloading what is not in the cache yet."""
+    bundle = _bundles.fetch(
+        _PACKAGE,
+        version,
+        integrity=_PINNED.get(version),
+        keep=rf"(?!{_LEFT_OUT}).*",
+        programs=r".*/rg",
+    )
+    return (Mount(bundle, _HOME), Mount(_bundles.node(_NODE_MAJOR), _NODE))
+
+
+@dataclass(frozen=True, slots=True)
+class QwenCode:
+    """Runs `qwen` on a Task."""
+
+    options: Options
+    bundle: tuple[Mount, ...]
+    dialect: str = "openai-chat"
+    inside: bool = True
+
+    def mounts(self) -> Sequence[Mount]:
+        """Return the CLI and Node."""
+        return self.bundle
+
+    async def install(self, sandbox: Sandbox) -> None:
+        """Make the folder in which the CLI keeps its settings."""
+        await _cli.prepare(sandbox, _PREPARE, "Qwen Code")
+
+    async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
+        """Work on the Task until done or until `budget_s` seconds are over."""
+        done = await sandbox.run(
+            ["sh", "-c", _START, "sh", *self._arguments()],
+            cwd=task.workdir,
+            env={
+                **_QUIET,
+                "OPENAI_API_KEY": endpoint.key,
+                "OPENAI_BASE_URL": f"{endpoint.url}/v1",
+                "OPENAI_MODEL": endpoint.model,
+                "SWERL_QWEN_SETTINGS": json.dumps(self._settings(budget_s)),
+            },
+            timeout_s=budget_s,
+            stdin=_prompt(task.prompt),
+        )
+        return Exit(
+            code=done.exit_code,
+            timed_out=done.timed_out,
+            limit=done.exit_code == _TURNS_REACHED or _hit_limit(done.stdout),
+            log=done.text,
+        )
+
+    def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
+        """Return replies that read each file once, edit it hunk by hunk, and sum up."""
+        replies: list[Message] = []
+        seen: set[str] = set()
+        for edit in edits:
+            path = f"{workdir.rstrip('/')}/{edit.path}"
+            if not edit.old:  # a new file, or an empty one
+                replies.append(_cli.call("write_file", file_path=path, content=edit.new))
+                continue
+            if path not in seen:
+                replies.append(_cli.call("read_file", file_path=path))
+            seen.add(path)
+            change = {"old_string": edit.old, "new_string": edit.new}
+            replies.append(_cli.call("edit", file_path=path, **change))
+        return [*replies, Message(Role.ASSISTANT, "Done.")]
+
+    def _arguments(self) -> Sequence[str]:
+        argv = ["--auth-type", "openai", "--yolo", "--output-format", "stream-json"]
+        if self.options.max_turns is not None:
+            argv += ["--max-session-turns", str(self.options.max_turns)]
+        if self.options.tools is not None:
+            argv += ["--core-tools", ",".join(self.options.tools)]
+        return [*argv, *self.options.extra_args]
+
+    def _settings(self, budget_s: float) -> Mapping[str, Json]:
+        generation: Json = {
+            "contextWindowSize": self.options.context_window or _NO_COMPACTION,
+            # Without it the CLI asks again, for more, when a reply was cut at its limit.
+            "samplingParams": {"max_tokens": _cli.UNCAPPED_TOKENS},
+            # A slow model must not look dead: a repeated request would sample twice.
+            "timeout": int(budget_s * 1000),
+            "streamIdleTimeoutMs": 0,
+        }
+        return {
+            # what keeps the CLI from contacting anybody but the gateway
+            "general": {
+                "enableAutoUpdate": False,
+                "gitCoAuthor": {"commit": False, "pr": False},
+                "preventSystemSleep": False,
+            },
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            # what would ask the model for things that are no part of the task
+            "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
+            "experimental": {"emitToolUseSummaries": False},
+            "ui": {"enableFollowupSuggestions": False},
+            "model": {"skipNextSpeakerCheck": True, "generationConfig": generation},
+            # what would rewrite the history
+            "context": {"clearContextOnIdle": _NEVER},
+            "disableAllHooks": True,
+        }
+
+
+_NEVER: Json = {"toolResultsThresholdMinutes": -1, "toolResultsTotalCharsThreshold": -1}
+
+
+def _prompt(text: str) -> bytes:
+    """Return the prompt as stdin; a first `/` would be taken for a command of the CLI."""
+    return ("\n" + text if text.lstrip().startswith("/") else text).encode()
+
+
+def _hit_limit(log: bytes) -> bool:
+    """Say whether the transcript ends with a refusal for a full context."""
+    for event in _cli.said_last(log):
+        if event.get("type") == "result":
+            return "prompt is too long" in json.dumps(event.get("error", ""))
+    return False
