@@ -53,6 +53,8 @@ class Fleet:
         self._mode = mode
         self._load_s = load_s
         self._placement = Placement()
+        self._versions: set[str] = set()
+        """What the servers held when they were found."""
         self._paused = False
         self._changing = asyncio.Lock()
 
@@ -76,16 +78,19 @@ class Fleet:
         self.servers = [known[url.rstrip("/")] for url in urls]
 
     async def check(self) -> None:
-        """Ask every server once. Raises EngineError where one is no server or another version."""
+        """Ask every server once. Raises EngineError where one is no server of this contract.
+
+        Servers that hold different weights, as a killed run may leave them, must be loaded first.
+        """
         infos = await asyncio.gather(*(server.get("/model_info") for server in self.servers))
-        versions = {str(info.get("weight_version")) for info in infos}
-        if len(versions) > 1:
-            message = f"the servers hold different weights: {', '.join(sorted(versions))}"
-            raise EngineError(message, hint="start them on the same model")
+        self._versions = {str(info.get("weight_version")) for info in infos}
 
     def place(self, session: str) -> Server:
         """Return where a session's requests go. Raises EngineLostError when nobody is left."""
         alive = {server.url: server for server in self.alive()}
+        if len(self._versions) > 1 and not self.served:
+            message = f"the servers hold different weights: {', '.join(sorted(self._versions))}"
+            raise EngineError(message, hint="load weights into all of them first")
         return self.router or alive[self._placement.place(session, list(alive))]
 
     def alive(self) -> list[Server]:

@@ -146,10 +146,14 @@ class HttpEngine:
 
     async def close(self) -> None:
         """Stop what is under way; the servers live on."""
-        for flight in [one for flights in self._flights.values() for one in flights]:
+        flights = [one for flights in self._flights.values() for one in flights]
+        for flight in flights:
             flight.give_up()
+        await asyncio.gather(*(flight.over.wait() for flight in flights))
         if self._farewells:
-            await asyncio.wait(self._farewells, timeout=sum(ABORT_WAITS_S))
+            _, late = await asyncio.wait(self._farewells, timeout=sum(ABORT_WAITS_S))
+            for task in late:
+                task.cancel()
 
     async def usage(self) -> Usage:
         """Return what was used so far; `busy_s` by the engine's own account where it keeps one."""
@@ -216,9 +220,13 @@ class HttpEngine:
 
     def _leave(self, flight: _Flight) -> None:
         """Stop at the server what nobody waits for: it may notice a closed connection late."""
-        task = asyncio.create_task(self._tell({flight}))
+        task = asyncio.create_task(self._farewell(flight))
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
+
+    async def _farewell(self, flight: _Flight) -> None:
+        with contextlib.suppress(EngineError):
+            await self._tell({flight})
 
     async def _tell(self, flights: Iterable[_Flight]) -> None:
         """Abort requests where they run; no router says where, so all its servers are told."""

@@ -124,7 +124,6 @@ def _reply(body: dict[str, Any], url: str) -> ChatReply:
     try:
         choice = body["choices"][0]
         said = choice["message"]
-        usage = body.get("usage") or {}
         calls = [_call(call) for call in said.get("tool_calls") or ()]
         return ChatReply(
             id=str(body.get("id", "")),
@@ -135,12 +134,23 @@ def _reply(body: dict[str, Any], url: str) -> ChatReply:
                 tuple(call for call in calls if call is not None),
             ),
             finish=_FINISHES.get(choice.get("finish_reason"), Finish.STOP),
-            usage=Usage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)),
+            usage=_usage(body.get("usage") or {}),
             malformed_calls=calls.count(None),
         )
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         message = f"{url} sent no chat completion: {error!r}"
         raise EngineError(message, hint="engine.base_url must be OpenAI-compatible") from error
+
+
+def _usage(usage: dict[str, Any]) -> Usage:
+    asked = usage.get("prompt_tokens_details") or {}
+    said = usage.get("completion_tokens_details") or {}
+    return Usage(
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        completion_tokens=usage.get("completion_tokens") or 0,
+        cached_tokens=asked.get("cached_tokens") or 0,
+        thinking_tokens=said.get("reasoning_tokens") or 0,
+    )
 
 
 def _call(call: dict[str, Any]) -> ToolCall | None:

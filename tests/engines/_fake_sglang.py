@@ -140,7 +140,8 @@ class FakeServer:
 
     def _answer(self, one: Running, finish: dict[str, Any]) -> dict[str, Any]:
         prompt = one.body["input_ids"]
-        ends = [start for _, start in one.spans[1:]] + [len(one.ids)]
+        spans = one.spans or [(self.version, 0)]
+        ends = [start for _, start in spans[1:]] + [len(one.ids)]
         meta: dict[str, Any] = {
             "id": one.body["rid"],
             "finish_reason": finish,
@@ -150,7 +151,7 @@ class FakeServer:
             "weight_version": self.version,
             "weight_versions": [
                 {"version": version, "start": start, "end": end}
-                for (version, start), end in zip(one.spans, ends, strict=True)
+                for (version, start), end in zip(spans, ends, strict=True)
             ],
             "output_token_logprobs": [[-1.5, token, None] for token in one.ids],
         }
