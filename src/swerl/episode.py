@@ -39,6 +39,8 @@ class Episode:
     """Seconds per phase: boot, install, agent, diff, grade_boot, test, …"""
     log: str = ""
     """What the harness printed."""
+    records: bytes = b""
+    """What the agent wrote down of its session in files of its own, where it does; JSON lines."""
     error: str = ""
     """One line on what broke, where something did."""
 

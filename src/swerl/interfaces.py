@@ -143,6 +143,8 @@ class Exit:
     limit: bool = False
     """Whether a turn limit stopped it."""
     log: str = ""
+    records: bytes = b""
+    """What the agent wrote down of its session in files of its own, where it does; JSON lines."""
 
 
 class Harness(Protocol):

@@ -28,6 +28,7 @@ def _episode(patch: str, logprob: float) -> Episode:
         patch=patch,
         timings={"boot": 0.01, "total": 2.0},
         log="said",
+        records=b'{"n": 1}\n\xff',
     )
 
 

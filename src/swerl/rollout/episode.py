@@ -32,6 +32,7 @@ class _Draft:
     status: Status = Status.FAILED
     patch: str | None = None
     log: str = ""
+    records: bytes = b""
     grade: Grade | None = None
 
 
@@ -60,6 +61,7 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
         patch=draft.patch or "",
         timings=clock.seconds,
         log=draft.log,
+        records=draft.records,
         error=grade.reason if grade.verdict is Verdict.INFRA else "",
     )
     parts.emit(_ended(episode))
@@ -76,7 +78,8 @@ async def _work(task: Task, session: Session, parts: Parts, draft: _Draft, clock
             done = await parts.harness.run(
                 sandbox, task, session.endpoint(url), parts.budgets.agent_s
             )
-        draft.status, draft.log = _status(done, session.limit), done.log
+        draft.status = _status(done, session.limit)
+        draft.log, draft.records = done.log, done.records
         with clock.phase("diff"):
             draft.patch = await workspace.take_patch(sandbox, task.workdir, start)
 

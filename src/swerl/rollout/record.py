@@ -25,6 +25,8 @@ def write(folder: Path, episode: Episode) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "patch.diff").write_bytes(episode.patch.encode("utf-8", "surrogateescape"))
         (folder / "agent.log").write_text(episode.log, encoding="utf-8", errors="replace")
+        if episode.records:
+            (folder / "agent.records.jsonl").write_bytes(episode.records)
         (folder / "grade.json").write_bytes(_dump(asdict(episode.grade)))
     write_trajectory(folder, episode.trajectory)
     summary = {
@@ -54,6 +56,7 @@ def is_finished(folder: Path) -> bool:
 def read(folder: Path) -> Episode:
     """Read an Episode back. Raises RunError where the folder is damaged."""
     summary = read_json(folder / "episode.json")
+    records = folder / "agent.records.jsonl"
     return Episode(
         id=summary["id"],
         task_id=summary["task_id"],
@@ -64,6 +67,7 @@ def read(folder: Path) -> Episode:
         patch=(folder / "patch.diff").read_bytes().decode("utf-8", "surrogateescape"),
         timings=summary["timings"],
         log=(folder / "agent.log").read_text(encoding="utf-8", errors="replace"),
+        records=records.read_bytes() if records.exists() else b"",
         error=summary["error"],
     )
 
