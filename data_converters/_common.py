@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import re
 from collections.abc import Mapping
+
+import orjson
 
 from swerl.chat import Json
 from swerl.errors import TaskError
@@ -59,19 +61,36 @@ def test_ids(row: Row, column: str) -> tuple[str, ...]:
     value = row[column]
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
             message = f"column {column} is no JSON list: {error.msg}"
             raise TaskError(message) from error
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    # `map` and `set` look at every id without a step of Python's own: rows have up to 10,000.
+    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
         message = f"column {column} is not a list of test ids"
         raise TaskError(message)
-    return tuple(dict.fromkeys(str(item) for item in value))
+    return tuple(dict.fromkeys(value))  # type: ignore[arg-type]  # all are str
+
+
+def lenient_ids(row: Row, column: str) -> tuple[str, ...]:
+    """Return a column of test ids that may also be the text of a Python list."""
+    value = row.get(column)
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return test_ids(row, column)
+        return test_ids({column: value}, column)
+    return test_ids(row, column)
 
 
 def tests_to_mend(row: Row, column: str = "FAIL_TO_PASS") -> tuple[str, ...]:
     """Return the tests that a patch must mend; a row without any cannot be graded."""
-    ids = test_ids(row, column)
+    return needed(test_ids(row, column), column)
+
+
+def needed(ids: tuple[str, ...], column: str) -> tuple[str, ...]:
+    """Return the tests of a column that must name one."""
     if not ids:
         message = f"{column} is empty: every patch would count as a solution"
         raise TaskError(message)
@@ -83,14 +102,30 @@ def json_object(row: Row, column: str) -> dict[str, Json]:
     value = row.get(column)
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
             message = f"column {column} is no JSON object: {error.msg}"
             raise TaskError(message) from error
     if not isinstance(value, dict):
         raise TaskError(f"column {column} is not an object" if column in row
                         else f"column {column} is missing")  # fmt: skip
     return value
+
+
+def lines(row: Row, column: str) -> str:
+    """Return a column of shell commands, given as text or as a list of lines."""
+    value = row.get(column)
+    if isinstance(value, list):
+        value = "\n".join(str(line) for line in value)
+    text_value = optional_text({column: value}, column)
+    # Some rows were written with the two characters that stand for a line's end.
+    return text_value if "\n" in text_value else text_value.replace("\\n", "\n")
+
+
+def difficulty(row: Row) -> dict[str, Json]:
+    """Return a column `difficulty` as metadata, where a row has one."""
+    value = row.get("difficulty")
+    return {"difficulty": value} if value else {}
 
 
 def prompt(problem: str, workdir: str) -> str:

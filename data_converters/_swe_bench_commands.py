@@ -60,6 +60,22 @@ PARSERS = {
     for repo, runner in _RUNNERS.items()
 }
 """SWE-bench's own parser names -> the names that Tasks use."""
+PARSERS |= {
+    "parse_log_pytest_options": "pytest_options",
+    "parse_log_pytest_v2": "pytest_coloured",
+    "parse_log_pytest_v3": "pytest_coloured",
+}
+
+
+def log_parser(name: str) -> str:
+    """Return the name that Tasks use for a parser that a row names; an unknown one keeps its name.
+
+    Raises TaskError on what is no name of a parser.
+    """
+    if not name.isidentifier():
+        message = f"log_parser {name!r:.40} is no name of a parser"
+        raise TaskError(message)
+    return PARSERS.get(name, name)
 
 
 def runner(repo: str) -> Runner:

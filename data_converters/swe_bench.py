@@ -1,4 +1,4 @@
-"""SWE-bench (full, Lite, Verified): classic columns, and those of 2026-08 with a script per row."""
+"""SWE-bench (full, Lite, Verified, Multilingual): classic columns, and those of 2026-08."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from swerl.task import GradingSpec, Task
 from ._common import (
     Row,
     diff,
+    difficulty,
     optional_text,
     prompt,
     script_commands,
@@ -15,7 +16,7 @@ from ._common import (
     tests_to_mend,
     text,
 )
-from ._swe_bench_commands import PARSERS, runner, test_command
+from ._swe_bench_commands import log_parser, runner, test_command
 
 SOURCE = "SWE-bench/SWE-bench"
 SPLITS = ("test", "dev", "train")
@@ -44,20 +45,28 @@ def to_task(row: Row) -> Task:
     return Task(
         id=task_id,
         repo=repo,
-        image=optional_text(row, "image") or image(task_id),
+        image=_image(row, task_id),
         workdir=WORKDIR,
         prompt=prompt(text(row, "problem_statement"), WORKDIR),
         grading=spec,
         base_commit=text(row, "base_commit"),
         gold_patch=diff(row, "patch"),
         dataset=SOURCE,
-        metadata={"version": optional_text(row, "version")},
+        metadata={"version": optional_text(row, "version"), **difficulty(row)},
     )
 
 
 def image(task_id: str) -> str:
     """Return the name under which the dataset's authors publish a row's image."""
     return f"swebench/sweb.eval.x86_64.{task_id.lower().replace('__', '_1776_')}:latest"
+
+
+def _image(row: Row, task_id: str) -> str:
+    name = optional_text(row, "image")
+    if name and "/" not in name:
+        message = "column image names a local build that no registry has"
+        raise TaskError(message)
+    return name or image(task_id)
 
 
 def _command(row: Row, repo: str, test_patch: str) -> str:
@@ -70,9 +79,4 @@ def _command(row: Row, repo: str, test_patch: str) -> str:
 
 def _parser(row: Row, repo: str) -> str:
     name = optional_text(row, "log_parser")
-    if not name:
-        return runner(repo).parser
-    if name not in PARSERS:
-        message = f"no parser reads logs of kind {name}"
-        raise TaskError(message)
-    return PARSERS[name]
+    return log_parser(name) if name else runner(repo).parser

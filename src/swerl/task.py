@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -28,6 +29,10 @@ class GradingSpec:
     """Unified diff that brings the hidden tests; applied after the agent's patch."""
     test_files: Mapping[str, str] = field(default_factory=dict)
     """Hidden files by path relative to the workdir; written after the agent's patch."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Hidden files by absolute path in the sandbox; `file_bytes` reads a value."""
+    test_setup: str = ""
+    """Shell command that brings what no diff or file brings; run after the agent's patch."""
     test_command: str = ""
     """Shell command that runs the tests in the workdir."""
     log_parser: str = ""
@@ -39,6 +44,11 @@ class GradingSpec:
     canary: bool | None = None
     """Whether a test that must fail can be put among the hidden ones: vetting finds out. Where it
     is True, a report without it is a forged one; where it is None, such a report does not count."""
+    report_path: str = ""
+    """Absolute path of the report or reward that the test command leaves, where it leaves one."""
+    report_command: str = ""
+    """Shell command that makes the report from the test log on its standard input, for test
+    commands that leave none; run when the tests are over and `files` are written anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +68,42 @@ class Task:
     gold_patch: str = ""
     """The known solution as a unified diff. Never shown to the agent."""
     dataset: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files by absolute path that every sandbox of the Task holds; `file_bytes` reads a value."""
+    setup: str = ""
+    """Shell command that root runs in the workdir of every new sandbox, the agent's too."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
 
 
+_BASE64 = "data:;base64,"
+
+
+def file_text(data: bytes) -> str:
+    """Return a file's content as the text that Tasks hold; `file_bytes` reverses it."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = _BASE64
+    return text if not text.startswith(_BASE64) else _BASE64 + b64encode(data).decode()
+
+
+def file_bytes(text: str) -> bytes:
+    """Return the content of a file that a Task holds: UTF-8 text, or a data URL in base64."""
+    if text.startswith(_BASE64):
+        return b64decode(text.removeprefix(_BASE64))
+    return text.encode()
+
+
+_SHARED_FIELDS = {"fail_to_pass", "pass_to_pass", "test_patch"}
+_SPEC_FIELDS = [each.name for each in fields(GradingSpec) if each.name not in _SHARED_FIELDS]
+
+
 def to_row(task: Task) -> dict[str, Json]:
-    """Turn a Task into one row of slime-compatible JSONL; `from_row` reverses it without loss."""
-    spec = _columns(task.grading)
-    own = {k: v for k, v in _columns(task).items() if k not in {"id", "prompt", "grading"}}
+    """Turn a Task into one row of slime-compatible JSONL; `from_row` reverses it without loss.
+
+    What slime's trainer reads stands once, where it looks for it; the rest stands under `swerl`.
+    """
+    spec = task.grading
     return {
         "prompt": task.prompt,
         "label": task.id,
@@ -78,11 +117,18 @@ def to_row(task: Task) -> dict[str, Json]:
                 "workdir": task.workdir,
                 "repo": task.repo,
                 "base_commit": task.base_commit,
-                "test_patch": task.grading.test_patch,
-                "FAIL_TO_PASS": list(task.grading.fail_to_pass),
-                "PASS_TO_PASS": list(task.grading.pass_to_pass),
+                "test_patch": spec.test_patch,
+                "FAIL_TO_PASS": list(spec.fail_to_pass),
+                "PASS_TO_PASS": list(spec.pass_to_pass),
             },
-            "swerl": {**own, "grading": spec},
+            "swerl": {
+                "gold_patch": task.gold_patch,
+                "dataset": task.dataset,
+                "files": dict(task.files),
+                "setup": task.setup,
+                "metadata": dict(task.metadata),
+                "grading": {name: _json(getattr(spec, name)) for name in _SPEC_FIELDS},
+            },
         },
     }
 
@@ -90,12 +136,26 @@ def to_row(task: Task) -> dict[str, Json]:
 def from_row(row: Mapping[str, Json]) -> Task:
     """Read a Task from a row written by `to_row`. Raises TaskError on anything else."""
     try:
-        own: dict[str, Any] = dict(_object(_object(row["metadata"])["swerl"]))
+        metadata = _object(row["metadata"])
+        own: dict[str, Any] = dict(_object(metadata["swerl"]))
+        shared: dict[str, Any] = _object(metadata["remote_env_info"])
         grading: dict[str, Any] = dict(_object(own.pop("grading")))
-        for name in ("fail_to_pass", "pass_to_pass"):
-            grading[name] = tuple(grading[name])
-        spec = GradingSpec(**grading)
-        return Task(id=str(row["label"]), prompt=str(row["prompt"]), grading=spec, **own)
+        spec = GradingSpec(
+            fail_to_pass=tuple(shared["FAIL_TO_PASS"]),
+            pass_to_pass=tuple(shared["PASS_TO_PASS"]),
+            test_patch=shared["test_patch"],
+            **grading,
+        )
+        return Task(
+            id=str(row["label"]),
+            repo=shared["repo"],
+            image=shared["image_url"],
+            workdir=shared["workdir"],
+            prompt=str(row["prompt"]),
+            base_commit=shared["base_commit"],
+            grading=spec,
+            **own,
+        )
     except (KeyError, TypeError) as error:
         message = f"a task row lacks or misnames a field: {error}"
         raise TaskError(message, hint="write the file with `swerl convert`") from error
@@ -146,15 +206,7 @@ def _parse_line(path: Path, number: int, line: str) -> Task:
         raise TaskError(message, hint="write it with `swerl convert`") from error
 
 
-def _columns(value: Task | GradingSpec) -> dict[str, Any]:
-    """Return the fields as JSON types, uncopied: `asdict` takes ten times as long."""
-    found = {each.name: getattr(value, each.name) for each in fields(value)}
-    return {name: _json(each) for name, each in found.items()}
-
-
 def _json(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
     return dict(value) if isinstance(value, Mapping) else value
 
 

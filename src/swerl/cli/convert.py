@@ -2,71 +2,170 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from swerl.tasks.convert import Settings, Summary
+    from swerl.tasks.datasets import Converter
+    from swerl.tasks.rows import RowSource
 
-    from swerl.errors import TaskError
-    from swerl.tasks.convert import Row, Summary
+_NUM_REASONS = 20
+_TELL_EVERY = 100
+"""Rows between two looks at the progress bar: a look costs as much as a row."""
 
 
 def convert(
-    name: Annotated[str, typer.Argument(help="Dataset: swe-bench, swe-gym or r2e-gym.")],
+    name: Annotated[str, typer.Argument(help="Dataset; `swerl convert list` names them.")],
+    *,
     rows: Annotated[
-        Path | None, typer.Option(help="JSONL or Parquet file of rows; the hub by default.")
+        Path | None,
+        typer.Option(help="JSONL, Parquet, or a folder of them or of tasks; the hub by default."),
     ] = None,
     repo_id: Annotated[
         str, typer.Option(help="Hub id to read in place of the dataset's main one.")
     ] = "",
     split: Annotated[str, typer.Option(help="Split on the hub; the main one by default.")] = "",
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
+    lock: Annotated[
+        Path | None, typer.Option(help="Lock file of a mirror: use its images, by digest.")
+    ] = None,
+    assets: Annotated[
+        Path | None, typer.Option(help="Folder with what the rows lack (swe-bench-pro).")
+    ] = None,
 ) -> None:
-    """Convert a dataset's rows to Tasks; rows that cannot be used go to a rejects file."""
-    from swerl.errors import InputError, TaskError
-    from swerl.tasks import convert as converting
+    """Convert a dataset's rows to Tasks; rows that cannot be used go to a rejects file.
 
-    converter = converting.find_converter(name)
-    if rows is not None and (repo_id or split):
-        raise InputError("--rows names a file, --repo-id and --split the hub", hint="pass one")
-    if rows is not None:
-        source = converting.read_rows(rows)
-    else:
-        source = converting.hub_rows(repo_id or converter.source, split or converter.splits[0])
-    summary = converting.convert(converter, _shown(source), out)
+    A conversion that was broken off goes on with the same command.
+    """
+    from swerl.cli._output import stderr
+    from swerl.cli._run import INTERRUPTED
+    from swerl.errors import TaskError
+    from swerl.tasks import convert as converting
+    from swerl.tasks import datasets
+
+    if name == "list":
+        _list()
+        return
+    converter = datasets.find_converter(name)
+    settings = _settings(lock, assets)
+    source = _source(converter, rows, repo_id, split)
+    try:
+        with _progress(source) as tell:
+            summary = converting.convert(converter, source, out, settings=settings, tell=tell)
+    except KeyboardInterrupt:
+        stderr().print("[yellow]interrupted[/]: the same command goes on where this one stopped")
+        raise typer.Exit(INTERRUPTED) from None
     _print(summary, out, converting.rejects_path(out))
     if not summary.num_tasks:
-        raise TaskError("no row could be converted", hint="the reasons are in the rejects file")
+        hint = f"the reasons are in {converting.rejects_path(out)}"
+        raise TaskError("no row could be converted", hint=hint)
 
 
-def _shown(rows: Iterable[Row | TaskError]) -> Iterator[Row | TaskError]:
-    """Pass rows on and show how many there were."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from swerl.cli._output import stderr
-
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} rows"), TimeElapsedColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("rows", total=None)
-        for row in rows:
-            yield row
-            progress.advance(bar)
-
-
-def _print(summary: Summary, out: Path, rejects: Path) -> None:
+def _list() -> None:
+    from rich.box import SIMPLE
     from rich.table import Table
 
     from swerl.cli._output import console
+    from swerl.tasks import datasets
 
+    table = Table("dataset", "hub id", "splits", box=SIMPLE, pad_edge=False)
+    for name in datasets.converter_names():
+        converter = datasets.find_converter(name)
+        table.add_row(name, converter.source or "(task folders)", ", ".join(converter.splits))
+    console().print(table)
+
+
+def _settings(lock: Path | None, assets: Path | None) -> Settings:
+    from swerl.errors import InputError
+    from swerl.tasks.convert import Settings
+
+    if assets and not assets.is_dir():
+        message = f"--assets {assets} is no folder"
+        raise InputError(message, hint="pass a checkout of the benchmark's repository")
+    return Settings(_mirrored(lock) if lock else {}, assets)
+
+
+def _mirrored(lock: Path) -> dict[str, str]:
+    from swerl.errors import InputError
+    from swerl.images._lock import Lock
+
+    pinned = Lock(lock).images if lock.is_file() else {}
+    if not pinned:
+        message = f"{lock} holds no mirrored image"
+        raise InputError(message, hint="`swerl images mirror` writes a lock file")
+    return {image: each.reference for image, each in pinned.items()}
+
+
+def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -> RowSource:
+    from swerl.errors import InputError
+    from swerl.tasks.hub_rows import hub_file_rows, hub_rows
+    from swerl.tasks.rows import file_rows
+
+    if rows is not None and (repo_id or split):
+        raise InputError("--rows names a file, --repo-id and --split the hub", hint="pass one")
+    if rows is not None:
+        return file_rows(rows)
+    repo_id = repo_id or converter.source
+    if not repo_id:
+        message = f"{converter.name} has no dataset on the hub of its own"
+        raise InputError(message, hint="pass --rows with a folder of tasks")
+    if converter.files:
+        if split:
+            message = f"the files of {converter.name} have no splits"
+            raise InputError(message, hint="leave --split out")
+        return hub_file_rows(repo_id, converter.files)
+    return hub_rows(repo_id, split or converter.splits[0])
+
+
+@contextmanager
+def _progress(source: RowSource) -> Iterator[Callable[[int], None]]:
+    """Show a bar, and yield what moves it."""
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    from swerl.cli._output import stderr
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=stderr(), transient=True
+    ) as progress:
+        bar = progress.add_task("rows", total=source.count() if progress.console.is_terminal else 0)
+
+        def tell(num_rows: int) -> None:
+            if num_rows % _TELL_EVERY == 0:
+                progress.update(bar, completed=num_rows)
+
+        yield tell
+
+
+def _print(summary: Summary, out: Path, rejects: Path) -> None:
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table
+
+    from swerl.cli._output import console
+    from swerl.cli._text import counted
+
+    table = Table("rows", "came to", box=SIMPLE, pad_edge=False)
+    table.columns[0].justify = "right"
+    table.add_row(f"{summary.num_tasks:,}", "tasks")
+    for note, count in summary.notes.items():
+        table.add_row(f"[yellow]{count:,}[/]", f"of them: {escape(note)}")
+    reasons = list(summary.reasons.items())
+    for reason, count in reasons[:_NUM_REASONS]:
+        table.add_row(f"[red]{count:,}[/]", f"rejected: {escape(reason)}")
+    if more := reasons[_NUM_REASONS:]:
+        rest = sum(count for _, count in more)
+        table.add_row(f"[red]{rest:,}[/]", f"rejected: {counted(len(more), 'more reason')}")
+    console().print(table)
+    if summary.num_resumed:
+        console().print(f"{counted(summary.num_resumed, 'row')} done by an earlier run")
     if summary.num_rejects:
-        table = Table("rejects", "reason", box=None)
-        for reason, count in list(summary.reasons.items())[:20]:
-            table.add_row(str(count), reason)
-        console().print(table)
-        console().print(f"{summary.num_rejects} rejects: {rejects}", soft_wrap=True)
-    console().print(f"{summary.num_tasks} tasks: {out}", soft_wrap=True)
+        console().print(f"rejects: {rejects}", soft_wrap=True)
     if summary.num_tasks:
-        console().print(f"next: swerl rollout --tasks {out} --instance ID", soft_wrap=True)
+        console().print(f"tasks:   {out}", soft_wrap=True)
+        console().print(f"next: swerl tasks stats {out}", soft_wrap=True)

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from swerl.images.build import SourceSpec
     from swerl.task import Task
-    from swerl.tasks.convert import Row
+    from swerl.tasks.datasets import Row
 
 
 def build(
@@ -60,10 +60,10 @@ def _select(specs: list[SourceSpec], instances: list[str] | None) -> list[Source
 
 def _rows(path: Path) -> dict[str, Row]:
     from swerl.errors import TaskError
-    from swerl.tasks.convert import read_rows
+    from swerl.tasks.rows import file_rows
 
     found = {}
-    for row in read_rows(path):
+    for row in file_rows(path).read(0):
         if isinstance(row, TaskError):
             raise row
         found[str(row.get("instance_id"))] = row

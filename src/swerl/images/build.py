@@ -25,7 +25,7 @@ from swerl.images import _layer as layers
 from swerl.images._python import fetch_sdist, fetch_wheels, find_python
 from swerl.secrets import cache_dir
 from swerl.task import Task
-from swerl.tasks.convert import find_converter
+from swerl.tasks.datasets import find_converter
 
 _FORMAT = 1
 """Raised when a build's result changes, so that images of before are built anew."""

@@ -11,6 +11,7 @@ from swerl.rollout.clock import Clock
 from swerl.sandbox import Limits
 from swerl.task import Task
 from swerl.tasks.scrub import Facts, scrub
+from swerl.tasks.set_up import set_up
 
 
 class Provisioner:
@@ -33,6 +34,7 @@ class Provisioner:
             task.image, self._limits, workdir=task.workdir, mounts=harness.mounts()
         ) as sandbox:
             with clock.phase("scrub"):
+                await set_up(sandbox, task)
                 scrubbed = await scrub(sandbox, task, facts=self._facts.get(task.id))
             self._facts[task.id] = scrubbed.facts
             await harness.install(sandbox)
@@ -42,4 +44,5 @@ class Provisioner:
     async def for_grading(self, task: Task) -> AsyncIterator[Sandbox]:
         """Open a clean Sandbox of the Task's image that no agent ever saw."""
         async with self._backend.open(task.image, self._limits, workdir=task.workdir) as sandbox:
+            await set_up(sandbox, task)
             yield sandbox

@@ -1,0 +1,93 @@
+"""What datasets of task folders share: the files of a row, and the image that they ask for."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from swerl.chat import Json
+from swerl.errors import TaskError
+from swerl.task import GradingSpec, file_bytes
+
+from ._common import Row, json_object, text
+
+REWARD = "/logs/verifier/reward.txt"
+TESTS = "/tests"
+_FROM = re.compile(r"^FROM\s+(?:--platform=\S+\s+)?(\S+)\s*$", re.IGNORECASE)
+_WORKDIR = re.compile(r"^WORKDIR\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
+
+
+def files_of(row: Row) -> dict[str, str]:
+    """Return a task folder's files by path. Raises TaskError where the row has none."""
+    found = json_object(row, "files")
+    return {path: str(content) for path, content in found.items()}
+
+
+def instruction(files: dict[str, str]) -> str:
+    """Return what the agent is asked."""
+    return text({"instruction.md": files.get("instruction.md")}, "instruction.md").strip()
+
+
+def under(files: dict[str, str], folder: str, target: str) -> dict[str, str]:
+    """Return the files of one folder, by their absolute path in a sandbox."""
+    prefix = folder + "/"
+    return {
+        f"{target}/{path.removeprefix(prefix)}": content
+        for path, content in files.items()
+        if path.startswith(prefix)
+    }
+
+
+def reward_spec(files: dict[str, str], timeout_s: float, env: dict[str, str]) -> GradingSpec:
+    """Return the spec of tests that write a reward to a file."""
+    tests = under(files, "tests", TESTS)
+    if f"{TESTS}/test.sh" not in tests:
+        raise TaskError("the task has no tests/test.sh")
+    return GradingSpec(
+        grader="reward_file",
+        files=tests,
+        test_setup="rm -rf /logs/verifier && mkdir -p /logs/verifier",
+        test_command=f"bash {TESTS}/test.sh",
+        env=env,
+        timeout_s=timeout_s,
+        report_path=REWARD,
+    )
+
+
+def image_of(task_id: str, files: dict[str, str], named: str) -> tuple[str, dict[str, Json]]:
+    """Return the image of a task, and what its Task should say about building it.
+
+    A Dockerfile that only names a base stands for that base. Any other has to be built; the name
+    for that carries a digest of the folder, so that a changed folder is another image.
+    """
+    if named:
+        return named, {}
+    dockerfile = files.get("environment/Dockerfile")
+    if dockerfile is None:
+        raise TaskError("the task names no image and has no environment/Dockerfile")
+    if base := _bare_base(dockerfile):
+        return base, {}
+    name = re.sub(r"[^a-z0-9._-]+", "-", task_id.lower()).strip("-._") or "task"
+    return f"localhost/{name}:{_digest(files)}", {"build": "environment"}
+
+
+def workdir_of(files: dict[str, str], default: str) -> str:
+    """Return the folder that a Dockerfile leaves its image in."""
+    found = _WORKDIR.findall(files.get("environment/Dockerfile", ""))
+    return found[-1] if found and found[-1].startswith("/") else default
+
+
+def _bare_base(dockerfile: str) -> str:
+    lines = [line.strip() for line in dockerfile.split("\n")]
+    steps = [line for line in lines if line and not line.startswith("#")]
+    bases = [match[1] for line in steps if (match := _FROM.match(line))]
+    rest = [line for line in steps if not _FROM.match(line) and not _WORKDIR.match(line)]
+    return bases[0] if len(bases) == 1 and not rest else ""
+
+
+def _digest(files: dict[str, str]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in files if path.startswith("environment/")):
+        content = file_bytes(files[path])
+        digest.update(f"{len(path)} {len(content)} {path}".encode("utf-8", "replace") + content)
+    return digest.hexdigest()[:12]

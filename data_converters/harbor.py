@@ -1,0 +1,97 @@
+"""Harbor task folders: `instruction.md`, `task.toml`, `environment/`, `tests/`, `solution/`."""
+
+from __future__ import annotations
+
+import tomllib
+
+from swerl.chat import Json
+from swerl.errors import TaskError
+from swerl.task import Task
+
+from ._common import Row, optional_text, text
+from ._folder_task import (
+    files_of,
+    image_of,
+    instruction,
+    reward_spec,
+    under,
+    workdir_of,
+)
+
+SOURCE = ""
+SPLITS = ("test",)
+
+WORKDIR = "/app"
+"""Where an image stands that does not say so itself."""
+TIMEOUT_S = 600.0
+"""For a verifier without a limit of its own."""
+
+
+def to_task(row: Row) -> Task:
+    """Turn a task folder's row into a Task. Raises TaskError on what needs several containers."""
+    name, files = text(row, "task_id"), files_of(row)
+    config = _config(files)
+    environment, verifier = _table(config, "environment"), _table(config, "verifier")
+    if _is_composed(files):
+        raise TaskError("the environment is one of several containers, or of several steps")
+    image, note = image_of(name, files, optional_text(environment, "docker_image"))
+    return Task(
+        id=optional_text(_table(config, "task"), "name") or name,
+        repo=name,
+        image=image,
+        workdir=optional_text(environment, "workdir") or workdir_of(files, WORKDIR),
+        prompt=instruction(files),
+        grading=reward_spec(files, _timeout_s(verifier), _env(verifier)),
+        dataset="harbor",
+        metadata={**_described(config), **note, **_solution(files)},
+    )
+
+
+def _config(files: dict[str, str]) -> dict[str, Json]:
+    try:
+        return tomllib.loads(text({"task.toml": files.get("task.toml")}, "task.toml"))
+    except tomllib.TOMLDecodeError as error:
+        message = f"task.toml is no TOML: {error}"
+        raise TaskError(message) from error
+
+
+def _table(config: dict[str, Json], name: str) -> dict[str, Json]:
+    value = config.get(name, {})
+    if not isinstance(value, dict):
+        message = f"task.toml: {name} is no table"
+        raise TaskError(message)
+    return value
+
+
+def _is_composed(files: dict[str, str]) -> bool:
+    compose = {f"environment/docker-compose.{end}" for end in ("yaml", "yml")}
+    return bool(compose & files.keys()) or any(path.startswith("steps/") for path in files)
+
+
+def _timeout_s(verifier: dict[str, Json]) -> float:
+    value = verifier.get("timeout_sec", TIMEOUT_S)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        message = f"task.toml: verifier.timeout_sec is {value!r:.40}"
+        raise TaskError(message)
+    return float(value)
+
+
+def _env(verifier: dict[str, Json]) -> dict[str, str]:
+    env = _table(verifier, "env")
+    if secret := next((name for name, value in env.items() if "${" in str(value)), ""):
+        message = f"the verifier needs the variable {secret} of whoever runs it"
+        raise TaskError(message)
+    return {name: str(value) for name, value in env.items()}
+
+
+def _described(config: dict[str, Json]) -> dict[str, Json]:
+    metadata = _table(config, "metadata")
+    names = ("difficulty", "category")
+    named = {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
+    limit = _table(config, "agent").get("timeout_sec")
+    return {**named, **({"agent_timeout_s": limit} if limit else {})}
+
+
+def _solution(files: dict[str, str]) -> dict[str, Json]:
+    found = under(files, "solution", "/solution")
+    return {"solution": dict(found)} if found else {}

@@ -1,0 +1,158 @@
+"""SWE-bench Pro: tests that a script per instance runs, and a parser per instance reads."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from swerl.errors import TaskError
+from swerl.task import GradingSpec, Task
+
+from ._common import Row, diff, lenient_ids, needed, optional_text, prompt, text
+
+SOURCE = "ScaleAI/SWE-bench_Pro"
+SPLITS = ("test",)
+
+WORKDIR = "/app"
+TIMEOUT_S = 3600.0
+"""The official harness's limit."""
+FOLDER = "/opt/swerl-grading"
+"""Where the scripts of the grading sandbox stand; no image has this folder."""
+REPORT = f"{FOLDER}/output.json"
+
+_STDERR = "----- standard error -----"
+# The parser reads both streams apart, and the log of a grading is one: this line parts it.
+_RUN = """bash {folder}/run_script.sh {files} 2>{folder}/stderr.log
+code=$?
+printf '\\n%s\\n' '{mark}'
+cat {folder}/stderr.log
+exit $code"""
+_REPORT = """cd {folder} && : >stdout.log && : >stderr.log
+awk -v mark='{mark}' '$0 == mark {{ out = "stderr.log"; next }}
+  {{ print > (out ? out : "stdout.log") }}'
+python3 parser.py stdout.log stderr.log {report}"""
+
+_ENV = re.compile(r"^ENV\s+(\w+)[= ](.*)$", re.MULTILINE)
+_ASSETS = {
+    "run_script": "run_scripts/{id}/run_script.sh",
+    "parser_script": "run_scripts/{id}/parser.py",
+    "base_dockerfile": "dockerfiles/base_dockerfile/{id}/Dockerfile",
+    "instance_dockerfile": "dockerfiles/instance_dockerfile/{id}/Dockerfile",
+}
+"""Column -> file in a checkout of the benchmark's own repository."""
+
+
+def with_assets(row: Row, folder: Path) -> Row:
+    """Add an instance's scripts, which the hub's rows lack, from the benchmark's repository."""
+    name = text(row, "instance_id")
+    if "/" in name:
+        message = f"column instance_id holds {name!r:.80}"
+        raise TaskError(message)
+    found = {column: folder / path.format(id=name) for column, path in _ASSETS.items()}
+    try:
+        return {**row, **{k: path.read_text() for k, path in found.items() if path.is_file()}}
+    except (OSError, UnicodeDecodeError) as error:
+        message = "a script of the instance cannot be read from the assets"
+        raise TaskError(message) from error
+
+
+def to_task(row: Row) -> Task:
+    """Turn a row into a Task; its scripts come with the row or from `--assets`."""
+    task_id = text(row, "instance_id")
+    reset, checkout = _split(text(row, "before_repo_set_cmd"))
+    spec = GradingSpec(
+        grader="swebench_pro",
+        fail_to_pass=needed(_ids(row, "fail_to_pass"), "fail_to_pass"),
+        pass_to_pass=_ids(row, "pass_to_pass"),
+        test_patch=diff(row, "test_patch"),
+        files={
+            f"{FOLDER}/run_script.sh": _script(row, "run_script"),
+            f"{FOLDER}/parser.py": _script(row, "parser_script"),
+        },
+        test_setup=checkout,
+        test_command=_command(row),
+        report_command=_REPORT.format(folder=FOLDER, mark=_STDERR, report=REPORT),
+        env=dict(_env(row)),
+        timeout_s=TIMEOUT_S,
+        report_path=REPORT,
+    )
+    return Task(
+        id=task_id,
+        repo=text(row, "repo"),
+        image=f"jefzda/sweap-images:{text(row, 'dockerhub_tag')}",
+        workdir=WORKDIR,
+        prompt=_prompt(row),
+        grading=spec,
+        base_commit=text(row, "base_commit"),
+        gold_patch=diff(row, "patch"),
+        dataset=SOURCE,
+        setup=reset,
+        metadata={"language": optional_text(row, "repo_language")},
+    )
+
+
+def _split(commands: str) -> tuple[str, str]:
+    """Return what resets the repository, and the last line, which brings the solution's tests."""
+    steps = [line.strip() for line in commands.split("\n") if line.strip()]
+    if not steps[-1].startswith("git checkout ") or " -- " not in steps[-1]:
+        raise TaskError("the last line of before_repo_set_cmd checks no test files out")
+    return "\n".join(steps[:-1]), steps[-1]
+
+
+def _ids(row: Row, column: str) -> tuple[str, ...]:
+    """Return test ids of a column that older rows write in upper case."""
+    return lenient_ids(row, column if column in row else column.upper())
+
+
+def _script(row: Row, column: str) -> str:
+    script = optional_text(row, column)
+    if not script.strip():
+        message = f"the row brings no {column}: pass --assets with the benchmark's repository"
+        raise TaskError(message)
+    return script
+
+
+def _command(row: Row) -> str:
+    files = needed(lenient_ids(row, "selected_test_files_to_run"), "selected_test_files_to_run")
+    return _RUN.format(folder=FOLDER, files=shlex.quote(",".join(files)), mark=_STDERR)
+
+
+def _env(row: Row) -> Iterator[tuple[str, str]]:
+    """Yield the variables that the image's two build files set; the official harness sets both."""
+    for column in ("base_dockerfile", "instance_dockerfile"):
+        for name, value in _ENV.findall(optional_text(row, column)):
+            words = shlex.split(value) if "$" not in value else []
+            if len(words) == 1:
+                yield name, words[0]
+
+
+def _prompt(row: Row) -> str:
+    parts = [_plain(text(row, "problem_statement"))]
+    for column, title in (
+        ("requirements", "Requirements:"),
+        ("interface", "New interfaces introduced:"),
+    ):
+        if value := _plain(optional_text(row, column)).strip():
+            parts.append(f"{title}\n{value}")
+    return prompt("\n\n".join(parts), WORKDIR)
+
+
+def _plain(value: str) -> str:
+    """Return a text that some rows write as a quoted JSON string."""
+    if not (value.startswith('"') and value.endswith('"')):
+        return value
+    found = _quoted(value)
+    return found if found is not None else value
+
+
+def _quoted(value: str) -> str | None:
+    """Return what a quoted JSON string says, or nothing where it is none."""
+    try:
+        found = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, str) else None

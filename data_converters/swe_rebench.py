@@ -1,0 +1,87 @@
+"""SWE-rebench: V1 (Python, SWE-bench's images) and V2 (20 languages), with commands per row."""
+
+from __future__ import annotations
+
+from swerl.chat import Json
+from swerl.errors import TaskError
+from swerl.task import GradingSpec, Task
+
+from ._common import (
+    Row,
+    diff,
+    json_object,
+    lines,
+    optional_text,
+    prompt,
+    test_files,
+    test_ids,
+    tests_to_mend,
+    text,
+)
+from ._swe_bench_commands import ACTIVATE, log_parser
+
+SOURCE = "nebius/SWE-rebench"
+SPLITS = ("test", "filtered", "train")
+
+TIMEOUT_S = 1800.0
+"""The limit for a task of SWE-bench, whose harness this one's is made from."""
+
+
+def to_task(row: Row) -> Task:
+    """Turn a row of either version into a Task."""
+    repo, config = text(row, "repo"), json_object(row, "install_config")
+    is_v1 = not (optional_text(row, "language") or "base_image_name" in config)
+    workdir = "/testbed" if is_v1 else f"/{repo.split('/')[-1]}"
+    test_patch = diff(row, "test_patch")
+    command = text({"test_cmd": lines(config, "test_cmd")}, "test_cmd")
+    if is_v1:
+        command = f"{ACTIVATE}\n{' '.join([command, *test_files(test_patch)])}"
+    spec = GradingSpec(
+        grader="swebench",
+        fail_to_pass=tests_to_mend(row),
+        pass_to_pass=test_ids(row, "PASS_TO_PASS"),
+        test_patch=test_patch,
+        test_command=command,
+        log_parser=_parser(config),
+        timeout_s=TIMEOUT_S,
+    )
+    return Task(
+        id=text(row, "instance_id"),
+        repo=repo,
+        image=_image(row),
+        workdir=workdir,
+        prompt=prompt(text(row, "problem_statement"), workdir),
+        grading=spec,
+        base_commit=text(row, "base_commit"),
+        gold_patch=diff(row, "patch"),
+        dataset=SOURCE,
+        metadata={"language": optional_text(row, "language") or "python", **_difficulty(row)},
+    )
+
+
+def image(task_id: str) -> str:
+    """Return the name under which V1's authors publish a row's image."""
+    return f"swerebench/sweb.eval.x86_64.{task_id.lower().replace('__', '_1776_')}"
+
+
+def _image(row: Row) -> str:
+    name = optional_text(row, "image_name") or optional_text(row, "docker_image")
+    return name or image(text(row, "instance_id"))
+
+
+def _parser(config: dict[str, Json]) -> str:
+    if config.get("log_parsers"):
+        raise TaskError("the row needs more than one log parser")
+    return log_parser(text(config, "log_parser"))
+
+
+def _difficulty(row: Row) -> dict[str, Json]:
+    """Return what a model judged: V1 scores from 0 to 10, V2 says easy, medium or hard."""
+    meta = row.get("meta")
+    if not isinstance(meta, dict):
+        return {}
+    score, judged = meta.get("llm_score"), meta.get("llm_metadata")
+    if isinstance(score, dict) and score.get("difficulty_score") is not None:
+        return {"difficulty": score["difficulty_score"]}
+    first = judged[0] if isinstance(judged, list) and judged else None
+    return {"difficulty": first.get("difficulty")} if isinstance(first, dict) else {}

@@ -1,0 +1,99 @@
+"""Converters by the name that users type.
+
+They are the modules of the top-level folder `data_converters/` (in a wheel:
+`swerl/data_converters`), or modules registered under the entry point group `swerl.converters`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
+
+import swerl
+from swerl.chat import Json
+from swerl.errors import InputError, unknown
+from swerl.task import Task
+
+Row: TypeAlias = Mapping[str, Json]
+
+_PACKAGE = "swerl.data_converters"
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """One dataset's converter."""
+
+    name: str
+    source: str
+    """Hub id that is read where no file is given; empty where the dataset is on no hub."""
+    splits: tuple[str, ...]
+    """Splits of the dataset; the first is the default."""
+    to_task: Callable[[Row], Task]
+    files: str = ""
+    """Pattern of the hub's files to read one by one, for datasets without a table of rows."""
+    with_assets: Callable[[Row, Path], Row] | None = None
+    """Adds to a row what only the folder of `--assets` holds."""
+
+    def tasks(self, rows: Iterable[Row]) -> Iterator[Task]:
+        """Yield a Task per row. Raises TaskError on a row that cannot be used."""
+        return map(self.to_task, rows)
+
+
+def find_converter(name: str) -> Converter:
+    """Return the converter of this name. Raises UnknownNameError with the nearest names."""
+    module_name = name.replace("-", "_")
+    if module_name in _built_in() and not module_name.startswith("_"):
+        return _converter(name, importlib.import_module(f"{_package().__name__}.{module_name}"))
+    for entry in entry_points(group="swerl.converters"):
+        if entry.name == name:
+            return _converter(name, entry.load())
+    raise unknown("dataset", name, converter_names())
+
+
+def converter_names() -> list[str]:
+    """Return every name that `find_converter` answers to."""
+    built_in = [name.replace("_", "-") for name in _built_in()]
+    return sorted([*built_in, *(entry.name for entry in entry_points(group="swerl.converters"))])
+
+
+def _converter(name: str, module: ModuleType) -> Converter:
+    return Converter(
+        name,
+        module.SOURCE,
+        tuple(module.SPLITS),
+        module.to_task,
+        files=getattr(module, "FILES", ""),
+        with_assets=getattr(module, "with_assets", None),
+    )
+
+
+def _built_in() -> list[str]:
+    return [path.stem for path in _folder().glob("*.py") if not path.stem.startswith("_")]
+
+
+def _folder() -> Path:
+    package = Path(swerl.__file__).parent
+    in_wheel = package / "data_converters"
+    return in_wheel if in_wheel.is_dir() else package.parents[1] / "data_converters"
+
+
+def _package() -> ModuleType:
+    """Import the folder as `swerl.data_converters`, wherever it stands."""
+    if _PACKAGE in sys.modules:
+        return sys.modules[_PACKAGE]
+    init = _folder() / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE, init, submodule_search_locations=[str(init.parent)]
+    )
+    if spec is None or spec.loader is None:
+        raise InputError("the built-in converters are missing", hint="install swerl again")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_PACKAGE] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,31 @@
+"""What a Task asks of every new sandbox before anybody works in it: its files and its setup."""
+
+from __future__ import annotations
+
+from swerl.errors import BrokenImageError
+from swerl.interfaces import Sandbox
+from swerl.task import Task, file_bytes
+
+_TIMEOUT_S = 600.0
+"""Most seconds for a setup: the known ones check a commit out."""
+_SHOWN_CHARS = 300
+
+
+async def set_up(sandbox: Sandbox, task: Task) -> None:
+    """Write the Task's files and run its setup. Raises BrokenImageError where that fails."""
+    for path, content in task.files.items():
+        await sandbox.write(path, file_bytes(content))
+    if not task.setup:
+        return
+    done = await sandbox.run(
+        ["bash", "-s"],
+        cwd=task.workdir,
+        user="root",
+        timeout_s=_TIMEOUT_S,
+        stdin=f"{{\n{task.setup}\n}} </dev/null\n".encode("utf-8", "surrogateescape"),
+    )
+    if done.timed_out or done.exit_code:
+        why = f"ran past {_TIMEOUT_S:g} s" if done.timed_out else f"exit code {done.exit_code}"
+        said = done.text.strip()[-_SHOWN_CHARS:]
+        message = f"the setup of task {task.id} failed ({why}): {said}"
+        raise BrokenImageError(message, hint="the image is not the one that its dataset means")
