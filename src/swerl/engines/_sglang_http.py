@@ -8,7 +8,7 @@ import hashlib
 import math
 import resource
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -29,7 +29,7 @@ from swerl.turn import Completion, Sampling
 
 IDLE_S = 2.0
 """Seconds an unused connection is kept; shorter than the servers' own, so none is found dead."""
-ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between the tries of an abort: one that overtakes its request finds nothing to stop."""
 ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-SGL-Routing-Key")
 """By which routers keep a session on one server."""
@@ -117,13 +117,14 @@ class HttpEngine:
         """Stop what the session is generating, and return when it has stopped."""
         flights = set(self._flights.get(session, ()))
         for wait_s in ABORT_WAITS_S:
+            for flight in flights:
+                self._leave(flight)
+            over = [asyncio.ensure_future(flight.over.wait()) for flight in flights]
+            if over:
+                _, late = await asyncio.wait(over, timeout=wait_s)
+                for task in late:
+                    task.cancel()
             flights = {flight for flight in flights if not flight.over.is_set()}
-            if not flights:
-                return
-            await self._tell(flights)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await asyncio.gather(*(flight.over.wait() for flight in flights))
         for flight in flights:
             flight.give_up()
 
@@ -219,25 +220,22 @@ class HttpEngine:
                 del self._flights[session]
 
     def _leave(self, flight: _Flight) -> None:
-        """Stop at the server what nobody waits for: it may notice a closed connection late."""
-        task = asyncio.create_task(self._farewell(flight))
+        """Abort a request at its server, on the side: nobody may have to wait for that."""
+        task = asyncio.create_task(self._tell(flight))
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
 
-    async def _farewell(self, flight: _Flight) -> None:
-        with contextlib.suppress(EngineError):
-            await self._tell({flight})
+    async def _tell(self, flight: _Flight) -> None:
+        """Abort a request where it runs; no router says where, so all its servers are told.
 
-    async def _tell(self, flights: Iterable[_Flight]) -> None:
-        """Abort requests where they run; no router says where, so all its servers are told."""
-        calls = [
-            server.post("/abort_request", {"rid": flight.rid})
-            for flight in flights
+        A server that does not hear it is lost or will be; the request is given up all the same.
+        """
+        calls = (
+            server.post("/abort_request", {"rid": flight.rid}, timeout_s=sum(ABORT_WAITS_S))
             for server in self._workers(flight.server)
-        ]
-        for result in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(result, Exception) and not isinstance(result, EngineLostError):
-                raise result
+        )
+        with contextlib.suppress(EngineError):
+            await asyncio.gather(*calls)
 
     def _workers(self, server: Server) -> list[Server]:
         if server is not self._fleet.router:
