@@ -27,6 +27,8 @@ class Agent:
     """Most seconds from its start to its first tool call, on a busy machine."""
     drops_malformed: bool = False
     """Whether a call that it cannot do is left out of its history, which makes a branch."""
+    keeps_records: bool = False
+    """Whether it writes down its session in files of its own, which are kept."""
     is_cli: bool = True
     """Whether it comes from a package registry."""
 
@@ -53,13 +55,14 @@ AGENTS = (
         is_cli=False,
     ),
     Agent("claude-code", lambda command: _call("Bash", command=command)),
-    Agent("codex", lambda command: _call("exec_command", cmd=command)),
+    Agent("codex", lambda command: _call("exec_command", cmd=command), keeps_records=True),
     Agent(
         "codex",
         # its shell tool ends a command after 10 s where the call does not say otherwise
         lambda command: _call("shell", command=["sh", "-c", command], timeout_ms=60_000),
         {"version": "0.94.0"},
         start_s=20.0,
+        keeps_records=True,
     ),
     Agent(
         "mini-swe-agent",
@@ -67,7 +70,11 @@ AGENTS = (
         needs_home=False,
         drops_malformed=True,
     ),
-    Agent("opencode", lambda command: _call("bash", command=command, description="run it")),
+    Agent(
+        "opencode",
+        lambda command: _call("bash", command=command, description="run it"),
+        start_s=30.0,
+    ),
     Agent("pi", lambda command: _call("bash", command=command)),
     Agent("qwen-code", lambda command: _call("run_shell_command", command=command)),
 )

@@ -64,7 +64,7 @@ def _task(prompt: str = "Fix add.", image: str = "host") -> Task:
 async def test_run_points_the_cli_at_the_gateway_and_keeps_the_key_off_its_command_line() -> None:
     sandbox = Recorder()
     await Codex(Options(), ()).run(sandbox, _task("-q what"), ENDPOINT, 90.0)  # type: ignore[arg-type]
-    (call,) = sandbox.calls
+    call, _ = sandbox.calls
     argv = call["argv"]
     assert isinstance(argv, list)
     assert 'model_providers.swerl.base_url="http://127.0.0.1:8080/v1"' in argv

@@ -100,15 +100,18 @@ async def test_a_call_that_cannot_be_done_is_recovered_from(
     worked.assert_trained_whole(num_samples=2 if agent.drops_malformed else 1)
 
 
-async def test_the_budget_ends_the_agent_with_all_that_it_started(
+async def test_the_budget_ends_the_agent_with_all_that_it_started_and_keeps_what_it_told(
     harness: Harness, agent: Agent
 ) -> None:
-    command = "echo kept >kept.txt; setsid sleep 9871 & sleep 9872 & sleep 9873"
-    worked = await work(harness, script=[agent.say(command)], budget_s=agent.start_s, after=LEFT)
+    endless = "echo kept >kept.txt; setsid sleep 9871 & sleep 9872 & sleep 9873"
+    script = [agent.say("echo mark-$((40 + 2))"), agent.say(endless)]
+    worked = await work(harness, script=script, budget_s=agent.start_s, after=LEFT)
     assert worked.exit.timed_out
     assert "+kept\n" in worked.diff
     assert "sleep 987" not in worked.after
     assert "/opt/swerl/agents" not in worked.after
+    assert "mark-42" in worked.exit.log
+    assert (b"mark-42" in worked.exit.records) == agent.keeps_records
 
 
 async def test_the_gateways_turn_limit_ends_the_agent_and_keeps_its_work(
@@ -160,12 +163,6 @@ async def test_a_home_that_cannot_be_written_is_an_error_with_a_hint(
     with pytest.raises(SandboxError, match=r"(?i)home") as caught:
         await work(harness, before=spoil)
     assert caught.value.hint
-
-
-async def test_the_log_tells_what_was_done(harness: Harness, agent: Agent) -> None:
-    script = [agent.say("echo mark-$((40 + 2))"), *harness.script([], WORKDIR)]
-    worked = await work(harness, script=script)
-    assert "mark-42" in worked.exit.log
 
 
 def test_every_agent_of_swerl_is_judged() -> None:

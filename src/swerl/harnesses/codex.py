@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Message, Role, ToolCall
 from swerl.errors import ImageError, InputError, SandboxError
-from swerl.harnesses import _bundles
+from swerl.harnesses import _bundles, _records
 from swerl.harnesses._shell_edits import edit_command
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
@@ -134,6 +134,7 @@ class Codex:
             timed_out=done.timed_out,
             limit=_hit_limit(done.stdout),
             log=done.text,
+            records=await _records.gather(sandbox, ".codex/sessions"),
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
