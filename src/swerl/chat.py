@@ -39,6 +39,8 @@ class ToolCall:
     id: str
     name: str
     arguments: Mapping[str, Json]
+    is_text: bool = False
+    """Whether its tool takes one free text, which is the argument `input`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Json] = field(default_factory=dict)
+    is_text: bool = False
+    """Whether it takes one free text, which is the argument `input`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class ChatRequest:
     """Most tokens the client wants back; None leaves it to the session's limit."""
     stream: bool = False
     model: str = ""
+    late_tools: tuple[Tool, ...] = ()
+    """Tools that came after the beginning: a message says what they take, as it was then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,8 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    thinking_tokens: int = 0
+    """Part of the completion that is thinking, with what opens and closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,8 @@ class ParsedReply:
     thinking: str
     calls: tuple[tuple[str, Mapping[str, Json]], ...]
     malformed_calls: int = 0
+    thinking_tokens: int = field(default=0, compare=False)
+    """Sampled ids that are thinking, with what opens and closes it."""
 
 
 @dataclass(frozen=True, slots=True)

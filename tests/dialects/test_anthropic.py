@@ -219,8 +219,7 @@ def test_only_tools_that_the_model_can_call_now_are_offered() -> None:
     tools = [
         {"name": "bash", "description": "Run.", "input_schema": schema},
         {"name": "later", "input_schema": schema, "defer_loading": True},
-        {"name": "loaded", "input_schema": schema, "defer_loading": True},
-        {"name": "web_search", "type": "web_search_20250305"},
+        {"name": "loaded", "description": "L.", "input_schema": schema, "defer_loading": True},
     ]
     found = [{"type": "tool_reference", "tool_name": "loaded"}]
     messages = [
@@ -230,8 +229,87 @@ def test_only_tools_that_the_model_can_call_now_are_offered() -> None:
 
     request = build().parse({"model": "m", "messages": messages, "tools": tools})
 
-    assert request.tools == (Tool("bash", "Run.", schema), Tool("loaded", "", schema))
-    assert request.messages[1].text == "[tool loaded is loaded]"
+    assert request.tools == (Tool("bash", "Run.", schema),)
+    assert request.late_tools == (Tool("loaded", "L.", schema),)
+    definition = '{"name":"loaded","description":"L.","input_schema":{"type":"object"}}'
+    assert request.messages[1].text == f"[tool loaded can be called: {definition}]"
+
+
+def test_a_system_message_adds_and_removes_tools_where_it_stands() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    tools = [
+        {"name": "bash", "input_schema": schema},
+        {"name": "web", "input_schema": schema, "defer_loading": True},
+    ]
+    inline = {"name": "new", "description": "N.", "input_schema": schema}
+    blocks = [
+        {"type": "text", "text": "Changed:"},
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "web"}},
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": inline}},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "bash"}},
+    ]
+    late = {"role": "system", "content": blocks}
+    settings = {"role": "system", "output_config": {"effort": "low"}}
+
+    request = build().parse({"model": "m", "messages": [ASK, late, settings], "tools": tools})
+
+    assert [tool.name for tool in request.tools] == ["bash"]
+    assert [tool.name for tool in request.late_tools] == ["web", "new"]
+    _, told = request.messages
+    assert told.role is Role.SYSTEM
+    first, web, new, gone = told.text.split("\n")
+    assert first == "Changed:"
+    assert web.startswith("[tool web can be called: {")
+    assert '"n":{"type":"integer"}' in new
+    assert gone == "[tool bash can be called no more]"
+
+
+async def test_a_tool_that_is_loaded_later_continues_the_branch(
+    engine: RecordingEngine, client: anthropic.AsyncAnthropic, session: Session
+) -> None:
+    find = {**TOOLS[0], "name": "find"}
+    late = {**TOOLS[0], "defer_loading": True}
+    count = Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"timeout": "50"}),))
+    engine.lines = [Message(Role.ASSISTANT, tool_calls=(ToolCall("", "find", {}),)), count]
+    first = await ask(client, messages=[ASK], tools=[find])
+    found = [{"type": "tool_reference", "tool_name": "bash"}]
+    answer = {"role": "user", "content": [{**result(first.content[0].id), "content": found}]}
+    messages = [ASK, {"role": "assistant", "content": first.content}, answer]
+
+    second = await ask(client, messages=messages, tools=[find, late])
+
+    assert second.content[0].input == {"timeout": 50}
+    assert [turn.parent for turn in (await session.close()).turns] == [None, 0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"name": "web_search", "type": "web_search_20250305"}]},
+        {"tools": [{"name": "bash", "type": "bash_20250124"}]},
+        {"tools": [{"type": "mcp_toolset", "mcp_server_name": "m"}]},
+        {"mcp_servers": [{"type": "url", "url": "u", "name": "m"}]},
+    ],
+)
+def test_what_only_the_vendors_servers_can_do_is_refused(more: Any) -> None:
+    with pytest.raises(GatewayError, match=r"tools.0: .*input_schema|mcp_servers"):
+        parse(ASK, **more)
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "compaction", "content": "So far: nothing."}, "So far: nothing."),
+        ({"type": "compaction", "content": None}, ""),
+        ({"type": "fallback", "from": {}, "to": {}}, ""),
+        ({"type": "redacted_thinking", "data": "?"}, ""),
+        ({"type": "server_tool_use", "id": "s"}, '{"type":"server_tool_use","id":"s"}'),
+        ({"type": "web_fetch_tool_result"}, '{"type":"web_fetch_tool_result"}'),
+        ({"type": "container_upload"}, "[container_upload left out: this model reads text only]"),
+    ],
+)
+def test_blocks_of_the_vendors_own_services_are_read_as_text(block: Any, text: str) -> None:
+    assert parse(ASK, {"role": "assistant", "content": [block]})[1].text == text
 
 
 @pytest.mark.parametrize(

@@ -161,9 +161,7 @@ def test_every_role_and_content_form_is_read() -> None:
 
 
 def test_tools_are_functions() -> None:
-    tools = [*TOOLS, {"type": "custom", "custom": {"name": "grammar"}}]
-
-    read = build().parse({"model": "m", "messages": [ASK], "tools": tools}).tools
+    read = build().parse({"model": "m", "messages": [ASK], "tools": TOOLS}).tools
 
     parameters = TOOLS[0]["function"]["parameters"]
     assert read == (Tool("bash", "Run a command.", parameters),)

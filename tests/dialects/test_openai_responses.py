@@ -95,7 +95,7 @@ async def test_errors_are_the_vendors(
     for _ in range(2):
         with pytest.raises(openai.InternalServerError):
             await ask(client, input="fix it")
-    with pytest.raises(openai.BadRequestError, match="not stored here"):
+    with pytest.raises(openai.BadRequestError, match="nothing is stored here"):
         await ask(client, input="go on", previous_response_id="resp_1")
     await session.close()
     with pytest.raises(openai.AuthenticationError):

@@ -30,9 +30,9 @@ from swerl.gateway.arguments import coerce
 def test_a_text_is_read_as_its_declared_type(schema: Json, text: str, value: Json) -> None:
     tool = Tool("t", parameters={"properties": {"x": schema}})
 
-    assert coerce("t", {"x": text, "other": "1"}, [tool]) == {"x": value, "other": "1"}
+    assert coerce({"x": text, "other": "1"}, tool) == {"x": value, "other": "1"}
 
 
 def test_an_unknown_tool_keeps_its_texts() -> None:
-    assert coerce("nobody", {"x": "1"}, [Tool("t")]) == {"x": "1"}
-    assert coerce("t", {"x": "1"}, [Tool("t")]) == {"x": "1"}
+    assert coerce({"x": "1"}, None) == {"x": "1"}
+    assert coerce({"x": "1"}, Tool("t")) == {"x": "1"}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from swerl.chat import Json, Message, Role, Tool, ToolCall
+from swerl.chat import Json, Message, Role, ToolCall
+from swerl.dialects._anthropic_tools import Tools
 from swerl.dialects._wire import checked, optional, refuse, required, shown
 
 _BILLING = "x-anthropic-billing-header"
 """Claude Code's first system block can carry a stamp that changes with each request."""
 _JOINT = "\n"
 """Between the text blocks of one message."""
+_SHOWN = {"search_result", "server_tool_use", "mcp_tool_use", "mcp_tool_listing"}
+"""What the vendor's servers left in a conversation: the model sees it as it is written."""
 
 
 def read_system(system: Json) -> Iterator[Message]:
@@ -23,10 +26,11 @@ def read_system(system: Json) -> Iterator[Message]:
         yield Message(Role.SYSTEM, text)
 
 
-def read_messages(items: Sequence[Json]) -> Iterator[Message]:
+def read_messages(items: Sequence[Json], tools: Tools) -> Iterator[Message]:
     """Yield the conversation; each tool result becomes a message of its own.
 
-    Neighbouring assistant messages are one turn, as the vendor's API has it.
+    Neighbouring assistant messages are one turn, as the vendor's API has it. `tools` learns of
+    those that come with a message.
     """
     held: Message | None = None
     for number, item in enumerate(items):
@@ -38,9 +42,9 @@ def read_messages(items: Sequence[Json]) -> Iterator[Message]:
                 held = _merged(held, said) if held else said
                 continue
             case "user":
-                messages = _user(fields, where)
+                messages = _user(fields, where, tools)
             case "system":
-                messages = iter([Message(Role.SYSTEM, _content_text(fields, where))])
+                messages = _late_system(fields, where, tools)
             case role:
                 refuse(f"{where}.role", f"{role!r} is neither user, assistant nor system")
         if held:
@@ -51,40 +55,18 @@ def read_messages(items: Sequence[Json]) -> Iterator[Message]:
         yield held
 
 
-def read_tools(tools: Sequence[Json], messages: Sequence[Json]) -> tuple[Tool, ...]:
-    """Return the tools that the model may call.
-
-    Left out: the vendor's server-side tools, and deferred ones that no message has loaded.
-    """
-    deferred = any(isinstance(tool, dict) and tool.get("defer_loading") for tool in tools)
-    loaded = set(_loaded_tools(messages)) if deferred else set()
-    return tuple(_tools(tools, loaded))
-
-
-def _tools(tools: Sequence[Json], loaded: set[str]) -> Iterator[Tool]:
-    for number, item in enumerate(tools):
-        where = f"tools.{number}"
-        fields = checked(item, dict, where)
-        name = required(fields, "name", str, where)
-        if optional(fields, "type", str, where) not in (None, "custom"):
-            continue
-        if fields.get("defer_loading") is True and name not in loaded:
-            continue
-        description = optional(fields, "description", str, where) or ""
-        yield Tool(name, description, required(fields, "input_schema", dict, where))
+def _late_system(fields: Mapping[str, Json], where: str, tools: Tools) -> Iterator[Message]:
+    """Yield what a system message says; one may do no more than change settings."""
+    if "content" not in fields and "output_config" in fields:
+        return
+    content = _content(fields, where)
+    if not isinstance(content, str):
+        content = _JOINT.join(_texts(content, f"{where}.content", tools))
+    if content:
+        yield Message(Role.SYSTEM, content)
 
 
-def _loaded_tools(messages: Sequence[Json]) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        for block in content if isinstance(content, list) else ():
-            inner = block.get("content") if isinstance(block, dict) else None
-            for part in inner if isinstance(inner, list) else ():
-                if isinstance(part, dict) and part.get("type") == "tool_reference":
-                    yield str(part.get("tool_name"))
-
-
-def _user(fields: Mapping[str, Json], where: str) -> Iterator[Message]:
+def _user(fields: Mapping[str, Json], where: str, tools: Tools) -> Iterator[Message]:
     content = _content(fields, where)
     if isinstance(content, str):
         yield Message(Role.USER, content)
@@ -94,13 +76,13 @@ def _user(fields: Mapping[str, Json], where: str) -> Iterator[Message]:
         place = f"{where}.content.{number}"
         block = checked(item, dict, place)
         if required(block, "type", str, place) != "tool_result":
-            texts.append(_text(block, place))
+            texts.append(_text(block, place, tools))
             continue
         if texts:
             yield Message(Role.USER, _JOINT.join(texts))
             texts = []
         call_id = required(block, "tool_use_id", str, place)
-        yield Message(Role.TOOL, _result_text(block, place), tool_call_id=call_id)
+        yield Message(Role.TOOL, _result_text(block, place, tools), tool_call_id=call_id)
     if texts:
         yield Message(Role.USER, _JOINT.join(texts))
 
@@ -118,7 +100,7 @@ def _assistant(fields: Mapping[str, Json], where: str) -> Message:
                 calls.append(_call(block, place))
             case "thinking":
                 thoughts.append(required(block, "thinking", str, place))
-            case "redacted_thinking":
+            case "redacted_thinking" | "fallback":
                 continue
             case _:
                 texts.append(_text(block, place))
@@ -142,16 +124,11 @@ def _call(block: Mapping[str, Json], where: str) -> ToolCall:
     )
 
 
-def _result_text(block: Mapping[str, Json], where: str) -> str:
+def _result_text(block: Mapping[str, Json], where: str, tools: Tools) -> str:
     content = block.get("content")
     if content is None or isinstance(content, str):
         return content or ""
-    return _JOINT.join(_texts(content, f"{where}.content"))
-
-
-def _content_text(fields: Mapping[str, Json], where: str) -> str:
-    content = _content(fields, where)
-    return content if isinstance(content, str) else _JOINT.join(_texts(content, where))
+    return _JOINT.join(_texts(content, f"{where}.content", tools))
 
 
 def _content(fields: Mapping[str, Json], where: str) -> str | list[Json]:
@@ -161,24 +138,28 @@ def _content(fields: Mapping[str, Json], where: str) -> str | list[Json]:
     refuse(f"{where}.content", "Input should be a valid string or array")
 
 
-def _texts(blocks: Json, where: str) -> list[str]:
+def _texts(blocks: Json, where: str, tools: Tools | None = None) -> list[str]:
     items = checked(blocks, list, where)
     places = [f"{where}.{number}" for number in range(len(items))]
     pairs = zip(items, places, strict=True)
-    return [_text(checked(item, dict, place), place) for item, place in pairs]
+    return [_text(checked(item, dict, place), place, tools) for item, place in pairs]
 
 
-def _text(block: Mapping[str, Json], where: str) -> str:
+def _text(block: Mapping[str, Json], where: str, tools: Tools | None = None) -> str:
     """Return a block as text; what is no text is named, for the models here only read."""
     kind = required(block, "type", str, where)
     match kind:
         case "text":
             return required(block, "text", str, where)
-        case "tool_reference":
-            return f"[tool {block.get('tool_name')} is loaded]"
-        case "image" | "document":
+        case "tool_reference" if tools:
+            return tools.load(required(block, "tool_name", str, where))
+        case "tool_addition" | "tool_removal" if tools:
+            return tools.change(block, where)
+        case "compaction":
+            return optional(block, "content", str, where) or ""
+        case "image" | "document" | "container_upload":
             return f"[{kind} left out: this model reads text only]"
-        case "search_result" | "server_tool_use" | "web_search_tool_result":
+        case _ if kind in _SHOWN or kind.endswith("_tool_result"):
             return shown(dict(block), where)
         case _:
             refuse(f"{where}.type", f"{kind!r} is not a known content block type")

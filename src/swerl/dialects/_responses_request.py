@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from swerl.chat import Json, Message, Role, Tool, ToolCall
+from swerl.dialects._free_text import read_text_tool, text_call
 from swerl.dialects._wire import call_arguments, checked, optional, refuse, required, shown
 
 _ROLES = {
@@ -50,6 +51,8 @@ def read_tools(items: Sequence[Json], namespace: str = "") -> Iterator[Tool]:
         if kind == "namespace" and not namespace:
             inner = required(fields, "tools", list, where)
             yield from read_tools(inner, required(fields, "name", str, where) + ".")
+        elif kind == "custom":
+            yield read_text_tool(fields, where, namespace)
         elif kind == "function":
             yield Tool(
                 namespace + required(fields, "name", str, where),
@@ -68,14 +71,16 @@ def _message(item: Json, where: str) -> Message:
             return Message(_ROLES[name], _text(fields.get("content"), f"{where}.content"))
         case "reasoning":
             return Message(Role.ASSISTANT, thinking=_thinking(fields, where))
-        case "function_call":
+        case "function_call" | "custom_tool_call":
             return Message(Role.ASSISTANT, tool_calls=(_call(fields, where),))
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             call_id = required(fields, "call_id", str, where)
             output = _text(fields.get("output"), f"{where}.output")
             return Message(Role.TOOL, output, tool_call_id=call_id)
         case "item_reference":
             refuse(where, "nothing is stored here: send the item itself")
+        case "compaction_trigger":
+            refuse(where, "nothing is compacted here: ask the model for a summary")
         case kind:
             # what the vendor's own tools leave in a conversation is shown to the model as it is
             role = Role.USER if kind.endswith("_output") else Role.ASSISTANT
@@ -85,11 +90,11 @@ def _message(item: Json, where: str) -> Message:
 def _call(fields: Mapping[str, Json], where: str) -> ToolCall:
     namespace = optional(fields, "namespace", str, where)
     name = required(fields, "name", str, where)
-    return ToolCall(
-        required(fields, "call_id", str, where),
-        f"{namespace}.{name}" if namespace else name,
-        call_arguments(required(fields, "arguments", str, where)),
-    )
+    full = f"{namespace}.{name}" if namespace else name
+    call_id = required(fields, "call_id", str, where)
+    if fields["type"] == "custom_tool_call":
+        return text_call(call_id, full, required(fields, "input", str, where))
+    return ToolCall(call_id, full, call_arguments(required(fields, "arguments", str, where)))
 
 
 def _thinking(fields: Mapping[str, Json], where: str) -> str:

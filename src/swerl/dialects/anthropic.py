@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import orjson
 
 from swerl.chat import ChatReply, ChatRequest, Finish, Json
-from swerl.dialects._anthropic_request import read_messages, read_system, read_tools
+from swerl.dialects._anthropic_request import read_messages, read_system
+from swerl.dialects._anthropic_tools import Tools
 from swerl.dialects._status import failure
 from swerl.dialects._wire import bearer, check_results, error_reply, max_tokens, optional, required
 from swerl.errors import GatewayError
@@ -63,11 +64,15 @@ class Anthropic:
         items = required(body, "messages", list)
         if not items:
             raise GatewayError("messages: at least one message is required")
-        messages = (*read_system(body.get("system")), *read_messages(items))
+        if optional(body, "mcp_servers", list):
+            raise GatewayError("mcp_servers: nobody calls them from here; let the client do so")
+        tools = Tools(optional(body, "tools", list) or [])
+        messages = (*read_system(body.get("system")), *read_messages(items, tools))
         check_results(messages)
         return ChatRequest(
             messages=messages,
-            tools=read_tools(optional(body, "tools", list) or [], items),
+            tools=tools.offered,
+            late_tools=tools.late,
             max_tokens=max_tokens(body, "max_tokens"),
             stream=optional(body, "stream", bool) or False,
             model=required(body, "model", str),
@@ -125,6 +130,7 @@ def _usage(reply: ChatReply, output_tokens: int) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": output_tokens,
+        "output_tokens_details": {"thinking_tokens": min(usage.thinking_tokens, output_tokens)},
     }
 
 

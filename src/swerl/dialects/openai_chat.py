@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import orjson
 
 from swerl.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
+from swerl.dialects._free_text import read_text_tool, text_call, text_of
 from swerl.dialects._status import failure, openai_error
 from swerl.dialects._wire import (
     bearer,
@@ -50,6 +51,7 @@ class OpenAIChat:
 
         Raises GatewayError on a body that the vendor would refuse too.
         """
+        _refuse_unserved(body)
         items = required(body, "messages", list)
         if not items:
             raise GatewayError("messages: at least one message is required")
@@ -102,6 +104,17 @@ class OpenAIChat:
         return error_reply(failed.status, openai_error(error, failed), failed.headers)
 
 
+def _refuse_unserved(body: Mapping[str, Json]) -> None:
+    """Raise GatewayError where the answer would not be what the client asked for."""
+    if (optional(body, "n", int) or 1) != 1:
+        refuse("n", "each request is answered once")
+    if optional(body, "logprobs", bool):
+        refuse("logprobs", "log-probabilities are kept for training and not given out")
+    for key in ("functions", "function_call"):
+        if body.get(key):
+            refuse(key, "this form is no longer served: offer `tools`")
+
+
 def _message(item: Json, where: str) -> Message:
     fields = checked(item, dict, where)
     match required(fields, "role", str, where):
@@ -116,7 +129,7 @@ def _message(item: Json, where: str) -> Message:
             calls = optional(fields, "tool_calls", list, where) or []
             return Message(
                 Role.ASSISTANT,
-                _content(fields, where),
+                _content(fields, where) or optional(fields, "refusal", str, where) or "",
                 optional(fields, "reasoning_content", str, where) or "",
                 tuple(_call(call, f"{where}.tool_calls.{n}") for n, call in enumerate(calls)),
             )
@@ -148,6 +161,11 @@ def _part(item: Json, where: str) -> str:
 
 def _call(item: Json, where: str) -> ToolCall:
     fields = checked(item, dict, where)
+    if fields.get("type") == "custom":
+        custom = required(fields, "custom", dict, where)
+        name = required(custom, "name", str, f"{where}.custom")
+        text = required(custom, "input", str, f"{where}.custom")
+        return text_call(required(fields, "id", str, where), name, text)
     function = required(fields, "function", dict, where)
     written = required(function, "arguments", str, f"{where}.function")
     return ToolCall(
@@ -161,8 +179,12 @@ def _tools(items: Sequence[Json]) -> Iterator[Tool]:
     for number, item in enumerate(items):
         where = f"tools.{number}"
         fields = checked(item, dict, where)
-        if required(fields, "type", str, where) != "function":
+        kind = required(fields, "type", str, where)
+        if kind == "custom":
+            yield read_text_tool(required(fields, "custom", dict, where), f"{where}.custom")
             continue
+        if kind != "function":
+            refuse(f"{where}.type", f"{kind!r} is neither function nor custom")
         function = required(fields, "function", dict, where)
         yield Tool(
             required(function, "name", str, f"{where}.function"),
@@ -173,6 +195,10 @@ def _tools(items: Sequence[Json]) -> Iterator[Tool]:
 
 def _calls(message: Message) -> Iterator[dict[str, Json]]:
     for call in message.tool_calls:
+        if call.is_text:
+            custom: Json = {"name": call.name, "input": text_of(call)}
+            yield {"id": call.id, "type": "custom", "custom": custom}
+            continue
         arguments = orjson.dumps(dict(call.arguments)).decode()
         function: Json = {"name": call.name, "arguments": arguments}
         yield {"id": call.id, "type": "function", "function": function}
@@ -203,4 +229,5 @@ def _usage(reply: ChatReply) -> Json:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
     }

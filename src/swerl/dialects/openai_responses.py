@@ -8,9 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import orjson
 
 from swerl.chat import ChatReply, ChatRequest, Finish, Json
+from swerl.dialects._free_text import text_of
 from swerl.dialects._responses_request import read_input, read_tools
 from swerl.dialects._status import failure, openai_error
-from swerl.dialects._wire import bearer, check_results, error_reply, max_tokens, optional, required
+from swerl.dialects._wire import (
+    bearer,
+    check_results,
+    error_reply,
+    max_tokens,
+    optional,
+    refuse,
+    required,
+)
 from swerl.errors import GatewayError
 from swerl.interfaces import WireReply
 
@@ -39,10 +48,7 @@ class OpenAIResponses:
         Raises GatewayError on a body that the vendor would refuse too, and on one that leans on
         what an earlier request stored.
         """
-        for key in ("previous_response_id", "conversation"):
-            if body.get(key) is not None:
-                message = f"{key}: responses are not stored here; send the whole input"
-                raise GatewayError(message)
+        _refuse_unserved(body)
         instructions = optional(body, "instructions", str)
         told: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
         messages = (*read_input(told), *read_input(body.get("input")))
@@ -73,6 +79,18 @@ class OpenAIResponses:
         return error_reply(failed.status, openai_error(error, failed), failed.headers)
 
 
+def _refuse_unserved(body: Mapping[str, Json]) -> None:
+    """Raise GatewayError where the answer would not be what the client asked for."""
+    for key in ("previous_response_id", "conversation", "prompt"):
+        if body.get(key) is not None:
+            refuse(key, "nothing is stored here; send the whole input")
+    if optional(body, "background", bool):
+        refuse("background", "nothing is stored here; wait for the answer, or stream it")
+    included = optional(body, "include", list) or []
+    if "message.output_text.logprobs" in included or body.get("top_logprobs"):
+        refuse("top_logprobs", "log-probabilities are kept for training and not given out")
+
+
 def _events(reply: ChatReply) -> Iterator[tuple[str, dict[str, Json]]]:
     begun = _response(reply, [], status="in_progress")
     yield "response.created", {"response": begun}
@@ -98,6 +116,10 @@ def _fill(
         done = {**at, "name": item["name"], "arguments": text}
         yield "response.function_call_arguments.done", done
         return
+    if item["type"] == "custom_tool_call":
+        yield "response.custom_tool_call_input.delta", {**at, "delta": item["input"]}
+        yield "response.custom_tool_call_input.done", {**at, "input": item["input"]}
+        return
     parts = item["content"]
     assert isinstance(parts, list)
     kind = "output_text" if item["type"] == "message" else "reasoning_text"
@@ -112,8 +134,8 @@ def _fill(
 
 def _empty(item: Mapping[str, Json]) -> dict[str, Json]:
     """Return an item as it is when it opens."""
-    hollow: dict[str, Json] = {"arguments": ""} if "arguments" in item else {"content": []}
-    return {**item, **hollow, "status": "in_progress"}
+    empty: dict[str, Json] = {"arguments": "", "input": "", "content": []}
+    return {key: empty.get(key, value) for key, value in item.items()} | {"status": "in_progress"}
 
 
 def _items(reply: ChatReply) -> Iterator[dict[str, Json]]:
@@ -133,6 +155,16 @@ def _items(reply: ChatReply) -> Iterator[dict[str, Json]]:
     for number, call in enumerate(message.tool_calls):
         namespace, _, name = call.name.rpartition(".")
         owner: dict[str, Json] = {"namespace": namespace} if namespace else {}
+        if call.is_text:
+            yield {
+                "type": "custom_tool_call",
+                "id": f"ctc_{reply.id}_{number}",
+                "call_id": call.id,
+                "name": name,
+                **owner,
+                "input": text_of(call),
+            }
+            continue
         yield {
             "type": "function_call",
             "id": f"fc_{reply.id}_{number}",
@@ -173,8 +205,8 @@ def _usage(reply: ChatReply) -> Json:
     usage = reply.usage
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -91,9 +91,10 @@ class TemplateFamily:
         """Read sampled ids as thinking, text and tool calls; what cannot be read stays text."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text = "".join(self._tokenizer.pieces(body))
-        thinking, text = self._split_thinking(text)
-        found = read_calls(text, self._form)
-        return ParsedReply(found.text, thinking, found.calls, found.num_malformed)
+        thinking, rest = self._split_thinking(text)
+        found = read_calls(rest, self._form)
+        num_thinking = self._num_thinking(body, text[: len(text) - len(rest)]) if thinking else 0
+        return ParsedReply(found.text, thinking, found.calls, found.num_malformed, num_thinking)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as written, special tokens by their names."""
@@ -136,6 +137,12 @@ class TemplateFamily:
         body = text.lstrip().removeprefix(_THINK)
         thinking, _, rest = body.partition(_THINK_END)
         return thinking.strip("\n"), rest.removeprefix("\n\n").removeprefix("\n")
+
+    def _num_thinking(self, ids: Sequence[int], text: str) -> int:
+        """Return how many ids stand for the thinking; where its end is no token, nearly so."""
+        if _THINK_END in self._tokenizer.names():
+            return self._tokenizer.count_through(ids, _THINK_END)
+        return min(len(self._tokenizer.encode([text])), len(ids))
 
     def _folded(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Yield messages with the system prompt in one piece at the front."""

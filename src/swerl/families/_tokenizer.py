@@ -81,6 +81,11 @@ class SplitTokenizer:
         if run:
             yield self._decode(run)
 
+    def count_through(self, ids: Sequence[int], special: str) -> int:
+        """Return how many ids stand up to the first `special`, it included; all without one."""
+        index = self._ids.get(special)
+        return next((n for n, one in enumerate(ids, 1) if one == index), len(ids))
+
     def _encode_run(self, texts: Sequence[str]) -> list[int]:
         if not texts:
             return []

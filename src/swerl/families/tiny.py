@@ -8,6 +8,7 @@ context. All argument values are texts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swerl.chat import ChatRequest, Json, Message, ParsedReply, Role
@@ -50,7 +51,10 @@ class TinyFamily:
     def parse(self, ids: Sequence[int]) -> ParsedReply:
         """Read sampled ids as thinking, text and tool calls; what cannot be read stays text."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return _read(list(self._tokenizer.pieces(body)))
+        found = _read(list(self._tokenizer.pieces(body)))
+        if not found.thinking:
+            return found
+        return replace(found, thinking_tokens=self._tokenizer.count_through(body, tiny.THINK_END))
 
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as written, special tokens by their names."""

@@ -8,11 +8,11 @@ an error that the model reads and can act on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import orjson
 
-from swerl.chat import ChatRequest, Finish, Json, Tool
+from swerl.chat import ChatRequest, Finish, Json, Tool, ToolCall
 from swerl.gateway.speakers import Spoken
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -34,12 +34,21 @@ def is_unreadable(spoken: Spoken, request: ChatRequest) -> bool:
     return bool(spoken.parsed.malformed_calls and request.tools and is_whole)
 
 
-def coerce(name: str, arguments: Mapping[str, Json], tools: Sequence[Tool]) -> dict[str, Json]:
+def usable_call(
+    call_id: str, name: str, arguments: Mapping[str, Json], request: ChatRequest
+) -> ToolCall:
+    """Return what the model called as the client that asked can use it."""
+    tools = (*request.late_tools, *request.tools)
+    tool = next((tool for tool in tools if tool.name == name), None)
+    is_text = tool is not None and tool.is_text
+    return ToolCall(call_id, name, coerce(arguments, tool), is_text)
+
+
+def coerce(arguments: Mapping[str, Json], tool: Tool | None) -> dict[str, Json]:
     """Return the arguments with each text read as JSON where the tool declares another type.
 
     A text that does not read as a declared type stays a text: the client explains what is wrong.
     """
-    tool = next((tool for tool in tools if tool.name == name), None)
     declared = tool.parameters.get("properties") if tool else None
     if not isinstance(declared, dict):
         return dict(arguments)

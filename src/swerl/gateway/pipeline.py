@@ -17,10 +17,10 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import TypeAlias, TypeVar
 
-from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, ToolCall
+from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role
 from swerl.errors import BudgetError, EngineError, GatewayError, Refusal
 from swerl.gateway.answer import Answer, closed
-from swerl.gateway.arguments import UNREADABLE, coerce, is_unreadable
+from swerl.gateway.arguments import UNREADABLE, is_unreadable, usable_call
 from swerl.gateway.history import History, Match, Node
 from swerl.gateway.limits import Admission, SessionLimits
 from swerl.gateway.retries import Asker, Twins
@@ -285,7 +285,7 @@ class Conversation:
         for name, arguments in said:
             self._num_minted += 1
             call_id = f"call_{self._salt}_{self._num_minted}"
-            calls.append(ToolCall(call_id, name, coerce(name, arguments, request.tools)))
+            calls.append(usable_call(call_id, name, arguments, request))
         parsed = spoken.parsed
         return Message(Role.ASSISTANT, parsed.text, parsed.thinking, tuple(calls))
 

@@ -54,7 +54,7 @@ class Router:
         if request.method == "HEAD" or (request.method == "GET" and path in _CHECKS):
             return web.json_response({"ok": True})
         route = self._routes.find(path)
-        dialect = route.dialect if route else self._routes.fallback
+        dialect = self._routes.dialect(path)
         stream = EventStream(request)
         session = alone
         try:

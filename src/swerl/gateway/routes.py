@@ -25,8 +25,7 @@ class Routes:
 
     def __init__(self) -> None:
         dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
-        self.fallback: Dialect = dialects[0]
-        """In whose shape an unknown path is refused."""
+        self._fallback: Dialect = dialects[0]
         self._routes: dict[str, Route] = {}
         for dialect in dialects:
             for path, operation in dialect.routes.items():
@@ -36,10 +35,17 @@ class Routes:
         """Return the route of a path without a slash at its end."""
         return self._routes.get(path) or self._model(path)
 
+    def dialect(self, path: str) -> Dialect:
+        """Return in whose shape a path is answered: its own, or that of the nearest above it."""
+        while path:
+            if route := self.find(path):
+                return route.dialect
+            path = path.rpartition("/")[0]
+        return self._fallback
+
     def key(self, target: str, headers: Mapping[str, str]) -> str | None:
         """Return the session key that a request for this target carries."""
-        route = self.find(urlsplit(target).path.rstrip("/"))
-        return (route.dialect if route else self.fallback).session_key(headers)
+        return self.dialect(urlsplit(target).path.rstrip("/")).session_key(headers)
 
     def _model(self, path: str) -> Route | None:
         """Return the route of one model's page; the model answers to any name in a request too."""

@@ -126,12 +126,14 @@ class _TokenSpeaker:
             num_routed=max(0, len(prompt.ids) - len(prompt.tail) - 1),
         )
         completion = await self._engine.generate(prompt.ids, sampling, self._session)
+        parsed = self._family.parse(completion.ids)
         usage = Usage(
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(completion.ids),
             cached_tokens=min(completion.cached_tokens, len(prompt.ids)),
+            thinking_tokens=parsed.thinking_tokens,
         )
-        return Spoken(self._family.parse(completion.ids), completion, usage, trainable=True)
+        return Spoken(parsed, completion, usage, trainable=True)
 
     async def abort(self) -> None:
         await self._engine.abort(self._session)
