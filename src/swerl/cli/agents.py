@@ -6,12 +6,17 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Fetch agent CLIs for use in offline sandboxes.")
+from swerl.cli import agents_lab
+
+app = typer.Typer(no_args_is_help=True, help="Fetch agent CLIs, and try them offline.")
 
 
 @app.callback()
 def _agents() -> None:
-    """Fetch agent CLIs for use in offline sandboxes."""
+    """Fetch agent CLIs, and try them offline."""
+
+
+app.command("lab")(agents_lab.lab)
 
 
 @app.command()

@@ -1,0 +1,145 @@
+"""`swerl agents lab`: let real agents play scripted conversations, and print what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from swerl.lab.matrix import Found, Lab
+    from swerl.lab.row import Row
+    from swerl.lab.trial import Trial
+
+_COLOURS = {"done": "green", "limit": "green", "gave up": "yellow", "failed": "bold red"}
+
+_LOG_CHARS = 400
+
+
+def lab(
+    *,
+    agents: Annotated[
+        str, typer.Option(help="Agents, with commas between: codex, codex@0.94.0. All by default.")
+    ] = "",
+    cases: Annotated[str, typer.Option(help="Cases, with commas between. All by default.")] = "",
+    families: Annotated[
+        str, typer.Option(help="Families; the first meets every agent, others the first agent.")
+    ] = "tiny",
+    models: Annotated[
+        Path | None,
+        typer.Option(help="Folder of model folders (tokenizer, chat template) named by family."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Every family with every agent.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Keep the report here: .md or .json.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="List agents and cases; run none.")] = False,
+) -> None:
+    """Run agents offline against a scripted model; exit code 1 where one fails."""
+    from swerl.cli._output import console
+    from swerl.lab import report
+    from swerl.lab.matrix import Lab
+
+    if out:
+        report.check(out)
+    planned = Lab(_trials(agents, cases, families, full=full), models, jobs)
+    if show:
+        _list(planned)
+        return
+    found = _run(planned)
+    for family in dict.fromkeys(row.family for row in found.rows):
+        console().print(_table([row for row in found.rows if row.family == family]))
+    _tell_reasons(found)
+    if out:
+        report.write(found, out)
+        console().print(f"kept in {out}", soft_wrap=True, markup=False)
+    console().print(f"{len(found.rows)} trials, {len(found.failed)} failed, {found.seconds:.0f} s")
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _trials(agents: str, cases: str, families: str, *, full: bool) -> tuple[Trial, ...]:
+    from swerl import plugins
+    from swerl.lab.agents import choose
+    from swerl.lab.cases import CASES, find_case
+    from swerl.lab.matrix import plan
+
+    names = _split(families)
+    for name in names:
+        plugins.load("families", name)
+    chosen = [find_case(name) for name in _split(cases) or tuple(CASES)]
+    return plan(choose(_split(agents)), chosen, names, full=full)
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+
+
+def _run(planned: Lab) -> Found:
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from swerl.assemble import open_backend
+    from swerl.cli._output import stderr
+    from swerl.cli._run import run
+    from swerl.lab import matrix
+    from swerl.sandboxes import local
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
+    backend = open_backend("local", local.Options(), run="lab")
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        bar = progress.add_task("trials", total=len(planned.trials))
+
+        def tell(row: Row) -> None:
+            progress.update(bar, advance=1, description=f"{row.agent}, {row.case}")
+
+        return run(matrix.run(planned, backend, tell), after="every sandbox is closed")
+
+
+def _list(planned: Lab) -> None:
+    from swerl.cli._output import console
+
+    agents = dict.fromkeys(trial.agent.name for trial in planned.trials)
+    cases = {trial.case.name: trial.case.sentence for trial in planned.trials}
+    table = _empty_table("case", "what happens")
+    for name, sentence in cases.items():
+        table.add_row(name, sentence)
+    console().print(table)
+    console().print(f"agents: {', '.join(agents)}", soft_wrap=True)
+
+
+def _table(rows: list[Row]) -> Table:
+    from swerl.lab.report import HEADINGS, cells
+
+    table = _empty_table(*HEADINGS)
+    table.title = f"family {rows[0].family}"
+    for row in rows:
+        agent, case, end, *numbers = cells(row)
+        table.add_row(agent, case, f"[{_COLOURS.get(end, 'dim')}]{end}[/]", *numbers)
+    return table
+
+
+def _tell_reasons(found: Found) -> None:
+    """Say why trials failed or could not be made, and what was tried outside."""
+    from swerl.cli._output import console
+    from swerl.lab.report import reasons
+
+    for line in reasons(found.rows):
+        console().print(line, markup=False, soft_wrap=True)
+    for row in found.failed:
+        if row.log:
+            where = f"{row.agent}, {row.case}, {row.family} said last:"
+            console().print(f"{where}\n{row.log[-_LOG_CHARS:]}", markup=False, style="dim")
+
+
+def _empty_table(*names: str) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
+    for name in names:
+        table.add_column(name, no_wrap=name in ("agent", "case", "end"), overflow="fold")
+    return table

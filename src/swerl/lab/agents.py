@@ -1,0 +1,112 @@
+"""The agents of the lab: which releases, and the settings by which a case comes about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from swerl import plugins
+from swerl.errors import InputError
+from swerl.interfaces import Harness
+from swerl.lab.cases import Case
+
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What the lab knows of an agent."""
+
+    releases: tuple[str, ...] = ()
+    """Releases to try; none is the tested one alone."""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What a case needs -> settings of the harness that make the agent do it."""
+
+
+_NO_SETTINGS: Mapping[str, Any] = {}
+_COMPACT_EARLY = {
+    # 70,000 of 200,000 tokens: well over the first prompt, so that one compaction is enough
+    "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "35",
+    # newer releases give an unknown model a million tokens; 100,000 is the least they take
+    "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000",
+}
+_TRAITS: Mapping[str, _Traits] = {
+    "claude-code": _Traits(
+        ("2.1.112", "2.1.143", "2.1.329"),
+        {
+            "sub-agents": _NO_SETTINGS,
+            "compaction": {
+                "extra_args": (
+                    "--settings",
+                    json.dumps({"env": _COMPACT_EARLY}),
+                )
+            },
+        },
+    ),
+    "codex": _Traits(
+        ("0.169.0", "0.94.0"),
+        {
+            "sub-agents": {"sub_agents": True},
+            "compaction": {"extra_args": ("-c", "model_auto_compact_token_limit=30000")},
+        },
+    ),
+}
+_UNABLE = {("codex", "0.94.0", "compaction")}
+"""Agent, release, need: a Codex that speaks Chat Completions reads no usage, so never compacts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent in one release."""
+
+    harness: str
+    release: str = ""
+    """Empty where an agent comes with swerl or has one tested release."""
+
+    @property
+    def name(self) -> str:
+        """Return the name that tables and users write."""
+        return f"{self.harness} {self.release}".strip()
+
+    def can(self, need: str) -> bool:
+        """Say whether the lab knows how to make the agent do what a case needs."""
+        if (self.harness, self.release, need) in _UNABLE:
+            return False
+        return not need or need in _TRAITS.get(self.harness, _Traits()).settings
+
+    def build(self, case: Case) -> Harness:
+        """Build its harness for a case, fetching its bundle. Raises SwerlError."""
+        module = plugins.load("harnesses", self.harness)
+        traits = _TRAITS.get(self.harness, _Traits())
+        settings = dict(traits.settings.get(case.needs, _NO_SETTINGS))
+        if self.release:
+            settings["version"] = self.release
+        try:
+            options = module.Options(**settings)
+        except ValidationError as error:
+            message = f"{self.name} takes no settings {settings}: {error.errors()[0]['msg']}"
+            raise InputError(message, hint="give a release such as codex@0.169.0") from error
+        built: Harness = module.build(options)
+        return built
+
+
+def choose(names: tuple[str, ...]) -> list[Agent]:
+    """Return the agents of these names, `agent` or `agent@release`; without any, all of them.
+
+    Raises UnknownNameError.
+    """
+    return [agent for name in names or tuple(plugins.names("harnesses")) for agent in _named(name)]
+
+
+def _named(name: str) -> Iterator[Agent]:
+    harness, _, release = name.partition("@")
+    module = plugins.load("harnesses", harness)
+    releases = _TRAITS.get(harness, _Traits()).releases
+    if release:
+        yield Agent(harness, release)
+    elif releases:
+        yield from (Agent(harness, each) for each in releases)
+    else:
+        yield Agent(harness, getattr(module, "DEFAULT_VERSION", ""))
