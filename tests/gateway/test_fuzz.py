@@ -32,17 +32,28 @@ LIMITS = SessionLimits(max_turns=10**6, requests_per_minute=10**6, max_body_byte
 MOST_GROWTH_MIB = 24.0
 
 USE = {"type": "tool_use", "id": "a", "name": "bash", "input": {"cmd": "ls", "n": 5}}
-RESULT = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "x"}]}
+LOADED = {"type": "tool_reference", "tool_name": "late"}
+PARTS = [{"type": "text", "text": "x"}, LOADED]
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": PARTS}
 FUNCTION = {"name": "bash", "arguments": '{"cmd": "ls"}'}
 SCHEMA = {"type": "object", "properties": {"cmd": {"type": "string"}, "n": {"type": "integer"}}}
 TOOL = {"name": "bash", "description": "Run.", "parameters": SCHEMA}
+INLINE = {"name": "new", "input_schema": SCHEMA}
+DEFINED = {"type": "tool_definition", "definition": INLINE}
+REMOVED = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "bash"}}
+GRAMMAR = {"syntax": "lark", "definition": "start: /.+/"}
+CUSTOM = {"name": "patch", "description": "Patch.", "format": {"type": "grammar", **GRAMMAR}}
+CUSTOM_CALL = {"id": "b", "type": "custom", "custom": {"name": "patch", "input": "*** x"}}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {
         "model": "m",
         "max_tokens": 9,
         "stream": False,
         "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
-        "tools": [{"name": "bash", "description": "Run.", "input_schema": SCHEMA}],
+        "tools": [
+            {"name": "bash", "description": "Run.", "input_schema": SCHEMA},
+            {"name": "late", "input_schema": SCHEMA, "defer_loading": True},
+        ],
         "thinking": {"type": "adaptive"},
         "metadata": {"user_id": "u"},
         "messages": [
@@ -57,6 +68,7 @@ BODIES: dict[str, dict[str, Any]] = {
             },
             {"role": "user", "content": [RESULT, {"type": "text", "text": "go on"}]},
             {"role": "system", "content": "It is late."},
+            {"role": "system", "content": [{"type": "tool_addition", "tool": DEFINED}, REMOVED]},
         ],
     },
     "/v1/chat/completions": {
@@ -64,7 +76,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 9,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "tools": [{"type": "function", "function": TOOL}],
+        "tools": [{"type": "function", "function": TOOL}, {"type": "custom", "custom": CUSTOM}],
         "messages": [
             {"role": "developer", "content": "Be brief."},
             {"role": "user", "content": [{"type": "text", "text": "hi"}]},
@@ -72,8 +84,12 @@ BODIES: dict[str, dict[str, Any]] = {
                 "role": "assistant",
                 "content": None,
                 "reasoning_content": "hm",
-                "tool_calls": [{"id": "a", "type": "function", "function": FUNCTION}],
+                "tool_calls": [
+                    {"id": "a", "type": "function", "function": FUNCTION},
+                    CUSTOM_CALL,
+                ],
             },
+            {"role": "tool", "tool_call_id": "b", "content": "ok"},
             {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "x"}]},
         ],
     },
@@ -85,6 +101,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "tools": [
             {"type": "function", **TOOL},
             {"type": "namespace", "name": "n", "tools": [{"type": "function", **TOOL}]},
+            {"type": "custom", **CUSTOM},
         ],
         "input": [
             {"role": "developer", "content": [{"type": "input_text", "text": "hi"}]},
@@ -92,6 +109,8 @@ BODIES: dict[str, dict[str, Any]] = {
             {"type": "reasoning", "id": "r", "summary": [], "content": None},
             {"type": "function_call", "call_id": "a", "name": "bash", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "a", "output": "x"},
+            {"type": "custom_tool_call", "call_id": "b", "name": "patch", "input": "*** x"},
+            {"type": "custom_tool_call_output", "call_id": "b", "output": "ok"},
         ],
     },
 }
