@@ -42,6 +42,11 @@ class TestStatus(StrEnum):
     MISSING = "missing"
     """Declared, but absent from the report."""
 
+    @property
+    def is_good(self) -> bool:
+        """Whether a test of this status holds nothing against a patch."""
+        return self in (TestStatus.PASSED, TestStatus.XFAIL, TestStatus.SKIPPED)
+
 
 class Canary(StrEnum):
     """What became of the tests that were put among the hidden ones in order to fail."""

@@ -49,13 +49,17 @@ class Planted:
 
 def fits(spec: GradingSpec) -> bool:
     """Say whether the test command would run a canary, as far as its text tells."""
-    lines = _RUNNER_LINE.findall(spec.test_command)
+    scripts = [text for path, text in _files(spec).items() if path.endswith(".sh")]
+    lines = _RUNNER_LINE.findall("\n".join([spec.test_command, *scripts]))
     chooses = any(map(_CHOOSES.search, lines))
     return spec.canary is not False and bool(lines) and not chooses
 
 
 def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:
-    """Put a canary behind a declared test of a Python file; None where none is found."""
+    """Put a canary behind a declared test of a Python file; None where none is found.
+
+    Where a Task declares no tests at all, any function that is named as a test will do.
+    """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -67,9 +71,9 @@ def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:
             for declared in (_names(spec.fail_to_pass), _names(spec.pass_to_pass))
             if (chosen := [test for test in tests if test.name in declared])
         ),
-        None,
+        None if spec.fail_to_pass or spec.pass_to_pass else _named_as_tests(tests),
     )
-    if beside is None:
+    if not beside:
         return None
     test = rng.choice(beside)
     name, value, words = _invent(test.name, {each.name for each in tests}, rng)
@@ -107,6 +111,10 @@ def separate(
     return rest, Canary.FAILED if failed == wanted else Canary.MISSING
 
 
+def _files(spec: GradingSpec) -> Mapping[str, str]:
+    return {**spec.files, **spec.test_files}
+
+
 def _tests(tree: ast.Module) -> Iterable[ast.FunctionDef]:
     """Yield functions of the file and methods of its classes that may be tests."""
     for node in tree.body:
@@ -114,6 +122,10 @@ def _tests(tree: ast.Module) -> Iterable[ast.FunctionDef]:
             yield node
         elif isinstance(node, ast.ClassDef):
             yield from (each for each in node.body if isinstance(each, ast.FunctionDef))
+
+
+def _named_as_tests(tests: Iterable[ast.FunctionDef]) -> list[ast.FunctionDef]:
+    return [test for test in tests if test.name.startswith("test")]
 
 
 def _names(tests: Iterable[str]) -> set[str]:

@@ -4,6 +4,10 @@ The test command runs between two markers, each with a random word of its own th
 shell over its standard input: no argument list or environment in the sandbox shows them. What
 tests print goes out of the sandbox as it comes, so that nothing can take it back, and the exit
 code that the sandbox tells must be the one that stands in the last marker.
+
+A report is believed where it can still say "failed": see `_canary`. Where the Task declares tests
+the canaries stand among them. Where only one number or an exit code decides, a solved run is
+followed by a second one with canaries, which must not be solved.
 """
 
 from __future__ import annotations
@@ -12,14 +16,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from swerl.errors import SandboxError, UnknownNameError
 from swerl.grade import Canary, Grade, TestStatus, Verdict
 from swerl.graders import _canary
 from swerl.graders._log_parsers import Parser
-from swerl.graders._prepare import Prepared, prepare
+from swerl.graders._prepare import bring_files, plant, prepare
 from swerl.graders._verdict import Judgement
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Exec
@@ -27,6 +31,8 @@ from swerl.task import GradingSpec, Task
 
 _LOG_CHARS = 200_000
 """Characters of the test log that a Grade keeps, half from each end."""
+_REPORT_S = 120.0
+"""Most seconds for making a report of a log."""
 _PYTEST_OPTIONS = "--durations=0"
 _DURATION = re.compile(r"^\s*(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*?)\s*$", re.MULTILINE)
 
@@ -45,74 +51,126 @@ exit "$code"
 class Report:
     """What the test command left."""
 
-    statuses: Mapping[str, TestStatus]
+    log: str
     exit_code: int
-    canary: Canary
+    left: str = ""
+    """The file at `report_path`; empty where there is none."""
+    statuses: Mapping[str, TestStatus] = field(default_factory=dict)
+    canary: Canary = Canary.NONE
 
 
 Judge: TypeAlias = Callable[[GradingSpec, Report], Judgement]
-ChooseParser: TypeAlias = Callable[[GradingSpec], Parser]
 
 
-async def grade(
-    task: Task, patch: str, sandbox: Sandbox, parser: ChooseParser, judge: Judge
-) -> Grade:
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How one grader reads and judges."""
+
+    parser: Callable[[GradingSpec], Parser]
+    """Chooses what turns the log into statuses. May raise UnknownNameError."""
+    judge: Judge
+    reads_report: bool = False
+    """Whether the parser reads the report file instead of the log."""
+
+
+async def grade(task: Task, patch: str, sandbox: Sandbox, rules: Rules) -> Grade:
     """Grade a patch in a clean sandbox; what breaks on the way becomes a Verdict of its own."""
     started = time.monotonic()
-    prepared = Prepared()
+    restored: tuple[str, ...] = ()
     try:
-        parse = parser(task.grading)
+        parse = rules.parser(task.grading)
         prepared = await prepare(task, patch, sandbox)
-        result = prepared.failure or await _test(task, sandbox, parse, judge, prepared.canaries)
+        restored = prepared.restored
+        result = prepared.failure or await _Grading(task, sandbox, rules, parse).run()
     except UnknownNameError as error:
         result = Grade(Verdict.INVALID, reason=str(error))
     except SandboxError as error:
         result = Grade(Verdict.INFRA, reason=f"the sandbox failed: {error}")
-    return replace(
-        result,
-        restored=prepared.restored,
-        log=_capped(result.log),
-        duration_s=time.monotonic() - started,
-    )
+    seconds = time.monotonic() - started
+    return replace(result, restored=restored, log=_capped(result.log), duration_s=seconds)
 
 
-async def _test(
-    task: Task, sandbox: Sandbox, parse: Parser, judge: Judge, canaries: tuple[str, ...]
-) -> Grade:
-    start, end = secrets.token_hex(16), secrets.token_hex(16)
-    spec = task.grading
-    done = await sandbox.run(
-        ["bash", "-s", "--", spec.test_command],
-        cwd=task.workdir,
-        env=_environment(spec),
-        timeout_s=spec.timeout_s,
-        stdin=_RUN.format(start=start, end=end).encode(),
-    )
-    _, began, rest = done.text.partition(f"{start}\n")
-    log, ended, tail = rest.rpartition(f"\n{end} ")
-    facts = Grade(Verdict.UNSOLVED, log=rest if began else done.text, test_s=done.duration_s)
-    if done.timed_out:
-        reason = f"the tests ran past {spec.timeout_s:g} s"
-        return replace(facts, verdict=Verdict.TIMEOUT, reason=reason)
-    if not began:
-        reason = f"the test command did not start (exit code {done.exit_code})"
-        return replace(facts, verdict=Verdict.INFRA, reason=reason)
-    if not ended or tail.strip() != str(done.exit_code):
-        return replace(facts, reason=f"{_cut(done)} before its end marker")
-    statuses, canary = _canary.separate(parse(log), canaries)
-    said = believed(spec, judge(spec, Report(statuses, done.exit_code, canary)), canary)
-    return replace(
-        facts,
-        verdict=said.verdict,
-        reason=said.reason,
-        tests=said.tests,
-        canary=canary,
-        durations=_durations(log),
-        log=log,
-    )
+@dataclass(frozen=True, slots=True)
+class _Grading:
+    task: Task
+    sandbox: Sandbox
+    rules: Rules
+    parse: Parser
+
+    async def run(self) -> Grade:
+        """Run the tests, and once more where that is what it takes to believe them."""
+        spec = self.task.grading
+        if not _canary.fits(spec):
+            return await self._test(())
+        if spec.fail_to_pass or spec.pass_to_pass or spec.expected:
+            return await self._test(await plant(self.task, self.sandbox))
+        first = await self._test(())
+        if first.verdict is not Verdict.SOLVED:
+            return first
+        await bring_files(self.task, self.sandbox)
+        if not await plant(self.task, self.sandbox):
+            return first
+        return _compared(spec, first, await self._test(()))
+
+    async def _test(self, canaries: tuple[str, ...]) -> Grade:
+        spec = self.task.grading
+        start, end = secrets.token_hex(16), secrets.token_hex(16)
+        done = await self.sandbox.run(
+            ["bash", "-s", "--", spec.test_command],
+            cwd=self.task.workdir,
+            env=_environment(spec),
+            timeout_s=spec.timeout_s,
+            stdin=_RUN.format(start=start, end=end).encode(),
+        )
+        _, began, rest = done.text.partition(f"{start}\n")
+        log, ended, tail = rest.rpartition(f"\n{end} ")
+        facts = Grade(Verdict.UNSOLVED, log=rest if began else done.text, test_s=done.duration_s)
+        if done.timed_out:
+            reason = f"the tests ran past {spec.timeout_s:g} s"
+            return replace(facts, verdict=Verdict.TIMEOUT, reason=reason)
+        if not began:
+            reason = f"the test command did not start (exit code {done.exit_code})"
+            return replace(facts, verdict=Verdict.INFRA, reason=reason)
+        if not ended or tail.strip() != str(done.exit_code):
+            return replace(facts, reason=f"{_cut(done)} before its end marker")
+        report = Report(log, done.exit_code, await self._left(log))
+        return self._judged(replace(facts, log=log), report, canaries)
+
+    async def _left(self, log: str) -> str:
+        """Return the report that the tests left, or that a fresh command makes of their log."""
+        spec = self.task.grading
+        if not spec.report_path:
+            return ""
+        if spec.report_command:
+            await bring_files(self.task, self.sandbox)
+            await self.sandbox.run(
+                ["bash", "-c", spec.report_command],
+                cwd=self.task.workdir,
+                timeout_s=_REPORT_S,
+                stdin=log.encode("utf-8", "surrogateescape"),
+            )
+        try:
+            return (await self.sandbox.read(spec.report_path)).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _judged(self, facts: Grade, report: Report, canaries: tuple[str, ...]) -> Grade:
+        spec = self.task.grading
+        found = self.parse(report.left if self.rules.reads_report else report.log)
+        statuses, canary = _canary.separate(found, canaries)
+        report = replace(report, statuses=statuses, canary=canary)
+        said = _believed(spec, self.rules.judge(spec, report), canary)
+        return replace(
+            facts,
+            verdict=said.verdict,
+            reason=said.reason,
+            tests=said.tests,
+            canary=canary,
+            durations=_durations(report.log),
+        )
 
 
-def believed(spec: GradingSpec, said: Judgement, canary: Canary) -> Judgement:
+def _believed(spec: GradingSpec, said: Judgement, canary: Canary) -> Judgement:
     """Return the Judgement, unless the canaries show that the report is not to be believed."""
     if canary is Canary.PASSED:
         reason = "a test that was made to fail is reported as passed: the report is forged"
@@ -122,6 +180,16 @@ def believed(spec: GradingSpec, said: Judgement, canary: Canary) -> Judgement:
         reason = "a test that was made to fail is not in the report, so nothing in it counts"
         return replace(said, verdict=verdict, reason=reason)
     return said
+
+
+def _compared(spec: GradingSpec, first: Grade, second: Grade) -> Grade:
+    """Return the first Grade, unless the run with canaries among the tests was as good."""
+    first = replace(first, test_s=first.test_s + second.test_s)
+    if second.verdict is not Verdict.SOLVED:
+        return replace(first, canary=Canary.FAILED)
+    verdict = Verdict.CHEAT if spec.canary else Verdict.UNSOLVED
+    reason = "the tests are as good with one among them that was made to fail, so they do not count"
+    return replace(first, verdict=verdict, reason=reason, canary=Canary.PASSED)
 
 
 def _cut(done: Exec) -> str:

@@ -8,6 +8,7 @@ cannot talk over a failure by printing a line of its own.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
@@ -157,6 +158,15 @@ def r2e(log: str) -> Statuses:
     return _worst(line for line in found if line[0])
 
 
+def json_report(report: str) -> Statuses:
+    """Read `{"tests": [{"name": …, "status": "PASSED"}, …]}`; empty where it is something else."""
+    try:
+        tests = [(str(test["name"]), str(test["status"])) for test in json.loads(report)["tests"]]
+    except (ValueError, TypeError, KeyError):
+        return {}
+    return _worst((name, _WORDS.get(word.upper(), TestStatus.ERROR)) for name, word in tests)
+
+
 def _summary_lines(log: str) -> list[_Line]:
     found = []
     for line in log.split("\n"):
@@ -192,6 +202,7 @@ PARSERS: Mapping[str, Parser] = {
     "pytest_options": pytest_options,
     "pytest_coloured": pytest_coloured,
     "django": django,
+    "json_report": json_report,
     "matplotlib": matplotlib,
     "r2e": r2e,
     "seaborn": seaborn,

@@ -14,7 +14,7 @@ from swerl.graders._accept import accept
 from swerl.graders._sections import paths
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Exec
-from swerl.task import Task
+from swerl.task import Task, file_bytes
 
 _TIMEOUT_S = 120.0
 """Most seconds for applying patches: ten times what the largest known one takes."""
@@ -49,6 +49,10 @@ fi
 _PATCH_REFUSED = 91
 _TESTS_REFUSED = 92
 
+_SET_UP = r"""
+rm -rf -- "$1" && bash -s
+"""
+
 _AT_BASE = r"""
 run_git rev-parse -q --verify "${1:=HEAD}^{commit}" >/dev/null 2>&1 || set -- HEAD "$2"
 run_git cat-file -e "$1:$2" 2>/dev/null || exit 93
@@ -61,21 +65,34 @@ class Prepared:
     """A work tree in which the tests can run, or a Grade that says why it is none."""
 
     restored: tuple[str, ...] = ()
-    canaries: tuple[str, ...] = ()
-    """Names of the tests that must fail."""
     failure: Grade | None = None
 
 
 async def prepare(task: Task, patch: str, sandbox: Sandbox) -> Prepared:
-    """Apply what is accepted of the patch, undo what steers tests, bring tests and canaries."""
+    """Apply what is accepted of the patch, undo what steers tests, bring the tests."""
     accepted = accept(task, patch)
     if failure := await _apply(task, accepted.patch, sandbox):
         return Prepared(accepted.dropped, failure=failure)
     undone = await _undo_steering(task, accepted.patch, sandbox)
-    for path, text in task.grading.test_files.items():
-        await sandbox.write(f"{task.workdir}/{path}", text.encode())
-    canaries = await _plant(task, sandbox)
-    return Prepared((*accepted.dropped, *undone), canaries)
+    failure = await _bring_tests(task, sandbox)
+    return Prepared((*accepted.dropped, *undone), failure=failure)
+
+
+async def bring_files(task: Task, sandbox: Sandbox) -> None:
+    """Write the hidden files that stand outside the work tree, over whatever stands there."""
+    for path, text in task.grading.files.items():
+        await sandbox.write(path, file_bytes(text))
+
+
+async def plant(task: Task, sandbox: Sandbox) -> tuple[str, ...]:
+    """Put canaries among the hidden tests and return the names of the tests that must fail."""
+    rng = random.Random(secrets.randbits(64))
+    names = []
+    for path, text in (await _test_texts(task, sandbox)).items():
+        if planted := _canary.plant(text, task.grading, rng):
+            await sandbox.write(path, planted.text.encode())
+            names.append(planted.name)
+    return tuple(names)
 
 
 async def _apply(task: Task, patch: str, sandbox: Sandbox) -> Grade | None:
@@ -134,26 +151,35 @@ async def _at_base(task: Task, path: str, sandbox: Sandbox) -> str:
     return "" if shown.exit_code else shown.stdout.decode("utf-8", "surrogateescape")
 
 
-async def _plant(task: Task, sandbox: Sandbox) -> tuple[str, ...]:
+async def _bring_tests(task: Task, sandbox: Sandbox) -> Grade | None:
     spec = task.grading
-    if not _canary.fits(spec):
-        return ()
-    rng = random.Random(secrets.randbits(64))
-    names = []
-    for path, text in (await _test_texts(task, sandbox)).items():
-        if planted := _canary.plant(text, spec, rng):
-            await sandbox.write(f"{task.workdir}/{path}", planted.text.encode())
-            names.append(planted.name)
-    return tuple(names)
+    for path, text in spec.test_files.items():
+        await sandbox.write(f"{task.workdir}/{path}", text.encode())
+    await bring_files(task, sandbox)
+    if not (spec.test_setup or spec.report_path):
+        return None
+    done = await sandbox.run(
+        [*_shell(_SET_UP), spec.report_path],
+        cwd=task.workdir,
+        timeout_s=_TIMEOUT_S,
+        stdin=spec.test_setup.encode(),
+    )
+    if not done.exit_code:
+        return None
+    reason = f"the tests cannot be brought (exit code {done.exit_code})"
+    return Grade(Verdict.INVALID, reason=reason, log=done.text)
 
 
 async def _test_texts(task: Task, sandbox: Sandbox) -> Mapping[str, str]:
-    """Return the texts of the test files that may get a canary."""
+    """Return the texts of the test files that may get a canary, by absolute path."""
     spec = task.grading
-    texts = {path: spec.test_files[path] for path in _canary.choose_files(spec.test_files)}
-    for path in _canary.choose_files(paths(spec.test_patch)):
+    inside = {f"{task.workdir}/{path}": text for path, text in spec.test_files.items()}
+    known = {**inside, **spec.files}
+    brought = [f"{task.workdir}/{path}" for path in paths(spec.test_patch)]
+    texts = {}
+    for path in _canary.choose_files([*known, *brought]):
         try:
-            texts[path] = (await sandbox.read(f"{task.workdir}/{path}")).decode()
+            texts[path] = known[path] if path in known else (await sandbox.read(path)).decode()
         except (FileNotFoundError, UnicodeDecodeError):
             continue
     return texts

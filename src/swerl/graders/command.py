@@ -6,7 +6,7 @@ A Task without declared tests is judged by the exit code: nothing else is known 
 from __future__ import annotations
 
 from swerl.grade import Grade, Verdict
-from swerl.graders._flow import Report, grade
+from swerl.graders._flow import Report, Rules, grade
 from swerl.graders._log_parsers import Parser, find_parser
 from swerl.graders._verdict import Judgement, judge_lists
 from swerl.interfaces import Grader, Sandbox
@@ -22,7 +22,7 @@ def build() -> Grader:
 
 class _CommandGrader:
     async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        return await grade(task, patch, sandbox, _parser, _judge)
+        return await grade(task, patch, sandbox, Rules(_parser, _judge))
 
 
 def _parser(spec: GradingSpec) -> Parser:

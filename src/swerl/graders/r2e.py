@@ -6,7 +6,7 @@ A recorded report may hold failures, so neither the exit code nor a single test 
 from __future__ import annotations
 
 from swerl.grade import Grade, TestStatus, Verdict
-from swerl.graders._flow import Report, grade
+from swerl.graders._flow import Report, Rules, grade
 from swerl.graders._log_parsers import Parser, r2e
 from swerl.graders._verdict import Judgement
 from swerl.interfaces import Grader, Sandbox
@@ -23,7 +23,7 @@ def build() -> Grader:
 
 class _R2eGrader:
     async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        return await grade(task, patch, sandbox, _parser, _judge)
+        return await grade(task, patch, sandbox, Rules(_parser, _judge))
 
 
 def _parser(spec: GradingSpec) -> Parser:

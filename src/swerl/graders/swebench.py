@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swerl.grade import Canary, Grade, TestStatus, Verdict
-from swerl.graders._flow import Report, grade
+from swerl.graders._flow import Report, Rules, grade
 from swerl.graders._log_parsers import Parser, find_parser
 from swerl.graders._verdict import Judgement, judge_lists
 from swerl.interfaces import Grader, Sandbox
@@ -19,7 +19,7 @@ def build() -> Grader:
 
 class _SweBenchGrader:
     async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        return await grade(task, patch, sandbox, _parser, _judge)
+        return await grade(task, patch, sandbox, Rules(_parser, _judge))
 
 
 def _parser(spec: GradingSpec) -> Parser:

@@ -1,0 +1,41 @@
+"""Grade as SWE-bench Pro does: an instance's own parser reports, all declared tests must pass.
+
+The parser is a file of the Task. It is written anew when the tests are over, and reads the log
+that came out of the sandbox, so that code under test reaches neither.
+"""
+
+from __future__ import annotations
+
+from swerl.grade import Grade, TestStatus, Verdict
+from swerl.graders._flow import Report, Rules, grade
+from swerl.graders._log_parsers import Parser, json_report
+from swerl.graders._verdict import Judgement, judge_lists
+from swerl.interfaces import Grader, Sandbox
+from swerl.task import GradingSpec, Task
+
+
+def build() -> Grader:
+    """Return the grader."""
+    return _SweBenchProGrader()
+
+
+class _SweBenchProGrader:
+    async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
+        return await grade(task, patch, sandbox, Rules(_parser, _judge, reads_report=True))
+
+
+def _parser(spec: GradingSpec) -> Parser:
+    return json_report
+
+
+def _judge(spec: GradingSpec, report: Report) -> Judgement:
+    if not spec.fail_to_pass:
+        return Judgement(Verdict.INVALID, "the task declares no test that the patch must mend")
+    if not report.left:
+        return Judgement(Verdict.UNSOLVED, "the tests left no report")
+    # This benchmark counts nothing but PASSED: no skips, no expected failures.
+    passed = {
+        test: status if status is TestStatus.PASSED else TestStatus.FAILED
+        for test, status in report.statuses.items()
+    }
+    return judge_lists(spec, passed)
