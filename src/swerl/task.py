@@ -95,6 +95,7 @@ def file_bytes(text: str) -> bytes:
 
 
 _SHARED_FIELDS = {"fail_to_pass", "pass_to_pass", "test_patch"}
+_PLAIN = {str, float, dict}
 _SPEC_FIELDS = [each.name for each in fields(GradingSpec) if each.name not in _SHARED_FIELDS]
 
 
@@ -124,9 +125,9 @@ def to_row(task: Task) -> dict[str, Json]:
             "swerl": {
                 "gold_patch": task.gold_patch,
                 "dataset": task.dataset,
-                "files": dict(task.files),
+                "files": _json(task.files),
                 "setup": task.setup,
-                "metadata": dict(task.metadata),
+                "metadata": _json(task.metadata),
                 "grading": {name: _json(getattr(spec, name)) for name in _SPEC_FIELDS},
             },
         },
@@ -207,7 +208,8 @@ def _parse_line(path: Path, number: int, line: str) -> Task:
 
 
 def _json(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+    """Return what JSON writers take; the type of nearly every value is looked up, not asked for."""
+    return value if type(value) in _PLAIN or not isinstance(value, Mapping) else dict(value)
 
 
 def _object(value: Json) -> dict[str, Json]:

@@ -1,0 +1,97 @@
+"""What a Task asks of its sandboxes is there in both; what only grading may know is not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import BrokenImageError
+from swerl.harnesses import builtin
+from swerl.rollout.clock import Clock
+from swerl.rollout.provision import Provisioner
+from swerl.sandbox import Limits
+from swerl.sandboxes import local
+from swerl.task import GradingSpec, Task
+from swerl.tasks.datasets import find_converter
+
+HARNESS = builtin.build(builtin.Options())
+SCRIPT = """
+git init -q --template= -b main; git config user.name a; git config user.email a@b
+mkdir src tests; echo 'return a + b' >src/sums.py; echo 'assert hidden' >tests/test_sums.py
+git add -A; git commit -qm whole
+"""
+BUG = """diff --git a/src/sums.py b/src/sums.py
+--- a/src/sums.py
++++ b/src/sums.py
+@@ -1 +1 @@
+-return a + b
++return a - b
+"""
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> str:
+    subprocess.run(["sh", "-ec", SCRIPT], cwd=tmp_path, check=True)
+    return f"dir:{tmp_path}"
+
+
+@pytest.fixture
+def provisioner() -> Provisioner:
+    return Provisioner(local.build(local.Options()), Limits(disk_mib=256), concurrency=2)
+
+
+def smith_task(image: str) -> Task:
+    row = {
+        "instance_id": "acme__sums.0123abcd.func__1",
+        "repo": "swesmith/acme__sums.0123abcd",
+        "image_name": image,
+        "patch": BUG,
+        "problem_statement": "Sums are wrong.",
+        "FAIL_TO_PASS": ["tests/test_sums.py::test_add"],
+        "PASS_TO_PASS": [],
+    }
+    return find_converter("swe-smith").to_task(row)  # type: ignore[arg-type]
+
+
+async def test_an_agent_gets_the_bug_and_nothing_from_before(
+    image: str, provisioner: Provisioner
+) -> None:
+    task = smith_task(image)
+    async with provisioner.for_agent(task, HARNESS, Clock("e", lambda event: None)) as sandbox:
+        script = "git log --all --oneline; git cat-file --batch-all-objects --batch; cat src/*; ls"
+        told = await sandbox.run(["sh", "-c", script], cwd=task.workdir)
+        assert "return a - b" in told.text
+        assert "return a + b" not in told.text
+        assert "hidden" not in told.text
+        assert "whole" not in told.text
+
+
+async def test_grading_gets_the_hidden_tests_back(image: str, provisioner: Provisioner) -> None:
+    task = smith_task(image)
+    async with provisioner.for_grading(task) as sandbox:
+        script = f"git apply -\n{task.grading.test_setup}\ncat src/* tests/*"
+        patch = task.gold_patch.encode()
+        told = await sandbox.run(["sh", "-ec", script], cwd=task.workdir, stdin=patch)
+        assert told.exit_code == 0, told.text
+        assert told.text == "return a + b\nassert hidden\n"
+
+
+async def test_files_and_setup_reach_every_sandbox(image: str, provisioner: Provisioner) -> None:
+    files = {"/workspace/seed.bin": "data:;base64,AP8=", "/workspace/seed.txt": "seed"}
+    setup = "cat /workspace/seed.txt >made\ncat"
+    spec = GradingSpec("command")
+    task = Task("a", "a", image, "/repo", "Mend.", spec, files=files, setup=setup)
+    clock = Clock("e", lambda event: None)
+    for opened in (provisioner.for_agent(task, HARNESS, clock), provisioner.for_grading(task)):
+        async with opened as sandbox:
+            assert await sandbox.read("/workspace/seed.bin") == b"\x00\xff"
+            assert await sandbox.read("/repo/made") == b"seed"
+
+
+async def test_a_setup_that_fails_is_the_images_fault(image: str, provisioner: Provisioner) -> None:
+    task = Task("a", "a", image, "/repo", "Mend.", GradingSpec("command"), setup="git checkout no")
+    with pytest.raises(BrokenImageError, match=r"setup of task a failed .*no"):
+        async with provisioner.for_grading(task):
+            pass

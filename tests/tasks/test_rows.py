@@ -1,0 +1,158 @@
+"""Rows come from files and task folders of every kind, from any row on; damage is a clear error."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import InputError, TaskError
+from swerl.tasks.rows import file_rows, listed
+from swerl.tasks.task_folders import MAX_BYTES
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    return [{"id": str(number), "FAIL_TO_PASS": ["t"] * number} for number in range(count)]
+
+
+def write_parquet(path: Path, table_rows: list[dict[str, object]], group: int = 60) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(table_rows), path, row_group_size=group)
+
+
+def write_archive(path: Path, files: Mapping[str, bytes], mode: str = "w:gz") -> None:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("start", [0, 1, 59, 60, 61, 199, 200, 500])
+def test_parquet_is_read_from_any_row_on(tmp_path: Path, start: int) -> None:
+    write_parquet(tmp_path / "rows.parquet", rows(200))
+    source = file_rows(tmp_path / "rows.parquet")
+    assert list(source.read(start)) == rows(200)[start:]
+    assert source.count() == 200
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 5, 6, 8, 9, 20])
+def test_a_folder_is_read_file_after_file_from_any_row_on(tmp_path: Path, start: int) -> None:
+    all_rows = rows(9)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in all_rows[:3]))
+    write_parquet(tmp_path / "sub" / "b.parquet", all_rows[3:6], group=2)
+    (tmp_path / "sub" / "c.jsonl").write_text("\n".join(map(json.dumps, all_rows[6:])))
+    assert list(file_rows(tmp_path).read(start)) == all_rows[start:]
+
+
+def test_a_changed_file_is_another_source(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}\n")
+    before = file_rows(path).name
+    assert file_rows(path).name == before
+    path.write_text("{}\n{}\n")
+    assert file_rows(path).name != before
+
+
+def test_a_parquet_row_that_is_no_utf8_is_rejected_alone(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data = pyarrow.array([b"a", b"\xff", b"c"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"id": data}), tmp_path / "rows.parquet")
+    first, bad, last = file_rows(tmp_path / "rows.parquet").read(0)
+    assert (first, last) == ({"id": "a"}, {"id": "c"})
+    assert isinstance(bad, TaskError) and "not UTF-8" in str(bad)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl", "rows.tar.gz", "folder"])
+def test_what_is_not_there_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="cannot read rows"):
+        list(file_rows(tmp_path / name).read(0))
+
+
+def test_a_folder_without_rows_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no rows and no task folders"):
+        file_rows(tmp_path)
+
+
+def test_damaged_parquet_is_one_clear_error(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.parquet"
+    path.write_text("no parquet")
+    with pytest.raises(InputError, match=r"rows\.parquet"):
+        list(file_rows(path).read(0))
+    write_parquet(path, rows(300))
+    data = bytearray(path.read_bytes())
+    data[4:400] = b"\xff" * 396
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"rows\.parquet"):
+        list(file_rows(path).read(0))
+
+
+def test_task_folders_become_rows(tmp_path: Path) -> None:
+    for name in ("b", "deep/a", ".hidden/c"):
+        (tmp_path / name / "tests").mkdir(parents=True)
+        (tmp_path / name / "instruction.md").write_text("Do it.")
+        (tmp_path / name / "tests" / "data.bin").write_bytes(b"\x00\xff")
+    source = file_rows(tmp_path)
+    files = {"instruction.md": "Do it.", "tests/data.bin": "data:;base64,AP8="}
+    assert list(source.read(0)) == [
+        {"task_id": "b", "files": files},
+        {"task_id": "a", "files": files},
+    ]
+    assert source.count() == 2
+    assert list(file_rows(tmp_path / "b").read(0)) == [{"task_id": "b", "files": files}]
+
+
+def test_a_link_in_a_task_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "instruction.md").write_text("Do it.")
+    (tmp_path / "secret").symlink_to("/etc/passwd")
+    (found,) = file_rows(tmp_path).read(0)
+    assert isinstance(found, TaskError) and "link secret" in str(found)
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "data/", "/"])
+@pytest.mark.parametrize("name", ["tasks.tar.gz", "tasks.tgz", "tasks.tar"])
+def test_an_archive_of_tasks_becomes_rows(tmp_path: Path, prefix: str, name: str) -> None:
+    files = {f"{prefix}t{n}/{part}": b"x" for n in range(3) for part in ("image.txt", "tests/a/b")}
+    mode = "w" if name.endswith(".tar") else "w:gz"
+    write_archive(tmp_path / name, {f"{prefix}README": b"x", **files}, mode)
+    expected = [
+        {"task_id": f"t{n}", "files": {"image.txt": "x", "tests/a/b": "x"}} for n in range(3)
+    ]
+    found = list(file_rows(tmp_path / name).read(0))
+    assert [row for row in found if isinstance(row, dict) and row in expected] == expected
+    assert list(file_rows(tmp_path / name).read(len(found) - 1)) == expected[2:]
+
+
+def test_a_task_in_two_places_of_an_archive_is_said(tmp_path: Path) -> None:
+    files = {"a/image.txt": b"x", "b/image.txt": b"x", "a/tests/test.sh": b"x"}
+    write_archive(tmp_path / "tasks.tar.gz", files)
+    *_, last = file_rows(tmp_path / "tasks.tar.gz").read(0)
+    assert isinstance(last, TaskError) and "two places" in str(last)
+
+
+def test_a_damaged_archive_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.tar.gz"
+    write_archive(path, {f"t{n}/image.txt": bytes(range(256)) * 40 for n in range(50)})
+    path.write_bytes(path.read_bytes()[:-300])
+    *_, last = file_rows(path).read(0)
+    assert isinstance(last, TaskError) and "damaged or cut off" in str(last)
+
+
+def test_a_huge_task_is_rejected_without_holding_it(tmp_path: Path) -> None:
+    (tmp_path / "instruction.md").write_text("Do it.")
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(MAX_BYTES)
+    (found,) = file_rows(tmp_path).read(0)
+    assert isinstance(found, TaskError) and "over 64 MiB" in str(found)
+
+
+def test_rows_at_hand_are_read_from_any_row_on() -> None:
+    assert list(listed([{"a": 1}, {"b": 2}]).read(1)) == [{"b": 2}]
