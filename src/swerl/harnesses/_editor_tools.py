@@ -9,10 +9,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from swerl.chat import Json
 from swerl.errors import SandboxError
+from swerl.harnesses._shell_tool import Shell
 from swerl.interfaces import Sandbox
 from swerl.sandbox import Exec
 
@@ -24,44 +25,43 @@ _LISTING_LINES = 100
 _TEXT = {"type": "string"}
 _INTEGER = {"type": "integer"}
 
-DEFINITIONS = [
-    {
-        "name": BASH,
-        "description": "Run a bash command in the repository. Every call is a fresh shell.",
-        "input_schema": {
-            "type": "object",
-            "properties": {"command": _TEXT},
-            "required": ["command"],
-        },
-    },
-    {
-        "name": EDITOR,
-        "description": (
-            "Look at and change files. view: show a file, or a range [first, last] of its lines, "
-            "or list a folder. create: write a new file. str_replace: replace old_str, which must "
-            "occur exactly once, by new_str. insert: put new_str after line insert_line."
-        ),
-        "input_schema": {
-            "type": "object",
-            "properties": {
-                "command": {**_TEXT, "enum": ["view", "create", "str_replace", "insert"]},
-                "path": _TEXT,
-                "file_text": _TEXT,
-                "old_str": _TEXT,
-                "new_str": _TEXT,
-                "insert_line": _INTEGER,
-                "view_range": {"type": "array", "items": _INTEGER},
-            },
-            "required": ["command", "path"],
-        },
-    },
-    {
-        "name": SUBMIT,
-        "description": "Hand in the work. Call it once, when the repository is as it should be.",
-        "input_schema": {"type": "object", "properties": {}},
-    },
-]
-"""The tools as Anthropic's Messages API describes them."""
+_FRESH = "Every call is a fresh shell in the repository."
+_LASTING = "The folder and exported variables last from one call to the next."
+_EDITOR = (
+    "Look at and change files. view: show a file, or a range [first, last] of its lines, "
+    "or list a folder. create: write a new file. str_replace: replace old_str, which must "
+    "occur exactly once, by new_str; without new_str it is deleted. insert: put new_str after "
+    "line insert_line. A path is relative to the repository."
+)
+_SUBMIT = "Hand in the work. Call it once, when the repository is as it should be."
+_EDITOR_ARGUMENTS = {
+    "command": {**_TEXT, "enum": ["view", "create", "str_replace", "insert"]},
+    "path": _TEXT,
+    "file_text": _TEXT,
+    "old_str": _TEXT,
+    "new_str": _TEXT,
+    "insert_line": _INTEGER,
+    "view_range": {"type": "array", "items": _INTEGER},
+}
+
+
+def definitions(*, lasting: bool) -> list[dict[str, Any]]:
+    """Return the tools as Anthropic's Messages API describes them."""
+    bash = f"Run a bash command, beginning in the repository. {_LASTING if lasting else _FRESH}"
+    return [
+        _definition(BASH, bash, {"command": _TEXT}, ["command"]),
+        _definition(EDITOR, _EDITOR, _EDITOR_ARGUMENTS, ["command", "path"]),
+        _definition(SUBMIT, _SUBMIT, {}, []),
+    ]
+
+
+def _definition(
+    name: str, description: str, properties: Mapping[str, Any], required: list[str]
+) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    return {"name": name, "description": description, "input_schema": schema}
 
 
 class ToolError(Exception):
@@ -84,8 +84,8 @@ class Tools:
     """The tools of one run."""
 
     sandbox: Sandbox
+    shell: Shell
     workdir: str
-    timeout_s: float
     max_chars: int
 
     async def use(self, name: str, arguments: Mapping[str, Json]) -> str:
@@ -96,7 +96,7 @@ class Tools:
             elif name == EDITOR:
                 text = await self._edit(arguments)
             else:
-                text = f"error: no tool {name!r}"
+                text = f"error: no tool {name!r}; the tools are {BASH}, {EDITOR} and {SUBMIT}"
         except ToolError as error:
             text = answer(error)
         return _shorten(text, self.max_chars)
@@ -105,16 +105,7 @@ class Tools:
         if "\0" in command:
             message = "a command cannot hold a null byte"
             raise ToolError(message)
-        argv = ["bash", "-c", command]
-        done = await self.sandbox.run(argv, cwd=self.workdir, timeout_s=self.timeout_s)
-        lines = [done.text.rstrip("\n")] if done.text.strip("\n") else []
-        if done.truncated:
-            lines.append("(more output was dropped)")
-        if done.timed_out:
-            lines.append(f"timed out after {self.timeout_s:g} s")
-        elif done.exit_code:
-            lines.append(f"exit code {done.exit_code}")
-        return "\n".join(lines) or "ok"
+        return await self.shell.run(command)
 
     async def _edit(self, arguments: Mapping[str, Json]) -> str:
         command = _text(arguments, "command")
@@ -138,7 +129,7 @@ class Tools:
         text = await self._read(path)
         if text is None:
             return await self._list(path)
-        lines = text.splitlines()
+        lines = text.removesuffix("\n").split("\n") if text else []
         first, last = _range(arguments.get("view_range"), len(lines))
         return "\n".join(f"{n:6}\t{lines[n - 1]}" for n in range(first, last + 1))
 
@@ -173,11 +164,10 @@ class Tools:
             message = "insert_line must be an integer"
             raise ToolError(message)
         new = _text(arguments, "new_str")
-        lines = (await self._existing(path)).splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            lines[-1] += "\n"
-        at = min(max(after, 0), len(lines))
-        return await self._write(path, "".join([*lines[:at], new.rstrip("\n") + "\n", *lines[at:]]))
+        text = await self._existing(path)
+        lines = text.removesuffix("\n").split("\n") if text else []
+        lines.insert(min(max(after, 0), len(lines)), new.rstrip("\n"))
+        return await self._write(path, "\n".join(lines) + "\n")
 
     async def _existing(self, path: str) -> str:
         text = await self._read(path)

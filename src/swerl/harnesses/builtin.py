@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -17,14 +16,16 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Json, Message, Role, ToolCall
-from swerl.harnesses._editor_tools import BASH, DEFINITIONS, EDITOR, SUBMIT, Tools
+from swerl.harnesses._editor_tools import BASH, EDITOR, SUBMIT, Tools, definitions
+from swerl.harnesses._messages_client import Client, Model, RefusedError
+from swerl.harnesses._shell_tool import Shell
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
 from swerl.sandbox import Mount
 from swerl.task import Task
 
 _TIMED_OUT = 124
-_MAX_ERROR_CHARS = 500
+_REMINDER = f"That was no tool call. Go on with a tool, or call {SUBMIT} when the work is done."
 
 
 class Options(BaseModel):
@@ -38,6 +39,10 @@ class Options(BaseModel):
     """Most tokens of one reply that the agent asks for; the gateway may allow fewer."""
     tool_timeout_s: float = Field(60.0, gt=0)
     """Most seconds of one bash call: a module's tests, not a project's whole suite."""
+    lasting_shell: bool = True
+    """Whether the shell's folder and exported variables last from one bash call to the next."""
+    max_reminders: int = Field(0, ge=0)
+    """Replies without a tool call that are answered with a reminder; the next one ends the run."""
     max_output_chars: int = Field(10_000, ge=2)
     """Characters of a tool's output that the model sees; the middle of longer ones is left out."""
     system_prompt: str = (
@@ -60,7 +65,7 @@ class Builtin:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._client = _Client()
+        self._client = Client()
 
     def mounts(self) -> Sequence[Mount]:
         """Return nothing: the agent does not live in the sandbox."""
@@ -72,19 +77,45 @@ class Builtin:
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Work on the Task until done or until `budget_s` seconds are over."""
         options = self._options
-        tools = Tools(sandbox, task.workdir, options.tool_timeout_s, options.max_output_chars)
+        shell = Shell(sandbox, task.workdir, options.tool_timeout_s, options.lasting_shell)
+        tools = Tools(sandbox, shell, task.workdir, options.max_output_chars)
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
         try:
             async with asyncio.timeout(budget_s) as clock, self._client.open() as http:
-                model = _Model(http, endpoint, options)
-                end = await _converse(model, tools, messages, options.max_turns)
+                model = Model(http, endpoint, self._settings())
+                end = await self._converse(model, tools, messages)
         except TimeoutError:
             if not clock.expired():
                 raise
             return Exit(_TIMED_OUT, timed_out=True, log=_log(messages))
-        except (_RefusedError, aiohttp.ClientError) as error:
+        except (RefusedError, aiohttp.ClientError) as error:
             return Exit(1, log=f"{_log(messages)}\n{type(error).__name__}: {error}")
         return Exit(0, limit=end == "limit", log=_log(messages))
+
+    async def _converse(self, model: Model, tools: Tools, messages: list[dict[str, Any]]) -> str:
+        """Let model and tools take turns, appending to `messages`; return what ended it."""
+        reminders = self._options.max_reminders
+        for _ in range(self._options.max_turns):
+            reply = await model.reply(messages)
+            messages.append({"role": "assistant", "content": reply["content"]})
+            calls = [block for block in reply["content"] if block["type"] == "tool_use"]
+            if not calls and reminders and reply["content"]:
+                reminders -= 1
+                messages.append({"role": "user", "content": _REMINDER})
+                continue
+            if not calls:
+                return "limit" if reply["stop_reason"] == "max_tokens" else "done"
+            results = await _results(calls, tools)
+            if results is None:
+                return "submitted"
+            messages.append({"role": "user", "content": results})
+        return "limit"
+
+    def _settings(self) -> dict[str, Any]:
+        options = self._options
+        system = {"system": options.system_prompt} if options.system_prompt else {}
+        tools = definitions(lasting=options.lasting_shell)
+        return {"max_tokens": options.max_reply_tokens, "tools": tools, **system}
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that show each file, make the edits one by one, and submit."""
@@ -96,84 +127,15 @@ def script(edits: Sequence[FileEdit]) -> list[Message]:
     return [*_edit_calls(edits), _call(SUBMIT)]
 
 
-class _RefusedError(Exception):
-    """The gateway answered with an error."""
-
-
-class _Client:
-    """One HTTP session for all runs at a time, closed with the last of them."""
-
-    def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
-        self._num_users = 0
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[aiohttp.ClientSession]:
-        if self._session is None:
-            # Neither a cap on connections nor a timeout: the scheduler and the budget set those.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout()
-            )
-        self._num_users += 1
-        try:
-            yield self._session
-        finally:
-            self._num_users -= 1
-            if self._num_users == 0:
-                session, self._session = self._session, None
-                await session.close()
-
-
-class _Model:
-    """Asks the gateway for the next message."""
-
-    def __init__(self, http: aiohttp.ClientSession, endpoint: Endpoint, options: Options) -> None:
-        self._http = http
-        self._url = f"{endpoint.url}/v1/messages"
-        self._headers = {
-            "x-api-key": endpoint.key,
-            "anthropic-version": "2023-06-01",
-            "content-type": "application/json",
-        }
-        self._body: dict[str, Any] = {
-            "model": endpoint.model,
-            "max_tokens": options.max_reply_tokens,
-            "tools": DEFINITIONS,
-        }
-        if options.system_prompt:
-            self._body["system"] = options.system_prompt
-
-    async def reply(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the next message in Anthropic's form. Raises _RefusedError."""
-        body = orjson.dumps({**self._body, "messages": messages})
-        async with self._http.post(self._url, data=body, headers=self._headers) as response:
-            data = await response.read()
-            if response.status != 200:
-                text = data.decode("utf-8", "replace")[:_MAX_ERROR_CHARS]
-                message = f"the gateway answered {response.status}: {text}"
-                raise _RefusedError(message)
-            reply: dict[str, Any] = orjson.loads(data)
-            return reply
-
-
-async def _converse(
-    model: _Model, tools: Tools, messages: list[dict[str, Any]], max_turns: int
-) -> str:
-    """Let model and tools take turns, appending to `messages`; return what ended it."""
-    for _ in range(max_turns):
-        reply = await model.reply(messages)
-        messages.append({"role": "assistant", "content": reply["content"]})
-        calls = [block for block in reply["content"] if block["type"] == "tool_use"]
-        if not calls:
-            return "limit" if reply["stop_reason"] == "max_tokens" else "done"
-        results: list[dict[str, Any]] = []
-        for call in calls:
-            if call["name"] == SUBMIT:
-                return "submitted"
-            text = await tools.use(call["name"], call["input"])
-            results.append({"type": "tool_result", "tool_use_id": call["id"], "content": text})
-        messages.append({"role": "user", "content": results})
-    return "limit"
+async def _results(calls: Sequence[Any], tools: Tools) -> list[dict[str, Any]] | None:
+    """Do the calls of one reply in turn; None where one of them hands in the work."""
+    results: list[dict[str, Any]] = []
+    for call in calls:
+        if call["name"] == SUBMIT:
+            return None
+        text = await tools.use(call["name"], call["input"])
+        results.append({"type": "tool_result", "tool_use_id": call["id"], "content": text})
+    return results
 
 
 def _log(messages: Sequence[Mapping[str, Any]]) -> str:

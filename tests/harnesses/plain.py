@@ -1,0 +1,139 @@
+"""A sandbox without walls and a model with prepared replies, for tests of the built-in agent."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from swerl.errors import SandboxLostError
+from swerl.harnesses.builtin import Options, build
+from swerl.interfaces import Endpoint, Listener
+from swerl.sandbox import Exec
+from swerl.task import GradingSpec, Task
+
+
+@dataclass
+class FolderSandbox:
+    """A Sandbox without walls: commands run in a folder of this machine."""
+
+    folder: Path
+    id: str = "folder"
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+        stdin: bytes | None = None,
+    ) -> Exec:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            cwd=cwd,
+            env=env,
+            stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                out, err = await process.communicate(stdin)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return Exec(124, b"", b"", timed_out=True)
+        assert process.returncode is not None
+        return Exec(process.returncode, out, err)
+
+    async def read(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    async def write(self, path: str, data: bytes) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(data)
+
+    async def expose(self, listener: Listener) -> str:
+        raise AssertionError("the agent lives outside")
+
+
+class LostSandbox(FolderSandbox):
+    """A Sandbox that died."""
+
+    async def read(self, path: str) -> bytes:
+        raise SandboxLostError("the sandbox is gone")
+
+
+@dataclass
+class Model:
+    """A server that gives prepared replies and keeps what it was asked."""
+
+    replies: list[list[dict[str, Any]]]
+    stop_reason: str = "end_turn"
+    delay_s: float = 0.0
+    status: int = 200
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+    connections: set[Any] = field(default_factory=set)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        self.headers.append(request.headers)
+        self.connections.add(request.transport)
+        await asyncio.sleep(self.delay_s)
+        content = self.replies[len(self.bodies) - 1] if self.status == 200 else []
+        body = {"content": content, "stop_reason": self.stop_reason}
+        return web.json_response(body, status=self.status)
+
+    def results(self) -> list[str]:
+        """Every tool result that the agent sent back, in order."""
+        blocks = self.bodies[-1]["messages"][2::2]
+        return [block["content"] for message in blocks for block in message["content"]]
+
+
+_NUMBERS = itertools.count()
+
+
+def use(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"call_{next(_NUMBERS)}", "name": name, "input": arguments}
+
+
+def edit(command: str, **arguments: Any) -> dict[str, Any]:
+    return use("str_replace_editor", command=command, **arguments)
+
+
+@asynccontextmanager
+async def serve(model: Model) -> AsyncIterator[Endpoint]:
+    app = web.Application()
+    app.router.add_post("/v1/messages", model.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    try:
+        yield Endpoint(f"http://{host}:{port}", "key-1", "policy")
+    finally:
+        await runner.cleanup()
+
+
+def task_at(folder: Path) -> Task:
+    return Task("t", "r", "host", str(folder), "Fix it.", GradingSpec("command"))
+
+
+async def calls(folder: Path, *uses: dict[str, Any], **options: Any) -> list[str]:
+    """Let a model make these calls one a turn; return what it read."""
+    model = Model([[one] for one in uses] + [[{"type": "text", "text": "Done."}]])
+    async with serve(model) as endpoint:
+        agent = build(Options(**options))
+        done = await agent.run(FolderSandbox(folder), task_at(folder), endpoint, 20)
+    assert done.code == 0, done.log
+    return model.results()

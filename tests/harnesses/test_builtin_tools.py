@@ -1,0 +1,216 @@
+"""The built-in agent's tools: what they do, and what a model reads of each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .plain import calls, edit, use
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("echo out; echo err >&2", "out\nerr"),
+        ("true", "ok"),
+        ("echo no; exit 3", "no\nexit code 3"),
+        ("pwd | xargs basename", "{name}"),
+    ],
+)
+async def test_bash_answers_with_what_the_command_printed(
+    tmp_path: Path, command: str, expected: str
+) -> None:
+    assert await calls(tmp_path, use("bash", command=command)) == [
+        expected.format(name=tmp_path.name)
+    ]
+
+
+async def test_a_bash_call_past_its_time_is_stopped_and_said_so(tmp_path: Path) -> None:
+    (text,) = await calls(tmp_path, use("bash", command="exec sleep 20"), tool_timeout_s=0.1)
+    assert text == "timed out after 0.1 s"
+
+
+async def test_the_middle_of_a_long_output_is_left_out(tmp_path: Path) -> None:
+    (text,) = await calls(tmp_path, use("bash", command="seq 1000"), max_output_chars=20)
+    assert text.startswith("1\n2\n3\n")
+    assert text.endswith("1000")
+    assert "characters left out" in text
+
+
+async def test_old_str_must_occur_exactly_once(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\nx = 1\ny = 2\n")
+    missing, twice, empty, once = await calls(
+        tmp_path,
+        edit("str_replace", path="a.py", old_str="z", new_str="w"),
+        edit("str_replace", path="a.py", old_str="x = 1", new_str="x = 3"),
+        edit("str_replace", path="a.py", old_str="", new_str="w"),
+        edit("str_replace", path="a.py", old_str="y = 2\n"),
+    )
+    assert "does not occur" in missing
+    assert "occurs 2 times" in twice
+    assert "does not occur" in empty
+    assert once == "ok"
+    assert (tmp_path / "a.py").read_text() == "x = 1\nx = 1\n"
+
+
+async def test_insert_puts_a_line_after_the_given_one_within_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one\ntwo")
+    assert (
+        await calls(
+            tmp_path,
+            edit("insert", path="a.py", insert_line=1, new_str="middle"),
+            edit("insert", path="a.py", insert_line=99, new_str="last\n"),
+            edit("insert", path="a.py", insert_line=0, new_str="first"),
+        )
+        == ["ok"] * 3
+    )
+    assert (tmp_path / "a.py").read_text() == "first\none\nmiddle\ntwo\nlast\n"
+
+
+async def test_view_numbers_lines_and_lists_folders(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/a.py").write_text("one\ntwo\nthree\n")
+    (tmp_path / ".hidden").write_text("")
+    whole, part, listing = await calls(
+        tmp_path,
+        edit("view", path="pkg/a.py"),
+        edit("view", path=str(tmp_path / "pkg/a.py"), view_range=[2, -1]),
+        edit("view", path="."),
+    )
+    assert whole.split() == ["1", "one", "2", "two", "3", "three"]
+    assert part.split() == ["2", "two", "3", "three"]
+    assert listing.splitlines() == [str(tmp_path / p) for p in ("", "pkg", "pkg/a.py")]
+
+
+async def test_create_refuses_what_exists_and_makes_parents(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x")
+    refused, folder, made = await calls(
+        tmp_path,
+        edit("create", path="a.py", file_text="y"),
+        edit("create", path=".", file_text="y"),
+        edit("create", path="new/b.py", file_text="z"),
+    )
+    assert "exists" in refused
+    assert "exists" in folder
+    assert made == "ok"
+    assert (tmp_path / "a.py").read_text() == "x"
+    assert (tmp_path / "new/b.py").read_text() == "z"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: use("python", code="1"),
+        lambda: use("bash"),
+        lambda: use("bash", command=["ls"]),
+        lambda: use("bash", command="a\0b"),
+        lambda: edit("undo", path="a.py"),
+        lambda: edit("view"),
+        lambda: edit("view", path=""),
+        lambda: edit("view", path="missing.py"),
+        lambda: edit("view", path="a.py", view_range="1"),
+        lambda: edit("view", path="a.bin"),
+        lambda: edit("create", path="b.py"),
+        lambda: edit("str_replace", path="missing.py", old_str="a"),
+        lambda: edit("insert", path="a.py", insert_line="first", new_str="x"),
+    ],
+)
+async def test_a_wrong_call_is_answered_with_text_not_an_end(
+    tmp_path: Path, call: Callable[[], dict[str, Any]]
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "a.bin").write_bytes(b"\xff\xfe")
+    (text,) = await calls(tmp_path, call())
+    assert text.startswith("error: ")
+
+
+def bash(command: str) -> dict[str, Any]:
+    return use("bash", command=command)
+
+
+async def test_folder_and_exported_variables_last_from_call_to_call(tmp_path: Path) -> None:
+    (tmp_path / "sub dir").mkdir()
+    _, where, _, failed, after = await calls(
+        tmp_path,
+        bash("cd 'sub dir' && export A=\"1 '2'\" B=3"),
+        bash('basename "$PWD"; echo "$A $B"'),
+        bash("unset B; cd ..; LOCAL=5"),
+        bash("export C=6; exit 4"),
+        bash('basename "$PWD"; echo "[$B$LOCAL$C]"'),
+    )
+    assert where == "sub dir\n1 '2' 3"
+    assert failed == "exit code 4"
+    assert after == f"{tmp_path.name}\n[6]"
+    assert [path.name for path in tmp_path.iterdir()] == ["sub dir"]
+
+
+async def test_a_fresh_shell_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    texts = await calls(
+        tmp_path, bash("cd sub; export A=1"), bash("pwd; echo [$A]"), lasting_shell=False
+    )
+    assert texts[1] == f"{tmp_path}\n[]"
+
+
+async def test_a_command_that_is_stopped_leaves_folder_and_variables_as_they_were(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sub").mkdir()
+    _, stopped, after = await calls(
+        tmp_path,
+        bash("export A=1"),
+        bash("cd sub; export A=2; exec sleep 20"),
+        bash('basename "$PWD"; echo $A'),
+        tool_timeout_s=0.5,
+    )
+    assert stopped == "timed out after 0.5 s"
+    assert after == f"{tmp_path.name}\n1"
+
+
+async def test_a_folder_that_is_gone_ends_no_shell(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    texts = await calls(tmp_path, bash("cd sub; rmdir ../sub"), bash("pwd"))
+    assert texts[1] == str(tmp_path)
+
+
+async def test_a_command_longer_than_an_argument_may_be_is_run(tmp_path: Path) -> None:
+    text = "x" * 300_000
+    (said,) = await calls(tmp_path, bash(f"cat >big.txt <<'EOF'\n{text}\nEOF\nwc -c <big.txt"))
+    assert said == "300001"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
+        "echo submit; # submit",
+        "echo '<function=submit></function>'",
+    ],
+)
+async def test_words_that_mention_the_end_do_not_end_the_run(tmp_path: Path, command: str) -> None:
+    texts = await calls(tmp_path, bash(command), bash("echo still here"))
+    assert texts[1] == "still here"
+
+
+async def test_commands_read_no_input(tmp_path: Path) -> None:
+    (text,) = await calls(tmp_path, bash('cat; read -r line; echo "[$line]"'))
+    assert text == "[]"
+
+
+async def test_lines_are_counted_as_other_tools_count_them(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one\x0c\u2028still one\r\ntwo\n", newline="")
+    shown, _ = await calls(
+        tmp_path,
+        edit("view", path="a.py", view_range=[2, 2]),
+        edit("insert", path="a.py", insert_line=1, new_str="middle"),
+    )
+    assert shown == "     2\ttwo"
+    assert (tmp_path / "a.py").read_bytes().decode() == ("one\x0c\u2028still one\r\nmiddle\ntwo\n")
+
+
+async def test_an_unknown_tool_is_told_which_there_are(tmp_path: Path) -> None:
+    (text,) = await calls(tmp_path, use("execute_bash", command="ls"))
+    assert text.startswith("error: no tool 'execute_bash'; the tools are bash, str_replace_editor")
