@@ -47,6 +47,7 @@ def serve(
     ] = None,
 ) -> None:
     """Answer your own agents from an engine, show each request, and keep the exact tokens."""
+    from swerl.cli._output import stderr
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._serve_desk import Plan
     from swerl.cli._serve_run import serve as serve_until_told
@@ -69,7 +70,9 @@ def serve(
         trainable=chosen.trainable,
         public=not is_loopback(recipe.gateway.bind),
     )
-    totals = run(serve_until_told(plan, view), after="what was said so far is in transcript.jsonl")
+    if chosen.type not in ("scripted", "openai"):
+        stderr().print(f"starting {chosen.text} …", markup=False)
+    totals = run(serve_until_told(plan, view), after="finished requests are in transcript.jsonl")
     show_totals(totals, _next_command(totals.folders))
     if totals.interrupted:
         raise typer.Exit(INTERRUPTED)
