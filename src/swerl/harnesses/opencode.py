@@ -161,7 +161,7 @@ class OpenCode:
             "enabled_providers": ["swerl"],
             "provider": {"swerl": self._provider(endpoint)},
             "permission": "allow",
-            "compaction": {"auto": self.options.context_window is not None, "prune": False},
+            "compaction": self._compaction(),
             "autoupdate": False,
             "share": "disabled",
             # what would start other programs, or copy the repository
@@ -170,11 +170,15 @@ class OpenCode:
             "formatter": False,
         }
 
+    def _compaction(self) -> Json:
+        window = self.options.context_window
+        if window is None:
+            return {"auto": False, "prune": False}
+        return {"auto": True, "prune": False, "reserved": min(20_000, window // 4)}
+
     def _provider(self, endpoint: Endpoint) -> Json:
-        limit: Json = {
-            "context": self.options.context_window or _cli.UNCAPPED_TOKENS,
-            "output": self.options.context_window or _cli.UNCAPPED_TOKENS,
-        }
+        window = self.options.context_window or _cli.UNCAPPED_TOKENS
+        limit: Json = {"context": window, "input": window, "output": _cli.UNCAPPED_TOKENS}
         options: Json = {
             "baseURL": f"{endpoint.url}/v1",
             "apiKey": f"{{env:{_KEY}}}",

@@ -57,9 +57,6 @@ class Options(BaseModel):
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on npm. The default's tree of packages is pinned."""
-    context_window: int | None = Field(None, ge=1)
-    """Tokens of the model's context, by which the CLI compacts; without it, it never does, and a
-    full context ends the run."""
     tools: tuple[str, ...] | None = None
     """Tools to offer; None is the CLI's own set: read, bash, edit, write."""
     extra_args: tuple[str, ...] = ()
@@ -129,12 +126,7 @@ class Pi:
         return [*argv, *self.options.extra_args]
 
     def _models(self, endpoint: Endpoint) -> Mapping[str, Json]:
-        window = self.options.context_window
-        model: Json = {
-            "id": endpoint.model,
-            "contextWindow": window or _cli.UNCAPPED_TOKENS,
-            "maxTokens": window or _cli.UNCAPPED_TOKENS,
-        }
+        model: Json = {"id": endpoint.model, "maxTokens": _cli.UNCAPPED_TOKENS}
         provider: Json = {
             "baseUrl": f"{endpoint.url}/v1",
             "api": "openai-completions",
@@ -146,7 +138,8 @@ class Pi:
 
     def _settings(self, budget_s: float) -> Mapping[str, Json]:
         return {
-            "compaction": {"enabled": self.options.context_window is not None},
+            # It would compact after its last reply, for a next prompt that never comes.
+            "compaction": {"enabled": False},
             # A stream that breaks has been sampled: asked for again, it would be sampled twice.
             # Requests that were refused before a stream began are repeated by the provider's own
             # client, which says so in a header. And a slow model must not look dead.

@@ -187,8 +187,9 @@ def _prompt(text: str) -> bytes:
 
 
 def _hit_limit(log: bytes) -> bool:
-    """Say whether the transcript ends with a refusal for a full context."""
+    """Say whether the transcript ends for a full context, refused or foreseen."""
     for event in _cli.said_last(log):
         if event.get("type") == "result":
-            return "prompt is too long" in json.dumps(event.get("error", ""))
+            error = json.dumps(event.get("error", ""))
+            return "prompt is too long" in error or "Context is too large" in error
     return False

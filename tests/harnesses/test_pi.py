@@ -1,0 +1,154 @@
+"""pi: what it is started with, how its ends are told apart, and runs of the real CLI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.chat import Message, Role, ToolCall
+from swerl.engines.scripted import ScriptedEngine
+from swerl.errors import EngineLostError
+from swerl.harnesses import pi
+from swerl.harnesses.pi import Options, Pi
+from swerl.interfaces import Endpoint, Harness
+from swerl.turn import Completion, Sampling
+
+from .helpers import SOLVED, TASK, Recorder, built, work
+
+DONE = Message(Role.ASSISTANT, "Done.")
+ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
+
+
+async def started(**options: Any) -> dict[str, Any]:
+    """Return the call that starts the CLI with these options."""
+    sandbox = Recorder()
+    await Pi(Options(**options), ()).run(sandbox, TASK, ENDPOINT, 90.0)  # type: ignore[arg-type]
+    return sandbox.calls[0]
+
+
+async def test_the_cli_is_pointed_at_the_gateway() -> None:
+    started_with = await started()
+    (provider,) = json.loads(started_with["env"]["SWERL_PI_MODELS"])["providers"].values()
+    assert provider["baseUrl"] == "http://127.0.0.1:8080/v1"
+    assert [model["id"] for model in provider["models"]] == ["policy"]
+    assert started_with["env"][provider["apiKey"]] == "key-1"
+    assert (started_with["cwd"], started_with["timeout_s"]) == ("/repo", 90.0)
+    assert started_with["stdin"] == b"Fix add."
+
+
+async def test_a_broken_stream_is_not_asked_for_again_and_a_slow_one_is_waited_for() -> None:
+    retry = json.loads((await started())["env"]["SWERL_PI_SETTINGS"])["retry"]
+    assert retry == {"enabled": False, "provider": {"timeoutMs": 90_000}}
+
+
+async def test_options_reach_the_command_line() -> None:
+    argv = (await started(tools=("bash", "grep"), extra_args=("--thinking", "low")))["argv"]
+    assert argv[argv.index("--tools") + 1] == "bash,grep"
+    assert argv[-2:] == ["--thinking", "low"]
+
+
+@pytest.mark.parametrize(
+    ("message", "limit"),
+    [
+        ({"stopReason": "length"}, True),
+        ({"stopReason": "error", "errorMessage": "400 prompt is too long: 9 tokens"}, True),
+        ({"stopReason": "error", "errorMessage": "terminated"}, False),
+        ({"stopReason": "stop"}, False),
+    ],
+)
+async def test_limits_are_told_from_breakdowns(message: dict[str, str], limit: bool) -> None:
+    entries = [
+        {"type": "message", "message": {"role": "assistant", "stopReason": "toolUse"}},
+        {"type": "message", "message": {"role": "assistant", **message}},
+        {"type": "message", "message": {"role": "toolResult"}},
+    ]
+    session = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
+    done = await Pi(Options(), ()).run(Recorder(session), TASK, ENDPOINT, 9.0)  # type: ignore[arg-type]
+    assert done.limit == limit
+
+
+def test_the_tested_release_is_pinned_with_all_that_it_depends_on() -> None:
+    lock = json.loads((pi._LOCKS / f"pi-{pi.DEFAULT_VERSION}.json").read_text())
+    packages = {where: package for where, package in lock["packages"].items() if where}
+    assert f"node_modules/{pi._PACKAGE}" in packages
+    assert all(package["integrity"].startswith("sha512-") for package in packages.values())
+    assert not any("resolved" in package for package in packages.values())
+
+
+def test_releases_that_are_not_pinned_are_left_to_npm(monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = []
+
+    def fetch_tree(_: str, version: str, *, lock: Path | None) -> Path:
+        locks.append((version, lock and lock.name))
+        return Path("/cache")
+
+    monkeypatch.setattr(pi._bundles, "fetch_tree", fetch_tree)
+    monkeypatch.setattr(pi._bundles, "node", lambda _: Path("/node"))
+    for version in (pi.DEFAULT_VERSION, "0.70.0"):
+        pi.fetch(version)
+    assert locks == [(pi.DEFAULT_VERSION, f"pi-{pi.DEFAULT_VERSION}.json"), ("0.70.0", None)]
+
+
+@pytest.fixture(scope="module")
+def harness() -> Harness:
+    """The real CLI; skips where it cannot be had."""
+    return built("pi")
+
+
+def bash(command: str) -> Message:
+    return Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"command": command}),))
+
+
+class LostOnce(ScriptedEngine):
+    """A scripted engine that is gone at its second call."""
+
+    num_calls = 0
+
+    async def generate(self, ids: Any, sampling: Sampling, session: str) -> Completion:
+        self.num_calls += 1
+        if self.num_calls == 2:
+            raise EngineLostError("the engine is gone")
+        return await super().generate(ids, sampling, session)
+
+
+@pytest.mark.agents
+async def test_an_engine_that_comes_back_is_asked_again(harness: Harness) -> None:
+    worked = await work(harness, engine=LostOnce)
+    assert worked.exit.code == 0, worked.exit.log
+    assert worked.calc == SOLVED
+    worked.assert_trained_whole()
+
+
+@pytest.mark.agents
+async def test_a_reply_cut_short_is_sampled_once_and_is_a_limit(harness: Harness) -> None:
+    worked = await work(harness, max_new_tokens=5)
+    assert worked.exit.limit
+    assert len(worked.trajectory.turns) == 1
+
+
+@pytest.mark.agents
+async def test_the_log_of_a_killed_run_is_kept(harness: Harness) -> None:
+    script = [bash("echo mark-$((40 + 2))"), bash("sleep 987")]
+    worked = await work(harness, script=script, budget_s=20.0)
+    assert worked.exit.timed_out
+    assert "mark-42" in worked.exit.log
+
+
+@pytest.mark.agents
+async def test_configuration_of_the_repository_is_not_loaded(harness: Harness) -> None:
+    """What AGENTS.md says is read, as the CLI does; code and prompts below .pi are not."""
+    spoil = """
+    mkdir -p .pi/extensions .pi/skills/s && echo 'Mind the gap.' >AGENTS.md
+    echo 'export default () => { throw new Error("loaded") }' >.pi/extensions/bad.ts
+    printf -- '---\\nname: s\\ndescription: spoiled\\n---\\n' >.pi/skills/s/SKILL.md
+    """
+    worked = await work(harness, script=[DONE], before=spoil)
+    assert worked.exit.code == 0, worked.exit.log
+    system = worked.told[0].new_messages[0]
+    assert system.role is Role.SYSTEM
+    assert "Mind the gap." in system.text
+    assert "spoiled" not in system.text
+    assert "loaded" not in worked.exit.log
