@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -230,3 +231,51 @@ async def test_an_episode_that_stayed_lost_is_tried_again_on_resume(
             [found] = await group.run([task], "00000", shared, size=1, folder=folder)
     assert [e.verdict for e in lost.episodes] == ["infra"]
     assert [e.verdict for e in found.episodes] == ["solved"]
+
+
+REWARD_FILES = "/logs/verifier/reward.txt /reward.txt /tmp/reward.txt /tests/reward.txt"
+"""Where other systems read a reward that a test script wrote down."""
+CONNECT = """python3 - <<'END'
+import socket
+print([line.split(":")[0].strip() for line in list(open("/proc/net/dev"))[2:]])
+try:
+    socket.create_connection(("192.0.2.1", 80), 2)
+except OSError:
+    print("nobody there")
+END
+"""
+
+
+async def after(task: Task, *commands: str) -> Episode:
+    """Run an Episode whose agent only gives these commands and hands in."""
+    said = [say("bash", command=command) for command in commands]
+    return await attempt(task, Replies(*said, say("submit")))
+
+
+async def test_a_reward_that_the_agent_writes_down_counts_nothing(task: Task) -> None:
+    write = f'for f in {REWARD_FILES}; do mkdir -p "$(dirname $f)" && echo 1 >$f || exit; done'
+    result = await after(task, write)
+    assert "exit code" not in result.log
+    assert (result.verdict, result.reward) == ("unsolved", 0.0)
+
+
+async def test_a_program_that_answers_for_the_tests_is_no_part_of_the_work(task: Task) -> None:
+    fake = "printf '#!/bin/sh\\nexit 0\\n' >$d/python; cp $d/python $d/python3; chmod +x $d/*"
+    result = await after(task, f"for d in /usr/local/bin ~/bin; do mkdir -p $d; {fake}; done")
+    assert (result.verdict, result.reward) == ("unsolved", 0.0)
+
+
+async def test_the_agents_commands_reach_nobody_and_hold_no_key(task: Task) -> None:
+    result = await after(task, CONNECT, "env | grep -ci 'sk-swerl'")
+    told = [json.loads(line)["content"][0]["content"] for line in result.log.splitlines()[2:5:2]]
+    assert told == ["['lo']\nnobody there", "0\nexit code 1"]
+
+
+async def test_work_that_was_never_handed_in_is_graded(task: Task) -> None:
+    result = await attempt(task, Replies(*gold(task)[:-1], Message(Role.ASSISTANT, "Done.")))
+    assert (result.verdict, result.status) == ("solved", Status.COMPLETED)
+
+
+async def test_a_command_that_kills_what_it_can_is_the_models_own_doing(task: Task) -> None:
+    result = await after(task, "kill -9 -1")
+    assert result.verdict == "unsolved", result.error
