@@ -156,6 +156,19 @@ async def test_a_prompt_over_the_context_stops_the_agent(open_session: OpenSessi
     assert session.limit == "max_context_tokens"
 
 
+async def test_an_agent_that_makes_room_after_a_refusal_is_at_no_limit(
+    open_session: OpenSession,
+) -> None:
+    session = open_session(max_context_tokens=60)
+    await post(session, json=body({"role": "user", "content": "x" * 100}))
+    assert session.limit == "max_context_tokens"
+
+    status, _ = await post(session, json=body({"role": "user", "content": "x"}))
+
+    assert status == 200
+    assert session.limit == ""
+
+
 async def test_turns_are_capped_and_a_failed_call_costs_none(
     engine: RecordingEngine, open_session: OpenSession
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import aiohttp
@@ -18,7 +18,7 @@ from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.retries import Asker, read_asker
-from swerl.gateway.sessions import Session
+from swerl.gateway.sessions import ServedSession, Session
 from swerl.gateway.speakers import speaker
 from swerl.turn import Completion, Sampling
 from tests.gateway._fakes import RecordingEngine
@@ -277,6 +277,51 @@ async def test_clients_that_come_and_go_lose_no_token_uncounted(
     assert trajectory.num_sampled_tokens + sum(trajectory.dropped.values()) == num_sampled
     assert received <= set(told)
     assert len(told) == len(set(told)) == len(trajectory.turns)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110  # what it waits for is in the gateway's own state
+            await asyncio.sleep(0.001)
+
+
+def num_waiting(session: Session) -> int:
+    """Return the clients that wait for a reply."""
+    assert isinstance(session, ServedSession)
+    return sum(answer.num_waiting for answer in session.conversation._answers)
+
+
+@pytest.mark.parametrize("header", ["x-claude-code-agent-id", "thread-id", "x-other"])
+async def test_sub_agents_that_ask_alike_get_their_own_reply_when_they_ask_again(
+    engine: RecordingEngine, open_session: OpenSession, header: str
+) -> None:
+    engine.lines = [Message(Role.ASSISTANT, name) for name in ("one", "two")]
+    engine.gate = asyncio.Event()
+    session = open_session()
+    body = {"model": "m", "messages": [{"role": "user", "content": "the same"}]}
+    headers = {"x-api-key": session.key}
+
+    async def post(http: aiohttp.ClientSession, name: str) -> str:
+        async with http.post("/v1/messages", json=body, headers={header: name}) as got:
+            return str((await got.json())["content"][0]["text"])
+
+    async with aiohttp.ClientSession(session.url, headers=headers) as http:
+        first = asyncio.create_task(post(http, "a1"))
+        await until(lambda: len(engine.calls) == 1)
+        second = asyncio.create_task(post(http, "b2"))
+        await until(lambda: len(engine.calls) == 2)
+        first.cancel()
+        second.cancel()
+        await until(lambda: num_waiting(session) == 0)
+        again = [asyncio.create_task(post(http, name)) for name in ("b2", "a1")]
+        await until(lambda: num_waiting(session) == 2)
+        engine.gate.set()
+        got = await asyncio.gather(*again)
+
+    assert sorted(got) == ["one", "two"]
+    assert got == ["two", "one"] or header == "x-other"
+    assert len(engine.calls) == len((await session.close()).turns) == 2
 
 
 @pytest.mark.parametrize(("rude", "num_calls"), [(True, 1), (False, 2)])

@@ -47,7 +47,8 @@ class Admission:
         self.reading = asyncio.Semaphore(limits.max_concurrency)
         """Held while a body is read, so that bodies under way have a bound."""
         self.reached = ""
-        """Name of the cap that refused a request; empty while none did."""
+        """Name of the cap that refused a request; empty while none did, and once a prompt fits
+        again after one that was over `max_context_tokens`."""
 
     def knock(self) -> None:
         """Count a request. Raises GatewayError where they come too fast."""

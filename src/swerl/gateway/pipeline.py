@@ -33,8 +33,8 @@ OnDelivered: TypeAlias = Callable[[Turn, Sequence[Message], ChatReply], None]
 
 _T = TypeVar("_T")
 _NOBODY = Asker()
-_LONG_CHARS = 100_000
-"""Characters from which a prompt is made in a thread; shorter ones take under 0.1 s."""
+_LONG_CHARS = 20_000
+"""Characters from which a prompt is made in a thread; shorter ones take under 20 ms."""
 _ABORT_S = 1.0
 """Seconds to wait for what an aborted reply came to, so that its tokens can be counted."""
 
@@ -212,6 +212,8 @@ class Conversation:
         except GatewayError:
             self.admission.reached = "max_context_tokens"
             raise
+        if self.admission.reached == "max_context_tokens":  # the agent has made room since
+            self.admission.reached = ""
         return prompt
 
     async def _aside(
