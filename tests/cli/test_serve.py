@@ -246,6 +246,22 @@ def test_an_idle_session_is_written_and_its_key_goes_on(tmp_path: Path) -> None:
     assert "2 turns in 2 branches, 2 samples" in served.text
 
 
+def test_a_session_that_the_disk_refuses_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
+    keys = ["sk-mine-0123456789", "sk-yours-0123456789"]
+    (tmp_path / "keys").write_text("\n".join(keys))
+    with serving(tmp_path, "--key-file", "keys") as served:
+        (served.folder / "1" / "trajectory.json" / "in the way").mkdir(parents=True)
+        for key in keys:
+            with anthropic.Anthropic(base_url=served.url, api_key=key) as claude:
+                claude.messages.create(model="any", max_tokens=500, messages=[HI])
+        code = served.end()
+
+    assert code == 1
+    assert re.search(r"1 +refused +cannot write .*trajectory\.json", served.text)
+    assert "out/2\n" in served.text
+    assert (served.folder / "2" / "samples.parquet").exists()
+
+
 def test_a_transcript_can_be_said_again(tmp_path: Path) -> None:
     call = {"name": "bash", "arguments": {"command": "ls"}}
     script = [{"text": "I look.", "tool_calls": [call]}, {"text": "Nothing here."}]

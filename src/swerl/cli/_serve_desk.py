@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from swerl.recipe.schema import Recipe
 from swerl.rollout import record
 from swerl.rollout.session import seed_of
 from swerl.run.files import disk_errors
-from swerl.sample import to_samples
+from swerl.sample import Sample, to_samples
 from swerl.training import batch
 from swerl.tree import Trajectory
 from swerl.turn import Sampling
@@ -70,6 +71,8 @@ class Totals:
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
+    num_unwritten: int = 0
+    """Sessions that the disk refused."""
     interrupted: bool = False
     """Whether Ctrl-C ended it."""
 
@@ -121,8 +124,8 @@ class Desk:
             is_idle = now - served.last_s >= self._plan.idle_s
             if is_idle and served.has_turns and not served.conversation.is_busy:
                 self._open(key)
-                await self._keep(served)
-                self._view.kept(served.session.id, served.folder)
+                if await self._keep(served):
+                    self._view.kept(served.session.id, served.folder)
 
     async def close(self) -> None:
         """End every session and write what it holds."""
@@ -168,16 +171,30 @@ class Desk:
         except RunError as error:  # the client has its reply, and the tree its Turn
             self._view.refused(served.session.id, error)
 
-    async def _keep(self, served: _Served) -> None:
+    async def _keep(self, served: _Served) -> bool:
+        """End a session and say whether it was written; one that nobody used needs no folder."""
         trajectory = await served.session.close()
         name = served.session.id
         samples = to_samples(trajectory, episode=name, task="serve")
         trained = sum(sample.num_trained_tokens for sample in samples)
         self.totals.add(trajectory, len(samples), trained)
         if not trajectory.turns:
-            return
-        record.write_trajectory(served.folder, trajectory)
-        if samples:
-            whole = Batch(step=0, samples=tuple(samples), num_episodes=1)
-            batch.write(served.folder / "samples.parquet", whole)
+            return False
+        try:
+            await asyncio.to_thread(_write, served.folder, trajectory, samples)
+        except RunError as error:
+            self.totals.num_unwritten += 1
+            self._view.refused(name, error)
+            return False
         self.totals.folders.append(served.folder)
+        return True
+
+
+def _write(folder: Path, trajectory: Trajectory, samples: Sequence[Sample]) -> None:
+    """Write a session's tokens and rows. Raises RunError."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    record.write_trajectory(folder, trajectory)
+    if samples:
+        whole = Batch(step=0, samples=tuple(samples), num_episodes=1)
+        batch.write(folder / "samples.parquet", whole)

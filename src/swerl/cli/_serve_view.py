@@ -108,8 +108,11 @@ def show_totals(totals: Totals, next_command: str) -> None:
     )
     for reason, tokens in totals.dropped.items():
         out.print(f"{tokens:,} sampled tokens {safe(reason)}, counted and left out", soft_wrap=True)
-    for folder in totals.folders:
-        out.print(f"{'kept':<8}{safe(str(folder))}", soft_wrap=True)
+    if len(totals.folders) == 1:
+        out.print(f"{'kept':<8}{safe(str(totals.folders[0]))}", soft_wrap=True)
+    elif totals.folders:
+        kept = f"{totals.folders[0].parent}, {len(totals.folders):,} sessions with a folder each"
+        out.print(f"{'kept':<8}{safe(kept)}", soft_wrap=True)
     out.print(f"{'next':<8}{safe(next_command)}", soft_wrap=True)
 
 

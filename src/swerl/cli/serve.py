@@ -74,6 +74,8 @@ def serve(
         stderr().print(f"starting {chosen.text} …", markup=False)
     totals = run(serve_until_told(plan, view), after="finished requests are in transcript.jsonl")
     show_totals(totals, _next_command(totals.folders))
+    if totals.num_unwritten:
+        raise typer.Exit(1)
     if totals.interrupted:
         raise typer.Exit(INTERRUPTED)
 
