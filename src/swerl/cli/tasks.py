@@ -1,4 +1,4 @@
-"""`swerl tasks`: look into the tasks of a file."""
+"""`swerl tasks`: wires its commands; `sweep` is here, the others have files of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli import tasks_select, tasks_show
 from swerl.cli._sandbox_options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
@@ -18,12 +19,18 @@ if TYPE_CHECKING:
     from swerl.tasks.sweep import Sweep
     from swerl.tasks.sweep_tasks import Settings, Swept
 
-app = typer.Typer(no_args_is_help=True, help="Look into the tasks of a file.")
+app = typer.Typer(no_args_is_help=True, help="Look into the tasks of a file, and choose some.")
+
+app.command("show")(tasks_show.show)
+app.command("stats")(tasks_show.stats)
+app.command("filter")(tasks_select.filter_tasks)
+app.command("sample")(tasks_select.sample)
+app.command("split")(tasks_select.split)
 
 
 @app.callback()
 def _tasks() -> None:
-    """Look into the tasks of a file."""
+    """Look into the tasks of a file, and choose some."""
 
 
 @app.command("sweep")

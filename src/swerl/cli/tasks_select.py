@@ -1,0 +1,92 @@
+"""`swerl tasks filter`, `sample` and `split`: fewer Tasks, chosen by what they are or by chance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TasksArgument = Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")]
+OutOption = Annotated[Path, typer.Option("-o", "--out", help="File to write.")]
+SeedOption = Annotated[int, typer.Option(help="The same seed makes the same choice.")]
+
+
+def filter_tasks(
+    tasks: TasksArgument,
+    where: Annotated[
+        str, typer.Argument(help="For example 'patch_lines < 50 and repo != \"a/b\"'.")
+    ],
+    out: OutOption,
+) -> None:
+    """Keep the tasks that an expression fits.
+
+    Names: id, repo, dataset, image, grader, log_parser, language, difficulty, solve_rate,
+    prompt_chars, patch_lines, patch_files, num_fail_to_pass, num_pass_to_pass, timeout_s, and
+    meta.NAME for what else a dataset says.
+    """
+    from swerl.tasks import select
+    from swerl.tasks.where import compile_where
+
+    num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(where))
+    _say(num_chosen, num_all, out)
+
+
+def sample(
+    tasks: TasksArgument,
+    out: OutOption,
+    *,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Tasks to keep.")],
+    seed: SeedOption = 0,
+) -> None:
+    """Keep a number of tasks, chosen by chance; a larger sample holds every smaller one."""
+    from swerl.tasks import select
+
+    _say(*select.sample_tasks(tasks, out, number, seed=seed), out)
+
+
+def split(
+    tasks: TasksArgument,
+    parts: Annotated[
+        list[str], typer.Argument(metavar="NAME=SHARE...", help="Shares add up to 1.")
+    ],
+    *,
+    by_repo: Annotated[
+        bool, typer.Option("--by-repo", help="Put no repository into two parts.")
+    ] = False,
+    seed: SeedOption = 0,
+) -> None:
+    """Part a file by chance; each part goes to a file beside it."""
+    from swerl.cli._output import console
+    from swerl.cli._text import counted
+    from swerl.tasks import select
+
+    shares = dict(map(_share, parts))
+    if len(shares) < len(parts):
+        from swerl.errors import InputError
+
+        raise InputError("two parts have one name", hint="for example train=0.9 test=0.1")
+    done = select.split_tasks(tasks, shares, by_repo=by_repo, seed=seed)
+    for path, count in done.values():
+        console().print(f"{counted(count, 'task')}: {path}", soft_wrap=True)
+
+
+def _share(text: str) -> tuple[str, float]:
+    from swerl.errors import InputError
+
+    name, _, share = text.partition("=")
+    try:
+        if not name.replace("-", "_").isidentifier():
+            raise ValueError
+        return name, float(share)
+    except ValueError as error:
+        message = f"{text!r:.80} is no part of a split"
+        raise InputError(message, hint="for example train=0.9 test=0.1") from error
+
+
+def _say(num_chosen: int, num_all: int, out: Path) -> None:
+    from swerl.cli._output import console
+
+    console().print(f"{num_chosen:,} of {num_all:,} tasks: {out}", soft_wrap=True)
+    if num_chosen:
+        console().print(f"next: swerl tasks stats {out}", soft_wrap=True)

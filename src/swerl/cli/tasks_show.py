@@ -1,0 +1,193 @@
+"""`swerl tasks show` and `stats`: what a task file holds, for people."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swerl.cli.tasks_select import TasksArgument
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from swerl.task import Task
+    from swerl.tasks.stats import Stats
+
+_COLUMNS = {
+    "id": "task",
+    "grader": "grader",
+    "num_fail_to_pass": "mend",
+    "num_pass_to_pass": "keep",
+    "patch_lines": "lines",
+    "difficulty": "difficulty",
+    "solve_rate": "solved",
+}
+"""Fact -> title; one that no listed Task answers is left out."""
+_NUMBERS = {"mend", "keep", "lines", "solved"}
+_NUM_VALUES = 12
+"""Values of a group that are named; the rest are counted."""
+
+
+def show(
+    tasks: TasksArgument,
+    instance: Annotated[str, typer.Argument(metavar="[ID]", help="One task to show whole.")] = "",
+    *,
+    hidden: Annotated[
+        bool, typer.Option("--hidden", help="Show the solution and the tests too.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Tasks to list.")] = 20,
+) -> None:
+    """List the tasks of a file, or show one of them."""
+    from swerl.cli._output import console
+    from swerl.cli._text import counted
+    from swerl.task import find_task
+    from swerl.tasks import select
+
+    found = (task for _, task in select.lines(tasks))
+    if instance:
+        _show_one(find_task(found, instance), hidden=hidden)
+        return
+    console().print(_list(list(itertools.islice(found, limit))))
+    if rest := sum(1 for _ in found):
+        console().print(f"and {counted(rest, 'more task')}; --limit lists more")
+
+
+def stats(
+    tasks: TasksArgument,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+) -> None:
+    """Count what a file holds: repositories, sizes, graders, difficulty."""
+    import json
+    from dataclasses import asdict
+
+    from swerl.errors import TaskError
+    from swerl.tasks import select
+    from swerl.tasks.stats import count
+
+    found = count(task for _, task in select.lines(tasks))
+    if not found.num_tasks:
+        message = f"{tasks} holds no task"
+        raise TaskError(message, hint="`swerl convert` says why rows were rejected")
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    else:
+        _print_stats(found, tasks)
+
+
+def _list(found: list[Task]) -> Table:
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table
+
+    from swerl.tasks.facts import FACTS
+
+    rows = [{name: FACTS[name](task) for name in _COLUMNS} for task in found]
+    said = [name for name in _COLUMNS if any(row[name] is not None for row in rows)]
+    table = Table(box=SIMPLE, pad_edge=False)
+    for title in (_COLUMNS[name] for name in said):
+        table.add_column(
+            title,
+            justify="right" if title in _NUMBERS else "left",
+            overflow="fold",
+            no_wrap=title != "task",
+        )
+    for row in rows:
+        table.add_row(*("" if row[name] is None else escape(str(row[name])) for name in said))
+    return table
+
+
+def _show_one(task: Task, *, hidden: bool) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from swerl.cli._output import console
+    from swerl.tasks.facts import FACTS
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    facts = {name: fact(task) for name, fact in FACTS.items()}
+    others = {
+        name: value
+        for name, value in task.metadata.items()
+        if name not in facts and isinstance(value, str | int | float)
+    }
+    shown = {**facts, "workdir": task.workdir, "base_commit": task.base_commit, **others}
+    for name, value in shown.items():
+        if value not in (None, ""):
+            table.add_row(f"[dim]{escape(name)}[/]", escape(str(value)))
+    console().print(table)
+    _section("prompt", task.prompt)
+    if hidden:
+        _show_hidden(task)
+
+
+def _show_hidden(task: Task) -> None:
+    spec = task.grading
+    files = {**task.files, **spec.test_files, **spec.files}
+    for title, text in {
+        "setup": task.setup,
+        "test command": spec.test_command,
+        "must mend": "\n".join(spec.fail_to_pass),
+        "must keep": "\n".join(spec.pass_to_pass),
+        "expected": "\n".join(f"{status} {name}" for name, status in spec.expected.items()),
+        "files": "\n".join(f"{path} ({len(text):,} characters)" for path, text in files.items()),
+        "test patch": spec.test_patch,
+        "solution": task.gold_patch,
+    }.items():
+        if text:
+            _section(title, text)
+
+
+def _section(title: str, text: str) -> None:
+    from swerl.cli._output import console
+
+    console().rule(title, align="left")
+    console().print(text.rstrip("\n"), markup=False, soft_wrap=True)
+
+
+def _print_stats(found: Stats, path: Path) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from swerl.cli._output import console, stderr
+    from swerl.cli._text import counted
+
+    console().print(
+        f"{counted(found.num_tasks, 'task')} in {path}, {counted(found.num_images, 'image')}",
+        soft_wrap=True,
+    )
+    table = Table("", "smallest", "median", "mean", "largest", box=SIMPLE, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, spread in found.numbers.items():
+        table.add_row(name, *(f"{value:,.0f}" for value in spread))
+    console().print(table)
+    for name, counts in found.groups.items():
+        if set(counts) != {""}:
+            console().print(_group(name, dict(counts.most_common())))
+    if found.solve_rates:
+        mean = sum(found.solve_rates) / len(found.solve_rates)
+        console().print(f"solve rate {mean:.1%} of {counted(len(found.solve_rates), 'task')}")
+    for what, number in found.missing.items():
+        stderr().print(f"[yellow]{counted(number, 'task')}[/]: {what}", soft_wrap=True)
+
+
+def _group(name: str, counts: dict[str, int]) -> Table:
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table
+
+    from swerl.cli._text import counted
+
+    table = Table(name, "tasks", box=SIMPLE, pad_edge=False)
+    table.columns[1].justify = "right"
+    values = list(counts.items())
+    for value, number in values[:_NUM_VALUES]:
+        table.add_row(escape(value or "(not said)"), f"{number:,}")
+    if rest := values[_NUM_VALUES:]:
+        total = sum(number for _, number in rest)
+        table.add_row(f"[dim]{counted(len(rest), 'other')}[/]", f"{total:,}")
+    return table

@@ -1,0 +1,61 @@
+"""What a file of Tasks holds, counted in one pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swerl.task import Task
+from swerl.tasks._support import Support
+from swerl.tasks.facts import FACTS, NUMBERS
+
+GROUPED = ("dataset", "repo", "language", "grader", "difficulty")
+"""Facts whose values are counted."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """The counts of a file."""
+
+    num_tasks: int = 0
+    groups: dict[str, Counter[str]] = field(default_factory=dict)
+    """Fact -> value -> number of Tasks."""
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+    """Fact -> its smallest value, median, mean and largest value."""
+    num_images: int = 0
+    solve_rates: list[float] = field(default_factory=list)
+    """Of the Tasks that were probed."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """What this installation lacks to grade them, and how many it concerns."""
+
+
+def count(tasks: Iterable[Task]) -> Stats:
+    """Count Tasks; memory grows by some numbers for each of them."""
+    stats = Stats(groups={name: Counter() for name in GROUPED})
+    images: set[str] = set()
+    kinds: Counter[tuple[str, str]] = Counter()
+    values: dict[str, list[float]] = {name: [] for name in NUMBERS}
+    for task in tasks:
+        stats.num_tasks += 1
+        images.add(task.image)
+        kinds[task.grading.grader, task.grading.log_parser] += 1
+        for name, counter in stats.groups.items():
+            counter[str(FACTS[name](task) or "")] += 1
+        for name, found in values.items():
+            found.append(_number(FACTS[name](task)))
+        if (rate := task.metadata.get("solve_rate")) is not None:
+            stats.solve_rates.append(_number(rate))
+    stats.num_images = len(images)
+    stats.numbers = {name: _spread(found) for name, found in values.items() if found}
+    stats.missing = dict(Support().missing(kinds).most_common())
+    return stats
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _spread(found: list[float]) -> list[float]:
+    found.sort()
+    return [found[0], found[len(found) // 2], sum(found) / len(found), found[-1]]
