@@ -29,6 +29,7 @@ from tests.gateway._wire_engine import WireEngine, wired
 from tests.gateway.test_app import PATHS, body, post
 from tests.gateway.test_safety import http, told
 
+HOST = b"\r\nHost: x\r\n"
 WAIT_S = 60.0
 """Seconds after which a condition will not come true any more, on a machine that is busy."""
 
@@ -133,10 +134,10 @@ async def test_a_head_in_pieces_and_a_large_body_reach_the_owner(
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
-        (b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", b"401"),
-        (b"POST /v1/messages HTTP/1.1\r\nx-api-key: no\r\nContent-Length: 0\r\n\r\n", b"401"),
-        (b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", b"404"),
+        (b"GET /healthz HTTP/1.1" + HOST + b"\r\n", b"200"),
+        (b"POST /v1/messages HTTP/1.1" + HOST + b"Content-Length: 2\r\n\r\n{}", b"401"),
+        (b"GET /v1/models HTTP/1.1" + HOST + b"x-api-key: no\r\n\r\n", b"401"),
+        (b"POST /generate HTTP/1.1" + HOST + b"Content-Length: 2\r\n\r\n{}", b"404"),
         (b"NONSENSE\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\n" + b"A" * 70_000, b"400"),
     ],

@@ -88,7 +88,7 @@ async def test_two_who_ask_alike_at_once_get_a_reply_each(
     engine.gate = asyncio.Event()
     conversation = talk(engine)
     both = [asyncio.create_task(ask(conversation, one)) for one in (NOBODY, asker)]
-    await asyncio.sleep(0.01)
+    await until(lambda: len(engine.calls) == 2)
     engine.gate.set()
     await asyncio.gather(*both)
 

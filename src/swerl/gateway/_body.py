@@ -20,27 +20,10 @@ _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """How zlib is told of each packing."""
 
 
-async def read_object(request: web.BaseRequest, max_bytes: int) -> dict[str, Json]:
-    """Return the JSON object in a request's body.
-
-    Raises GatewayError where it is too large, too slow, no JSON, or no object.
-    """
+async def read_body(request: web.BaseRequest, max_bytes: int) -> bytearray:
+    """Return a request's body as it comes. Raises GatewayError where it is too large or slow."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    packed = await _read(request, max_bytes)
-    body = _unpacked(packed, request.headers.get("Content-Encoding", ""), max_bytes)
-    try:
-        value: Json = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        message = f"the request body is not valid JSON: {error}"
-        raise GatewayError(message) from error
-    if not isinstance(value, dict):
-        message = f"the request body must be a JSON object, not {type(value).__name__}"
-        raise GatewayError(message)
-    return value
-
-
-async def _read(request: web.BaseRequest, max_bytes: int) -> bytearray:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -55,6 +38,23 @@ async def _read(request: web.BaseRequest, max_bytes: int) -> bytearray:
         message = f"the request body cannot be read: {error}"
         raise GatewayError(message) from error
     return body
+
+
+def read_object(packed: bytearray, encoding: str, max_bytes: int) -> dict[str, Json]:
+    """Return the JSON object in a body that is packed as `encoding` says.
+
+    Raises GatewayError where it is too large, no JSON, or no object.
+    """
+    body = _unpacked(packed, encoding, max_bytes)
+    try:
+        value: Json = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        message = f"the request body is not valid JSON: {error}"
+        raise GatewayError(message) from error
+    if not isinstance(value, dict):
+        message = f"the request body must be a JSON object, not {type(value).__name__}"
+        raise GatewayError(message)
+    return value
 
 
 def _unpacked(body: bytearray, encoding: str, max_bytes: int) -> bytes | bytearray:

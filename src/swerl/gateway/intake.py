@@ -36,6 +36,9 @@ class Intake:
         self.num_waiting = 0
         self.num_refused = 0
         """Requests that found no place, since the start."""
+        self.thinking = asyncio.Semaphore(1)
+        """Held while a request is parsed. Of many that arrive at once, one is parsed (and put into
+        tokens, for nothing there waits) in each turn of the loop, which then serves its sockets."""
         self._bounds = bounds
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Who waits, by session; the session whose turn it is stands first."""

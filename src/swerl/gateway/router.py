@@ -10,7 +10,7 @@ from aiohttp import web
 
 from swerl.chat import Json
 from swerl.errors import GatewayError, Refusal, SwerlError
-from swerl.gateway._body import read_object
+from swerl.gateway._body import read_body, read_object
 from swerl.gateway._http import EventStream, send, send_json
 from swerl.gateway.intake import Intake
 from swerl.gateway.pipeline import Conversation
@@ -97,9 +97,12 @@ class Router:
     async def _answer(
         self, request: web.BaseRequest, stream: EventStream, route: Route, talk: Conversation
     ) -> web.StreamResponse:
+        most, encoding = talk.limits.max_body_bytes, request.headers.get("Content-Encoding", "")
         async with talk.admission.reading:
-            body = await read_object(request, talk.limits.max_body_bytes)
-        asked = route.dialect.parse(body)
+            packed = await read_body(request, most)
+        async with self._intake.thinking:
+            asked = route.dialect.parse(read_object(packed, encoding, most))
+        del packed
         if route.operation == "count_tokens":
             return await send_json(request, _count(await talk.count(asked)))
         asker = read_asker(request.headers)
