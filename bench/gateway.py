@@ -1,234 +1,238 @@
-"""What one turn costs the gateway: CPU and memory by length of history, with an instant engine.
+"""What the gateway costs, and what it bears, with an engine that answers at once.
 
-    python bench/gateway.py [--tokenizer FOLDER] [--json FILE]
+    python bench/gateway.py [--only CASE …] [--sessions N] [--json FILE]
 
-An agent's conversation grows by about 500 tokens a turn, in Anthropic Messages with streaming and
-15 tools, replayed whole each time as agents do. The gateway runs in a process of its own, whose
-CPU time is what counts; the model's tokens come at once. The family is `tiny`, over the tokenizer
-in FOLDER (by default Qwen3's, where it lies beside the checkout) or over bytes.
+Agents replay their whole history every turn, in Anthropic Messages with streaming and 15 tools,
+about 430 new tokens a turn, each over a connection of its own. The family is qwen3, with the
+tokenizer and template that lie beside the checkout; where they are absent it is `tiny`, over bytes.
+
+    turn      CPU of one turn by length of history; memory of a session; the first request
+    load      64 sessions at 42,000 tokens: one process on one core
+    pool      the same on one and on two gateway processes
+    many      1,000 open sessions on two processes
+    replay    share of sampled tokens that is trained when a client or the model drifts
+    samples   a session of a million tokens from tree to rows
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
+import os
+import shutil
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-QWEN3 = Path(__file__).resolve().parents[1] / "../shared/tokenizers/qwen3"
+import aiohttp
+import samples
+from _gateway_agents import Agent, Turn, drive, served
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENIZERS = ROOT / "../shared/tokenizers"
 POINTS = (11_000, 48_000, 94_000)
-FIRST_PROMPT_TOKENS = 10_900
-RESULT_CHARS = 1_400
 NEAR = 8
 """Turns around a point whose median is its cost."""
-TOOLS = [
-    {
-        "name": f"Tool{number}",
-        "description": "Do one thing to the repository, and say what came of it. " * 20,
-        "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
-    }
-    for number in range(15)
-]
+SESSION_TURNS = 200
+LOAD_SESSIONS, LOAD_TURNS, LOAD_TOKENS = 64, 6, 41_000
+MANY_TURNS, MANY_TOKENS = 3, 11_000
+STOPS = ("<|im_end|>", "<|endoftext|>")
 
-
-@dataclass(frozen=True)
-class TurnCost:
-    """One turn as measured."""
-
-    prompt_tokens: int
-    body_bytes: int
-    cpu_ms: float
-    wall_ms: float
+Case = Callable[[str, argparse.Namespace], list[dict[str, Any]]]
 
 
 def main() -> None:
-    """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tokenizer", type=Path, default=QWEN3 if QWEN3.is_dir() else None)
+    """Run the cases and print their tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--sessions", type=int, default=1000, help="of the case `many`")
     parser.add_argument("--json", type=Path, help="also write the figures there")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        asyncio.run(serve(options.tokenizer))
-        return
-    figures = measure(options.tokenizer)
-    show(figures)
+    figures: dict[str, Any] = {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
+    with tempfile.TemporaryDirectory() as folder:
+        model = model_folder(Path(folder))
+        for name in options.only:
+            figures[name] = CASES[name](model, options)
+            show(name, figures[name])
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def measure(tokenizer: Path | None) -> dict[str, Any]:
-    """Run one conversation past the last point and return its figures."""
-    command = [sys.executable, __file__, "--serve"]
-    command += ["--tokenizer", str(tokenizer)] if tokenizer else []
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as gateway:
-        agent = Agent(gateway)
-        start_mib = agent.status()["rss_mib"]
-        turns = []
-        while not turns or turns[-1].prompt_tokens < POINTS[-1] + NEAR * 500:
-            turns.append(agent.turn())
-        status = agent.status()
-        agent.tell("quit")
-    first, second = turns[0].wall_ms, turns[1].wall_ms
+def model_folder(folder: Path) -> str:
+    """Lay tokenizer and template out as a model has them; `-` where there are none."""
+    if not TOKENIZERS.is_dir():
+        _say("qwen3's tokenizer is not beside the checkout: measuring `tiny`, over bytes\n")
+        return "-"
+    spec = json.loads((TOKENIZERS / "qwen3/tokenizer.json").read_text())
+    ids = {token["content"]: token["id"] for token in spec["added_tokens"]}
+    shutil.copy(TOKENIZERS / "qwen3/tokenizer.json", folder)
+    shutil.copy(TOKENIZERS / "templates/qwen3.jinja", folder / "chat_template.jinja")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": STOPS[0]}))
+    stops = {"eos_token_id": [ids[stop] for stop in STOPS]}
+    (folder / "generation_config.json").write_text(json.dumps(stops))
+    return str(folder)
+
+
+def measure_turn(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One conversation past the last point, one request at a time."""
+    with served("alone", model, 1) as gateway:
+        start_mib = gateway.rss_mib()[0]
+        agent, turns, costs = Agent(gateway, 0, POINTS[0]), list[Turn](), list[float]()
+
+        async def converse() -> float:
+            session_mib = 0.0
+            async with aiohttp.ClientSession() as http:
+                while not turns or turns[-1].prompt_tokens < POINTS[-1] + NEAR * 500:
+                    before = gateway.ask("status")["cpu_s"]
+                    turns.append(await agent.turn(http))
+                    costs.append(1000 * (gateway.ask("status")["cpu_s"] - before))
+                    if len(turns) == SESSION_TURNS:
+                        session_mib = gateway.rss_mib()[0] - start_mib
+            return session_mib
+
+        session_mib = asyncio.run(converse())
+    rows = [_point(turns[1:], costs[1:], point) for point in POINTS]
+    held = f"{SESSION_TURNS} turns, {turns[SESSION_TURNS - 1].prompt_tokens:,} tokens"
+    first = 1000 * (turns[0].wall_s - turns[1].wall_s)
+    return [
+        *rows,
+        {"what": f"memory of a session of {held}", "MiB": round(session_mib, 1)},
+        {"what": "first request over the second", "wall ms": round(first, 1)},
+    ]
+
+
+def _point(turns: Sequence[Turn], costs: Sequence[float], point: int) -> dict[str, Any]:
+    pairs = sorted(
+        zip(turns, costs, strict=True), key=lambda pair: abs(pair[0].prompt_tokens - point)
+    )[:NEAR]
+    tokens = statistics.median(turn.prompt_tokens for turn, _ in pairs)
     return {
-        "tokenizer": tokenizer.name if tokenizer else "bytes",
-        "points": [asdict(_near(turns, point)) for point in POINTS],
-        "turns": len(turns),
-        "cpu_s": round(sum(turn.cpu_ms for turn in turns) / 1000, 3),
-        "session_mib": round(status["rss_mib"] - start_mib, 1),
-        "first_over_second_ms": round(first - second, 1),
+        "what": f"a turn at {tokens:,.0f} tokens",
+        "CPU ms": round(statistics.median(cost for _, cost in pairs), 2),
+        "least CPU ms": round(min(cost for _, cost in pairs), 2),
+        "wall ms": round(1000 * statistics.median(turn.wall_s for turn, _ in pairs), 1),
+        "body kB": round(statistics.median(turn.body_bytes for turn, _ in pairs) / 1000),
     }
 
 
-def _near(turns: Sequence[TurnCost], point: int) -> TurnCost:
-    nearest = sorted(turns[1:], key=lambda turn: abs(turn.prompt_tokens - point))[:NEAR]
-    return TurnCost(
-        round(statistics.median(turn.prompt_tokens for turn in nearest)),
-        round(statistics.median(turn.body_bytes for turn in nearest)),
-        round(statistics.median(turn.cpu_ms for turn in nearest), 2),
-        round(statistics.median(turn.wall_ms for turn in nearest), 2),
-    )
+def measure_load(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Many sessions at once in one process, which has one core."""
+    with served("alone", model, LOAD_SESSIONS, cores=[0]) as gateway:
+        return [{"what": "one process on one core", **_loaded(gateway)}]
 
 
-class Agent:
-    """A client that replays its whole history every turn."""
+def measure_pool(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The same load on one and on two gateway processes, with their engine behind a URL."""
+    rows = []
+    for num in (1, 2):
+        with (
+            tempfile.TemporaryDirectory() as logs,
+            served("pool", model, LOAD_SESSIONS, num, logs) as gateway,
+        ):
+            rows.append({"what": f"{num} gateway processes", **_loaded(gateway, num)})
+    return rows
 
-    def __init__(self, gateway: subprocess.Popen[str]) -> None:
-        self._gateway = gateway
-        told = self._line()
-        self._key = told["key"]
-        self._http = http.client.HTTPConnection("127.0.0.1", told["port"])
-        self._source = Path(argparse.__file__).read_text(encoding="utf-8")
-        self._place = 0
-        first = self._slice(int(FIRST_PROMPT_TOKENS * told["chars_per_token"]))
-        self._messages: list[dict[str, Any]] = [{"role": "user", "content": first}]
 
-    def status(self) -> dict[str, Any]:
-        """Return CPU seconds and memory of the gateway's process."""
-        self.tell("status")
-        return self._line()
+def _loaded(gateway: Any, num_processes: int = 1) -> dict[str, Any]:
+    agents = [Agent(gateway, number, LOAD_TOKENS) for number in range(LOAD_SESSIONS)]
+    asyncio.run(drive(agents, 1))  # the first prompts are long; what comes after is measured
+    before, began = gateway.cpu_s(), time.perf_counter()
+    turns, errors = asyncio.run(drive(agents, LOAD_TURNS))
+    wall_s = time.perf_counter() - began
+    spent = [now - then for now, then in zip(gateway.cpu_s(), before, strict=True)]
+    waits = sorted(turn.wall_s for turn in turns)
+    return {
+        "turns/s": round(len(turns) / wall_s, 1),
+        "p50 ms": round(1000 * waits[len(waits) // 2]),
+        "p99 ms": round(1000 * waits[int(len(waits) * 0.99)]),
+        "CPU ms a turn": round(1000 * sum(spent[:num_processes]) / len(turns), 2),
+        "turns a CPU second of the busiest": round(len(turns) / max(spent[:num_processes]), 1),
+        "errors": len(errors),
+    }
 
-    def tell(self, word: str) -> None:
-        """Send a word to the gateway's process."""
-        assert self._gateway.stdin
-        self._gateway.stdin.write(word + "\n")
-        self._gateway.stdin.flush()
 
-    def turn(self) -> TurnCost:
-        """Ask once, note the reply, answer its call."""
-        body = json.dumps(
-            {
-                "model": "swerl",
-                "max_tokens": 4096,
-                "stream": True,
-                "system": "You are a coding agent. " * 400,
-                "tools": TOOLS,
-                "messages": self._messages,
-            }
-        ).encode()
-        before, began = self.status()["cpu_s"], time.perf_counter()
-        headers = {"x-api-key": self._key, "Content-Type": "application/json"}
-        self._http.request("POST", "/v1/messages", body, headers)
-        events = self._http.getresponse().read()
+def measure_many(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Many open sessions on two processes; nothing may fail or be lost."""
+    count = options.sessions
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        served("pool", model, count, 2, logs) as gateway,
+    ):
+        agents = [Agent(gateway, number, MANY_TOKENS) for number in range(count)]
+        began = time.perf_counter()
+        turns, errors = asyncio.run(drive(agents, MANY_TURNS))
         wall_s = time.perf_counter() - began
-        cpu_s = self.status()["cpu_s"] - before
-        return TurnCost(self._note(events), len(body), cpu_s * 1000, wall_s * 1000)
-
-    def _note(self, events: bytes) -> int:
-        """Put the reply and its result into the history; return the prompt's tokens."""
-        data = [line[6:] for line in events.splitlines() if line.startswith(b"data: ")]
-        read = [json.loads(line) for line in data]
-        usage = read[0]["message"]["usage"]
-        call = next(e["content_block"] for e in read if e["type"] == "content_block_start")
-        written = next(e["delta"] for e in read if e["type"] == "content_block_delta")
-        call["input"] = json.loads(written["partial_json"])
-        result = {
-            "type": "tool_result",
-            "tool_use_id": call["id"],
-            "content": self._slice(RESULT_CHARS),
+        memory = gateway.rss_mib()
+        closed = gateway.ask("close")
+    for error in sorted(set(errors))[:5]:
+        _say(f"error: {error}\n")
+    return [
+        {
+            "what": f"{count:,} open sessions on 2 processes",
+            "turns": len(turns),
+            "errors": len(errors),
+            "turns in the trees": closed["turns"],
+            "MiB, processes": " + ".join(f"{one:.0f}" for one in memory[:2]),
+            "MiB, controller": round(memory[2]),
+            "s": round(wall_s, 1),
+            "s to close": round(closed["close_s"], 2),
         }
-        self._messages.append({"role": "assistant", "content": [call]})
-        self._messages.append({"role": "user", "content": [result]})
-        return int(usage["input_tokens"]) + int(usage["cache_read_input_tokens"])
-
-    def _slice(self, num_chars: int) -> str:
-        start = self._place % (len(self._source) - num_chars)
-        self._place += num_chars
-        return self._source[start : start + num_chars]
-
-    def _line(self) -> dict[str, Any]:
-        assert self._gateway.stdout
-        line: dict[str, Any] = json.loads(self._gateway.stdout.readline())
-        return line
+    ]
 
 
-async def serve(tokenizer: Path | None) -> None:
-    """Be the gateway's process: serve one session, answer `status` lines until `quit`."""
-    from swerl.chat import Finish, Message, Role, ToolCall
-    from swerl.families import tiny
-    from swerl.gateway.app import Gateway
-    from swerl.gateway.limits import SessionLimits
-    from swerl.turn import Completion, Sampling
+def measure_replay(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The drifts of tests/gateway/test_replay_table.py."""
+    if model == "-":
+        _say("replay: skipped, it needs qwen3's tokenizer and template\n")
+        return []
+    sys.path.insert(0, str(ROOT))
+    from swerl.families import qwen3
+    from tests.gateway.test_replay_table import CHANGES, work
 
-    family = tiny.build(tokenizer)
-    call = ToolCall("", "Tool1", {"command": "sed -n 1,40p src/main.py && grep -rn def . " * 3})
-    said = tuple(family.encode_reply(Message(Role.ASSISTANT, tool_calls=(call,))))
-    logprobs = (-0.5,) * len(said)
-
-    class Instant:
-        """An engine that has its reply ready and reads nothing."""
-
-        async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: str
-        ) -> Completion:
-            return Completion(said, logprobs, Finish.STOP, "v1", len(ids), len(ids) - 1)
-
-    limits = SessionLimits(max_turns=10_000, requests_per_minute=10**6, max_context_tokens=10**6)
-    async with Gateway(engine=Instant(), family=family) as gateway:  # type: ignore[arg-type]
-        session = gateway.open("bench", sampling=Sampling(4096), limits=limits)
-        text = Path(argparse.__file__).read_text(encoding="utf-8")[:20_000]
-        per_token = len(text) / (len(family.encode_reply(Message(Role.ASSISTANT, text))) - 1)
-        port = int(gateway.url.rsplit(":", 1)[1])
-        _tell({"port": port, "key": session.key, "chars_per_token": per_token})
-        while (await asyncio.to_thread(sys.stdin.readline)).strip() == "status":
-            _tell({"cpu_s": time.process_time(), "rss_mib": _rss_mib()})
+    family = qwen3.build(Path(model))
+    rows = []
+    for name, change in CHANGES.items():
+        outcome = asyncio.run(work(family, **change))
+        share = f"{100 * outcome.share:.1f} %"
+        rows.append({"what": name, "trained": share, "packed": f"{outcome.packed:.2f} x"})
+    return rows
 
 
-def _tell(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
+def measure_samples(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Trees of a million tokens."""
+    trees = {
+        "one chain, 10 % sampled": samples.chain(0.1),
+        "one chain, 90 % sampled": samples.chain(0.9),
+    }
+    return [{"what": name, **samples.measure(tree)} for name, tree in trees.items()]
+
+
+CASES: dict[str, Case] = {
+    "turn": measure_turn,
+    "load": measure_load,
+    "pool": measure_pool,
+    "many": measure_many,
+    "replay": measure_replay,
+    "samples": measure_samples,
+}
+
+
+def show(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows as a table."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [f"\n{name}", " | ".join(columns), " | ".join("---" for _ in columns)]
+    lines += [" | ".join(str(row.get(column, "")) for column in columns) for row in rows]
+    _say("\n".join([lines[0], *(f"| {line} |" for line in lines[1:])]) + "\n")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _rss_mib() -> float:
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
-
-
-def show(figures: dict[str, Any]) -> None:
-    """Print the figures as a table."""
-    lines = ["| prompt tokens | body | gateway CPU a turn | wall a turn |", "|---|---|---|---|"]
-    for point in figures["points"]:
-        size = f"{point['body_bytes'] / 1000:.0f} kB"
-        cost = f"{point['cpu_ms']:.2f} ms | {point['wall_ms']:.1f} ms"
-        lines.append(f"| {point['prompt_tokens']:,} | {size} | {cost} |")
-    lines.append(
-        f"\n{figures['turns']} turns, tokenizer {figures['tokenizer']}: "
-        f"{figures['cpu_s']} s of CPU, "
-        f"{figures['session_mib']} MiB more memory, "
-        f"first request {figures['first_over_second_ms']} ms over the second"
-    )
-    sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -174,28 +174,23 @@ async def work(
     )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"said": partial(split_anew, share=0.05)},
-        {"said": partial(split_anew, share=0.25)},
-        {"said": partial(split_anew, share=1)},
-        {"said": a_newline_fewer},
-        {"replay": without_thinking},
-        {"replay": with_numbers_rewritten},
-        {"replay": with_ids_and_numbers_rewritten},
-        {"replay": with_a_space_behind},
-        {"said": one_long_reply_split},
-        {"remind_every": 10},
-        {"remind_every": 3},
-    ],
-    ids=[
-        "exact replay", "re-split in 5 %", "re-split in 25 %", "re-split in 100 %",
-        "one newline fewer", "thinking dropped", '"050" re-rendered', "ids and numbers re-rendered",
-        "trailing space", "6k reply drifted", "reminder every 10", "reminder every 3",
-    ],
-)  # fmt: skip
+CHANGES: dict[str, dict[str, Any]] = {
+    "exact replay": {},
+    "re-split in 5 %": {"said": partial(split_anew, share=0.05)},
+    "re-split in 25 %": {"said": partial(split_anew, share=0.25)},
+    "re-split in 100 %": {"said": partial(split_anew, share=1)},
+    "one newline fewer": {"said": a_newline_fewer},
+    "thinking dropped": {"replay": without_thinking},
+    '"050" re-rendered': {"replay": with_numbers_rewritten},
+    "ids and numbers re-rendered": {"replay": with_ids_and_numbers_rewritten},
+    "trailing space": {"replay": with_a_space_behind},
+    "6k reply drifted": {"said": one_long_reply_split},
+    "reminder every 10": {"remind_every": 10},
+    "reminder every 3": {"remind_every": 3},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 async def test_every_sampled_token_is_trained_in_one_row(
     family: TemplateFamily, change: dict[str, Any]
 ) -> None:

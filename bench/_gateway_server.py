@@ -1,0 +1,197 @@
+"""The other processes of bench/gateway.py: a gateway to be measured, and an engine in no time.
+
+    python bench/_gateway_server.py alone  MODEL SESSIONS
+    python bench/_gateway_server.py pool   MODEL SESSIONS PROCESSES LOG_DIR
+    python bench/_gateway_server.py engine MODEL
+
+Each tells in one line of JSON where it is reached, answers the words on its standard input with
+such lines too, and ends with it. MODEL is a folder, or `-` for the tiny family.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from swerl import plugins
+from swerl.chat import Finish, Message, Role, ToolCall
+from swerl.gateway.app import Gateway
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.orders import WorkerSetup
+from swerl.gateway.pool import GatewayPool
+from swerl.gateway.sessions import Session
+from swerl.gateway.speakers import HistoryPolicy
+from swerl.interfaces import EngineAddress, Family
+from swerl.turn import Completion, Sampling
+
+LIMITS = SessionLimits(max_turns=10_000, requests_per_minute=10**6, max_context_tokens=10**6)
+CALL = ToolCall("", "Tool1", {"command": "sed -n 1,40p src/main.py && grep -rn def . " * 3})
+
+
+class Instant:
+    """An engine that has its reply ready and reads nothing."""
+
+    def __init__(self, family: Family) -> None:
+        self._said = tuple(family.encode_reply(Message(Role.ASSISTANT, tool_calls=(CALL,))))
+        self._logprobs = (-0.5,) * len(self._said)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        """Say it."""
+        return Completion(self._said, self._logprobs, Finish.STOP, "v1", len(ids), len(ids) - 1)
+
+    async def abort(self, session: str) -> None:
+        """Nothing runs."""
+
+
+def main() -> None:
+    """Be what the first argument names."""
+    kind, model, *rest = sys.argv[1:]
+    family = name_of(model), None if model == "-" else Path(model)
+    match kind:
+        case "alone":
+            asyncio.run(alone(*family, int(rest[0])))
+        case "pool":
+            asyncio.run(pool(*family, int(rest[0]), int(rest[1]), Path(rest[2])))
+        case "engine":
+            asyncio.run(engine(*family))
+
+
+def name_of(model: str) -> str:
+    """Return the family of a model folder."""
+    return "tiny" if model == "-" else "qwen3"
+
+
+def build(name: str, model: Path | None) -> Family:
+    """Build a family."""
+    family: Family = plugins.load("families", name).build(model)
+    return family
+
+
+async def alone(name: str, model: Path | None, num_sessions: int) -> None:
+    """Be a gateway in one process, with its engine inside."""
+    family = build(name, model)
+    async with Gateway(engine=Instant(family), family=family) as gateway:  # type: ignore[arg-type]
+        await _work(gateway.open, family, num_sessions, [os.getpid()])
+
+
+async def pool(
+    name: str, model: Path | None, num_sessions: int, num_processes: int, log_dir: Path
+) -> None:
+    """Be the controller of gateway processes, with their engine in a process of its own."""
+    command = [sys.executable, __file__, "engine", "-" if model is None else str(model)]
+    served = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert served.stdout
+    assert served.stdin
+    try:
+        line = await served.stdout.readline()
+        setup = WorkerSetup(
+            engine=EngineAddress("sglang", {"url": json.loads(line)["url"]}),
+            family=name,
+            model=model,
+            model_name="m",
+            history=HistoryPolicy.EXACT,
+            log_dir=log_dir,
+        )
+        async with GatewayPool(setup, num_processes=num_processes) as gateway:
+            pids = [worker.pid for worker in gateway._workers]
+            await _work(gateway.open, build(name, model), num_sessions, [*pids, os.getpid()])
+    finally:
+        served.stdin.close()
+        await served.wait()
+
+
+async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int]) -> None:
+    """Serve sessions on sockets of their own, as sandboxes have them, until told to end."""
+    sessions: list[Session] = []
+    ports = []
+    for number in range(num_sessions):
+        session = open_one(str(number), sampling=Sampling(4096), limits=LIMITS)
+        sock = socket.create_server(("127.0.0.1", 0), backlog=16)
+        ports.append(sock.getsockname()[1])
+        await session.attach(sock)
+        sessions.append(session)
+    source = Path(asyncio.base_events.__file__).read_text(encoding="utf-8")[:20_000]
+    per_token = len(source) / (len(family.encode_reply(Message(Role.ASSISTANT, source))) - 1)
+    _tell({"ports": ports, "pids": pids, "chars_per_token": per_token})
+    while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        if word == "status":
+            _tell({"cpu_s": time.process_time()})
+        elif word == "close":
+            began = time.perf_counter()
+            trees = await asyncio.gather(*(session.close() for session in sessions))
+            turns = sum(len(tree.turns) for tree in trees)
+            _tell({"turns": turns, "close_s": time.perf_counter() - began})
+
+
+async def engine(name: str, model: Path | None) -> None:
+    """Be an engine that answers each request with the same bytes, and reads none of it."""
+    done = await Instant(build(name, model)).generate([0], Sampling(1), "")
+    pairs = [[value, one, None] for one, value in zip(done.ids, done.logprobs, strict=True)]
+    meta = {
+        "finish_reason": {"type": "stop"},
+        "weight_version": "v1",
+        "output_token_logprobs": pairs,
+    }
+    answer = json.dumps({"output_ids": list(done.ids), "meta_info": meta}).encode()
+    info = json.dumps({"weight_version": "v1"}).encode()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Canned(answer, info), "127.0.0.1", 0, backlog=1024)
+    _tell({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+class _Canned(asyncio.Protocol):
+    """HTTP for one client that keeps its connections: counts bytes and answers."""
+
+    def __init__(self, answer: bytes, info: bytes) -> None:
+        self._answer, self._info = answer, info
+        self._head = b""
+        self._missing = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._missing:
+            self._missing -= len(data)
+            if not self._missing:
+                self._reply(self._answer)
+            return
+        self._head += data
+        head, end, rest = self._head.partition(b"\r\n\r\n")
+        if not end:
+            return
+        self._head = b""
+        if head.startswith(b"GET /model_info"):
+            self._reply(self._info)
+        elif head.startswith(b"GET"):
+            self._transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        else:
+            length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            self._missing = int(length) - len(rest)
+            if not self._missing:
+                self._reply(self._answer)
+
+    def _reply(self, body: bytes) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        self._transport.write(head.encode() + b"\r\n\r\n" + body)
+
+
+def _tell(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
