@@ -8,15 +8,15 @@ the last of type `result`. The environment keeps the CLI from calling anything b
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Json, Message, Role, ToolCall
-from swerl.errors import InputError, SandboxError
-from swerl.harnesses import _bundles
+from swerl.errors import BrokenImageError, SandboxError
+from swerl.harnesses import _claude_releases as releases
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
 from swerl.sandbox import Exec, Mount
@@ -24,16 +24,6 @@ from swerl.task import Task
 
 DEFAULT_VERSION = "2.1.112"
 
-_PACKAGE = "@anthropic-ai/claude-code"
-_LAST_JAVASCRIPT = (2, 1, 112)
-"""Later releases are native programs in a package per platform."""
-_PINNED = {
-    f"{_PACKAGE}@2.1.112": "sha512-"
-    "9FUgJ0EOvILyhIqxFKNVliebiUjL68dwpEW3eGSSe0vkVDJ1c5qMDNWc22gW3zkD7zRAqtfQPSGv0t4vMM2DPA==",
-}
-"""Known tarballs; other versions are checked against what npm states."""
-_HOME = "/opt/swerl/agents/claude-code"
-_NODE = "/opt/swerl/agents/node"
 _READ_LINES = 40
 """Lines that a scripted Read asks for: enough to allow edits, and within every file size."""
 
@@ -43,8 +33,18 @@ _QUIET = {
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_AUTOUPDATER": "1",
+    # An image may name a proxy, and the gateway is not behind one.
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), ""),
 }
 """What keeps the CLI from contacting anybody but the gateway."""
+_WINDOW = 200_000
+"""Context window that the CLI is told where it shall compact; old releases know no other."""
+_SUMMARY = 20_000
+"""Tokens of it that the CLI keeps free for its summary."""
+_MARGIN = 13_000
+"""Tokens that it keeps free besides; it compacts no later."""
+_AGENT_TOOLS = ("Agent", "Task", "Workflow", "SendMessage", "ListAgents")
+"""Tools that start sub-agents or deal with them, by their names in every release."""
 
 _INSTALL = """
 : "${HOME:?no home folder}" && mkdir -p "$HOME/.claude" &&
@@ -62,12 +62,20 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
-    """Release on npm. 2.1.112 is the last in plain JavaScript and the smallest: 18 MB, not 71."""
+    """Release on npm. 2.1.112 is the last in plain JavaScript and the smallest: 18 MB, not 71 to
+    174."""
+    libc: Literal["glibc", "musl"] = "glibc"
+    """C library of the images, for native releases: Alpine has musl, most others have glibc."""
     max_turns: int | None = Field(None, ge=1)
     """Most model replies, enforced by the CLI; none leaves it to the gateway's own limit."""
     tools: tuple[str, ...] | None = None
     """Tools to offer, such as `("Bash", "Read", "Edit", "Write")`; none is the CLI's own choice.
     Fewer tools make the first request several times shorter."""
+    sub_agents: bool = True
+    """Whether the model may start agents of its own, as the CLI lets it by default."""
+    compact_at: int | None = Field(None, ge=1, le=_WINDOW - _SUMMARY - _MARGIN)
+    """Tokens of history at which the CLI puts a summary in its place; none is its own choice,
+    which is past 160,000, so that smaller contexts end instead."""
     bare: bool = False
     """Whether to run the CLI's minimal mode (Bash, Edit and Read, a short system prompt), for
     models with little context."""
@@ -79,17 +87,12 @@ class Options(BaseModel):
 
 def build(options: Options) -> ClaudeCode:
     """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
-    return ClaudeCode(options, fetch(options.version))
+    return ClaudeCode(options, fetch(options.version, options.libc))
 
 
-def fetch(version: str) -> tuple[Mount, ...]:
+def fetch(version: str, libc: str = "glibc") -> tuple[Mount, ...]:
     """Return the mounts of this release, downloading what is not in the cache yet."""
-    if _is_native(version):
-        package = f"{_PACKAGE}-linux-{_machine()}"
-        return (Mount(_bundles.fetch(package, version), _HOME),)
-    pin = _PINNED.get(f"{_PACKAGE}@{version}")
-    bundle = _bundles.fetch(_PACKAGE, version, integrity=pin)
-    return (Mount(bundle, _HOME), Mount(_bundles.node(), _NODE))
+    return releases.fetch(version, libc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,11 @@ class ClaudeCode:
         return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Write the user configuration that answers the CLI's first-start questions."""
+        """See that the CLI can run, and answer its first-start questions in a configuration.
+
+        Raises BrokenImageError where the image lacks the libraries, SandboxError without a home.
+        """
+        await _check(sandbox, self.options)
         done = await sandbox.run(["sh", "-c", _INSTALL], timeout_s=60)
         if done.exit_code:
             message = f"cannot prepare Claude Code's home folder: {done.text.strip()[-200:]}"
@@ -130,14 +137,27 @@ class ClaudeCode:
         return [*_edit_calls(edits, workdir.rstrip("/")), Message(Role.ASSISTANT, "Done.")]
 
 
+async def _check(sandbox: Sandbox, options: Options) -> None:
+    done = await sandbox.run(releases.check(options.version), timeout_s=60)
+    if done.exit_code == 0:
+        return
+    message = f"Claude Code {options.version} cannot run in this image: {done.text.strip()[-200:]}"
+    hint = "it needs libstdc++; native releases, such as version 2.1.143, do not"
+    if releases.is_native(options.version):
+        other = "glibc" if options.libc == "musl" else "musl"
+        hint = f'it is built for {options.libc}; for images of the other kind, libc = "{other}"'
+    raise BrokenImageError(message, hint=hint)
+
+
 def _argv(options: Options) -> list[str]:
-    native = [f"{_HOME}/claude"]
-    argv = native if _is_native(options.version) else [f"{_NODE}/bin/node", f"{_HOME}/cli.js"]
+    argv = releases.program(options.version)
     argv += ["-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
     if options.max_turns is not None:
         argv += ["--max-turns", str(options.max_turns)]
     if options.tools is not None:
         argv += ["--tools", ",".join(options.tools)]
+    if not options.sub_agents:
+        argv += ["--disallowedTools", ",".join(_AGENT_TOOLS)]
     if options.bare:
         argv += ["--bare"]
     return [*argv, *options.extra_args]
@@ -157,6 +177,18 @@ def _environment(options: Options, endpoint: Endpoint, budget_s: float) -> Mappi
         "BASH_MAX_TIMEOUT_MS": tool_ms,
         # Without it the CLI refuses to skip permission questions as root.
         "IS_SANDBOX": "1",
+        **_compaction(options.compact_at),
+    }
+
+
+def _compaction(compact_at: int | None) -> Mapping[str, str]:
+    """Return what makes every release compact at this many tokens: a share of its window."""
+    if compact_at is None:
+        return {}
+    percent = 100 * compact_at / (_WINDOW - _SUMMARY)
+    return {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(_WINDOW),
+        "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": f"{percent:.4f}",
     }
 
 
@@ -190,16 +222,3 @@ def _edit_calls(edits: Sequence[FileEdit], workdir: str) -> Iterator[Message]:
 
 def _call(name: str, arguments: Mapping[str, Json]) -> Message:
     return Message(Role.ASSISTANT, tool_calls=(ToolCall("", name, arguments),))
-
-
-def _is_native(version: str) -> bool:
-    return tuple(map(int, version.split("."))) > _LAST_JAVASCRIPT
-
-
-def _machine() -> str:
-    names = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
-    machine = platform.machine().lower()
-    if machine not in names:
-        message = f"Claude Code has no native release for {machine}"
-        raise InputError(message, hint=f"use version {DEFAULT_VERSION}, which needs only Node")
-    return names[machine]
