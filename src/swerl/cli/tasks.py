@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli import tasks_select, tasks_show
+from swerl.cli import tasks_export, tasks_select, tasks_show
 from swerl.cli._sandbox_options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Look into the tasks of a file, and
 
 app.command("show")(tasks_show.show)
 app.command("stats")(tasks_show.stats)
+app.command("export")(tasks_export.export)
 app.command("filter")(tasks_select.filter_tasks)
 app.command("sample")(tasks_select.sample)
 app.command("split")(tasks_select.split)

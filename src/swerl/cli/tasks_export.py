@@ -1,0 +1,37 @@
+"""`swerl tasks export`: task files in the formats of other trainers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swerl.cli.tasks_select import TasksArgument
+
+
+def export(
+    tasks: TasksArgument,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File or folder to write.")],
+    *,
+    to: Annotated[str, typer.Option("--format", help="slime, harbor or verl-parquet.")],
+) -> None:
+    """Write tasks in another trainer's format."""
+    from rich.markup import escape
+
+    from swerl.cli._output import console, stderr
+    from swerl.cli._text import counted
+    from swerl.errors import TaskError, unknown
+    from swerl.tasks import select
+    from swerl.tasks.export import FORMATS
+
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    done = FORMATS[to]((task for _, task in select.lines(tasks)), out)
+    for reason, number in done.reasons.items():
+        text = f"[yellow]{counted(number, 'task')}[/] left out: {escape(reason)}"
+        stderr().print(text, soft_wrap=True)
+    if not done.num_tasks:
+        message = f"no task of {tasks} could be written for {to}"
+        raise TaskError(message, hint="the reasons stand above" if done.reasons else "it is empty")
+    console().print(f"{counted(done.num_tasks, 'task')}: {out}", soft_wrap=True)

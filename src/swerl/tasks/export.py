@@ -1,0 +1,175 @@
+"""Task files in the formats of other trainers: slime's JSONL, verl's Parquet, Harbor's folders.
+
+Each format is written whole or not at all. A Task that a format cannot carry is left out and
+counted with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+
+from swerl.chat import Json
+from swerl.errors import InputError, TaskError
+from swerl.task import Task, to_row
+from swerl.tasks import _export_harbor
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+_SLIME_SCRIPT = "test_fail_to_pass.py"
+"""What slime calls the script whose exit code it reads."""
+_TABLE_ROWS = 200
+"""Tasks held at once for Parquet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """How many Tasks were written, and why others were not."""
+
+    num_tasks: int
+    reasons: Mapping[str, int]
+
+
+def export_slime(tasks: Iterable[Task], out: Path) -> Exported:
+    """Write the rows that slime's coding-agent example reads, without what swerl alone needs."""
+    return _export_file(tasks, out, _write_slime)
+
+
+def export_verl(tasks: Iterable[Task], out: Path) -> Exported:
+    """Write verl's columns as Parquet; `extra_info.task` holds the whole Task as JSON.
+
+    Raises InputError where pyarrow is not installed.
+    """
+    return _export_file(tasks, out, _write_verl)
+
+
+def export_harbor(tasks: Iterable[Task], out: Path) -> Exported:
+    """Write a task folder for each Task into a folder that does not exist yet."""
+    if out.exists():
+        message = f"{out} exists already"
+        raise InputError(message, hint="name a new folder with -o")
+    part = out.with_name(f"{out.name}.part")
+    part.mkdir(exist_ok=True)
+    reasons: Counter[str] = Counter()
+    num_tasks = 0
+    for task in tasks:
+        try:
+            _export_harbor.write(task, part)
+            num_tasks += 1
+        except TaskError as error:
+            reasons[str(error)] += 1
+    part.replace(out)
+    return Exported(num_tasks, dict(reasons.most_common()))
+
+
+FORMATS: Mapping[str, Callable[[Iterable[Task], Path], Exported]] = {
+    "slime": export_slime,
+    "harbor": export_harbor,
+    "verl-parquet": export_verl,
+}
+
+
+def _export_file(
+    tasks: Iterable[Task], out: Path, write: Callable[[Iterable[Task], Path], Exported]
+) -> Exported:
+    part = out.with_name(f"{out.name}.part")
+    try:
+        done = write(tasks, part)
+        part.replace(out)
+    except OSError as error:
+        message = f"cannot write {out}: {error.strerror}"
+        raise InputError(message, hint="pass -o with a file in a folder that exists") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return done
+
+
+def _write_slime(tasks: Iterable[Task], part: Path) -> Exported:
+    reasons: Counter[str] = Counter()
+    num_tasks = 0
+    with part.open("wb") as file:
+        for task in tasks:
+            try:
+                file.write(orjson.dumps(_slime_row(task), option=orjson.OPT_APPEND_NEWLINE))
+                num_tasks += 1
+            except TaskError as error:
+                reasons[str(error)] += 1
+    return Exported(num_tasks, dict(reasons.most_common()))
+
+
+def _slime_row(task: Task) -> dict[str, Json]:
+    """Return a row with the keys by which slime grades: a test patch, a script or a command."""
+    row = to_row(task)
+    metadata, spec = row["metadata"], task.grading
+    assert isinstance(metadata, dict)
+    own, info = metadata.pop("swerl"), metadata["remote_env_info"]
+    assert isinstance(own, dict) and isinstance(info, dict)
+    metadata["problem_statement"] = info["problem_statement"] = task.prompt
+    info["image"] = task.image
+    info["pre_commands"] = task.setup
+    version = task.metadata.get("version", "")
+    if spec.grader == "swebench" and version:
+        info |= {"version": version, "environment_setup_commit": "", "hints_text": ""}
+    elif spec.grader == "script" and _SLIME_SCRIPT in spec.test_files:
+        info["f2p_script"] = spec.test_files[_SLIME_SCRIPT]
+    elif spec.grader == "command" and not spec.log_parser:
+        metadata["eval_cmd"] = spec.test_command
+    else:
+        message = f"slime has no grader for these tasks of {spec.grader}"
+        raise TaskError(message)
+    return row
+
+
+def _write_verl(tasks: Iterable[Task], part: Path) -> Exported:
+    try:
+        from pyarrow.parquet import ParquetWriter
+    except ImportError as error:
+        message = "writing Parquet needs the package `pyarrow`"
+        raise InputError(message, hint="install it: `pip install 'swerl[datasets]'`") from error
+    num_tasks, writer = 0, None
+    for table in _verl_tables(tasks):
+        writer = writer or ParquetWriter(part, table.schema)
+        writer.write_table(table)
+        num_tasks += table.num_rows
+    if writer is None:
+        raise TaskError("there is no task to write", hint="`swerl convert` says why")
+    writer.close()
+    return Exported(num_tasks, {})
+
+
+def _verl_tables(tasks: Iterable[Task]) -> Iterator[Table]:
+    import pyarrow
+
+    rows: list[dict[str, Json]] = []
+    schema = None
+    for index, task in enumerate(tasks):
+        rows.append(_verl_row(task, index))
+        if len(rows) == _TABLE_ROWS:
+            table = pyarrow.Table.from_pylist(rows, schema=schema)
+            schema, rows = table.schema, []
+            yield table
+    if rows:
+        yield pyarrow.Table.from_pylist(rows, schema=schema)
+
+
+def _verl_row(task: Task, index: int) -> dict[str, Json]:
+    return {
+        "data_source": task.dataset,
+        "prompt": [{"role": "user", "content": task.prompt}],
+        "ability": "code",
+        "reward_model": {"style": "rule", "ground_truth": task.id},
+        "extra_info": {
+            "index": index,
+            "instance_id": task.id,
+            "repo": task.repo,
+            "image": task.image,
+            "workdir": task.workdir,
+            "task": orjson.dumps(to_row(task)).decode(),
+        },
+    }
