@@ -6,19 +6,24 @@ A new agent joins with one entry in `agents.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from swerl import plugins
 from swerl.chat import Message, Role, ToolCall
 from swerl.errors import SandboxError
+from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
-from swerl.interfaces import Harness
+from swerl.interfaces import Harness, Sandbox
 from swerl.patch import FileEdit, edits
+from swerl.sandbox import Exec, Mount
 
 from .agents import AGENTS, Agent
-from .helpers import PATCH, ROOMY, SOLVED, WORKDIR, Worked, built, task, work
+from .helpers import PATCH, ROOMY, SOLVED, WORKDIR, Worked, built, locally, task, work
 
 CHANGED = ["calc.py", "it's new.py"]
 """The files of PATCH."""
@@ -32,6 +37,29 @@ grep -rlsF sk-swerl- "$HOME" /tmp /var/tmp /dev/shm . | while read -r file; do
 done
 """
 """Shell script that lists files with a session key in them, and who may read each."""
+
+
+TRACED = ["strace", "-f", "-A", "-o", "/tmp/trace", "-e", "trace=connect,sendto,sendmsg"]
+
+
+class Traced:
+    """A sandbox in which every call that could reach somebody is written down."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
+
+    async def run(self, argv: Sequence[str], **options: Any) -> Exec:
+        return await self._sandbox.run([*TRACED, *argv], **options)
+
+
+@asynccontextmanager
+async def traced(gateway: Gateway, mounts: Sequence[Mount]) -> AsyncIterator[Sandbox]:
+    """Open a local sandbox that writes down whom its programs call. A Place."""
+    async with locally(gateway, mounts) as sandbox:
+        yield Traced(sandbox)  # type: ignore[misc]
 
 
 @pytest.fixture(scope="module", params=[agent.param() for agent in AGENTS])
@@ -150,6 +178,18 @@ async def test_the_session_key_is_hidden_from_other_users(harness: Harness, agen
     assert re.findall(r"keys=(\d+)", worked.results[0]) == ["0"]
     readable = [line for line in worked.after.splitlines() if int(line.split()[0], 8) & 0o044]
     assert not readable
+
+
+async def test_nobody_but_the_gateway_is_called(harness: Harness, agent: Agent) -> None:
+    if not harness.inside:
+        pytest.skip("it does not live in the sandbox")
+    if not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    worked = await work(harness, place=traced, after="cat /tmp/trace")
+    assert worked.calc == SOLVED, worked.exit.log
+    called = re.findall(r'sin6?_port=htons\((\d+)\).*?"([^"]+)"', worked.after)
+    assert called
+    assert not [(host, port) for port, host in called if host != "127.0.0.1" or port == "53"]
 
 
 async def test_a_home_that_cannot_be_written_is_an_error_with_a_hint(

@@ -71,7 +71,7 @@ def fetch(
         tarball.unlink()
         return found
 
-    return _bundle(package.rsplit("/", 1)[-1], version, fill) / "package"
+    return bundle(package.rsplit("/", 1)[-1], version, fill) / "package"
 
 
 def fetch_tree(package: str, version: str, *, lock: Path | None = None) -> Path:
@@ -90,7 +90,7 @@ def fetch_tree(package: str, version: str, *, lock: Path | None = None) -> Path:
                 path.unlink()
         return _sha512(locked)
 
-    return _bundle(package.rsplit("/", 1)[-1], version, fill)
+    return bundle(package.rsplit("/", 1)[-1], version, fill)
 
 
 def node(at_least: int = _MIN_NODE) -> Path:
@@ -107,8 +107,8 @@ def node(at_least: int = _MIN_NODE) -> Path:
             shutil.copy2(binary, folder / "bin" / "node")
             return _sha512(folder / "bin" / "node")
 
-        return _bundle("node", version, copy)
-    return _bundle("node", _NODE_WHEEL.rsplit("=", 1)[-1], _fill_from_wheel)
+        return bundle("node", version, copy)
+    return bundle("node", _NODE_WHEEL.rsplit("=", 1)[-1], _fill_from_wheel)
 
 
 def _require_exact(package: str, version: str) -> None:
@@ -117,7 +117,7 @@ def _require_exact(package: str, version: str) -> None:
         raise InputError(message, hint="give an exact version such as 2.1.112")
 
 
-def _bundle(name: str, version: str, fill: Callable[[Path], str]) -> Path:
+def bundle(name: str, version: str, fill: Callable[[Path], str]) -> Path:
     """Return the complete bundle, calling `fill(folder) -> integrity` where there is none."""
     home = cache_dir() / "agents" / name
     target = home / version

@@ -39,7 +39,7 @@ _TIMEOUT_S = 120.0
 def mount() -> Mount:
     """Return the bundle's mount, made on the first call. Raises ImageError where it cannot be."""
     version = f"{platform.python_version()}-{platform.machine()}"
-    return Mount(_bundles._bundle("python", version, _fill), HOME)
+    return Mount(_bundles.bundle("python", version, _fill), HOME)
 
 
 def command(*arguments: str, home: str = HOME) -> list[str]:

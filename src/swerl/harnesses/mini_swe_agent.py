@@ -70,7 +70,7 @@ def fetch(version: str) -> tuple[Mount, ...]:
     # compiled packages are made for one Python, and belong to one set of pins
     pins = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:8]
     release = f"{version}-{sys.implementation.cache_tag}-{pins}"
-    bundle = _bundles._bundle(_PACKAGE, release, fill)
+    bundle = _bundles.bundle(_PACKAGE, release, fill)
     return (Mount(bundle, _HOME), _python.mount(), Mount(_INSIDE, _DRIVER))
 
 

@@ -192,7 +192,7 @@ def _environment(config: dict[str, Any], job: dict[str, Any]) -> Any:
     interpreter = config.get("interpreter", ["sh", "-c"])
     variables = config.get("env", {})
     if "BASH_ENV" in variables:  # it names root's; the same file of whoever this is
-        variables["BASH_ENV"] = str(Path("~/.bashrc").expanduser())
+        variables["BASH_ENV"] = f"{os.environ.get('HOME', '/root')}/.bashrc"
 
     class Environment(LocalEnvironment):  # type: ignore[misc]
         """Runs commands as the Docker environment does: through its interpreter."""
