@@ -120,7 +120,7 @@ class OpenCode:
                 **_QUIET,
                 **_OWN_RULES,
                 _KEY: endpoint.key,
-                "OPENCODE_CONFIG_CONTENT": json.dumps(self._config(endpoint)),
+                "OPENCODE_CONFIG_CONTENT": json.dumps(self._config(endpoint, task.workdir)),
                 "OPENCODE_EXPERIMENTAL_OUTPUT_TOKEN_MAX": str(_cli.UNCAPPED_TOKENS),
             },
             timeout_s=budget_s,
@@ -153,13 +153,15 @@ class OpenCode:
         # With a title given, the model is not asked for one.
         return ["--title", "task", *self.options.extra_args]
 
-    def _config(self, endpoint: Endpoint) -> Mapping[str, Json]:
+    def _config(self, endpoint: Endpoint, workdir: str) -> Mapping[str, Json]:
         model = f"swerl/{endpoint.model}"
         return {
             "model": model,
             "small_model": model,
             "enabled_providers": ["swerl"],
             "provider": {"swerl": self._provider(endpoint)},
+            # The repository's words, as every agent reads them; its opencode.json is not read.
+            "instructions": [f"{workdir.rstrip('/')}/AGENTS.md"],
             "permission": "allow",
             "compaction": self._compaction(),
             "autoupdate": False,

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Json, Message, Role
-from swerl.harnesses import _bundles, _cli
+from swerl.harnesses import _bundles, _cli, _records
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
 from swerl.sandbox import Mount
@@ -32,7 +32,8 @@ _NODE_MAJOR = 20
 _HOME = "/opt/swerl/agents/pi"
 _NODE = "/opt/swerl/agents/node"
 _CLI = f"{_HOME}/node_modules/{_PACKAGE}/dist/cli.js"
-_OWN = '"${HOME:?no home folder}/.swerl-pi"'
+_FOLDER = ".swerl-pi"
+_OWN = f'"${{HOME:?no home folder}}/{_FOLDER}"'
 
 _QUIET = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}
 """What keeps the CLI from contacting anybody but the gateway."""
@@ -47,7 +48,6 @@ _START = (
     "unset SWERL_PI_MODELS SWERL_PI_SETTINGS && "
     f'exec {_NODE}/bin/node {_CLI} --session-dir "$PI_CODING_AGENT_DIR/sessions" "$@"'
 )
-_SESSION = f"cat {_OWN}/sessions/*.jsonl"
 
 
 class Options(BaseModel):
@@ -106,7 +106,7 @@ class Pi:
             timeout_s=budget_s,
             stdin=task.prompt.encode(),
         )
-        session = (await sandbox.run(["sh", "-c", _SESSION], timeout_s=60)).stdout
+        session = await _records.gather(sandbox, f"{_FOLDER}/sessions")
         return Exit(
             code=done.exit_code,
             timed_out=done.timed_out,

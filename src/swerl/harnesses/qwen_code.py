@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Json, Message, Role
-from swerl.harnesses import _bundles, _cli
+from swerl.harnesses import _bundles, _cli, _records
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
 from swerl.sandbox import Mount
@@ -35,7 +35,8 @@ _LEFT_OUT = r"package/(web-shell|examples|export-transcript-document|vendor/ripg
 _NODE_MAJOR = 22
 _HOME = "/opt/swerl/agents/qwen-code"
 _NODE = "/opt/swerl/agents/node"
-_OWN = '"${HOME:?no home folder}/.swerl-qwen"'
+_FOLDER = ".swerl-qwen"
+_OWN = f'"${{HOME:?no home folder}}/{_FOLDER}"'
 _NO_COMPACTION = 10_000_000
 """A context that no run fills, where the CLI is not to compact."""
 _QUIET = {"QWEN_CODE_NO_RELAUNCH": "1", "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
@@ -123,6 +124,7 @@ class QwenCode:
             timed_out=done.timed_out,
             limit=done.exit_code == _TURNS_REACHED or _hit_limit(done.stdout),
             log=done.text,
+            records=await _records.gather(sandbox, f"{_FOLDER}/projects"),
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
