@@ -1,0 +1,181 @@
+"""Qwen Code: what it is started with, how its ends are told apart, and runs of the real CLI."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from swerl.chat import Message, Role, ToolCall
+from swerl.harnesses.qwen_code import Options, QwenCode
+from swerl.interfaces import Endpoint
+
+from .brains import LEAD, SUMMARY, Heard, Line, Model, call, leading, say
+from .helpers import TASK, Recorder, Worked, built, task, work
+
+ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
+FIXED = "def add(a, b):\n    return a + b\n"
+
+
+async def started(prompt: str = "Fix add.", **options: Any) -> dict[str, Any]:
+    """Return the call that starts the CLI with these options."""
+    sandbox = Recorder()
+    harness = QwenCode(Options(**options), ())
+    await harness.run(sandbox, task(prompt), ENDPOINT, 90.0)  # type: ignore[arg-type]
+    return sandbox.calls[0]
+
+
+async def generation(**options: Any) -> dict[str, Any]:
+    """Return the settings of model calls that the CLI gets."""
+    settings = json.loads((await started(**options))["env"]["SWERL_QWEN_SETTINGS"])
+    found: dict[str, Any] = settings["model"]["generationConfig"]
+    return found
+
+
+async def test_the_cli_is_pointed_at_the_gateway() -> None:
+    started_with = await started()
+    env = started_with["env"]
+    assert env["OPENAI_BASE_URL"] == "http://127.0.0.1:8080/v1"
+    assert (env["OPENAI_API_KEY"], env["OPENAI_MODEL"]) == ("key-1", "policy")
+    assert (started_with["cwd"], started_with["timeout_s"]) == ("/repo", 90.0)
+
+
+async def test_a_prompt_that_begins_like_a_command_reaches_the_model() -> None:
+    assert (await started("/etc is wrong"))["stdin"] == b"\n/etc is wrong"
+
+
+async def test_a_slow_model_is_waited_for() -> None:
+    found = await generation()
+    assert (found["timeout"], found["streamIdleTimeoutMs"]) == (90_000, 0)
+
+
+async def test_the_history_is_compacted_by_the_models_context_alone() -> None:
+    assert (await generation(context_window=32_768))["contextWindowSize"] == 32_768
+    assert (await generation())["contextWindowSize"] >= 10_000_000
+
+
+async def test_options_reach_the_command_line() -> None:
+    options = {"max_turns": 7, "tools": ("edit", "glob"), "extra_args": ("--bare",)}
+    argv = (await started(**options))["argv"]
+    assert argv[argv.index("--max-session-turns") + 1] == "7"
+    assert argv[argv.index("--core-tools") + 1] == "edit,glob"
+    assert argv[-1] == "--bare"
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "limit"),
+    [
+        (1, {"message": "[API Error: 400 prompt is too long: 9 tokens > 8 maximum]"}, True),
+        (1, {"message": "Context is too large to send safely after automatic compression."}, True),
+        (1, {"message": "[API Error: 500 the engine failed]"}, False),
+        (53, None, True),
+        (0, None, False),
+    ],
+)
+async def test_limits_are_told_from_breakdowns(
+    code: int, error: dict[str, str] | None, limit: bool
+) -> None:
+    result = {"type": "result"} | ({"error": error} if error else {})
+    sandbox = Recorder((json.dumps(result) + "\n").encode(), exit_code=code)
+    done = await QwenCode(Options(), ()).run(sandbox, TASK, ENDPOINT, 9.0)  # type: ignore[arg-type]
+    assert (done.code, done.limit) == (code, limit)
+
+
+@pytest.fixture(scope="module")
+def harness() -> QwenCode:
+    """The real CLI; skips where it cannot be had."""
+    found = built("qwen-code")
+    assert isinstance(found, QwenCode)
+    return found
+
+
+def shell(command: str) -> ToolCall:
+    return call("run_shell_command", command=command, is_background=False)
+
+
+def delegate(prompt: str) -> ToolCall:
+    """Return a call that starts a sub-agent and waits for it."""
+    return call(
+        "agent",
+        description="A part",
+        prompt=prompt,
+        subagent_type="general-purpose",
+        run_in_background=False,
+    )
+
+
+FIX = (
+    say("", call("read_file", file_path="/repo/calc.py")),
+    say("", call("edit", file_path="/repo/calc.py", old_string="a - b", new_string="a + b")),
+    say("Done."),
+)
+"""Replies that solve the task; the CLI lets no file be changed that was not read."""
+
+
+def assert_solved(worked: Worked) -> None:
+    assert worked.exit.code == 0, worked.exit.log
+    assert worked.calc.startswith(FIXED)
+    assert not worked.exit.limit
+
+
+@pytest.mark.agents
+async def test_sub_agents_work_each_in_a_branch_of_its_own(harness: QwenCode) -> None:
+    def lead(heard: Heard) -> Line:
+        both = say("Two parts.", delegate("Part A."), delegate("Part B."))
+        return [both, *FIX][heard.num_replies]
+
+    model = Model(leading(lead, shell), delay_s=0.1)
+    worked = await work(harness, task=task(LEAD), model=model)
+    assert_solved(worked)
+    assert {"Report of part1.", "Report of part2."} <= set(worked.results)
+    assert b"cat part1.txt" in worked.exit.records
+    worked.assert_trained_whole(num_samples=3)
+    model.assert_trained_exactly(worked.samples)
+
+
+@pytest.mark.agents
+async def test_history_is_put_into_a_summary(harness: QwenCode) -> None:
+    """The CLI stops an agent that repeats one call, so every look is another."""
+
+    def says(heard: Heard) -> Line:
+        who, last = heard.turns[-1]
+        if who == "user" and "<state_snapshot>" in last and SUMMARY not in last:
+            return say(f"<state_snapshot>{SUMMARY}</state_snapshot>")
+        if SUMMARY not in heard.whole:
+            return say("", shell(f"seq {heard.number} 900"))
+        after = heard.whole.rpartition(SUMMARY)[2]
+        return FIX[("read_file" in after) + ("a + b" in after)]
+
+    compacting = QwenCode(Options(context_window=40_000), harness.bundle)
+    model = Model(says)
+    worked = await work(compacting, model=model)
+    assert_solved(worked)
+    assert not worked.trajectory.dropped
+    model.assert_trained_exactly(worked.samples)
+    assert len(worked.samples) >= 3
+
+
+@pytest.mark.agents
+async def test_clis_own_turn_limit_keeps_the_work_so_far(harness: QwenCode) -> None:
+    worked = await work(QwenCode(Options(max_turns=2), harness.bundle), script=FIX)
+    assert worked.exit.limit
+    assert len(worked.trajectory.turns) == 2
+    assert worked.calc.startswith(FIXED)
+
+
+@pytest.mark.agents
+async def test_a_reply_cut_short_is_sampled_once(harness: QwenCode) -> None:
+    worked = await work(harness, max_new_tokens=5)
+    assert not worked.exit.timed_out
+    assert len(worked.trajectory.turns) == 1
+
+
+@pytest.mark.agents
+async def test_the_bundles_own_search_tool_runs(harness: QwenCode) -> None:
+    search = Message(
+        Role.ASSISTANT, tool_calls=(ToolCall("", "grep_search", {"pattern": "return a"}),)
+    )
+    worked = await work(harness, script=[search, say("Done.")])
+    assert "calc.py" in worked.results[0]
+    assert "Ripgrep not available" not in worked.exit.log
