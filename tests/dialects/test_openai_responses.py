@@ -139,6 +139,21 @@ def test_every_item_is_read_and_the_assistants_are_one_message() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [
+        ("web_search_call", Role.ASSISTANT),
+        ("shell_call_output", Role.USER),
+        ("mcp_approval_response", Role.USER),
+        ("additional_tools", Role.SYSTEM),
+    ],
+)
+def test_items_of_the_vendors_own_tools_are_shown_as_who_said_them(kind: str, role: Role) -> None:
+    assert parse(ASK, {"type": kind, "id": "i"})[1] == Message(
+        role, f'{{"type":"{kind}","id":"i"}}'
+    )
+
+
 def test_tools_of_a_namespace_carry_its_name() -> None:
     read = build().parse({"model": "m", "input": "x", "tools": TOOLS}).tools
 

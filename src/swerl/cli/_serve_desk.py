@@ -53,10 +53,12 @@ class Plan:
 
     recipe: Recipe
     folder: Path
-    keys: Sequence[str] = ()
+    keys: Sequence[str]
     """One session each; none makes one fresh key."""
-    script: Sequence[Message] | None = None
-    idle_s: float = 1800.0
+    script: Sequence[Message] | None
+    """What a scripted engine says."""
+    idle_s: float
+    """Seconds without a reply after which a session is written and its key goes on."""
 
 
 @dataclass(slots=True)

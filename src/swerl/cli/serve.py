@@ -34,9 +34,7 @@ def serve(
     ] = None,
     idle_minutes: Annotated[
         float,
-        typer.Option(
-            min=0.001, help="A session without requests for so long is written and freed."
-        ),
+        typer.Option(min=0.001, help="A session without a reply for so long is written and freed."),
     ] = 30.0,
     settings: Annotated[
         list[str] | None,

@@ -19,6 +19,7 @@ _ROLES = {
     "user": Role.USER,
     "assistant": Role.ASSISTANT,
 }
+_SETTINGS = {"additional_tools", "mcp_list_tools", "configuration_update"}
 _TEXT_PARTS = {"input_text", "output_text", "reasoning_text", "summary_text", "text"}
 _OTHER_PARTS = {"input_image", "input_file", "input_audio", "computer_screenshot"}
 
@@ -83,8 +84,14 @@ def _message(item: Json, where: str) -> Message:
             refuse(where, "nothing is compacted here: ask the model for a summary")
         case kind:
             # what the vendor's own tools leave in a conversation is shown to the model as it is
-            role = Role.USER if kind.endswith("_output") else Role.ASSISTANT
-            return Message(role, shown({**fields, "type": kind}, where))
+            return Message(_speaker(kind), shown({**fields, "type": kind}, where))
+
+
+def _speaker(kind: str) -> Role:
+    """Return who says an item that is no message."""
+    if kind in _SETTINGS:
+        return Role.SYSTEM
+    return Role.USER if kind.endswith(("_output", "_response")) else Role.ASSISTANT
 
 
 def _call(fields: Mapping[str, Json], where: str) -> ToolCall:
