@@ -29,6 +29,8 @@ class Agent:
     """Whether a call that it cannot do is left out of its history, which makes a branch."""
     keeps_records: bool = False
     """Whether it writes down its session in files of its own, which are kept."""
+    calls_out: bool = False
+    """Whether it asks for a name on the internet, in vain, whatever its settings are."""
     is_cli: bool = True
     """Whether it comes from a package registry."""
 
@@ -74,6 +76,7 @@ AGENTS = (
         "opencode",
         lambda command: _call("bash", command=command, description="run it"),
         start_s=30.0,
+        calls_out=True,
     ),
     Agent("pi", lambda command: _call("bash", command=command)),
     Agent("qwen-code", lambda command: _call("run_shell_command", command=command)),
