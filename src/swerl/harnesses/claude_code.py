@@ -7,7 +7,6 @@ the last of type `result`. The environment keeps the CLI from calling anything b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,8 +14,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Json, Message, Role, ToolCall
-from swerl.errors import BrokenImageError, SandboxError
+from swerl.errors import BrokenImageError
 from swerl.harnesses import _claude_releases as releases
+from swerl.harnesses._cli import prepare, said_last
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
 from swerl.sandbox import Exec, Mount
@@ -114,10 +114,7 @@ class ClaudeCode:
         Raises BrokenImageError where the image lacks the libraries, SandboxError without a home.
         """
         await _check(sandbox, self.options)
-        done = await sandbox.run(["sh", "-c", _INSTALL], timeout_s=60)
-        if done.exit_code:
-            message = f"cannot prepare Claude Code's home folder: {done.text.strip()[-200:]}"
-            raise SandboxError(message, hint="the sandbox's user needs a writable HOME")
+        await prepare(sandbox, _INSTALL, "Claude Code")
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Work on the Task until done or until `budget_s` seconds are over."""
@@ -199,12 +196,8 @@ def _prompt(text: str) -> bytes:
 
 def _hit_limit(done: Exec) -> bool:
     """Say whether the transcript's last line names a turn or context limit."""
-    last = done.stdout.rstrip().rpartition(b"\n")[2]
-    try:
-        result = json.loads(last)
-    except ValueError:
-        return False
-    return isinstance(result, dict) and result.get("terminal_reason") in _LIMIT_REASONS
+    last = next(said_last(done.stdout), {})
+    return last.get("terminal_reason") in _LIMIT_REASONS
 
 
 def _edit_calls(edits: Sequence[FileEdit], workdir: str) -> Iterator[Message]:

@@ -16,8 +16,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.chat import Message, Role, ToolCall
-from swerl.errors import ImageError, InputError, SandboxError
+from swerl.errors import ImageError, InputError
 from swerl.harnesses import _bundles, _records
+from swerl.harnesses._cli import NO_PROXY, prepare, said_last
 from swerl.harnesses._shell_edits import edit_command
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
@@ -57,7 +58,7 @@ _RETRIES = 7
 _LIMIT_WORDS = ("max_output_tokens", "context window", "context_length_exceeded")
 """What the CLI says where a reply or the context was at its limit."""
 
-_START = f'PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex "$@"'
+_START = f'{NO_PROXY}PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex "$@"'
 _PREPARE = 'mkdir -p "${HOME:?no home folder}/.codex"'
 
 
@@ -115,10 +116,7 @@ class Codex:
 
     async def install(self, sandbox: Sandbox) -> None:
         """Make the folder in which the CLI keeps its sessions."""
-        done = await sandbox.run(["sh", "-c", _PREPARE], timeout_s=60)
-        if done.exit_code:
-            message = f"cannot prepare Codex's home folder: {done.text.strip()[-200:]}"
-            raise SandboxError(message, hint="the sandbox's user needs a writable HOME")
+        await prepare(sandbox, _PREPARE, "Codex")
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Work on the Task until done or until `budget_s` seconds are over."""
@@ -183,12 +181,8 @@ class Codex:
 
 def _hit_limit(log: bytes) -> bool:
     """Say whether the run broke off because a reply or the context was at its limit."""
-    for line in reversed(log.splitlines()):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and event.get("type") == "turn.failed":
+    for event in said_last(log):
+        if event.get("type") == "turn.failed":
             said = json.dumps(event.get("error"))
             return any(word in said for word in _LIMIT_WORDS)
     return False
