@@ -106,7 +106,7 @@ class OpenAIChat:
 
 def _refuse_unserved(body: Mapping[str, Json]) -> None:
     """Raise GatewayError where the answer would not be what the client asked for."""
-    if (optional(body, "n", int) or 1) != 1:
+    if optional(body, "n", int) not in (None, 1):
         refuse("n", "each request is answered once")
     if optional(body, "logprobs", bool):
         refuse("logprobs", "log-probabilities are kept for training and not given out")

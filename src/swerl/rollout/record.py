@@ -96,7 +96,11 @@ def words(record: TurnRecord) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     """Return a message without its empty parts."""
-    return {name: value for name, value in asdict(message).items() if value}
+    parts = asdict(message)
+    for call in parts["tool_calls"]:
+        if not call["is_text"]:
+            del call["is_text"]
+    return {name: value for name, value in parts.items() if value}
 
 
 def _dump(value: Any) -> bytes:
