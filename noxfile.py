@@ -8,12 +8,16 @@ import shutil
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.stop_on_first_error = True
 
 BENCHES = Path("bench")
+SGLANG_ENV = Path(".nox/sglang-cpu")
+SGLANG_PACKAGES = ("sglang==0.5.21", "sglang-router==0.3.2", "gguf")
+SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
 MAX_WORKERS = 4
 """Test processes at once: some tests hold a time limit, and bombs take whole processors."""
 
@@ -39,6 +43,18 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def sglang(session: nox.Session) -> None:
+    """Run the engines' contract on unmodified SGLang and its router, on the CPU.
+
+    SGLang's environment is made in .nox/sglang-cpu (3 GB) and kept there.
+    """
+    python = _sglang_python(session)
+    tests = session.posargs or ["tests/engines/test_contract.py", "tests/families"]
+    only = [] if session.posargs else ["-k", "sglang or router"]
+    session.run("pytest", *tests, *only, env={"SWERL_SGLANG_PYTHON": str(python)})
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Check that every link and command in the docs leads somewhere."""
     session.run("pytest", "tests/test_docs.py", *session.posargs)
@@ -53,8 +69,36 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def lab(session: nox.Session) -> None:
+    """Let every agent play every case, and renew docs/agents-lab.md: `-- --jobs 2`."""
+    session.run("python", str(BENCHES / "_lab.py"), *session.posargs)
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a GPU."""
     if not shutil.which("nvidia-smi"):
         session.skip("no GPU on this machine")
     session.run("pytest", "-m", "gpu", *session.posargs)
+
+
+def _sglang_python(session: nox.Session) -> Path:
+    """Return an interpreter with SGLang; skip the session where it cannot be installed."""
+    python = SGLANG_ENV / "bin" / "python"
+    stamp = SGLANG_ENV / "installed"
+    wanted = "\n".join(SGLANG_PACKAGES) + SGLANG_REQUIREMENTS.read_text()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python.absolute()
+    if shutil.which("python3.11") is None:
+        session.skip("SGLang's pinned torch has a CPU build for Python 3.11, and there is none")
+    shutil.rmtree(SGLANG_ENV, ignore_errors=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet"]
+    try:
+        session.run("python3.11", "-m", "venv", str(SGLANG_ENV), external=True)
+        session.run(*pip, "torch==2.13.0", external=True)
+        session.run(*pip, "--no-deps", *SGLANG_PACKAGES, external=True)
+        session.run(*pip, "-r", str(SGLANG_REQUIREMENTS), external=True)
+    except CommandFailed:
+        session.skip("SGLang cannot be installed here; pip said why")
+    stamp.write_text(wanted)
+    return python.absolute()

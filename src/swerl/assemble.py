@@ -19,7 +19,15 @@ from swerl.gateway.pool import GatewayPool
 from swerl.gateway.sessions import SessionSource
 from swerl.gateway.speakers import HistoryPolicy
 from swerl.images.ondemand import on_demand
-from swerl.interfaces import ChatEngine, Engine, EngineSetup, SandboxBackend, SharedEngine
+from swerl.interfaces import (
+    ChatEngine,
+    Engine,
+    EngineSetup,
+    Family,
+    ParserChoice,
+    SandboxBackend,
+    SharedEngine,
+)
 from swerl.ledger import reap
 from swerl.ledger.store import default_ledger
 from swerl.ledger.tracked import tracked
@@ -80,6 +88,18 @@ def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[
     return made.pop("train"), made
 
 
+def family_of(recipe: Recipe, model: Path | None) -> Family:
+    """Build the recipe's family for the model in this folder. Raises InputError."""
+    return plugins.family(recipe.model.family, model, _parser_of(recipe))
+
+
+def _parser_of(recipe: Recipe) -> ParserChoice | None:
+    chosen = recipe.model
+    if chosen.parser == "builtin":
+        return None
+    return ParserChoice(chosen.parser, chosen.parser_python)
+
+
 def gateway_of(
     recipe: Recipe, engine: Engine | ChatEngine, setup: EngineSetup, emit: Emit = ignore
 ) -> Gateway | GatewayPool:
@@ -116,6 +136,7 @@ def _pool_of(
             model_name=recipe.name,
             history=HistoryPolicy(chosen.history),
             log_dir=setup.log_dir,
+            parser=_parser_of(recipe),
         ),
         num_processes=chosen.processes,
         host=chosen.bind,
@@ -164,7 +185,7 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
     show(Progress("reading or writing tasks", 0, 1))
     train_tasks, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
     model = await _model(recipe, folder, logs, show)
-    family = plugins.load("families", recipe.model.family).build(model)
+    family = family_of(recipe, model)
     setup = EngineSetup(family=family, log_dir=logs, model=model)
     async with (
         _trainer(recipe, folder, model, logs) as trainer,

@@ -264,6 +264,16 @@ class EngineSetup:
     """Session id -> the replies to give, for scripted engines."""
 
 
+@dataclass(frozen=True, slots=True)
+class ParserChoice:
+    """Who reads the replies of a model, where its family does not do so itself."""
+
+    name: str
+    """`sglang:CALLS` or `sglang:CALLS+REASONING`, by SGLang's names of its parsers."""
+    python: Path | None = None
+    """Interpreter that has SGLang; None for swerl's own."""
+
+
 class Family(Protocol):
     """What one model line needs."""
 

@@ -11,9 +11,11 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 
 from swerl.errors import unknown
+from swerl.interfaces import Family, ParserChoice
 
 _SINGULAR = {
     "sandboxes": "sandbox",
@@ -38,6 +40,13 @@ def load(kind: str, name: str) -> ModuleType:
             assert isinstance(module, ModuleType)
             return module
     raise unknown(_SINGULAR[kind], name, names(kind))
+
+
+def family(name: str, model: Path | None, parser: ParserChoice | None = None) -> Family:
+    """Build a family for the model in this folder. Raises InputError where one does not fit."""
+    build = load("families", name).build
+    built: Family = build(model, parser) if parser else build(model)
+    return built
 
 
 def names(kind: str) -> Iterator[str]:

@@ -224,7 +224,7 @@ def test_the_template_family_reads_the_form_of_calls_off_the_template(
     make_family: Callable[..., TemplateFamily], template: str
 ) -> None:
     family = make_family(template, "template")
-    assert family._form is make_family(template)._form
+    assert family._reader is make_family(template)._reader
     assert family.stop_ids == make_family(template).stop_ids
 
 

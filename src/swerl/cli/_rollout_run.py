@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swerl import assemble, patch, plugins
+from swerl import assemble, patch
 from swerl.chat import Message
 from swerl.episode import Episode
 from swerl.errors import TaskError
@@ -32,7 +32,7 @@ async def attempt(
     replies = None if script is None else _replies(script, harness, task)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    family = plugins.load("families", recipe.model.family).build(recipe.model.path)
+    family = assemble.family_of(recipe, recipe.model.path)
     setup = EngineSetup(
         family=family,
         log_dir=folder,

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from swerl import assemble, plugins
+from swerl import assemble
 from swerl.cli._serve_desk import Desk, Plan, Totals, View
 from swerl.gateway.app import Gateway
 from swerl.gateway.speakers import HistoryPolicy
@@ -23,7 +23,7 @@ async def serve(plan: Plan, view: View) -> Totals:
     recipe = plan.recipe
     with disk_errors(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
-    family = plugins.load("families", recipe.model.family).build(recipe.model.path)
+    family = assemble.family_of(recipe, recipe.model.path)
     script = plan.script
     setup = EngineSetup(
         family=family,

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swerl.chat import Json, Message, Role, Tool
+from swerl.chat import Json, Message, Role, Tool, ToolCall
 from swerl.errors import InputError
 from swerl.families._tokenizer import Special
 
@@ -64,6 +64,22 @@ class ChatTemplate:
         except InputError:
             return False
 
+    @cached_property
+    def _wants_arguments_as_text(self) -> bool:
+        """Whether a call's arguments must be JSON already, as in DeepSeek-V3's own template."""
+
+        def takes(arguments: Json) -> bool:
+            call: Json = {"name": "look", "arguments": arguments}
+            calls: Json = [{"id": "call_1", "type": "function", "function": call}]
+            said: Json = {"role": "assistant", "content": "", "tool_calls": calls}
+            try:
+                self._render([{"role": "user", "content": "a"}, said], [], False)
+            except InputError:
+                return False
+            return True
+
+        return not takes({"path": "a"}) and takes('{"path": "a"}')
+
     def _render(self, messages: list[Json], tools: list[Json], opening: bool) -> str:
         try:
             return self._template.render(
@@ -92,12 +108,16 @@ class ChatTemplate:
                     "type": "function",
                     "function": {
                         "name": call.name,
-                        "arguments": self._broken(dict(call.arguments), guard),
+                        "arguments": self._arguments(call, guard),
                     },
                 }
                 for call in message.tool_calls
             ]
         return shown
+
+    def _arguments(self, call: ToolCall, guard: str) -> Json:
+        arguments = self._broken(dict(call.arguments), guard)
+        return _to_json(arguments) if self._wants_arguments_as_text else arguments
 
     def _tool(self, tool: Tool, guard: str) -> Json:
         function: dict[str, Json] = {
@@ -178,9 +198,11 @@ def _unguarded(parts: list[str], guard: str) -> Iterator[str]:
 
 def _compile(source: str) -> jinja2.Template:
     import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(
+    # Not the immutable one: some templates append to a list, and all that they can change was made
+    # for this one rendering.
+    environment = SandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", _generation()],

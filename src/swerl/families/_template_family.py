@@ -16,10 +16,11 @@ from pathlib import Path
 
 from swerl.chat import ChatRequest, Message, ParsedReply, Role, Tool, ToolCall
 from swerl.errors import InputError
-from swerl.families._calls import CallForm, read_calls
+from swerl.families._calls import CallForm, ReadCalls, read_calls
 from swerl.families._chat_template import ChatTemplate, read_template
+from swerl.families._sglang_parser import SglangParser
 from swerl.families._tokenizer import Special, SplitTokenizer, load_tokenizer
-from swerl.interfaces import MegatronMapping
+from swerl.interfaces import MegatronMapping, ParserChoice
 
 _MARKER = "swerl-marker-6f1d"
 _ASK = Message(Role.USER, "a")
@@ -32,8 +33,11 @@ def load_family(
     *,
     name: str,
     mapping: Callable[[], MegatronMapping] | None = None,
+    parser: ParserChoice | None = None,
 ) -> TemplateFamily:
     """Load a family from a model folder; without a `form` the template shows it.
+
+    A `parser` reads the replies instead, in whatever form they are.
 
     Raises InputError on a folder that lacks a part.
     """
@@ -46,7 +50,7 @@ def load_family(
     return TemplateFamily(
         tokenizer,
         template,
-        form or find_form(template),
+        SglangParser(parser) if parser else form or find_form(template),
         stops=read_stops(model, tokenizer, names),
         mapping=mapping or partial(_no_mapping, name),
     )
@@ -59,7 +63,7 @@ class TemplateFamily:
         self,
         tokenizer: SplitTokenizer,
         template: ChatTemplate,
-        form: CallForm,
+        reader: CallForm | SglangParser,
         *,
         stops: Sequence[str],
         mapping: Callable[[], MegatronMapping],
@@ -67,7 +71,7 @@ class TemplateFamily:
         """`stops` are the names of the tokens that end an assistant turn, the usual one first."""
         self._tokenizer = tokenizer
         self._template = template
-        self._form = form
+        self._reader = reader
         self._stops = tuple(map(Special, stops))
         self._mapping = mapping
         self.stop_ids: tuple[int, ...] = tuple(tokenizer.id(stop) for stop in self._stops)
@@ -91,9 +95,8 @@ class TemplateFamily:
         """Read sampled ids as thinking, text and tool calls; what cannot be read stays text."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text = "".join(self._tokenizer.pieces(body))
-        thinking, rest = self._split_thinking(text)
-        found = read_calls(rest, self._form)
-        num_thinking = self._num_thinking(body, text[: len(text) - len(rest)]) if thinking else 0
+        thinking, head, found = self._read(text)
+        num_thinking = self._num_thinking(body, head) if thinking else 0
         return ParsedReply(found.text, thinking, found.calls, found.num_malformed, num_thinking)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -129,6 +132,18 @@ class TemplateFamily:
                 return [*([rest] if rest else []), *pieces[place + 1 :]]
         message = "the model's chat template leaves out what the assistant says"
         raise InputError(message, hint="use a family that is written for the model")
+
+    def _read(self, text: str) -> tuple[str, str, ReadCalls]:
+        """Return the thinking, the text up to its end, and what follows it."""
+        reader = self._reader
+        if isinstance(reader, SglangParser) and reader.reads_thinking:
+            thinking, found = reader.read(text, thinking_opened=self._opens_thinking)
+            return thinking, text[: text.find(thinking) + len(thinking)], found
+        thinking, rest = self._split_thinking(text)
+        head = text[: len(text) - len(rest)]
+        if isinstance(reader, SglangParser):
+            return thinking, head, reader.read(rest, thinking_opened=False)[1]
+        return thinking, head, read_calls(rest, reader)
 
     def _split_thinking(self, text: str) -> tuple[str, str]:
         opened = self._opens_thinking or text.lstrip().startswith(_THINK)

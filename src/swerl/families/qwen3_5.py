@@ -6,8 +6,9 @@ from pathlib import Path
 
 from swerl.families._calls import CallForm
 from swerl.families._template_family import TemplateFamily, load_family
+from swerl.interfaces import ParserChoice
 
 
-def build(model: Path | None) -> TemplateFamily:
+def build(model: Path | None, parser: ParserChoice | None = None) -> TemplateFamily:
     """Build the family from a model folder's tokenizer and chat template. Raises InputError."""
-    return load_family(model, CallForm.XML, name="qwen3-5")
+    return load_family(model, CallForm.XML, name="qwen3-5", parser=parser)

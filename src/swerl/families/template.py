@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from swerl.families._template_family import TemplateFamily, load_family
+from swerl.interfaces import ParserChoice
 
 
-def build(model: Path | None) -> TemplateFamily:
+def build(model: Path | None, parser: ParserChoice | None = None) -> TemplateFamily:
     """Build the family from a model folder's tokenizer and chat template. Raises InputError."""
-    return load_family(model, None, name="template")
+    return load_family(model, None, name="template", parser=parser)

@@ -12,20 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from swerl.chat import ChatRequest, Json, Message, ParsedReply, Role
+from swerl.errors import InputError
 from swerl.families import _tiny_tokenizer as tiny
 from swerl.families._qwen3_dense import Qwen3DenseMapping
 from swerl.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 from swerl.families._xml_calls import read_call, write_call
+from swerl.interfaces import ParserChoice
 
 _GAP = "\n\n"
 """Between thinking and text, and between text and the first call."""
 
 
-def build(model: Path | None) -> TinyFamily:
+def build(model: Path | None, parser: ParserChoice | None = None) -> TinyFamily:
     """Build the family with the tokenizer of a model folder, or with one id per byte.
 
-    Raises InputError on a folder without a usable tokenizer.
+    Raises InputError on a folder without a usable tokenizer, and on a `parser`: it has its own.
     """
+    if parser:
+        message = f"the family tiny cannot be read by {parser.name}"
+        raise InputError(message, hint="leave model.parser out")
     if model is None:
         return TinyFamily(SplitTokenizer(tiny.byte_tokenizer().to_str()))
     return TinyFamily(load_tokenizer(model))

@@ -20,7 +20,7 @@ from swerl.gateway.intake import Bounds
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import TurnRecord
 from swerl.gateway.speakers import HistoryPolicy
-from swerl.interfaces import EngineAddress
+from swerl.interfaces import EngineAddress, ParserChoice
 from swerl.run.events import GatewayLoad
 from swerl.turn import Sampling
 
@@ -43,6 +43,8 @@ class WorkerSetup:
     history: HistoryPolicy
     log_dir: Path
     bounds: Bounds = field(default_factory=Bounds)
+    parser: ParserChoice | None = None
+    """Who reads the replies where the family does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from swerl.gateway.orders import (
     receive,
 )
 from swerl.gateway.sessions import ServedSession, TurnRecord
-from swerl.interfaces import EngineSetup, Family
+from swerl.interfaces import EngineSetup
 
 
 async def serve(orders: socket.socket, reports: socket.socket) -> None:
@@ -50,7 +50,7 @@ async def serve(orders: socket.socket, reports: socket.socket) -> None:
 
 async def _serve(begin: Begin, orders: socket.socket, up: asyncio.StreamWriter) -> None:
     setup = begin.setup
-    family: Family = plugins.load("families", setup.family).build(setup.model)
+    family = plugins.family(setup.family, setup.model, setup.parser)
     engines = plugins.load("engines", setup.engine.type)
     options = engines.Options.model_validate(setup.engine.options)
     clerk = _Clerk(up)

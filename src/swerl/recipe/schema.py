@@ -89,6 +89,10 @@ class ModelSection(Section):
     """Name of the model family."""
     path: Path | None = None
     """Folder in Hugging Face format; none makes and warm-starts a tiny model."""
+    parser: str = Field("builtin", pattern=r"^(builtin|sglang:[\w.-]+(\+[\w.-]+)?)$")
+    """Who reads calls and thinking: the family, or `sglang:CALLS` or `sglang:CALLS+REASONING`."""
+    parser_python: Path | None = None
+    """Interpreter that has SGLang, for its parsers; none for swerl's own."""
     shape: ModelShape = ModelShape()
     warm_start: WarmStartSection = WarmStartSection()
 
