@@ -29,7 +29,7 @@ from .public_way import PUBLIC_PORT, WithRoute
 
 pytestmark = pytest.mark.agents
 
-AGENTS = ("claude-code", "codex")
+AGENTS = ("claude-code", "codex", "mini-swe-agent")
 AGENTS_OF_ALL_KINDS = [
     agent for agent in KNOWN_AGENTS if agent.name in ("builtin", "claude-code", "mini-swe-agent")
 ]
