@@ -74,7 +74,7 @@ def diff(path: str, text: str) -> str:
 
 
 def write_rows(folder: Path, count: int) -> None:
-    """Write the rows as JSONL, and as Parquet in one row group, which is the worst case."""
+    """Write the rows as JSONL, and as Parquet in groups of a thousand, as the hub keeps them."""
     import pyarrow
     from pyarrow import parquet
 

@@ -14,6 +14,10 @@ COMMANDS = (
     "images plan {file}", "images pull {file}", "images mirror {file} --to 127.0.0.1:9/m",
     "images bake {file} --agent claude-code", "images verify {file}", "images gc --keep {file}",
     "sandbox smoke {file}", "rollout --tasks {file}", "tasks sweep {file}",
+    "tasks show {file}", "tasks stats {file}", "tasks filter {file} 1 -o x",
+    "tasks sample {file} -n 1 -o x", "tasks split {file} a=1",
+    "tasks export {file} --format slime -o x", "tasks export {file} --format harbor -o x",
+    "tasks export {file} --format verl-parquet -o x",
 )  # fmt: skip
 
 
@@ -27,6 +31,7 @@ def test_file_without_tasks_is_refused(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.jsonl").touch()
     with pytest.raises(TaskError, match=r"tasks\.jsonl holds no task") as caught:
         run(command, tmp_path / "tasks.jsonl")

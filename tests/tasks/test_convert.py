@@ -186,17 +186,21 @@ def gym_row(number: int, text: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_conversion_survives_kill_9(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_conversion_survives_its_end(tmp_path: Path, number: int, code: int) -> None:
     rows, out, whole = (tmp_path / name for name in ("rows.jsonl", "tasks.jsonl", "whole.jsonl"))
     with rows.open("w") as file:
         file.writelines(gym_row(number, "x" * 2000) for number in range(30_000))
     command = [SWERL, "convert", "swe-gym", "--rows", rows, "-o"]
-    process = subprocess.Popen([*command, out], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, out], stderr=subprocess.PIPE, text=True)
     part = tmp_path / "tasks.jsonl.part"
     while process.poll() is None and not (part.is_file() and part.stat().st_size > 4 << 20):
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert (code == 130) == ("the same command goes on" in said)
     again = subprocess.run([*command, out], capture_output=True, text=True, check=True)
     assert "done by an earlier run" in again.stdout
     subprocess.run([*command, whole], capture_output=True, check=True)

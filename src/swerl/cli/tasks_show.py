@@ -64,14 +64,10 @@ def stats(
     import json
     from dataclasses import asdict
 
-    from swerl.errors import TaskError
     from swerl.tasks import select
     from swerl.tasks.stats import count
 
     found = count(task for _, task in select.lines(tasks))
-    if not found.num_tasks:
-        message = f"{tasks} holds no task"
-        raise TaskError(message, hint="`swerl convert` says why rows were rejected")
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2))
     else:
@@ -167,7 +163,7 @@ def _print_stats(found: Stats, path: Path) -> None:
     console().print(table)
     for name, counts in found.groups.items():
         if set(counts) != {""}:
-            console().print(_group(name, dict(counts.most_common())))
+            console().print(_group(name, counts))
     if found.solve_rates:
         mean = sum(found.solve_rates) / len(found.solve_rates)
         console().print(f"solve rate {mean:.1%} of {counted(len(found.solve_rates), 'task')}")

@@ -21,15 +21,20 @@ from swerl.tasks.where import Choice
 
 
 def lines(path: Path) -> Iterator[tuple[bytes, Task]]:
-    """Yield each line of a task file with its Task. Raises TaskError on a line that is none."""
+    """Yield each line of a task file with its Task. Raises TaskError on a line or file of none."""
+    is_empty = True
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.isspace():
                     yield line.rstrip(b"\n") + b"\n", _task(path, number, line)
+                    is_empty = False
     except OSError as error:
         message = f"cannot read task file {path}: {error.strerror}"
         raise TaskError(message, hint="make one with `swerl convert`") from error
+    if is_empty:
+        message = f"{path} holds no task"
+        raise TaskError(message, hint="`swerl convert` says why rows were rejected")
 
 
 def filter_tasks(path: Path, out: Path, choose: Choice) -> tuple[int, int]:

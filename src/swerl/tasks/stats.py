@@ -19,8 +19,8 @@ class Stats:
     """The counts of a file."""
 
     num_tasks: int = 0
-    groups: dict[str, Counter[str]] = field(default_factory=dict)
-    """Fact -> value -> number of Tasks."""
+    groups: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Fact -> value -> number of Tasks, the most frequent first."""
     numbers: dict[str, list[float]] = field(default_factory=dict)
     """Fact -> its smallest value, median, mean and largest value."""
     num_images: int = 0
@@ -32,7 +32,8 @@ class Stats:
 
 def count(tasks: Iterable[Task]) -> Stats:
     """Count Tasks; memory grows by some numbers for each of them."""
-    stats = Stats(groups={name: Counter() for name in GROUPED})
+    stats = Stats()
+    groups: dict[str, Counter[str]] = {name: Counter() for name in GROUPED}
     images: set[str] = set()
     kinds: Counter[tuple[str, str]] = Counter()
     values: dict[str, list[float]] = {name: [] for name in NUMBERS}
@@ -40,13 +41,14 @@ def count(tasks: Iterable[Task]) -> Stats:
         stats.num_tasks += 1
         images.add(task.image)
         kinds[task.grading.grader, task.grading.log_parser] += 1
-        for name, counter in stats.groups.items():
+        for name, counter in groups.items():
             counter[str(FACTS[name](task) or "")] += 1
         for name, found in values.items():
             found.append(_number(FACTS[name](task)))
         if (rate := task.metadata.get("solve_rate")) is not None:
             stats.solve_rates.append(_number(rate))
     stats.num_images = len(images)
+    stats.groups = {name: dict(each.most_common()) for name, each in groups.items()}
     stats.numbers = {name: _spread(found) for name, found in values.items() if found}
     stats.missing = dict(Support().missing(kinds).most_common())
     return stats

@@ -1,0 +1,122 @@
+"""`swerl convert` and `swerl tasks` as typed: what they print, and what they say to wrong input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from swerl.cli.main import typer_app
+from swerl.errors import InputError
+
+PATCH = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n"
+
+
+def gym_row(number: int) -> dict[str, object]:
+    return {
+        "instance_id": f"getmoto__moto-{number}",
+        "repo": "getmoto/moto",
+        "base_commit": "c0ffee",
+        "problem_statement": "It is [bold]broken[/].",
+        "patch": PATCH,
+        "test_patch": PATCH,
+        "FAIL_TO_PASS": ["t"] if number else [],
+        "PASS_TO_PASS": [],
+    }
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(gym_row(number)) + "\n" for number in range(30)))
+    return path
+
+
+@pytest.fixture
+def tasks(rows: Path) -> Path:
+    swerl("convert swe-gym --rows rows.jsonl")
+    return rows.with_name("tasks.jsonl")
+
+
+def swerl(command: str) -> Result:
+    return CliRunner().invoke(typer_app, command.split(), catch_exceptions=False)
+
+
+def said(result: Result) -> str:
+    assert result.exit_code == 0
+    return " ".join(result.output.split())
+
+
+def test_a_conversion_ends_with_a_table_and_what_to_do_next(rows: Path) -> None:
+    text = said(swerl("convert swe-gym --rows rows.jsonl -o out.jsonl"))
+    assert "29 tasks 1 rejected: FAIL_TO_PASS is empty" in text
+    assert text.endswith("tasks: out.jsonl next: swerl tasks stats out.jsonl")
+
+
+def test_datasets_are_listed(rows: Path) -> None:
+    text = said(swerl("convert list"))
+    assert "swe-gym SWE-Gym/SWE-Gym train" in text and "harbor (task folders)" in text
+
+
+def test_images_are_taken_from_a_mirrors_lock_file(rows: Path) -> None:
+    image = "xingyaoww/sweb.eval.x86_64.getmoto_s_moto-7:latest"
+    pinned = {"source": image, "digest": "sha256:0", "reference": "m.example/7", "size_bytes": 1}
+    Path("lock.json").write_text(json.dumps({"images": {image: pinned}}))
+    text = said(swerl("convert swe-gym --rows rows.jsonl --lock lock.json"))
+    assert "1 tasks 28 rejected: the mirror's lock file does not have its image" in text
+    assert "m.example/7" in said(swerl("tasks show tasks.jsonl getmoto__moto-7"))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("convert swe-gym --rows rows.jsonl --split test", "--rows names a file"),
+        ("convert swe-gym --rows none.jsonl", "cannot read rows"),
+        ("convert swe-gym --rows rows.jsonl --lock none.json", "holds no mirrored image"),
+        ("convert swe-gym --rows rows.jsonl --assets none", "is no folder"),
+        ("convert swe-gym --rows rows.jsonl --assets .", "need no assets"),
+        ("convert swe-gym --rows rows.jsonl -o none/x.jsonl", "cannot write none/x.jsonl"),
+        ("convert swe-smith --rows rows.jsonl", "no row could be converted"),
+        ("tasks show rows.jsonl", "rows.jsonl:1: a task row lacks"),
+        ("tasks show none.jsonl", "cannot read task file"),
+        ("tasks filter tasks.jsonl repos -o x", "unknown name 'repos'"),
+        ("tasks split tasks.jsonl a=0.5 a=0.5", "one name"),
+        ("tasks split tasks.jsonl ../a=1", "no part of a split"),
+        ("tasks split tasks.jsonl a=x", "no part of a split"),
+        ("tasks export tasks.jsonl --format slim -o x", "unknown format 'slim'"),
+        ("tasks export tasks.jsonl --format harbor -o tasks.jsonl", "exists already"),
+        ("tasks export tasks.jsonl --format slime -o none/x", "cannot write none/x"),
+    ],
+)
+def test_wrong_input_is_one_error_with_a_hint(tasks: Path, command: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        swerl(command)
+    assert message in str(caught.value)
+    assert caught.value.hint
+
+
+def test_show_lists_tasks_and_shows_one(tasks: Path) -> None:
+    text = said(swerl("tasks show tasks.jsonl --limit 2"))
+    assert "getmoto__moto-1 swebench 1 0 2" in text and "and 27 more tasks" in text
+    one = said(swerl("tasks show tasks.jsonl getmoto__moto-3"))
+    assert "It is [bold]broken[/]." in one and "+++ b/a.py" not in one
+    assert "+++ b/a.py" in said(swerl("tasks show tasks.jsonl getmoto__moto-3 --hidden"))
+
+
+def test_stats_as_table_and_as_json(tasks: Path) -> None:
+    text = said(swerl("tasks stats tasks.jsonl"))
+    assert "29 tasks in tasks.jsonl, 29 images" in text and "getmoto/moto 29" in text
+    found = json.loads(swerl("tasks stats tasks.jsonl --json").stdout)
+    assert found["groups"]["repo"] == {"getmoto/moto": 29}
+
+
+def test_fewer_tasks_are_chosen_and_exported(tasks: Path) -> None:
+    assert "5 of 29 tasks: s.jsonl" in said(swerl("tasks sample tasks.jsonl -n 5 -o s.jsonl"))
+    assert "29 of 29 tasks" in said(swerl("tasks filter tasks.jsonl patch_lines==2 -o f.jsonl"))
+    text = said(swerl("tasks split s.jsonl a=0.5 b=0.5 --seed 1"))
+    assert "s.a.jsonl" in text and "s.b.jsonl" in text
+    assert "5 tasks: h" in said(swerl("tasks export s.jsonl --format harbor -o h"))
+    assert len(list(Path("h").iterdir())) == 5
