@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import aiohttp
 import pytest
 
-from swerl.chat import Message, Role
+from swerl.chat import Json, Message, Role
 from swerl.errors import GatewayError, Refusal
-from swerl.gateway import pulse
+from swerl.gateway import pulse, router
+from swerl.gateway._body import read_object
 from swerl.gateway.app import Gateway
 from swerl.gateway.intake import Bounds, Intake
 from swerl.gateway.limits import SessionLimits
@@ -149,6 +151,44 @@ async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
     assert sum(len(one.turns) for one in trajectories) == statuses[200] == len(engine.calls)
     assert all(not one.dropped for one in trajectories)
     assert max(seconds) < 10 + HELD_S + 5, "the bound on waiting, a reply, and a busy machine"
+
+
+async def test_of_requests_that_come_at_once_one_is_parsed_in_each_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two of them the loop looks at its sockets, so that many stall nobody."""
+    loop, engine, loop_turn = asyncio.get_running_loop(), RecordingEngine(), 0
+    parsed_in: list[int] = []
+
+    def count_turn() -> None:
+        nonlocal loop_turn
+        loop_turn += 1
+        counting[0] = loop.call_soon(count_turn)
+
+    def noting(*packed: Any) -> dict[str, Json]:
+        parsed_in.append(loop_turn)
+        return read_object(*packed)
+
+    counting = [loop.call_soon(count_turn)]
+    monkeypatch.setattr(router, "read_object", noting)
+    async with Gateway(engine=engine, family=engine.family) as gateway:
+        opened = [
+            gateway.open(str(n), sampling=Sampling(9), limits=SessionLimits()) for n in range(20)
+        ]
+        sent = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        async with aiohttp.ClientSession() as http:
+
+            async def ask(session: ServedSession) -> int:
+                headers = {"x-api-key": session.key}
+                url = session.url + "/v1/messages"
+                async with http.post(url, json=sent, headers=headers) as response:
+                    return response.status
+
+            statuses = await asyncio.gather(*map(ask, opened))
+    counting[0].cancel()
+
+    assert statuses == [200] * 20
+    assert len(set(parsed_in)) == len(parsed_in) == 20
 
 
 async def test_a_stalled_loop_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
