@@ -16,9 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from swerl.lab import agents
+
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "../shared/tokenizers"
 PAGE = ROOT / "docs" / "agents-lab.md"
+FIRST = "codex@0.169.0"
+"""The agent that meets every family: the fastest that can do everything."""
 CHATML = ("<|im_end|>", "<|endoftext|>")
 GLM = ("<|user|>", "<|observation|>", "<|endoftext|>")
 TEMPLATES = {
@@ -47,8 +51,11 @@ def main(arguments: list[str]) -> int:
             families = [*TEMPLATES, "tiny"]
         else:
             print(f"no {TOKENIZERS}: only the family tiny is tried")
+        names = [f"{one.harness}@{one.release}".rstrip("@") for one in agents.choose(())]
+        names.sort(key=lambda name: name != FIRST)
         lab = [sys.executable, "-m", "swerl.cli", "agents", "lab", "--models", str(models)]
-        lab += ["--families", ",".join(families), "--out", str(PAGE), *arguments]
+        lab += ["--families", ",".join(families), "--agents", ",".join(names)]
+        lab += ["--out", str(PAGE), *arguments]
         return subprocess.run(lab, check=False).returncode
 
 

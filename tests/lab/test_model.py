@@ -93,6 +93,15 @@ async def test_a_broken_call_cannot_be_read_as_a_call() -> None:
     assert not parsed.calls
 
 
+async def test_a_mistake_that_an_agent_hides_from_the_model_is_made_once() -> None:
+    model, ear = make("malformed")
+    first = await ask(model, ear, TASK)
+    await ask(model, ear, TASK, first)
+    again = Message(Role.USER, "That was no call.")
+    assert (await ask(model, ear, TASK, first, again)).tool_calls
+    assert [place.number for place in model.answered] == [0, 1, 2]
+
+
 async def test_a_lost_engine_comes_back() -> None:
     model, ear = make("lost")
     first = await ask(model, ear, TASK)

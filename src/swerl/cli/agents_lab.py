@@ -41,11 +41,15 @@ def lab(
 ) -> None:
     """Run agents offline against a scripted model; exit code 1 where one fails."""
     from swerl.cli._output import console
+    from swerl.errors import InputError
     from swerl.lab import report
     from swerl.lab.matrix import Lab
 
     if out:
         report.check(out)
+    if models and not models.is_dir():
+        message = f"there is no folder {models}"
+        raise InputError(message, hint="name one that holds a model folder for each family")
     planned = Lab(_trials(agents, cases, families, full=full), models, jobs)
     if show:
         _list(planned)
@@ -125,9 +129,9 @@ def _table(rows: list[Row]) -> Table:
 def _tell_reasons(found: Found) -> None:
     """Say why trials failed or could not be made, and what was tried outside."""
     from swerl.cli._output import console
-    from swerl.lab.report import reasons
+    from swerl.lab.report import attempts, reasons
 
-    for line in reasons(found.rows):
+    for line in (*reasons(found.rows), *attempts(found.rows)):
         console().print(line, markup=False, soft_wrap=True)
     for row in found.failed:
         if row.log:

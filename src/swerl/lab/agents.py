@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,30 +25,30 @@ class _Traits:
 
 
 _NO_SETTINGS: Mapping[str, Any] = {}
-_COMPACT_EARLY = {
-    # 70,000 of 200,000 tokens: well over the first prompt, so that one compaction is enough
-    "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "35",
-    # newer releases give an unknown model a million tokens; 100,000 is the least they take
-    "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000",
-}
+_WINDOW_TOKENS = 70_000
+"""A context well over every agent's first prompt, so that one compaction is enough."""
 _TRAITS: Mapping[str, _Traits] = {
     "claude-code": _Traits(
-        ("2.1.112", "2.1.143", "2.1.329"),
-        {
-            "sub-agents": _NO_SETTINGS,
-            "compaction": {
-                "extra_args": (
-                    "--settings",
-                    json.dumps({"env": _COMPACT_EARLY}),
-                )
-            },
-        },
+        ("2.1.112", "2.1.143", "2.1.330"),
+        {"sub-agents": _NO_SETTINGS, "compaction": {"compact_at": _WINDOW_TOKENS}},
     ),
     "codex": _Traits(
         ("0.169.0", "0.94.0"),
         {
             "sub-agents": {"sub_agents": True},
             "compaction": {"extra_args": ("-c", "model_auto_compact_token_limit=30000")},
+        },
+    ),
+    "opencode": _Traits(
+        settings={
+            "sub-agents": _NO_SETTINGS,
+            "compaction": {"context_window": _WINDOW_TOKENS},
+        },
+    ),
+    "qwen-code": _Traits(
+        settings={
+            "sub-agents": _NO_SETTINGS,
+            "compaction": {"context_window": _WINDOW_TOKENS},
         },
     ),
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from swerl.chat import Finish, Message, Role, ToolCall
 from swerl.errors import EngineLostError
 from swerl.lab import phrases
-from swerl.lab.cases import FILL_CHARS, Await, Broken, Case, Delegate, Fill, Move, Run, Say
+from swerl.lab.cases import FILL_CHARS, Await, Broken, Case, Delegate, Fill, Move, Run, Say, Unknown
 from swerl.lab.ear import Ear, Heard
 from swerl.learning import WeightRef
 from swerl.turn import Completion, Sampling
@@ -25,7 +25,8 @@ _ERRAND_PROMPT = "Your errand is lab-{name}: list the folder and say what is the
 _COMPACTED = "lab-compacted"
 _TASK = "lab-task"
 _ERRAND = re.compile(r"lab-(errand-\d+)(?!-?\d)")
-_FILL = f"seq 1000 {1000 + FILL_CHARS // 5}"
+_FILL = f"seq 1000 {1000 + FILL_CHARS // 5}  # part {{}}"
+"""Numbered, for some agents end a run whose model repeats a call."""
 _VERSION = "lab"
 _SUMMARY = f"Summary for lab-task, {_COMPACTED}: the folder was listed; go on."
 _TROUBLED = ("main", 1)
@@ -54,13 +55,15 @@ class Model:
         self._ear = ear
         self._closing = closing
         self._num_lost = 0
+        self._mistakes: dict[Place, int] = {}
+        """Where it made a mistake, with the hash of the prompt."""
 
     @property
     def num_needed(self) -> int:
-        """Return the replies that the script takes, each once."""
-        needed = {place for place in self.answered if place.conversation != "other"}
-        compacts = self._case.needs == "compaction"
-        return len(needed if compacts else {p for p in needed if p.conversation != "summary"})
+        """Return the replies that the script takes, each once, and one summary to compact."""
+        scripted = {place for place in self.answered if place.conversation in self._case.moves}
+        compacts = self._case.needs == "compaction" and self._num_summaries() > 0
+        return len(scripted) + int(compacts)
 
     @property
     def finished(self) -> bool:
@@ -71,7 +74,7 @@ class Model:
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Play the next move."""
         heard = self._ear.hear(ids)
-        place = self._place(heard)
+        place = self._after_mistake(self._place(heard), hash(tuple(ids)))
         await self._trouble(place)
         self.answered.append(place)
         spoken = self._speak(place, heard)
@@ -111,6 +114,14 @@ class Model:
         marks = re.findall(_mark_of(conversation) + r"(\d+)", heard.text)
         return Place(conversation, max(map(int, marks), default=-1) + 1)
 
+    def _after_mistake(self, place: Place, prompt: int) -> Place:
+        """Return the next place where an agent hides the model's mistake from it."""
+        moves = self._case.moves.get(place.conversation, ())
+        if place.number >= len(moves) or not isinstance(moves[place.number], Broken | Unknown):
+            return place
+        is_repeated = self._mistakes.setdefault(place, prompt) == prompt
+        return place if is_repeated else Place(place.conversation, place.number + 1)
+
     def _conversation(self, heard: Heard) -> str:
         """Tell by what was said to it at its start which conversation this is."""
         said = [message.text for message in heard.root.messages if message.role is not Role.TOOL]
@@ -148,15 +159,15 @@ class Model:
         if isinstance(move, Say):
             is_errand = place.conversation not in ("main", "after")
             return self._encode(f"{text} {move.text}", () if is_errand else self._closing)
-        return self._encode(text, self._calls(move, heard))
+        return self._encode(text, self._calls(move, heard, place.number))
 
-    def _calls(self, move: Move, heard: Heard) -> list[ToolCall]:
+    def _calls(self, move: Move, heard: Heard, number: int = 0) -> list[ToolCall]:
         tools = heard.root.tools
         match move:
             case Run(commands):
                 found = [phrases.run(tools, command) for command in commands]
             case Fill():
-                found = [phrases.run(tools, _FILL)]
+                found = [phrases.run(tools, _FILL.format(number))]
             case Delegate(errands):
                 prompts = [(name, _ERRAND_PROMPT.format(name=name)) for name in errands]
                 found = [phrases.delegate(tools, phrases.Errand(*each)) for each in prompts]

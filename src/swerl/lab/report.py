@@ -102,15 +102,19 @@ def _of_one_agent(main: Sequence[Row], others: Sequence[Row]) -> list[Row]:
 
 
 def reasons(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield why trials failed or could not be made, and what was tried outside, each once."""
+    """Yield why trials failed or could not be made, each reason once."""
     where: dict[tuple[str, str, str], dict[str, None]] = {}
     for row in rows:
         if row.reason:
             where.setdefault((row.outcome.value, row.agent, row.reason), {})[row.case] = None
-        for attempt in (row.figures.outside if row.figures else None) or ():
-            where.setdefault(("outside", row.agent, attempt), {})[row.case] = None
-    for (kind, agent, reason), cases in where.items():
-        yield f"{kind}: {agent}: {reason} ({', '.join(cases)})"
+    for (outcome, agent, reason), cases in where.items():
+        yield f"{outcome}: {agent}: {reason} ({', '.join(cases)})"
+
+
+def attempts(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what each agent tried to reach outside, each attempt once."""
+    tried = [(row.agent, each) for row in rows if row.figures for each in row.figures.outside or ()]
+    yield from (f"outside: {agent}: {each}" for agent, each in dict.fromkeys(tried))
 
 
 def _percent(share: float) -> str:
