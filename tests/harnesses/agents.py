@@ -57,6 +57,7 @@ AGENTS = (
         is_cli=False,
     ),
     Agent("claude-code", lambda command: _call("Bash", command=command)),
+    Agent("claude-code", lambda command: _call("Bash", command=command), {"version": "2.1.330"}),
     Agent("codex", lambda command: _call("exec_command", cmd=command), keeps_records=True),
     Agent(
         "codex",
@@ -79,5 +80,6 @@ AGENTS = (
         calls_out=True,
     ),
     Agent("pi", lambda command: _call("bash", command=command)),
+    Agent("pi", lambda command: _call("bash", command=command), {"version": "0.87.1"}),
     Agent("qwen-code", lambda command: _call("run_shell_command", command=command)),
 )
