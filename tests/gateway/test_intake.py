@@ -123,8 +123,9 @@ async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
 
     async def ask(session: ServedSession, http: aiohttp.ClientSession, number: int) -> None:
         headers = {"Authorization": f"Bearer {session.key}"}
-        message = {"role": "user", "content": f"{number} " + "x" * 200_000}
-        sent = {"model": "m", "max_tokens": 50, "messages": [message]}
+        message = {"role": "user", "content": f"{number}"}
+        more = {"metadata": {"user_id": "x" * 200_000}}  # more than is read of one that waits
+        sent = {"model": "m", "max_tokens": 50, "messages": [message], **more}
         began = time.monotonic()
         async with http.post(session.url + path, json=sent, headers=headers) as response:
             answer = await response.json()
@@ -136,8 +137,9 @@ async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
             assert answer["error"]["message"]
 
     async with Gateway(engine=engine, family=engine.family, bounds=bounds) as gateway:
-        limits = SessionLimits(max_context_tokens=10**6)
-        opened = [gateway.open(str(n), sampling=Sampling(50), limits=limits) for n in range(12)]
+        opened = [
+            gateway.open(str(n), sampling=Sampling(50), limits=SessionLimits()) for n in range(12)
+        ]
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as http:
             for burst in range(3):

@@ -36,9 +36,7 @@ class Intake:
         self.num_waiting = 0
         self.num_refused = 0
         """Requests that found no place, since the start."""
-        self.thinking = asyncio.Semaphore(1)
-        """Held while a request is parsed. Of many that arrive at once, one is parsed (and put into
-        tokens, for nothing there waits) in each turn of the loop, which then serves its sockets."""
+        self.turns = Turns()
         self._bounds = bounds
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Who waits, by session; the session whose turn it is stands first."""
@@ -111,3 +109,36 @@ class Intake:
         self.num_refused += 1
         message = f"the gateway has {self.num_at_work} requests at work: ask again in a moment"
         return GatewayError(message, refusal=Refusal.OVERLOADED)
+
+
+class Turns:
+    """Of many requests that arrive at once, lets one be worked on in each turn of the loop.
+
+    What a request needs of the processor it needs in one go. Between two of them the loop serves
+    its sockets, or a thousand first requests would stall everybody for seconds.
+    """
+
+    def __init__(self) -> None:
+        self._is_free = True
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Wait for a turn of one's own."""
+        loop = asyncio.get_running_loop()
+        if self._is_free:
+            self._is_free = False
+            loop.call_soon(self._next)
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                loop.call_soon(self._next)
+                return
+        self._is_free = True

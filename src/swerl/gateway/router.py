@@ -100,8 +100,8 @@ class Router:
         most, encoding = talk.limits.max_body_bytes, request.headers.get("Content-Encoding", "")
         async with talk.admission.reading:
             packed = await read_body(request, most)
-        async with self._intake.thinking:
-            asked = route.dialect.parse(read_object(packed, encoding, most))
+        await self._intake.turns.take()
+        asked = route.dialect.parse(read_object(packed, encoding, most))
         del packed
         if route.operation == "count_tokens":
             return await send_json(request, _count(await talk.count(asked)))
