@@ -80,11 +80,16 @@ class Model:
     stop_reason: str = "end_turn"
     delay_s: float = 0.0
     status: int = 200
+    busy: int = 0
+    """Requests to put off first."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
     connections: set[Any] = field(default_factory=set)
 
     async def answer(self, request: web.Request) -> web.Response:
+        if self.busy:
+            self.busy -= 1
+            return web.json_response({}, status=529, headers={"retry-after": "1"})
         self.bodies.append(await request.json())
         self.headers.append(request.headers)
         self.connections.add(request.transport)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from swerl.chat import Message
 from swerl.errors import SandboxLostError
+from swerl.harnesses import _messages_client
 from swerl.harnesses.builtin import Builtin, Options, build
 from swerl.patch import FileEdit
 
@@ -122,6 +123,20 @@ async def test_an_answer_with_an_error_ends_the_run_as_failed(tmp_path: Path) ->
         done = await build(Options()).run(FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20)
     assert done.code == 1
     assert "529" in done.log
+
+
+async def test_a_gateway_that_asks_for_patience_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_messages_client, "_PAUSES_S", (0.01, 0.01))
+    for busy, code in ((2, 0), (3, 1)):
+        model = Model([[{"type": "text", "text": "Hello."}]], busy=busy)
+        async with serve(model) as endpoint:
+            done = await build(Options()).run(
+                FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20
+            )
+        assert done.code == code
+        assert len(model.bodies) == 1 - code
 
 
 async def test_a_gateway_that_is_gone_ends_the_run_as_failed(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ BUDGETS = BudgetsSection(
 
 
 class Replies:
-    """An Engine that gives these replies in turn, or raises one of them."""
+    """An Engine that gives these replies in turn; from an exception on it raises that."""
 
     def __init__(self, *replies: Message | Exception, delay_s: float = 0.0) -> None:
         self._replies = list(replies)
@@ -55,9 +55,9 @@ class Replies:
             await asyncio.sleep(self._delay_s)
         finally:
             self.num_open -= 1
-        reply = self._replies.pop(0)
-        if isinstance(reply, Exception):
+        if isinstance(reply := self._replies[0], Exception):
             raise reply
+        self._replies.pop(0)
         said = tuple(FAMILY.encode_reply(reply))
         return Completion(said, (-0.25,) * len(said), Finish.STOP, "7")
 

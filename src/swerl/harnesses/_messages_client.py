@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,10 +13,16 @@ import orjson
 from swerl.interfaces import Endpoint
 
 _MAX_ERROR_CHARS = 500
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Pauses between attempts; an engine that starts anew needs about a minute."""
 
 
 class RefusedError(Exception):
     """The gateway answered with an error."""
+
+
+class _LaterError(RefusedError):
+    """The gateway has no answer at the moment."""
 
 
 class Client:
@@ -59,13 +66,24 @@ class Model:
         self._body = {"model": endpoint.model, **settings}
 
     async def reply(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the next message in Anthropic's form. Raises RefusedError."""
+        """Return the next message in Anthropic's form. Raises RefusedError.
+
+        Asks again where the gateway says that it will have an answer later.
+        """
         body = orjson.dumps({**self._body, "messages": messages})
+        for pause_s in _PAUSES_S:
+            try:
+                return await self._ask(body)
+            except _LaterError:
+                await asyncio.sleep(pause_s)
+        return await self._ask(body)
+
+    async def _ask(self, body: bytes) -> dict[str, Any]:
         async with self._http.post(self._url, data=body, headers=self._headers) as response:
             data = await response.read()
             if response.status != 200:
                 text = data.decode("utf-8", "replace")[:_MAX_ERROR_CHARS]
                 message = f"the gateway answered {response.status}: {text}"
-                raise RefusedError(message)
+                raise (_LaterError if "retry-after" in response.headers else RefusedError)(message)
             reply: dict[str, Any] = orjson.loads(data)
             return reply

@@ -99,12 +99,14 @@ class Builtin:
             reply = await model.reply(messages)
             messages.append({"role": "assistant", "content": reply["content"]})
             calls = [block for block in reply["content"] if block["type"] == "tool_use"]
-            if not calls and reminders and reply["content"]:
+            if not calls:
+                if reply["stop_reason"] == "max_tokens":
+                    return "limit"
+                if not (reminders and reply["content"]):
+                    return "done"
                 reminders -= 1
                 messages.append({"role": "user", "content": _REMINDER})
                 continue
-            if not calls:
-                return "limit" if reply["stop_reason"] == "max_tokens" else "done"
             results = await _results(calls, tools)
             if results is None:
                 return "submitted"

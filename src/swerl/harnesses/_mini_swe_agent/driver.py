@@ -170,7 +170,8 @@ class _Model:
         if answer.status == 200:
             reply: dict[str, Any] = json.loads(data)
             return reply
-        kind = BusyError if answer.status in _RETRIED else RefusedError
+        may_retry = answer.getheader("x-should-retry") != "false"
+        kind = BusyError if may_retry and answer.status in _RETRIED else RefusedError
         text = data.decode("utf-8", "replace")[:_MAX_ERROR_CHARS]
         message = f"the gateway answered {answer.status}: {text}"
         raise kind(message)
