@@ -52,6 +52,8 @@ def test_a_failed_trial_is_exit_code_1(
     ("words", "told"),
     [
         (["--agents", "codx"], "codex"),
+        (["--agents", "codex@newest"], "release"),
+        (["--agents", "builtin@1.0"], "release"),
         (["--cases", "compation"], "compaction"),
         (["--families", "qwen33"], "qwen3"),
         (["-o", "report.txt"], ".md or .json"),

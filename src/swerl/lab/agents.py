@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from swerl import plugins
 from swerl.errors import InputError
@@ -77,26 +77,31 @@ class Agent:
 
     def build(self, case: Case) -> Harness:
         """Build its harness for a case, fetching its bundle. Raises SwerlError."""
-        module = plugins.load("harnesses", self.harness)
-        traits = _TRAITS.get(self.harness, _Traits())
-        settings = dict(traits.settings.get(case.needs, _NO_SETTINGS))
-        if self.release:
-            settings["version"] = self.release
-        try:
-            options = module.Options(**settings)
-        except ValidationError as error:
-            message = f"{self.name} takes no settings {settings}: {error.errors()[0]['msg']}"
-            raise InputError(message, hint="give a release such as codex@0.169.0") from error
-        built: Harness = module.build(options)
+        settings = _TRAITS.get(self.harness, _Traits()).settings.get(case.needs, _NO_SETTINGS)
+        built: Harness = plugins.load("harnesses", self.harness).build(self.options(settings))
         return built
+
+    def options(self, settings: Mapping[str, Any] = _NO_SETTINGS) -> BaseModel:
+        """Return its harness's settings. Raises InputError on what the harness does not take."""
+        given = {**settings, **({"version": self.release} if self.release else {})}
+        try:
+            options: BaseModel = plugins.load("harnesses", self.harness).Options(**given)
+        except ValidationError as error:
+            message = f"{self.name} takes no settings {given}: {error.errors()[0]['msg']}"
+            raise InputError(message, hint="give a release such as codex@0.169.0") from error
+        return options
 
 
 def choose(names: tuple[str, ...]) -> list[Agent]:
     """Return the agents of these names, `agent` or `agent@release`; without any, all of them.
 
-    Raises UnknownNameError.
+    Raises UnknownNameError, and InputError on what cannot be a release.
     """
-    return [agent for name in names or tuple(plugins.names("harnesses")) for agent in _named(name)]
+    every = names or tuple(plugins.names("harnesses"))
+    chosen = list(dict.fromkeys(agent for name in every for agent in _named(name)))
+    for agent in chosen:
+        agent.options()
+    return chosen
 
 
 def _named(name: str) -> Iterator[Agent]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,13 +92,12 @@ class _Families:
 
     def __init__(self, models: Path | None) -> None:
         self._models = models
-        self._built: Mapping[str, Family] = {}
+        self._built: dict[str, Family] = {}
 
     def get(self, name: str) -> Family:
         """Return a family. Raises InputError where its model folder is absent."""
         if name not in self._built:
-            family = plugins.load("families", name).build(self._folder(name))
-            self._built = {**self._built, name: family}
+            self._built[name] = plugins.load("families", name).build(self._folder(name))
         return self._built[name]
 
     def _folder(self, name: str) -> Path | None:

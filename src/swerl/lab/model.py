@@ -50,7 +50,7 @@ class Model:
         self.answered: list[Place] = []
         """Where it gave a reply, call by call."""
         self.lacks = ""
-        """What the agent offers no tool for; empty while nothing was missing."""
+        """What the script needed and was not there; empty while nothing was missing."""
         self._case = case
         self._ear = ear
         self._closing = closing
@@ -61,9 +61,14 @@ class Model:
     @property
     def num_needed(self) -> int:
         """Return the replies that the script takes, each once, and one summary to compact."""
-        scripted = {place for place in self.answered if place.conversation in self._case.moves}
+        moves = self._case.moves
+        said = {
+            place
+            for place in self.answered
+            if place.number < len(moves.get(place.conversation, ()))
+        }
         compacts = self._case.needs == "compaction" and self._num_summaries() > 0
-        return len(scripted) + int(compacts)
+        return len(said) + int(compacts)
 
     @property
     def finished(self) -> bool:
@@ -190,6 +195,7 @@ class Model:
             ids = [*whole[:end], whole[-1]]
             if self._ear.parse(ids).malformed_calls:
                 return ids
+        self.lacks = "no way to break this family's calls"
         return whole
 
 

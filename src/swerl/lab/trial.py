@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swerl.errors import ImageError, SandboxError, SwerlError
+from swerl.errors import ImageError, InputError, SandboxError, SwerlError
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session
@@ -67,6 +67,8 @@ async def run(trial: Trial, family: Family, backend: SandboxBackend) -> Row:
         harness = await asyncio.to_thread(trial.agent.build, trial.case)
     except ImageError as error:
         return replace(row, reason=f"not fetched: {error}")
+    except InputError as error:
+        return replace(row, outcome=Outcome.FAILED, reason=str(error))
     started = time.monotonic()
     try:
         with _repository() as folder:
