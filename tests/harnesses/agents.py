@@ -56,8 +56,13 @@ AGENTS = (
         needs_home=False,
         is_cli=False,
     ),
-    Agent("claude-code", lambda command: _call("Bash", command=command)),
-    Agent("claude-code", lambda command: _call("Bash", command=command), {"version": "2.1.330"}),
+    Agent("claude-code", lambda command: _call("Bash", command=command), keeps_records=True),
+    Agent(
+        "claude-code",
+        lambda command: _call("Bash", command=command),
+        {"version": "2.1.330"},
+        keeps_records=True,
+    ),
     Agent("codex", lambda command: _call("exec_command", cmd=command), keeps_records=True),
     Agent(
         "codex",
@@ -81,5 +86,9 @@ AGENTS = (
     ),
     Agent("pi", lambda command: _call("bash", command=command)),
     Agent("pi", lambda command: _call("bash", command=command), {"version": "0.87.1"}),
-    Agent("qwen-code", lambda command: _call("run_shell_command", command=command)),
+    Agent(
+        "qwen-code",
+        lambda command: _call("run_shell_command", command=command),
+        keeps_records=True,
+    ),
 )

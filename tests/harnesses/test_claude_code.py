@@ -57,7 +57,7 @@ def test_script_shows_plain_line_ends_because_the_cli_does() -> None:
 async def test_run_points_every_model_of_the_cli_at_the_gateway() -> None:
     sandbox = Recorder()
     await HARNESS.run(sandbox, task("Fix add."), ENDPOINT, 90.0)  # type: ignore[arg-type]
-    (call,) = sandbox.calls
+    call, _ = sandbox.calls
     env = call["env"]
     assert isinstance(env, dict)
     assert env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8080"

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.chat import Json, Message, Role, ToolCall
 from swerl.errors import BrokenImageError
 from swerl.harnesses import _claude_releases as releases
+from swerl.harnesses import _records
 from swerl.harnesses._cli import prepare, said_last
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
@@ -126,7 +127,11 @@ class ClaudeCode:
             stdin=_prompt(task.prompt),
         )
         return Exit(
-            code=done.exit_code, timed_out=done.timed_out, limit=_hit_limit(done), log=done.text
+            code=done.exit_code,
+            timed_out=done.timed_out,
+            limit=_hit_limit(done),
+            log=done.text,
+            records=await _records.gather(sandbox, ".claude/projects"),
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
