@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from swerl.errors import ImageError
 from swerl.harnesses import _python
 from swerl.sandbox import Mount
 
@@ -28,6 +29,14 @@ def test_it_runs_in_an_image_without_libraries_or_a_shell(bundle: Mount, tmp_pat
     done = subprocess.run([*words, *_python.command("-c", code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(word.startswith(bundle.target) for word in done.stdout.split())
+
+
+def test_a_host_without_ldd_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ImageError, match="ldd") as caught:
+        _python.mount()
+    assert caught.value.hint
 
 
 def test_it_takes_nothing_from_an_environment(bundle: Mount, tmp_path: Path) -> None:

@@ -90,6 +90,9 @@ def _compiled_modules(library: str) -> Iterator[Path]:
 
 def _needed(programs: Sequence[Path]) -> Iterator[Path]:
     """Yield every shared library that these programs load, and the loader itself."""
+    if not shutil.which("ldd"):
+        message = "ldd is not installed, so the libraries of this Python cannot be found"
+        raise ImageError(message, hint="install the C library's programs (libc-bin)")
     listed = subprocess.run(
         ["ldd", *map(str, programs)], capture_output=True, text=True, timeout=_TIMEOUT_S
     ).stdout
