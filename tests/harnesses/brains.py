@@ -101,7 +101,12 @@ class Model:
         return weights.version
 
     def assert_trained_exactly(self, samples: Sequence[Sample]) -> None:
-        """Check that each reply is trained once, after exactly the prompt that it was given to."""
+        """Check that each reply is trained once, after exactly the prompt that it was given to.
+
+        And that no row holds more than its last prompt and reply.
+        """
+        wholes = {prompt + reply for prompt, reply in self.calls}
+        assert all(sample.ids in wholes for sample in samples)
         assert Counter(span for sample in samples for span in _trained(sample)) == Counter(
             self.calls
         )

@@ -53,7 +53,8 @@ _UNUSED = ("apps", "plugins", "goals", "remote_models")
 """Features that need the vendor's servers, or a person. For the last, old releases wait 5 s for an
 address of the vendor's at every start."""
 _RETRIES = 7
-"""Times that a refused request is sent again, 25 s in all: an engine may be back by then."""
+"""Times that a refused request is sent again: each second while the engine is away, and with pauses
+that double, 25 s in all, after other failures."""
 
 _LIMIT_WORDS = ("max_output_tokens", "context window", "context_length_exceeded")
 """What the CLI says where a reply or the context was at its limit."""
