@@ -159,7 +159,7 @@ def test_names_that_could_reach_elsewhere_are_refused(package: str, version: str
 
 
 def test_a_node_too_old_for_an_agent_is_not_taken() -> None:
-    assert _bundles._host_node(at_least=1000) is None
+    assert _bundles._host_node((1000,)) is None
 
 
 def test_hosts_node_becomes_a_bundle_that_runs(

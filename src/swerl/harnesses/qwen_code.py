@@ -32,7 +32,7 @@ _PINNED = {
 """Known tarballs; other versions are checked against what npm states."""
 _LEFT_OUT = r"package/(web-shell|examples|export-transcript-document|vendor/ripgrep/\w+-(?!linux))"
 """What only a browser, a reader or another system would use."""
-_NODE_MAJOR = 22
+_OLDEST_NODE = (22,)
 _HOME = "/opt/swerl/agents/qwen-code"
 _NODE = "/opt/swerl/agents/node"
 _FOLDER = ".swerl-qwen"
@@ -84,7 +84,7 @@ def fetch(version: str) -> tuple[Mount, ...]:
         keep=rf"(?!{_LEFT_OUT}).*",
         programs=r".*/rg",
     )
-    return (Mount(bundle, _HOME), Mount(_bundles.node(_NODE_MAJOR), _NODE))
+    return (Mount(bundle, _HOME), Mount(_bundles.node(_OLDEST_NODE), _NODE))
 
 
 @dataclass(frozen=True, slots=True)
