@@ -82,7 +82,6 @@ AGENTS = (
         "opencode",
         lambda command: _call("bash", command=command, description="run it"),
         start_s=30.0,
-        calls_out=True,
     ),
     Agent("pi", lambda command: _call("bash", command=command)),
     Agent("pi", lambda command: _call("bash", command=command), {"version": "0.87.1"}),

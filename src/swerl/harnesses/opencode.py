@@ -56,7 +56,13 @@ _OWN_RULES = {
 }
 """What keeps files of an image or a repository from configuring the CLI."""
 
-_PREPARE = f"mkdir -p {_OWN}"
+_INSTALLED = '{"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}'
+"""A lock file. The CLI installs this package from npm beside its configuration where none says that
+it is there; nothing here uses it."""
+_PREPARE = (
+    f"mkdir -p {_OWN}/opencode/node_modules && "
+    f"echo '{_INSTALLED}' >{_OWN}/opencode/package-lock.json"
+)
 _START = (
     f"{_cli.NO_PROXY} own={_OWN}; export XDG_CONFIG_HOME=$own XDG_DATA_HOME=$own/data "
     "XDG_STATE_HOME=$own/state XDG_CACHE_HOME=$own/cache && "
