@@ -67,6 +67,17 @@ async def test_the_next_request_proves_that_a_reply_arrived(engine: RecordingEng
     assert trajectory.dropped == {}
 
 
+async def test_the_engine_is_told_which_positions_its_replies_have_covered(
+    engine: RecordingEngine,
+) -> None:
+    conversation = talk(engine)
+    first = await ask(conversation, ASK)
+    await ask(conversation, ASK, first.message, ASK)
+    await conversation.close()
+    known = len(engine.calls[0].prompt) + len(engine.calls[0].output) - 1
+    assert [call.sampling.num_routed for call in engine.calls] == [0, known]
+
+
 async def test_a_reply_under_way_at_the_end_is_counted_once(engine: RecordingEngine) -> None:
     conversation = talk(engine)
     async with conversation.answer(ChatRequest((ASK,))) as answer:

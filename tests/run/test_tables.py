@@ -1,0 +1,43 @@
+"""Turns as a Parquet file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from swerl.chat import Finish
+from swerl.episode import Episode, Status
+from swerl.grade import Grade, Verdict
+from swerl.run.tables import write_turns
+from swerl.tree import Trajectory
+from swerl.turn import RoutedExperts, Turn, WeightChange
+
+
+def test_a_turn_keeps_its_weights_and_its_routed_experts(tmp_path: Path) -> None:
+    routed = RoutedExperts(start=0, num_layers=1, top_k=2, bytes_per_id=1, data=bytes([0, 255] * 3))
+    first = Turn(
+        0, None, (1, 2), (3, 4), (-0.5, -1.0), Finish.STOP, "v1",
+        weight_changes=(WeightChange(1, "v2"),), routed=routed,
+    )  # fmt: skip
+    second = Turn(1, 0, (5,), (6,), (-1.0,), Finish.STOP, "v2")
+    write_turns(tmp_path / "turns.parquet", [_episode(first, second)])
+    rows = pq.read_table(tmp_path / "turns.parquet").to_pylist()
+    assert rows[0]["weight_changes"] == [{"at": 1, "version": "v2"}]
+    assert rows[0]["routed"]["data"] == bytes([0, 255] * 3)
+    assert (rows[0]["routed"]["top_k"], routed.num_positions) == (2, 3)
+    assert (rows[1]["weight_changes"], rows[1]["routed"]) == ([], None)
+
+
+def _episode(*turns: Turn) -> Episode:
+    return Episode(
+        id="00001/t.0",
+        task_id="t",
+        status=Status.COMPLETED,
+        grade=Grade(Verdict.SOLVED, "ok"),
+        reward=1.0,
+        trajectory=Trajectory("00001/t.0", turns),
+        patch="",
+        timings={},
+        log="",
+    )
