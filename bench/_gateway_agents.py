@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 
 SERVER = Path(__file__).with_name("_gateway_server.py")
-RESULT_CHARS = 1_400
+RESULT_CHARS = 1_600
 TOOLS = [
     {
         "name": f"Tool{number}",
@@ -39,7 +39,7 @@ _HEAD = orjson.dumps(
         "tools": TOOLS,
     }
 )[:-1]
-_FIXED_TOKENS = 5_900
+_FIXED_TOKENS = 7_500
 """Tokens of system prompt and tools, about."""
 
 

@@ -3,7 +3,7 @@
     python bench/gateway.py [--only CASE …] [--sessions N] [--json FILE]
 
 Agents replay their whole history every turn, in Anthropic Messages with streaming and 15 tools,
-about 430 new tokens a turn, each over a connection of its own. The family is qwen3, with the
+over 400 new tokens a turn, each over a connection of its own. The family is qwen3, with the
 tokenizer and template that lie beside the checkout; where they are absent it is `tiny`, over bytes.
 
     turn      CPU of one turn by length of history; memory of a session; the first request
@@ -31,7 +31,7 @@ from typing import Any
 
 import aiohttp
 import samples
-from _gateway_agents import Agent, Turn, drive, served
+from _gateway_agents import Agent, Served, Turn, drive, served
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "../shared/tokenizers"
@@ -39,6 +39,7 @@ POINTS = (11_000, 48_000, 94_000)
 NEAR = 8
 """Turns around a point whose median is its cost."""
 SESSION_TURNS = 200
+NUM_SESSIONS = 4
 LOAD_SESSIONS, LOAD_TURNS, LOAD_TOKENS = 64, 6, 41_000
 MANY_TURNS, MANY_TOKENS = 3, 11_000
 STOPS = ("<|im_end|>", "<|endoftext|>")
@@ -79,31 +80,34 @@ def model_folder(folder: Path) -> str:
 
 
 def measure_turn(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One conversation past the last point, one request at a time."""
-    with served("alone", model, 1) as gateway:
-        start_mib = gateway.rss_mib()[0]
-        agent, turns, costs = Agent(gateway, 0, POINTS[0]), list[Turn](), list[float]()
-
-        async def converse() -> float:
-            session_mib = 0.0
-            async with aiohttp.ClientSession() as http:
-                while not turns or turns[-1].prompt_tokens < POINTS[-1] + NEAR * 500:
-                    before = gateway.ask("status")["cpu_s"]
-                    turns.append(await agent.turn(http))
-                    costs.append(1000 * (gateway.ask("status")["cpu_s"] - before))
-                    if len(turns) == SESSION_TURNS:
-                        session_mib = gateway.rss_mib()[0] - start_mib
-            return session_mib
-
-        session_mib = asyncio.run(converse())
-    rows = [_point(turns[1:], costs[1:], point) for point in POINTS]
-    held = f"{SESSION_TURNS} turns, {turns[SESSION_TURNS - 1].prompt_tokens:,} tokens"
+    """Conversations past the last point, one request at a time."""
+    with served("alone", model, NUM_SESSIONS) as gateway:
+        memory = [gateway.rss_mib()[0]]
+        turns, costs = asyncio.run(_converse(gateway, 0, SESSION_TURNS))
+        memory.append(gateway.rss_mib()[0])
+        for number in range(1, NUM_SESSIONS):
+            asyncio.run(_converse(gateway, number, SESSION_TURNS))
+        memory.append(gateway.rss_mib()[0])
+    held = f"{SESSION_TURNS} turns, {turns[-1].prompt_tokens:,} tokens"
+    further = (memory[2] - memory[1]) / (NUM_SESSIONS - 1)
     first = 1000 * (turns[0].wall_s - turns[1].wall_s)
     return [
-        *rows,
-        {"what": f"memory of a session of {held}", "MiB": round(session_mib, 1)},
+        *(_point(turns[1:], costs[1:], point) for point in POINTS),
+        {"what": f"the first session of {held}", "MiB": round(memory[1] - memory[0], 1)},
+        {"what": "each further one", "MiB": round(further, 1)},
         {"what": "first request over the second", "wall ms": round(first, 1)},
     ]
+
+
+async def _converse(gateway: Served, number: int, count: int) -> tuple[list[Turn], list[float]]:
+    """Let one agent take its turns; return them and the milliseconds of CPU of each."""
+    agent, turns, costs = Agent(gateway, number, POINTS[0]), list[Turn](), list[float]()
+    async with aiohttp.ClientSession() as http:
+        for _ in range(count):
+            before = gateway.ask("status")["cpu_s"]
+            turns.append(await agent.turn(http))
+            costs.append(1000 * (gateway.ask("status")["cpu_s"] - before))
+    return turns, costs
 
 
 def _point(turns: Sequence[Turn], costs: Sequence[float], point: int) -> dict[str, Any]:
@@ -138,7 +142,7 @@ def measure_pool(model: str, options: argparse.Namespace) -> list[dict[str, Any]
     return rows
 
 
-def _loaded(gateway: Any, num_processes: int = 1) -> dict[str, Any]:
+def _loaded(gateway: Served, num_processes: int = 1) -> dict[str, Any]:
     agents = [Agent(gateway, number, LOAD_TOKENS) for number in range(LOAD_SESSIONS)]
     asyncio.run(drive(agents, 1))  # the first prompts are long; what comes after is measured
     before, began = gateway.cpu_s(), time.perf_counter()
