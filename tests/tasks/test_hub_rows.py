@@ -125,7 +125,7 @@ def test_an_archive_of_tasks_streams_from_the_hub(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["swe-gym", "--repo-id", "no/body"], "cannot stream no/body"),
-        (["swe-gym", "--split", "none"], "cannot stream SWE-Gym/SWE-Gym (none)"),
+        (["swe-gym", "--split", "none"], "SWE-Gym/SWE-Gym has no split none"),
         (["multi-swe-rl", "--repo-id", "SWE-Gym/SWE-Gym"], "holds no file *.jsonl"),
         (["multi-swe-rl", "--split", "x"], "have no splits"),
         (["harbor"], "no dataset on the hub"),

@@ -1,69 +1,107 @@
-"""Rows streamed from the Hugging Face hub, without storing them, at one pinned commit."""
+"""Rows streamed from the Hugging Face hub, without storing them, at one pinned commit.
+
+`datasets` says which files make up a split. Tables of Parquet and JSONL are then read by range from
+the hub in bounded memory; what else a dataset is made of, `datasets` streams itself.
+"""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
+from typing import IO
 
 from swerl.errors import InputError
-from swerl.tasks.rows import Rows, RowSource, stream_rows
+from swerl.tasks import task_folders
+from swerl.tasks._row_files import RowFile, Rows, read_files
+from swerl.tasks.rows import RowSource
 
-_HINT = "check the id, the split and the network, or pass --rows FILE"
+_HINT = "check the id, the split and the network, or pass --rows FILE; the same command goes on"
+_READ = (".parquet", ".jsonl")
 
 
 def hub_rows(repo_id: str, split: str) -> RowSource:
     """Return the rows of one split. Raises InputError where the hub does not have it."""
-    commit = _commit(repo_id)
-    name = f"{repo_id}@{commit} {split}"
-    return RowSource(name, partial(_split_rows, repo_id, split, commit), lambda: None)
+    what = f"{repo_id} ({split})"
+    with _reported(what):
+        commit = _commit(repo_id)
+        urls = _split_files(repo_id, split, commit)
+    if all(url.endswith(_READ) for url in urls):
+        read = partial(_reported_rows, what, partial(read_files, [_file(url) for url in urls]))
+    else:
+        read = partial(_reported_rows, what, partial(_streamed, repo_id, split, commit))
+    return RowSource(f"{repo_id}@{commit} {split}", read, lambda: None)
 
 
 def hub_file_rows(repo_id: str, pattern: str) -> RowSource:
     """Return the rows of the files that match the pattern, one file after the other."""
-    commit = _commit(repo_id)
     with _reported(repo_id):
         from huggingface_hub import HfApi
 
+        commit = _commit(repo_id)
         paths = HfApi().list_repo_files(repo_id, repo_type="dataset", revision=commit)
-    files = sorted(fnmatch.filter(paths, pattern))
-    if not files:
+    found = sorted(fnmatch.filter(paths, pattern))
+    if not found:
         message = f"{repo_id} holds no file {pattern}"
         raise InputError(message, hint="pass another --repo-id, or --rows FILE")
-    read = partial(_file_rows, repo_id, files, commit)
+    files = [_file(f"hf://datasets/{repo_id}@{commit}/{path}") for path in found]
+    is_table = all(file.name.endswith(_READ) for file in files)
+    rows = partial(read_files, files) if is_table else partial(_archives, files)
+    read = partial(_reported_rows, repo_id, rows)
     return RowSource(f"{repo_id}@{commit} {pattern}", read, lambda: None)
 
 
-def _split_rows(repo_id: str, split: str, commit: str, start: int) -> Rows:
-    with _reported(f"{repo_id} ({split})"):
-        from datasets import load_dataset
-
-        rows = load_dataset(repo_id, split=split, streaming=True, revision=commit)
-        yield from rows.skip(start) if start else rows
-
-
-def _file_rows(repo_id: str, files: list[str], commit: str, start: int) -> Rows:
-    with _reported(repo_id):
-        yield from islice(
-            chain.from_iterable(_one_file(repo_id, path, commit) for path in files), start, None
-        )
-
-
-def _one_file(repo_id: str, path: str, commit: str) -> Rows:
-    from huggingface_hub import HfFileSystem
-
-    with HfFileSystem().open(f"datasets/{repo_id}@{commit}/{path}", "rb") as stream:
-        yield from stream_rows(stream, path)
-
-
 def _commit(repo_id: str) -> str:
-    with _reported(repo_id):
-        import datasets  # noqa: F401  said now rather than after the first request
-        from huggingface_hub import HfApi
+    from huggingface_hub import HfApi
 
-        return HfApi().dataset_info(repo_id).sha or "main"
+    return HfApi().dataset_info(repo_id).sha or "main"
+
+
+def _split_files(repo_id: str, split: str, commit: str) -> list[str]:
+    """Return where the files of a split are."""
+    from datasets import load_dataset_builder
+
+    found = load_dataset_builder(repo_id, revision=commit).config.data_files or {}
+    if split not in found:
+        known = ", ".join(map(str, found))
+        message = f"{repo_id} has no split {split}"
+        raise InputError(message, hint=f"pass --split with one of: {known}")
+    return [str(url) for url in found[split]]
+
+
+def _file(url: str) -> RowFile:
+    def opened() -> IO[bytes]:
+        from huggingface_hub import HfFileSystem
+
+        # Parquet's reader asks for the ranges that it needs; lines are read ahead.
+        cache = "none" if url.endswith(".parquet") else "readahead"
+        stream: IO[bytes] = HfFileSystem().open(url.removeprefix("hf://"), "rb", cache_type=cache)
+        return stream
+
+    return RowFile(url, opened, is_remote=True)
+
+
+def _archives(files: Iterable[RowFile], start: int) -> Rows:
+    return islice(chain.from_iterable(map(_archive, files)), start, None)
+
+
+def _archive(file: RowFile) -> Rows:
+    with file.open() as stream:
+        yield from task_folders.archive_rows(stream)
+
+
+def _streamed(repo_id: str, split: str, commit: str, start: int) -> Rows:
+    from datasets import load_dataset
+
+    rows = load_dataset(repo_id, split=split, streaming=True, revision=commit)
+    yield from rows.skip(start) if start else rows
+
+
+def _reported_rows(what: str, read: partial[Rows], start: int) -> Rows:
+    with _reported(what):
+        yield from read(start)
 
 
 @contextmanager
@@ -80,4 +118,4 @@ def _reported(what: str) -> Iterator[None]:
     except Exception as error:  # three client libraries without a common base class
         said = str(error).strip().split("\n")[0]
         message = f"cannot stream {what}: {said:.200}"
-        raise InputError(message, hint=f"{_HINT}; the same command goes on") from error
+        raise InputError(message, hint=_HINT) from error
