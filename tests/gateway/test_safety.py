@@ -29,7 +29,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": HI},
     "/v1/responses": {"model": "m", "input": "hi"},
 }
-WISHES: dict[str, Any] = {  # what would be answered wrongly is refused: tests/dialects/test_unserved.py
+# Wishes that would be answered wrongly are refused: tests/dialects/test_unserved.py
+WISHES: dict[str, Any] = {
     "temperature": 0,
     "top_p": 0.1,
     "top_k": 1,
