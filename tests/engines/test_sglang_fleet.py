@@ -239,6 +239,14 @@ async def test_servers_that_hold_different_weights_must_be_loaded_first(
         assert await ask(engine) == {"v1"}
 
 
+async def test_another_process_may_load_servers_that_differ(servers: list[FakeServer]) -> None:
+    servers[0].version = "left behind"
+    async with opened(servers) as engine:
+        for server in servers:
+            server.version = "v1"
+        assert await ask(engine) == {"v1"}
+
+
 async def test_one_refusal_puts_every_server_back(
     servers: list[FakeServer], tmp_path: Path
 ) -> None:

@@ -80,17 +80,26 @@ class Fleet:
     async def check(self) -> None:
         """Ask every server once. Raises EngineError where one is no server of this contract.
 
-        Servers that hold different weights, as a killed run may leave them, must be loaded first.
+        Servers may hold different weights, as a killed run leaves them: see `agree`.
         """
         infos = await asyncio.gather(*(server.get("/model_info") for server in self.servers))
         self._versions = {str(info.get("weight_version")) for info in infos}
 
+    async def agree(self) -> None:
+        """Raise EngineError where servers were found with different weights and still hold them.
+
+        Another process may have loaded all of them since.
+        """
+        if len(self._versions) <= 1 or self.served:
+            return
+        await self.check()
+        if len(self._versions) > 1:
+            message = f"the servers hold different weights: {', '.join(sorted(self._versions))}"
+            raise EngineError(message, hint="load weights into all of them first")
+
     def place(self, session: str) -> Server:
         """Return where a session's requests go. Raises EngineLostError when nobody is left."""
         alive = {server.url: server for server in self.alive()}
-        if len(self._versions) > 1 and not self.served:
-            message = f"the servers hold different weights: {', '.join(sorted(self._versions))}"
-            raise EngineError(message, hint="load weights into all of them first")
         return self.router or alive[self._placement.place(session, list(alive))]
 
     def alive(self) -> list[Server]:

@@ -100,6 +100,7 @@ class HttpEngine:
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError when the engine is gone."""
         self._check_prompt(ids)
+        await self._fleet.agree()
         num_loads = len(self._fleet.served)
         routed_from = sampling.num_routed if self._settings.routed_experts else None
         answer = await self._sample(ids, sampling, session)
@@ -214,7 +215,8 @@ class HttpEngine:
             self._meter.end()
             flight.over.set()
             flight.server.waiting.discard(flight.stop)
-            flight.stop.cancel()
+            if not flight.stop.cancel():
+                flight.stop.exception()  # the server's end, if the answer came first after all
             self._flights[session].discard(flight)
             if not self._flights[session]:
                 del self._flights[session]
