@@ -84,7 +84,7 @@ async def test_sub_agents_work_side_by_side_each_in_a_branch_of_its_own(
 ) -> None:
     # both lose the engine at their first request; the old release does not ask again
     num_losses = 0 if harness.options.version == JAVASCRIPT else 2
-    model = Model(leading(lead_of(*prompts), bash, num_losses=num_losses), delay_s=0.1)
+    model = Model(leading(lead_of(*prompts), bash, num_losses=num_losses), delay_s=0.2)
     worked = await work(harness, task=task(LEAD), model=model, after="cat part1.txt part2.txt")
     assert_solved(worked)
     assert worked.after == "part1 is done\npart2 is done\n"
@@ -143,12 +143,12 @@ async def test_an_engine_that_comes_back_is_asked_again(harness: ClaudeCode) -> 
     model.assert_trained_exactly(worked.samples)
 
 
-async def test_an_engine_that_stays_away_is_told_from_a_slow_agent(harness: ClaudeCode) -> None:
+async def test_an_engine_that_stays_away_is_told_from_a_slow_agent() -> None:
     def says(heard: Heard) -> Line:
         return EngineLostError("gone") if heard.number else say("", bash(FIX))
 
     model = Model(says)
-    worked = await work(harness, model=model, budget_s=6)
+    worked = await work(built("claude-code", version=NEWEST), model=model, budget_s=12)
     assert worked.exit.timed_out
     assert isinstance(worked.failure, EngineLostError)
     assert worked.calc.startswith(FIXED)
