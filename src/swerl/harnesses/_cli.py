@@ -11,6 +11,8 @@ from swerl.interfaces import Sandbox
 
 NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; "
 """Shell command: an image may name a proxy, and the gateway is not behind one."""
+ENDLESS_CONTEXT = 10_000_000
+"""Tokens of a context that no run fills, for a CLI that is not to mind it."""
 UNCAPPED_TOKENS = 131_072
 """Most tokens of a reply that a CLI is told to ask for; the session's own sampling decides."""
 

@@ -128,7 +128,11 @@ class Pi:
         return [*argv, *self.options.extra_args]
 
     def _models(self, endpoint: Endpoint) -> Mapping[str, Json]:
-        model: Json = {"id": endpoint.model, "maxTokens": _cli.UNCAPPED_TOKENS}
+        model: Json = {
+            "id": endpoint.model,
+            "contextWindow": _cli.ENDLESS_CONTEXT,
+            "maxTokens": _cli.UNCAPPED_TOKENS,
+        }
         provider: Json = {
             "baseUrl": f"{endpoint.url}/v1",
             "api": "openai-completions",

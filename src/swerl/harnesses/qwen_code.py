@@ -37,8 +37,6 @@ _HOME = "/opt/swerl/agents/qwen-code"
 _NODE = "/opt/swerl/agents/node"
 _FOLDER = ".swerl-qwen"
 _OWN = f'"${{HOME:?no home folder}}/{_FOLDER}"'
-_NO_COMPACTION = 10_000_000
-"""A context that no run fills, where the CLI is not to compact."""
 _QUIET = {"QWEN_CODE_NO_RELAUNCH": "1", "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
 """One process instead of two, and no warning in every log."""
 _TURNS_REACHED = 53
@@ -153,7 +151,7 @@ class QwenCode:
 
     def _settings(self, budget_s: float) -> Mapping[str, Json]:
         generation: Json = {
-            "contextWindowSize": self.options.context_window or _NO_COMPACTION,
+            "contextWindowSize": self.options.context_window or _cli.ENDLESS_CONTEXT,
             # Without it the CLI asks again, for more, when a reply was cut at its limit.
             "samplingParams": {"max_tokens": _cli.UNCAPPED_TOKENS},
             # A slow model must not look dead: a repeated request would sample twice.
