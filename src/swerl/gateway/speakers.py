@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -23,8 +24,8 @@ class Prompt:
     match: Match
     tail: array[int]
     """Tokens of what is new."""
-    ids: list[int]
-    """The engine's whole prompt."""
+    ids: Sequence[int]
+    """The engine's whole prompt; an array, for it is held while the engine works."""
     parent: Node | None
     """The reply whose tokens the prompt begins with."""
     is_rewritten: bool = False
@@ -103,7 +104,7 @@ class _TokenSpeaker:
         else:
             closed = _is_closed(match.parent, self._family)
             tail = array("i", self._family.render_tail(match.new, closed=closed))
-        return Prompt(request, match, tail, (path_ids(match.parent) + tail).tolist(), match.parent)
+        return Prompt(request, match, tail, path_ids(match.parent) + tail, match.parent)
 
     def count(self, request: ChatRequest, match: Match) -> int:
         return len(self.prompt(request, match).ids)
