@@ -83,6 +83,20 @@ async def test_a_summary_carries_the_place_over_a_compaction() -> None:
     assert after.tool_calls
 
 
+async def test_a_second_compaction_goes_on_where_the_first_left_off() -> None:
+    model, ear = make("compaction")
+    so_far = Message(Role.USER, "lab-compacted")
+    for _ in range(2):
+        said = await ask(model, ear, TASK, so_far)
+        asked = Message(Role.USER, "Respond with TEXT ONLY.")
+        so_far = await ask(model, ear, TASK, so_far, said, asked)
+        so_far = Message(Role.USER, so_far.text)
+    assert [place for place in model.answered if place.conversation == "after"] == [
+        Place("after", 0), Place("after", 1),
+    ]  # fmt: skip
+    assert model.finished
+
+
 async def test_a_broken_call_cannot_be_read_as_a_call() -> None:
     model, ear = make("malformed")
     first = await ask(model, ear, TASK)

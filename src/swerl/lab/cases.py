@@ -87,6 +87,14 @@ class Case:
     num_lost: int = 0
     """Times that the engine is lost before the second reply."""
 
+    @property
+    def closings(self) -> set[tuple[str, int]]:
+        """Where the script can end: conversation and number of the move."""
+        known = ((name, self.moves.get(name, ())) for name in ("main", "after"))
+        return {
+            (name, len(moves) - 1) for name, moves in known if moves and isinstance(moves[-1], Say)
+        }
+
 
 _LOOK = Run(("echo look && ls",))
 _FIND = (Run(("echo find && ls",)), Say("It is there."))
@@ -131,8 +139,8 @@ _CASES = (
     ),
     Case(
         "over-long",
-        "tool results until the gateway's context limit",
-        {"main": _FILLS, "after": _FILLS},
+        "tool results until the gateway's context limit; two more where the agent makes room",
+        {"main": _FILLS, "after": (*_FILLS[:2], Say())},
         ends=(End.LIMIT, End.DONE),
         max_context_tokens=_FULL_TOKENS,
     ),

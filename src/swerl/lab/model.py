@@ -28,7 +28,7 @@ _ERRAND = re.compile(r"lab-(errand-\d+)(?!-?\d)")
 _FILL = f"seq 1000 {1000 + FILL_CHARS // 5}  # part {{}}"
 """Numbered, for some agents end a run whose model repeats a call."""
 _VERSION = "lab"
-_SUMMARY = f"Summary for lab-task, {_COMPACTED}: the folder was listed; go on."
+_SUMMARY = f"Summary for lab-task, {_COMPACTED}: the folder was listed{{}}; go on."
 _TROUBLED = ("main", 1)
 """The reply that a slow or lost engine delays."""
 
@@ -73,8 +73,8 @@ class Model:
     @property
     def finished(self) -> bool:
         """Say whether the script's last reply was given."""
-        last = "after" if self._case.needs == "compaction" else "main"
-        return Place(last, len(self._case.moves[last]) - 1) in self.answered
+        closings = self._case.closings
+        return any((place.conversation, place.number) in closings for place in self.answered)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Play the next move."""
@@ -154,7 +154,7 @@ class Model:
     def _speak(self, place: Place, heard: Heard) -> list[int]:
         moves = self._case.moves.get(place.conversation, ())
         if place.conversation == "summary":
-            return self._encode(_SUMMARY)
+            return self._encode(_SUMMARY.format(self._known(heard)))
         if place.number >= len(moves):
             return self._encode("Nothing more.")
         text = f"Next, {_mark_of(place.conversation)}{place.number}."
@@ -165,6 +165,11 @@ class Model:
             is_errand = place.conversation not in ("main", "after")
             return self._encode(f"{text} {move.text}", () if is_errand else self._closing)
         return self._encode(text, self._calls(move, heard, place.number))
+
+    def _known(self, heard: Heard) -> str:
+        """Return what a summary must say, so that a second compaction does not begin anew."""
+        marks = re.findall(_mark_of("after") + r"\d+", heard.text)
+        return f", up to {marks[-1]}" if marks else ""
 
     def _calls(self, move: Move, heard: Heard, number: int = 0) -> list[ToolCall]:
         tools = heard.root.tools

@@ -12,7 +12,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swerl.errors import ImageError, InputError, SandboxError, SwerlError
+from swerl.errors import (
+    GatewayError,
+    ImageError,
+    InputError,
+    Refusal,
+    SandboxError,
+    SwerlError,
+)
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session
@@ -83,12 +90,15 @@ async def _play(
     harness: Harness, case: Case, family: Family, backend: SandboxBackend, folder: Path
 ) -> _Seen:
     ear = Ear(family)
+    refused: list[Exception] = []
     *_, last = harness.script((), _WORKDIR)
     model = Model(case, ear, closing=last.tool_calls)
     task = _task(f"dir:{folder}")
     opened = backend.open(task.image, _LIMITS, workdir=_WORKDIR, mounts=harness.mounts())
     async with (
-        Gateway(engine=model, family=ear) as gateway,
+        Gateway(
+            engine=model, family=ear, on_refused=lambda _, error: refused.append(error)
+        ) as gateway,
         _session(gateway, case) as session,
         door_to(session) as door,
         opened as sandbox,
@@ -101,8 +111,12 @@ async def _play(
         outside = await watched.attempts() if harness.inside else None
         trajectory = await session.close()
         figures = measure(trajectory, door.requests, num_needed=model.num_needed, outside=outside)
-        limit = session.limit == "max_context_tokens" or done.limit
+        limit = done.limit or any(map(_is_over_context, refused))
         return _Seen(done, model, limit, figures)
+
+
+def _is_over_context(error: Exception) -> bool:
+    return isinstance(error, GatewayError) and error.refusal is Refusal.CONTEXT
 
 
 @asynccontextmanager
