@@ -184,3 +184,12 @@ async def test_sub_agents_can_be_switched_off(harness: ClaudeCode) -> None:
     assert_solved(worked)
     assert "No such tool available" in worked.results[0]
     worked.assert_trained_whole()
+
+
+async def test_a_tool_that_is_loaded_late_starts_no_branch() -> None:
+    search = call("ToolSearch", query="select:NotebookEdit")
+    script = [say("", search), say("", bash(FIX)), say("Done.")]
+    worked = await work(built("claude-code", version=NEWEST), script=script)
+    assert_solved(worked)
+    assert len(worked.trajectory.turns) == 3
+    worked.assert_trained_whole()
