@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from swerl.chat import Json, Message, Role, ToolCall
 from swerl.errors import SandboxError
 from swerl.interfaces import Sandbox
+from swerl.patch import FileEdit
 
 NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; "
 """Shell command: an image may name a proxy, and the gateway is not behind one."""
@@ -23,6 +25,33 @@ async def prepare(sandbox: Sandbox, script: str, agent: str) -> None:
     if done.exit_code:
         message = f"cannot prepare {agent}'s home folder: {done.text.strip()[-200:]}"
         raise SandboxError(message, hint="the sandbox's user needs a writable HOME")
+
+
+@dataclass(frozen=True, slots=True)
+class FileTools:
+    """How an agent names its tools for files, and what they take."""
+
+    read: str
+    edit: str
+    write: str
+    path: str
+    old: str
+    new: str
+
+    def script(self, edits: Sequence[FileEdit], workdir: str) -> list[Message]:
+        """Return replies that read each file once, edit it hunk by hunk, and sum up."""
+        replies: list[Message] = []
+        seen: set[str] = set()
+        for edit in edits:
+            path = {self.path: f"{workdir.rstrip('/')}/{edit.path}"}
+            if not edit.old:  # a new file, or an empty one
+                replies.append(call(self.write, **path, content=edit.new))
+                continue
+            if edit.path not in seen:
+                replies.append(call(self.read, **path))
+            seen.add(edit.path)
+            replies.append(call(self.edit, **path, **{self.old: edit.old, self.new: edit.new}))
+        return [*replies, Message(Role.ASSISTANT, "Done.")]
 
 
 def call(name: str, **arguments: Json) -> Message:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.chat import Json, Message, Role
+from swerl.chat import Json, Message
 from swerl.errors import InputError
 from swerl.harnesses import _bundles, _cli
 from swerl.interfaces import Endpoint, Exit, Sandbox
@@ -67,6 +67,9 @@ _START = (
     f"{_cli.NO_PROXY} own={_OWN}; export XDG_CONFIG_HOME=$own XDG_DATA_HOME=$own/data "
     "XDG_STATE_HOME=$own/state XDG_CACHE_HOME=$own/cache && "
     f'exec {_HOME}/bin/opencode run --format json "$@"'
+)
+_FILES = _cli.FileTools(
+    read="read", edit="edit", write="write", path="filePath", old="oldString", new="newString"
 )
 
 
@@ -141,19 +144,7 @@ class OpenCode:
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that read each file once, edit it hunk by hunk, and sum up."""
-        replies: list[Message] = []
-        seen: set[str] = set()
-        for edit in edits:
-            path = f"{workdir.rstrip('/')}/{edit.path}"
-            if not edit.old:  # a new file, or an empty one
-                replies.append(_cli.call("write", filePath=path, content=edit.new))
-                continue
-            if path not in seen:
-                replies.append(_cli.call("read", filePath=path))
-            seen.add(path)
-            change = {"oldString": edit.old, "newString": edit.new}
-            replies.append(_cli.call("edit", filePath=path, **change))
-        return [*replies, Message(Role.ASSISTANT, "Done.")]
+        return _FILES.script(edits, workdir)
 
     def _arguments(self) -> Sequence[str]:
         # With a title given, the model is not asked for one.

@@ -56,7 +56,7 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
-    """Release on npm. The default's tree of packages is pinned."""
+    """Release on npm. The trees of packages of tested ones are pinned."""
     tools: tuple[str, ...] | None = None
     """Tools to offer; None is the CLI's own set: read, bash, edit, write."""
     extra_args: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.chat import Json, Message, Role
+from swerl.chat import Json, Message
 from swerl.harnesses import _bundles, _cli, _records
 from swerl.interfaces import Endpoint, Exit, Sandbox
 from swerl.patch import FileEdit
@@ -47,6 +47,14 @@ _START = (
     f"{_cli.NO_PROXY} export QWEN_HOME={_OWN}; "
     'printf %s "$SWERL_QWEN_SETTINGS" >"$QWEN_HOME/settings.json" && unset SWERL_QWEN_SETTINGS && '
     f'exec {_NODE}/bin/node {_HOME}/cli.js "$@"'
+)
+_FILES = _cli.FileTools(
+    read="read_file",
+    edit="edit",
+    write="write_file",
+    path="file_path",
+    old="old_string",
+    new="new_string",
 )
 
 
@@ -127,19 +135,7 @@ class QwenCode:
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that read each file once, edit it hunk by hunk, and sum up."""
-        replies: list[Message] = []
-        seen: set[str] = set()
-        for edit in edits:
-            path = f"{workdir.rstrip('/')}/{edit.path}"
-            if not edit.old:  # a new file, or an empty one
-                replies.append(_cli.call("write_file", file_path=path, content=edit.new))
-                continue
-            if path not in seen:
-                replies.append(_cli.call("read_file", file_path=path))
-            seen.add(path)
-            change = {"old_string": edit.old, "new_string": edit.new}
-            replies.append(_cli.call("edit", file_path=path, **change))
-        return [*replies, Message(Role.ASSISTANT, "Done.")]
+        return _FILES.script(edits, workdir)
 
     def _arguments(self) -> Sequence[str]:
         argv = ["--auth-type", "openai", "--yolo", "--output-format", "stream-json"]
