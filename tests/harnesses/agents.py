@@ -24,7 +24,7 @@ class Agent:
     needs_home: bool = True
     """Whether it keeps files in the user's home folder."""
     start_s: float = 10.0
-    """Most seconds from its start to its first tool call, on a busy machine."""
+    """Seconds within which it makes two tool calls from its start; tried again with more."""
     drops_malformed: bool = False
     """Whether a call that it cannot do is left out of its history, which makes a branch."""
     keeps_records: bool = False

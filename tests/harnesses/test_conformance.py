@@ -142,8 +142,11 @@ async def test_the_budget_ends_the_agent_with_all_that_it_started_and_keeps_what
 ) -> None:
     endless = "echo kept >kept.txt; setsid sleep 9871 & sleep 9872 & sleep 9873"
     script = [agent.say("echo mark-$((40 + 2))"), agent.say(endless)]
-    worked = await work(harness, script=script, budget_s=agent.start_s, after=LEFT)
-    assert worked.exit.timed_out
+    for budget_s in (agent.start_s, 3 * agent.start_s, 9 * agent.start_s):
+        worked = await work(harness, script=script, budget_s=budget_s, after=LEFT)
+        assert worked.exit.timed_out
+        if "+kept\n" in worked.diff:  # on a busy machine it may not come that far
+            break
     assert "+kept\n" in worked.diff
     assert "sleep 987" not in worked.after
     assert "/opt/swerl/agents" not in worked.after
@@ -170,8 +173,8 @@ async def test_a_full_context_ends_the_agent_without_a_turn(harness: Harness) ->
 
 @pytest.mark.parametrize(
     "prompt",
-    ["/etc is wrong.", "-h --version", "$(touch x) `touch y` \"'\\", "é漢🙂\t" * 10_000 + "end"],
-    ids=["slash", "dash", "quotes", "100 kB of Unicode"],
+    ["/etc is wrong.", "-h $(touch x) `touch y` \"'\\", "é漢🙂\t" * 10_000 + "end"],
+    ids=["slash", "dash and quotes", "100 kB of Unicode"],
 )
 async def test_the_prompt_reaches_the_model_as_it_is(harness: Harness, prompt: str) -> None:
     worked = await work(harness, task=task(prompt), limits=ROOMY)
