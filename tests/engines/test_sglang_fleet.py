@@ -220,9 +220,18 @@ async def test_tokens_of_unknown_weights_are_an_engine_error(
 
 async def test_an_unreachable_server_is_one_error_at_the_start(servers: list[FakeServer]) -> None:
     await servers[1].stop()
-    with pytest.raises(EngineLostError, match="is gone"):
+    with pytest.raises(EngineLostError, match=f"no SGLang server answers.*{servers[1].url}"):
         async with opened(servers):
             pass
+
+
+async def test_a_url_of_something_else_is_one_error_at_the_start(
+    servers: list[FakeServer],
+) -> None:
+    with pytest.raises(EngineError, match="no SGLang server and no router") as caught:
+        async with connect([f"{servers[0].url}/v1"]):
+            pass
+    assert "without a path" in caught.value.hint
 
 
 # Weights

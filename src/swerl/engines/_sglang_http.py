@@ -292,8 +292,7 @@ async def connect(
     ):
         clients = Clients(generate, control)
         fleet = Fleet(urls, clients, mode=settings.pause_mode, load_s=settings.load_s)
-        await fleet.discover()
-        await fleet.check()
+        await _find(fleet, urls)
         watch = asyncio.create_task(fleet.watch())
         engine = HttpEngine(fleet, shape or ModelShape(), settings)
         try:
@@ -301,6 +300,20 @@ async def connect(
         finally:
             watch.cancel()
             await engine.close()
+
+
+async def _find(fleet: Fleet, urls: Sequence[str]) -> None:
+    try:
+        await fleet.discover()
+        await fleet.check()
+    except EngineLostError as error:
+        message = f"no SGLang server answers: {error}"
+        raise EngineLostError(
+            message, hint="start it, or leave engine.url out to launch one"
+        ) from error
+    except EngineError as error:
+        message = f"{', '.join(urls)}: no SGLang server and no router of some: {error}"
+        raise EngineError(message, hint="engine.url is a base URL, without a path") from error
 
 
 @asynccontextmanager
