@@ -29,8 +29,6 @@ class Agent:
     """Whether a call that it cannot do is left out of its history, which makes a branch."""
     keeps_records: bool = False
     """Whether it writes down its session in files of its own, which are kept."""
-    calls_out: bool = False
-    """Whether it asks for a name on the internet, in vain, whatever its settings are."""
     is_cli: bool = True
     """Whether it comes from a package registry."""
 
