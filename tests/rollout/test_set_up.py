@@ -88,6 +88,9 @@ async def test_files_and_setup_reach_every_sandbox(image: str, provisioner: Prov
         async with opened as sandbox:
             assert await sandbox.read("/workspace/seed.bin") == b"\x00\xff"
             assert await sandbox.read("/repo/made") == b"seed"
+            script = "echo more >>/workspace/seed.txt && touch /workspace/new /repo/made"
+            told = await sandbox.run(["sh", "-c", script])
+            assert told.exit_code == 0, told.text
 
 
 async def test_a_setup_that_fails_is_the_images_fault(image: str, provisioner: Provisioner) -> None:

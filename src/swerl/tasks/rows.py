@@ -6,6 +6,7 @@ no row comes as its error and counts as one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +45,8 @@ def file_rows(path: Path) -> RowSource:
     if task_folders.is_archive(path):
         return RowSource(_version([path]), partial(_archive, path), lambda: None)
     if path.is_dir() and (found := task_folders.folders(path)):
-        return RowSource(_version(found), partial(_folders, found), lambda: len(found))
+        parts = [part for folder in found for part in sorted(folder.rglob("*"))]
+        return RowSource(_version(parts), partial(_folders, found), lambda: len(found))
     files = sorted(_row_files(path)) if path.is_dir() else [path]
     if not files:
         message = f"folder {path} holds no rows and no task folders"
@@ -58,12 +60,20 @@ def _row_files(folder: Path) -> Iterator[Path]:
 
 
 def _version(paths: list[Path]) -> str:
+    """Return a text that says where files are and how they stand."""
+    digest = hashlib.sha256()
     try:
-        stats = [(path.resolve(), path.stat()) for path in paths]
+        for path in paths:
+            stat = path.stat() if path.exists() else path.lstat()
+            digest.update(
+                f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}\n".encode(
+                    "utf-8", "surrogateescape"
+                )
+            )
     except OSError as error:
         message = f"cannot read rows from {paths[0]}: {error.strerror}"
         raise InputError(message, hint=HINT) from error
-    return " ".join(f"{path}:{stat.st_size}:{stat.st_mtime_ns}" for path, stat in stats)
+    return f"{paths[0]} and {len(paths) - 1} more: {digest.hexdigest()}"
 
 
 def _archive(path: Path, start: int) -> Rows:
