@@ -29,6 +29,8 @@ from swerl.turn import Completion, Sampling
 
 IDLE_S = 2.0
 """Seconds an unused connection is kept; shorter than the servers' own, so none is found dead."""
+CONNECT_S = 30.0
+"""Seconds to open a connection: with thousands at once the last one waits for all before it."""
 ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between the tries of an abort: one that overtakes its request finds nothing to stop."""
 ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-SGL-Routing-Key")
@@ -319,7 +321,7 @@ async def _find(fleet: Fleet, urls: Sequence[str]) -> None:
 @asynccontextmanager
 async def _pool(limit: int) -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=IDLE_S)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
         yield client
 

@@ -135,7 +135,7 @@ class Server:
             try:
                 async with asyncio.timeout(timeout_s):
                     return await self._call_once(method, path, body, headers or {})
-            except aiohttp.ClientConnectorError as error:
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 if attempt + 1 == CONNECT_TRIES:
                     raise lost(self.url, error) from error
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
