@@ -70,7 +70,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def lab(session: nox.Session) -> None:
-    """Let every agent play every case, and renew docs/agents-lab.md: `-- --jobs 2`."""
+    """Let every agent play every case, and renew its report in the docs: `-- --jobs 2`."""
     session.run("python", str(BENCHES / "_lab.py"), *session.posargs)
 
 

@@ -1,4 +1,4 @@
-"""Run `swerl agents lab` with every family whose tokenizer is at hand, into docs/agents-lab.md.
+"""Run `swerl agents lab` with every family whose tokenizer is at hand; keep its report in the docs.
 
 `nox -s lab` runs this; arguments are passed on. Model folders are put together from
 `../shared/tokenizers`: each line's chat template over Qwen3's tokenizer, with GLM's special tokens
@@ -20,7 +20,7 @@ from swerl.lab import agents
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "../shared/tokenizers"
-PAGE = ROOT / "docs" / "agents-lab.md"
+PAGE = ROOT / "docs" / "agents-lab-report.md"
 FIRST = "codex@0.169.0"
 """The agent that meets every family: the fastest that can do everything."""
 CHATML = ("<|im_end|>", "<|endoftext|>")

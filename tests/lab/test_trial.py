@@ -116,7 +116,9 @@ async def test_a_real_agent_keeps_every_token(
     assert figures.trained == 1.0
     assert (figures.branches, figures.samples) == (branches, branches)
     assert (figures.packed == 1.0) == (branches == 1)
-    assert (figures.extra, figures.outside) == (0, ())
+    assert figures.outside == ()
+    # it asks once more where a sub-agent ends after the wait for it
+    assert figures.extra <= int(name == "sub-agents")
 
 
 @pytest.mark.agents
