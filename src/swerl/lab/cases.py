@@ -12,7 +12,7 @@ ROOMY_TOKENS = 2**20
 FILL_CHARS = 9_000
 """Characters of a tool result that fills the context: within what every agent shows whole."""
 _FULL_TOKENS = 60_000
-"""A context that Claude Code's first prompt (27,000 tokens) and three such results fill."""
+"""A context that no agent's first prompt fills, and seven such results do with any."""
 
 
 @dataclass(frozen=True, slots=True)
