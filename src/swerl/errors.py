@@ -58,7 +58,22 @@ class UnknownNameError(InputError, LookupError):
 
 
 class SandboxError(SwerlError, RuntimeError):
-    """A sandbox could not be created or used."""
+    """A sandbox could not be created or used.
+
+    `from_inside` says that what ran in the sandbox brought it about: by using up a limit, or by
+    putting something else where a file must be. An Episode is then unsolved and not lost.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        retryable: bool | None = None,
+        from_inside: bool = False,
+    ) -> None:
+        super().__init__(message, hint=hint, retryable=retryable)
+        self.from_inside = from_inside
 
 
 class SandboxUnavailableError(SandboxError):

@@ -246,6 +246,17 @@ END
 """
 
 
+FORKS = """
+import os, time
+while True:
+    try:
+        if not os.fork():
+            time.sleep(600)
+    except BlockingIOError:
+        time.sleep(0.001)
+"""
+
+
 async def after(task: Task, *commands: str) -> Episode:
     """Run an Episode whose agent only gives these commands and hands in."""
     said = [say("bash", command=command) for command in commands]
@@ -279,3 +290,12 @@ async def test_work_that_was_never_handed_in_is_graded(task: Task) -> None:
 async def test_a_command_that_kills_what_it_can_is_the_models_own_doing(task: Task) -> None:
     result = await after(task, "kill -9 -1")
     assert result.verdict == "unsolved", result.error
+
+
+async def test_an_agent_that_leaves_no_room_for_a_command_is_unsolved_and_not_lost(
+    task: Task,
+) -> None:
+    result = await after(task, f"python3 -c '{FORKS}' >/dev/null 2>&1 &", "sleep 1", "true")
+    assert (result.verdict, result.reward) == ("unsolved", 0.0), result.error
+    assert "cannot start a command" in result.grade.reason
+    assert result.learnable

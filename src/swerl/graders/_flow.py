@@ -85,7 +85,8 @@ async def grade(task: Task, patch: str, sandbox: Sandbox, rules: Rules) -> Grade
     except UnknownNameError as error:
         result = Grade(Verdict.INVALID, reason=str(error))
     except SandboxError as error:
-        result = Grade(Verdict.INFRA, reason=f"the sandbox failed: {error}")
+        verdict = Verdict.UNSOLVED if error.from_inside else Verdict.INFRA
+        result = Grade(verdict, reason=f"the sandbox failed: {error}")
     seconds = time.monotonic() - started
     return replace(result, restored=restored, log=_capped(result.log), duration_s=seconds)
 

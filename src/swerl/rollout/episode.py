@@ -1,7 +1,8 @@
 """One Episode from Task to Reward: `run` reads like the path of one datum.
 
 Every way to fail ends in a Verdict, not in an exception: a budget in `timeout`, broken machinery
-in `infra`. What was finished by then (Turns, patch) is kept.
+in `infra`, a sandbox that what ran in it used up in `unsolved`. What was finished by then (Turns,
+patch) is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from swerl import plugins
 from swerl.episode import Episode, Status
-from swerl.errors import BrokenImageError, BudgetError, SwerlError
+from swerl.errors import BrokenImageError, BudgetError, SandboxError, SwerlError
 from swerl.gateway.sessions import Session
 from swerl.grade import Grade, Verdict
 from swerl.interfaces import Exit, Sandbox
@@ -129,6 +130,8 @@ def _failed(error: SwerlError) -> Grade:
         verdict = Verdict.TIMEOUT
     elif isinstance(error, BrokenImageError):
         verdict = Verdict.INVALID
+    elif isinstance(error, SandboxError) and error.from_inside:
+        verdict = Verdict.UNSOLVED
     return Grade(verdict, f"{type(error).__name__}: {error}")
 
 

@@ -51,4 +51,5 @@ class DiskWatch:
         for entry in entries:
             machine = self._machines.get(entry["Id"])
             if machine and entry.get("SizeRw", 0) > machine.plan.limits.disk_mib << 20:
-                await machine.close(f"its files outgrew disk_mib = {machine.plan.limits.disk_mib}")
+                reason = f"its files outgrew disk_mib = {machine.plan.limits.disk_mib}"
+                await machine.close(reason, from_inside=True)

@@ -78,18 +78,19 @@ class Machine:
             raise refused(self.name, str(error)) from error
         return stream, str(made["Id"])
 
-    async def close(self, reason: str = "it is closed") -> None:
+    async def close(self, reason: str = "it is closed", *, from_inside: bool = False) -> None:
         """Remove it and let go of everything. Safe to call twice. Raises SandboxError."""
-        self.lose(reason)
+        self.lose(reason, from_inside=from_inside)
         if self._removing is None:
             self._removing = asyncio.ensure_future(self._remove())
         await asyncio.shield(self._removing)
 
-    def lose(self, reason: str) -> None:
-        """Note that it is gone; the first reason counts."""
+    def lose(self, reason: str, *, from_inside: bool = False) -> None:
+        """Note that it is gone; the first reason counts. Of `from_inside` see SandboxError."""
         if not self.lost.done():
             message = f"sandbox {self.name} is gone: {reason}"
-            self.lost.set_result(SandboxLostError(message, hint="open a fresh sandbox"))
+            hint = "open a fresh sandbox"
+            self.lost.set_result(SandboxLostError(message, hint=hint, from_inside=from_inside))
 
     async def _open(self, path: str, body: Mapping[str, bool] | None = None) -> Stream:
         try:
@@ -125,11 +126,15 @@ class Machine:
         if self.lost.done():
             return
         try:
-            await self.api.call(lambda client: client.ping())
+            told = await self.api.call(lambda client: client.inspect_container(self.container))
+        except ContainerGoneError:
+            await self.close("its first process was killed")
         except SandboxError:
             self.lose("the docker daemon went away")
         else:
-            await self.close("its first process was killed")
+            full = bool(told["State"].get("OOMKilled"))
+            reason = "it ran out of memory" if full else "its first process was killed"
+            await self.close(reason, from_inside=full)
 
     async def _end_in_time(self) -> None:
         await asyncio.sleep(self.plan.limits.lifetime_s)
@@ -145,6 +150,8 @@ class Machine:
                 await self.keeper.close()
 
 
+_NO_ROOM = ("Resource temporarily unavailable", "resource temporarily unavailable")
+"""What the daemon says where the container's processes use up its limit of them."""
 _REFUSALS = (ContainerGoneError, NameTakenError, StreamRefusedError, SandboxUnavailableError)
 
 
@@ -152,4 +159,4 @@ def refused(name: str, said: str) -> SandboxError:
     """Return the error for a command that could not be started."""
     message = f"sandbox {name} cannot start a command: {said.strip()[:300]}"
     hint = "its processes may use up its limits; raise num_processes or memory_mib"
-    return SandboxError(message, hint=hint)
+    return SandboxError(message, hint=hint, from_inside=any(words in said for words in _NO_ROOM))

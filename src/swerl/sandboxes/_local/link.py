@@ -31,6 +31,7 @@ class Link:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Packet]] = {}
         self._reason = "its warden was killed"
+        self._from_inside = False
         self.first: asyncio.Future[Packet] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         sock.setblocking(False)
@@ -99,6 +100,7 @@ class Link:
             self._end()
         elif "lost" in packet.body:
             self._reason = str(packet.body["lost"])
+            self._from_inside = bool(packet.body["from_inside"])
         elif "number" in packet.body:
             self._answer(packet)
         elif not self.first.done():
@@ -114,7 +116,7 @@ class Link:
         elif "refused" in packet.body:
             message = f"sandbox {self._name} cannot start a command: {packet.body['refused']}"
             hint = "its processes use up its limits; raise num_processes or memory_mib"
-            waiting.set_exception(SandboxError(message, hint=hint))
+            waiting.set_exception(SandboxError(message, hint=hint, from_inside=True))
             waiting.exception()  # nobody needs to wait for it
         else:
             waiting.set_result(packet)
@@ -132,7 +134,8 @@ class Link:
 
     def _lost(self) -> SandboxLostError:
         hint = "open a fresh sandbox; `dmesg` tells whether the kernel ran out of memory"
-        return SandboxLostError(f"sandbox {self._name} is gone: {self._reason}", hint=hint)
+        message = f"sandbox {self._name} is gone: {self._reason}"
+        return SandboxLostError(message, hint=hint, from_inside=self._from_inside)
 
 
 def _drop(packet: Packet) -> None:

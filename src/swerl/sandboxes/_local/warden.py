@@ -28,6 +28,7 @@ from swerl.sandboxes._local.wire import Command, Plan
 _FIRST_PORT = 41414
 _PRIORITY = -10
 _STOP_S = 5.0
+_DISK_IS_FULL = "it wrote more to disk than its disk_mib"
 
 
 def main(plan: Plan, channel: socket.socket, groups: Mapping[str, Path]) -> None:
@@ -125,7 +126,8 @@ class _Warden:
             except ChildProcessError:
                 break
         if reason:
-            wire.send(self.channel, {"lost": reason})
+            from_inside = reason == _DISK_IS_FULL
+            wire.send(self.channel, {"lost": reason, "from_inside": from_inside})
 
     def _serve_until_lost(self, poll: select.poll) -> str:
         while True:
@@ -137,7 +139,7 @@ class _Warden:
                     return "its first process was killed"
                 if self.watcher and fd == self.watcher.said:
                     if os.read(fd, 1):
-                        return "it wrote more to disk than its disk_mib"
+                        return _DISK_IS_FULL
                     poll.unregister(fd)  # somebody killed it; a single file is still bounded
                     continue
                 if fd in self.running:
