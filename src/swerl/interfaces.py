@@ -14,7 +14,7 @@ from swerl.episode import Group
 from swerl.grade import Grade
 from swerl.learning import Batch, LossInputs, LossResult, StepStats, WeightRef
 from swerl.patch import FileEdit
-from swerl.sandbox import Chunk, Exec, Limits, LiveSandbox, Mount
+from swerl.sandbox import Chunk, Exec, Limits, LiveSandbox, Mount, Usage
 from swerl.task import Task
 from swerl.turn import Completion, Sampling
 
@@ -90,6 +90,14 @@ class Sandbox(Protocol):
 
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there."""
+
+
+@runtime_checkable
+class MeteredSandbox(Protocol):
+    """A Sandbox that can tell what it took."""
+
+    async def usage(self) -> Usage:
+        """Return what it took from its start on."""
 
 
 class SandboxBackend(Protocol):

@@ -59,6 +59,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a sandbox took from its start on; None where its backend cannot tell."""
+
+    peak_memory_mib: float | None = None
+    disk_mib: float | None = None
+    """What lies on its disk beyond the image."""
+
+
+@dataclass(frozen=True, slots=True)
 class LiveSandbox:
     """A sandbox of swerl's that its provider says exists."""
 

@@ -73,6 +73,9 @@ class Task:
     setup: str = ""
     """Shell command that root runs in the workdir of every new sandbox, the agent's too."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    """What the dataset says of it, and what probing measured; nothing that decides a Grade."""
+    certificate: Mapping[str, Json] = field(default_factory=dict)
+    """What vetting found out about it; empty where it was never vetted."""
 
 
 _BASE64 = "data:;base64,"
@@ -129,6 +132,7 @@ def to_row(task: Task) -> dict[str, Json]:
                 "setup": task.setup,
                 "metadata": _json(task.metadata),
                 "grading": {name: _json(getattr(spec, name)) for name in _SPEC_FIELDS},
+                **({"certificate": dict(task.certificate)} if task.certificate else {}),
             },
         },
     }

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Listener
-from swerl.sandbox import Exec
+from swerl.sandbox import Exec, Usage
 from swerl.sandboxes._docker import netns, scripts
 from swerl.sandboxes._docker.commands import Commands
 from swerl.sandboxes._docker.machine import Machine
@@ -23,6 +23,7 @@ from swerl.sandboxes._relay import open_relay
 TIMED_OUT = 124
 _NO_FILE = 2
 _FILE_TIMEOUT_S = 600.0
+_PEAK = "/sys/fs/cgroup/memory.peak"
 _SIGXFSZ = 153
 _FULL = ("No space left", "File too large", "quota exceeded")
 
@@ -147,6 +148,18 @@ class DockerSandbox:
             await self._machine.close()
         finally:
             await self._relays.aclose()
+
+    async def usage(self) -> Usage:
+        """Return what it took from its start on; memory is told with cgroup version 2."""
+        container = self._machine.container
+        entries = await self._machine.api.call(
+            lambda client: client.containers(size=True, filters={"id": container})
+        )
+        disk = entries[0].get("SizeRw") if entries else None
+        peak = None
+        with suppress(FileNotFoundError, ValueError):
+            peak = int(await self.read(_PEAK)) / 2**20
+        return Usage(peak_memory_mib=peak, disk_mib=None if disk is None else disk / 2**20)
 
     async def _finish(
         self, process: DockerProcess, kept: KeptUntil, timeout_s: float | None, stdin: bytes

@@ -14,9 +14,9 @@ from typing import Any
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Listener
-from swerl.sandbox import Exec
+from swerl.sandbox import Exec, Usage
 from swerl.sandboxes._kept import Kept
-from swerl.sandboxes._local import files
+from swerl.sandboxes._local import cgroup, files
 from swerl.sandboxes._local.link import Link, Request
 from swerl.sandboxes._local.process import LocalProcess, launch
 from swerl.sandboxes._local.wire import Command, Plan
@@ -25,6 +25,8 @@ TIMED_OUT = 124
 _THREAD_BYTES = 4 << 20
 """Files from this size on are moved in a thread, so that the event loop goes on."""
 _KILL_TIMEOUT_S = 10.0
+_LEAST_DISK_BYTES = 4 << 20
+"""Size of the smallest disk that a sandbox is given."""
 _ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
 _USERS = {None: False, "agent": False, "1000": False, "root": True, "0": True}
 
@@ -156,6 +158,19 @@ class LocalSandbox:
             message = f"cannot capture sandbox {self.id}: {said.decode().strip()[:300]}"
             raise SandboxError(message, hint=f"is there room at {dest}?")
 
+    async def usage(self) -> Usage:
+        """Return what it took from its start on; memory is told where a cgroup counts it.
+
+        What lies in a memory file system counts as memory too.
+        """
+        self._link.require_alive()
+        disk = os.fstatvfs(self._root)
+        # A shared folder of the host would tell of the host's whole disk.
+        is_own = disk.f_blocks * disk.f_frsize <= max(self._disk_bytes, _LEAST_DISK_BYTES)
+        used_mib = (disk.f_blocks - disk.f_bfree) * disk.f_frsize / 2**20
+        peak_mib = cgroup.peak_memory_mib(cgroup.find(), self.id)
+        return Usage(peak_memory_mib=peak_mib, disk_mib=used_mib if is_own else None)
+
     async def close(self) -> None:
         """End everything in it; returns when nothing of it runs any more. Safe to call twice."""
         try:
@@ -203,7 +218,8 @@ class LocalSandbox:
         except TimeoutError as error:
             await self.close()
             message = f"sandbox {self.id} is gone: a command could not be killed"
-            raise SandboxLostError(message, hint="open a fresh sandbox") from error
+            hint = "open a fresh sandbox"
+            raise SandboxLostError(message, hint=hint, from_inside=True) from error
 
     @contextmanager
     def _own_errors(self, verb: str, path: str) -> Iterator[None]:

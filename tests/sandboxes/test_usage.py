@@ -1,0 +1,42 @@
+"""What a sandbox tells of the memory and disk that it took."""
+
+from __future__ import annotations
+
+import pytest
+
+from swerl.interfaces import MeteredSandbox
+from swerl.sandbox import Limits
+from swerl.sandboxes import docker, local
+
+from .helpers import WORKDIR, sh
+
+LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
+FILL = "head -c 20000000 /dev/zero >filled; python3 -c 'bytearray(80 << 20)'"
+
+
+async def test_the_local_sandbox_tells_what_it_took() -> None:
+    async with local.build(local.Options()).open("host", LIMITS, workdir=WORKDIR) as sandbox:
+        assert isinstance(sandbox, MeteredSandbox)
+        before = await sandbox.usage()
+        await sh(sandbox, FILL)
+        after = await sandbox.usage()
+        if "memory" not in sandbox.limits:
+            assert after.peak_memory_mib is None
+            pytest.skip("this machine counts no sandbox's memory")
+    assert before.disk_mib is not None
+    assert after.disk_mib is not None
+    assert 18 < after.disk_mib - before.disk_mib < 24
+    assert before.peak_memory_mib is not None
+    assert after.peak_memory_mib is not None
+    assert before.peak_memory_mib < 80 < after.peak_memory_mib <= 256
+
+
+async def test_docker_tells_what_a_container_wrote(dockerd: str, docker_image: str) -> None:
+    backend = docker.build(docker.Options(base_url=dockerd))
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        assert isinstance(sandbox, MeteredSandbox)
+        await sh(sandbox, FILL)
+        told = await sandbox.usage()
+    assert told.disk_mib is not None
+    assert 18 < told.disk_mib < 40
+    assert told.peak_memory_mib is None or 80 < told.peak_memory_mib <= 256
