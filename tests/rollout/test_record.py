@@ -22,7 +22,9 @@ def _episode(patch: str, logprob: float) -> Episode:
         id="00001/t.0",
         task_id="t",
         status=Status.COMPLETED,
-        grade=Grade(Verdict.SOLVED, "ok", tests, ("conftest.py",), duration_s=1.5, test_s=1.0, log="log"),
+        grade=Grade(
+            Verdict.SOLVED, "ok", tests, ("conftest.py",), duration_s=1.5, test_s=1.0, log="log"
+        ),
         reward=1.0,
         trajectory=Trajectory("00001/t.0", (first, second), {"aborted": 3}),
         patch=patch,

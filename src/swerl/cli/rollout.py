@@ -43,7 +43,9 @@ def rollout(
         Path | None,
         typer.Option(help="JSONL file written by `swerl convert`; generated tasks by default."),
     ] = None,
-    agent: Annotated[str, typer.Option(help="An agent: builtin, claude-code, codex, …")] = "builtin",
+    agent: Annotated[
+        str, typer.Option(help="An agent: builtin, claude-code, codex, …")
+    ] = "builtin",
     engine: Annotated[str, typer.Option(help=f"{kinds(_SCRIPTS)}.")] = "scripted:gold",
     model: Annotated[
         str | None,
