@@ -18,6 +18,7 @@ MAX_PATCH_BYTES = 10_000_000
 
 _DIFF_TARGET = re.compile(r"diff --git a/.* b/(.*)")
 """Without an anchor: a search for plain text is ten times as fast."""
+_END_OF_TESTS = ": '>>>>> End Test Output'"
 _DATA_ENDINGS = (
     ".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml",
 )  # fmt: skip
@@ -152,13 +153,23 @@ def script_commands(script: str) -> str:
     Grading restores test files and applies the test patch by itself.
     """
     commands: list[str] = []
-    until = ""
+    until = options = ""
     for line in script.split("\n"):
+        if line.startswith(_END_OF_TESTS):
+            break
         if until:
             until = "" if line == until else until
         elif heredoc := re.search(r"<<'(\w+)'$", line):
             until = heredoc[1]
-        elif line and not line.startswith(("#!", "set -", "cd ", "git ", ": '")):
+        elif line.startswith("set -"):
+            options = line
+        elif line and not line.startswith(("#!", "cd ", "git ", "rm -f ", ": '")):
             commands.append(line)
     # Scripts activate their environment twice; the last one counts.
-    return "\n".join(line for i, line in enumerate(commands) if line not in commands[i + 1 :])
+    kept = [line for i, line in enumerate(commands) if line not in commands[i + 1 :]]
+    # Without `pipefail` a pipe hides that tests fail; without `-x` Maven's log names no test.
+    return "\n".join([options, *kept] if options and _is_piped(kept) else kept)
+
+
+def _is_piped(commands: list[str]) -> bool:
+    return any(command.endswith("| cat") for command in commands)

@@ -64,10 +64,32 @@ PARSERS |= {
     "parse_log_pytest_options": "pytest_options",
     "parse_log_pytest_v2": "pytest_coloured",
     "parse_log_pytest_v3": "pytest_coloured",
+    "parse_log_gotest": "go_test",
+    "parse_log_gradle_custom": "gradle",
+    "parse_log_micropython_test": "micropython",
+    "parse_log_rspec_transformed_json": "rspec",
 }
+PARSERS |= {
+    f"parse_log_{name}": name
+    for name in (
+        "jest", "jest_json", "vitest", "karma", "tap", "maven", "ant", "redis", "jq", "doctest",
+        "googletest", "cargo", "phpunit", "minitest", "cucumber", "ruby_unit",
+    )
+}  # fmt: skip
+_PARSERS_OF_TASKS = {
+    "jekyll__jekyll-8047": "minitest",
+    "jekyll__jekyll-8167": "minitest",
+    "jekyll__jekyll-9141": "minitest",
+    "jekyll__jekyll-8761": "cucumber",
+    "jekyll__jekyll-8771": "cucumber",
+    "immutable-js__immutable-js-2005": "jest_json",
+    "immutable-js__immutable-js-2006": "jest",
+}
+"""Parsers of repositories that changed their test runner, where a parser's name does not tell."""
+_CHANGING = {"parse_log_jekyll", "parse_log_immutable_js"}
 
 
-def log_parser(name: str) -> str:
+def log_parser(name: str, task_id: str = "") -> str:
     """Return the name that Tasks use for a parser that a row names; an unknown one keeps its name.
 
     Raises TaskError on what is no name of a parser.
@@ -75,6 +97,8 @@ def log_parser(name: str) -> str:
     if not name.isidentifier():
         message = f"log_parser {name!r:.40} is no name of a parser"
         raise TaskError(message)
+    if name in _CHANGING:
+        return _PARSERS_OF_TASKS.get(task_id, name)
     return PARSERS.get(name, name)
 
 

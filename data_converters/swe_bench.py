@@ -79,4 +79,4 @@ def _command(row: Row, repo: str, test_patch: str) -> str:
 
 def _parser(row: Row, repo: str) -> str:
     name = optional_text(row, "log_parser")
-    return log_parser(name) if name else runner(repo).parser
+    return log_parser(name, text(row, "instance_id")) if name else runner(repo).parser

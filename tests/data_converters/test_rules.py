@@ -52,10 +52,45 @@ def test_an_image_column_beats_the_rule() -> None:
 
 
 def test_unknown_log_parsers_keep_their_names() -> None:
-    columns = {"eval_script": "pytest -rA", "log_parser": "parse_log_maven"}
-    assert task_of("swe-bench", **columns).grading.log_parser == "parse_log_maven"
+    columns = {"eval_script": "pytest -rA", "log_parser": "parse_log_calypso"}
+    assert task_of("swe-bench", **columns).grading.log_parser == "parse_log_calypso"
     with pytest.raises(TaskError, match="no name of a parser"):
         task_of("swe-bench", **{**columns, "log_parser": "rm -rf"})
+
+
+@pytest.mark.parametrize(
+    ("task_id", "named", "parser"),
+    [
+        ("jekyll__jekyll-9141", "parse_log_jekyll", "minitest"),
+        ("jekyll__jekyll-8771", "parse_log_jekyll", "cucumber"),
+        ("jekyll__jekyll-1", "parse_log_jekyll", "parse_log_jekyll"),
+        ("immutable-js__immutable-js-2005", "parse_log_immutable_js", "jest_json"),
+        ("apache__druid-1", "parse_log_maven", "maven"),
+    ],
+)
+def test_log_parsers_follow_the_row(task_id: str, named: str, parser: str) -> None:
+    columns = {"instance_id": task_id, "log_parser": named, "eval_script": "make test"}
+    assert task_of("swe-bench", **columns).grading.log_parser == parser
+
+
+def test_a_piped_script_keeps_its_shell_options_and_ends_with_the_tests() -> None:
+    script = """\
+#!/bin/bash
+set -uxo pipefail
+cd /testbed
+rm -f a_test.go
+git apply -v - <<'EOF_1'
++set -e
+EOF_1
+make build
+: '>>>>> Start Test Output'
+(go test -v .) | cat
+: '>>>>> End Test Output'
+rm -f a_test.go
+"""
+    columns = {"log_parser": "parse_log_gotest", "eval_script": script}
+    command = task_of("swe-bench", **columns).grading.test_command
+    assert command == "set -uxo pipefail\nmake build\n(go test -v .) | cat"
 
 
 def test_both_versions_of_swe_rebench() -> None:

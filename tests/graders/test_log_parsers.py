@@ -28,16 +28,15 @@ def test_pytest_summary() -> None:
         "tests/a.py::test_one": PASSED,
         "tests/a.py::test_two": FAILED,
         "tests/b.py::test_three": ERROR,
-        "[1]": SKIPPED,
         "tests/a.py::test_four": XFAIL,
         "tests/a.py::test_cut[x": PASSED,
     }
 
 
 @pytest.mark.parametrize("name", ["pytest", "pytest_options", "pytest_coloured", "matplotlib"])
-def test_last_line_about_a_test_counts(name: str) -> None:
-    log = "PASSED a.py::t\nERROR a.py::t - teardown\n"
-    assert find_parser(name)(log) == {"a.py::t": ERROR}
+def test_worst_line_about_a_test_counts(name: str) -> None:
+    log = "ERROR a.py::t - teardown\nPASSED a.py::t\n"
+    assert find_parser(name)(log)["a.py::t"] is ERROR
 
 
 @pytest.mark.parametrize(
@@ -55,8 +54,17 @@ def test_options_that_are_paths_are_shortened(shown: str, name: str) -> None:
 
 def test_colours_and_trailing_statuses() -> None:
     coloured = "\x1b[32mPASSED\x1b[0m a.py::\x1b[1mone\x1b[0m"
-    log = f"{coloured}\na.py::two FAILED\na.py::three PASSED [ 9%]\n"
+    log = f"{coloured}\na.py::two FAILED\na.py::three PASSED [ 9%]\nSKIPPED [2] a.py:3: x y\n"
     assert find_parser("pytest_coloured")(log) == {"a.py::one": PASSED, "a.py::two": FAILED}
+
+
+def test_coloured_ids_keep_their_spaces() -> None:
+    log = "PASSED a.py::t[x y]\nFAILED a.py::t[x z] - a - b\na.py::t[u v] XFAIL\n"
+    assert find_parser("pytest_coloured")(log) == {
+        "a.py::t[x y]": PASSED,
+        "a.py::t[x z]": FAILED,
+        "a.py::t[u v]": XFAIL,
+    }
 
 
 def test_matplotlib_enum_members_are_named_by_value() -> None:

@@ -7,7 +7,8 @@ code that the sandbox tells must be the one that stands in the last marker.
 
 A report is believed where it can still say "failed": see `_canary`. Where the Task declares tests
 the canaries stand among them. Where only one number or an exit code decides, a solved run is
-followed by a second one with canaries, which must not be solved.
+followed by a second one with canaries, which must not be solved. That one knows nothing of the
+first where another clean sandbox can be had for it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from swerl.errors import SandboxError, UnknownNameError
+from swerl.errors import SandboxError, SandboxLostError, UnknownNameError
 from swerl.grade import Canary, Grade, TestStatus, Verdict
 from swerl.graders import _canary
-from swerl.graders._log_parsers import Parser
-from swerl.graders._prepare import bring_files, plant, prepare
+from swerl.graders._prepare import bring_files, can_plant, plant, prepare
+from swerl.graders._statuses import Parser
 from swerl.graders._verdict import Judgement
-from swerl.interfaces import Sandbox
+from swerl.interfaces import Fresh, Sandbox
 from swerl.sandbox import Exec
 from swerl.task import GradingSpec, Task
 
@@ -73,7 +74,9 @@ class Rules:
     """Whether the parser reads the report file instead of the log."""
 
 
-async def grade(task: Task, patch: str, sandbox: Sandbox, rules: Rules) -> Grade:
+async def grade(
+    task: Task, patch: str, sandbox: Sandbox, rules: Rules, fresh: Fresh | None = None
+) -> Grade:
     """Grade a patch in a clean sandbox; what breaks on the way becomes a Verdict of its own."""
     started = time.monotonic()
     restored: tuple[str, ...] = ()
@@ -81,7 +84,8 @@ async def grade(task: Task, patch: str, sandbox: Sandbox, rules: Rules) -> Grade
         parse = rules.parser(task.grading)
         prepared = await prepare(task, patch, sandbox)
         restored = prepared.restored
-        result = prepared.failure or await _Grading(task, sandbox, rules, parse).run()
+        grading = _Grading(task, patch, sandbox, rules, parse)
+        result = prepared.failure or await grading.run(fresh)
     except UnknownNameError as error:
         result = Grade(Verdict.INVALID, reason=str(error))
     except SandboxError as error:
@@ -94,11 +98,12 @@ async def grade(task: Task, patch: str, sandbox: Sandbox, rules: Rules) -> Grade
 @dataclass(frozen=True, slots=True)
 class _Grading:
     task: Task
+    patch: str
     sandbox: Sandbox
     rules: Rules
     parse: Parser
 
-    async def run(self) -> Grade:
+    async def run(self, fresh: Fresh | None) -> Grade:
         """Run the tests, and once more where that is what it takes to believe them."""
         spec = self.task.grading
         if not _canary.fits(spec):
@@ -106,12 +111,21 @@ class _Grading:
         if spec.fail_to_pass or spec.pass_to_pass or spec.expected:
             return await self._test(await plant(self.task, self.sandbox))
         first = await self._test(())
-        if first.verdict is not Verdict.SOLVED:
+        if first.verdict is not Verdict.SOLVED or not can_plant(self.task):
             return first
-        await bring_files(self.task, self.sandbox)
+        again = replace(self, sandbox=await fresh()) if fresh else self
+        return await again._confirm(first, is_fresh=bool(fresh))
+
+    async def _confirm(self, first: Grade, *, is_fresh: bool) -> Grade:
+        """Run the tests with canaries among them, which must not be solved as well."""
+        if is_fresh:
+            if failure := (await prepare(self.task, self.patch, self.sandbox)).failure:
+                return failure
+        else:
+            await bring_files(self.task, self.sandbox)
         if not await plant(self.task, self.sandbox):
             return first
-        return _compared(spec, first, await self._test(()))
+        return _compared(self.task.grading, first, await self._test(()))
 
     async def _test(self, canaries: tuple[str, ...]) -> Grade:
         spec = self.task.grading
@@ -134,8 +148,15 @@ class _Grading:
             return replace(facts, verdict=Verdict.INFRA, reason=reason)
         if not ended or tail.strip() != str(done.exit_code):
             return replace(facts, reason=f"{_cut(done)} before its end marker")
-        report = Report(log, done.exit_code, await self._left(log))
-        return self._judged(replace(facts, log=log), report, canaries)
+        try:
+            left = await self._left(log)
+        except SandboxLostError:
+            raise
+        except SandboxError as error:
+            if error.retryable:
+                raise
+            return replace(facts, log=log, reason=f"the tests left no readable report: {error}")
+        return self._judged(replace(facts, log=log), Report(log, done.exit_code, left), canaries)
 
     async def _left(self, log: str) -> str:
         """Return the report that the tests left, or that a fresh command makes of their log."""

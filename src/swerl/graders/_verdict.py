@@ -43,13 +43,19 @@ def status_of(name: str, statuses: Mapping[str, TestStatus]) -> TestStatus:
     """Return a declared test's status.
 
     Datasets cut some parametrised ids at their first space, which leaves a bracket open. Such an
-    id stands for every test that it begins, and passes when all of them do.
+    id stands for every test that it begins, and passes when all of them do. Where some pass and
+    some are skipped it has no status.
     """
     if name in statuses:
         return statuses[name]
-    if name.count("[") > name.count("]"):
-        matches = {status for test, status in statuses.items() if test.startswith(name)}
-        return next(iter(sorted(matches - _GOOD)), next(iter(matches), TestStatus.MISSING))
+    if name.count("[") <= name.count("]"):
+        return TestStatus.MISSING
+    matches = {status for test, status in statuses.items() if test.startswith(name)}
+    for status in (TestStatus.FAILED, TestStatus.ERROR):
+        if status in matches:
+            return status
+    if matches <= _GOOD or matches == {TestStatus.SKIPPED}:
+        return next(iter(sorted(matches)), TestStatus.MISSING)
     return TestStatus.MISSING
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from swerl.grade import Grade, TestStatus, Verdict
 from swerl.graders._flow import Report, Rules, grade
-from swerl.graders._log_parsers import Parser, r2e
+from swerl.graders._python_logs import r2e
+from swerl.graders._statuses import Parser
 from swerl.graders._verdict import Judgement
-from swerl.interfaces import Grader, Sandbox
+from swerl.interfaces import Fresh, Grader, Sandbox
 from swerl.task import GradingSpec, Task
 
 _NUM_NAMED = 3
@@ -22,8 +23,10 @@ def build() -> Grader:
 
 
 class _R2eGrader:
-    async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        return await grade(task, patch, sandbox, Rules(_parser, _judge))
+    async def grade(
+        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
+    ) -> Grade:
+        return await grade(task, patch, sandbox, Rules(_parser, _judge), fresh)
 
 
 def _parser(spec: GradingSpec) -> Parser:

@@ -11,9 +11,10 @@ import math
 
 from swerl.grade import Grade, TestStatus, Verdict
 from swerl.graders._flow import Report, Rules, grade
-from swerl.graders._log_parsers import Parser, find_parser
+from swerl.graders._log_parsers import find_parser
+from swerl.graders._statuses import Parser
 from swerl.graders._verdict import Judgement
-from swerl.interfaces import Grader, Sandbox
+from swerl.interfaces import Fresh, Grader, Sandbox
 from swerl.task import GradingSpec, Task
 
 _DEFAULT_PARSER = "pytest"
@@ -28,8 +29,10 @@ def build() -> Grader:
 
 
 class _RewardFileGrader:
-    async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        return await grade(task, patch, sandbox, Rules(_parser, _judge))
+    async def grade(
+        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
+    ) -> Grade:
+        return await grade(task, patch, sandbox, Rules(_parser, _judge), fresh)
 
 
 def _parser(spec: GradingSpec) -> Parser:

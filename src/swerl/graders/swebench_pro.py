@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from swerl.grade import Grade, TestStatus, Verdict
 from swerl.graders._flow import Report, Rules, grade
-from swerl.graders._log_parsers import Parser, json_report
+from swerl.graders._log_parsers import json_report
+from swerl.graders._statuses import Parser
 from swerl.graders._verdict import Judgement, judge_lists
-from swerl.interfaces import Grader, Sandbox
+from swerl.interfaces import Fresh, Grader, Sandbox
 from swerl.task import GradingSpec, Task
 
 
@@ -20,8 +21,10 @@ def build() -> Grader:
 
 
 class _SweBenchProGrader:
-    async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        return await grade(task, patch, sandbox, Rules(_parser, _judge, reads_report=True))
+    async def grade(
+        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
+    ) -> Grade:
+        return await grade(task, patch, sandbox, Rules(_parser, _judge, reads_report=True), fresh)
 
 
 def _parser(spec: GradingSpec) -> Parser:
