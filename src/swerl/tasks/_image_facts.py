@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 from swerl.errors import SwerlError
 from swerl.oci.reference import is_local, parse
 from swerl.oci.store import default_store
+from swerl.sandboxes._local.image import image_folder
 from swerl.tasks.smoke import ImageFacts
 
 
@@ -32,12 +34,24 @@ async def _from_name(image: str) -> ImageFacts:
 
 async def _from_store(image: str) -> ImageFacts:
     if is_local(image):
-        return ImageFacts()
+        return ImageFacts(_built_digest(image))
     try:
         found = await asyncio.to_thread(default_store().find, image)
     except (SwerlError, OSError):
         return await _from_name(image)
     return ImageFacts(found.digest, found.size)
+
+
+def _built_digest(image: str) -> str:
+    """Return a name for what a `built:` image was made of; nothing for other local ones."""
+    kind, _, name = image.partition(":")
+    if kind != "built":
+        return ""
+    try:
+        description = (image_folder(name) / "image.json").read_bytes()
+    except (SwerlError, OSError):
+        return ""
+    return f"sha256:{hashlib.sha256(description).hexdigest()}"
 
 
 def _from_daemon(base_url: str) -> Callable[[str], Awaitable[ImageFacts]]:
