@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from swerl.chat import ChatReply, ChatRequest, Json, Message, ParsedReply
 from swerl.episode import Group
@@ -331,11 +339,20 @@ class MegatronMapping(Protocol):
 # Grading and learning
 
 
+Fresh: TypeAlias = Callable[[], Awaitable[Sandbox]]
+"""Closes the sandbox in use and opens another clean one of the same Task."""
+
+
 class Grader(Protocol):
     """Turns a patch into facts."""
 
-    async def grade(self, task: Task, patch: str, sandbox: Sandbox) -> Grade:
-        """Apply the patch in a clean sandbox, run the tests, and judge."""
+    async def grade(
+        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
+    ) -> Grade:
+        """Apply the patch in a clean sandbox, run the tests, and judge.
+
+        A second run of the tests that must know nothing of the first takes place in a `fresh` one.
+        """
 
 
 class Trainer(Protocol):

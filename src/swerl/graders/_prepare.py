@@ -84,6 +84,12 @@ async def bring_files(task: Task, sandbox: Sandbox) -> None:
         await sandbox.write(path, file_bytes(text))
 
 
+def can_plant(task: Task) -> bool:
+    """Say whether there is a file that a canary might stand in."""
+    spec = task.grading
+    return bool(_canary.choose_files([*spec.test_files, *spec.files, *paths(spec.test_patch)]))
+
+
 async def plant(task: Task, sandbox: Sandbox) -> tuple[str, ...]:
     """Put canaries among the hidden tests and return the names of the tests that must fail."""
     rng = random.Random(secrets.randbits(64))

@@ -92,12 +92,16 @@ async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade
     if draft.patch is None:
         return Grade(Verdict.UNSOLVED, "the agent left no readable work tree, or a huge patch")
     grader = plugins.load("graders", task.grading.grader).build()
-    async with (
-        _budget("grading_s", parts.budgets.grading_s),
-        _boot(parts.provisioner.for_grading(task), "grade_boot", clock) as sandbox,
-    ):
+    async with _budget("grading_s", parts.budgets.grading_s), AsyncExitStack() as one:
+
+        async def fresh() -> Sandbox:
+            await one.aclose()
+            return await one.enter_async_context(parts.provisioner.for_grading(task))
+
+        with clock.phase("grade_boot"):
+            sandbox = await fresh()
         with clock.phase("grade"):
-            grade: Grade = await grader.grade(task, draft.patch, sandbox)
+            grade: Grade = await grader.grade(task, draft.patch, sandbox, fresh)
     clock.add("test", grade.test_s)
     return grade
 
