@@ -18,6 +18,8 @@ from swerl.secrets import child_environment
 GUARD = Path(__file__).with_name("_deathwatch.py")
 STOP_S = 5.0
 """Seconds a server gets to end by itself before it is killed."""
+GUARD_STOP_S = 10.0
+"""Seconds beyond those for the guard to kill what is left; then it is killed itself."""
 
 T = TypeVar("T")
 
@@ -30,11 +32,14 @@ async def child(
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a command with its output in `log`; leaving the context ends its whole process group."""
+    """Run a command with its output in `log`; leaving the context ends all that it began.
+
+    The process is a guard, which exits with the command's code; 128 is added to a signal's number.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-S", str(GUARD), str(os.getpid()), *command),
+            *(sys.executable, "-S", str(GUARD), str(os.getpid()), str(STOP_S), *command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -84,7 +89,7 @@ def _tail(log: Path, num_lines: int = 12) -> str:
 async def _stop(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError, TimeoutError):
         process.terminate()
-        async with asyncio.timeout(STOP_S):
+        async with asyncio.timeout(STOP_S + GUARD_STOP_S):
             await process.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -98,6 +98,8 @@ Order: TypeAlias = Begin | Open | Attach | Take | Close
 class Ready:
     """The process serves."""
 
+    pid: int
+
 
 @dataclass(frozen=True, slots=True)
 class Broken:

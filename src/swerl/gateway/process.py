@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Coroutine
@@ -68,7 +69,7 @@ async def _serve(begin: Begin, orders: socket.socket, up: asyncio.StreamWriter) 
             process=begin.process,
         ) as gateway,
     ):
-        clerk.report(Ready())
+        clerk.report(Ready(os.getpid()))
         await clerk.obey(orders, gateway)
 
 

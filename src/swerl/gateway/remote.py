@@ -117,6 +117,7 @@ class Worker:
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
         self.pid = 0
+        """Its id, once it is ready."""
         self.error: SwerlError | None = None
         """Why it could not begin."""
         self._on_load = on_load
@@ -135,8 +136,7 @@ class Worker:
         command = [sys.executable, "-m", "swerl.gateway.process", *map(str, numbers)]
         loop = asyncio.get_running_loop()
         try:
-            async with child(command, self.log, pass_fds=numbers) as process:
-                self.pid = process.pid
+            async with child(command, self.log, pass_fds=numbers):
                 for sock in theirs:
                     sock.close()
                 transport, _ = await loop.connect_accepted_socket(
@@ -206,7 +206,8 @@ class Worker:
 
     def _hear(self, report: Report) -> None:
         match report:
-            case Ready():
+            case Ready(pid):
+                self.pid = pid
                 self.ready.set()
             case Broken(error):
                 self.error = error
