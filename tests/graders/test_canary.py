@@ -148,8 +148,9 @@ def test_where_a_canary_fits(command: str, fits: bool) -> None:
     assert _canary.fits(GradingSpec("swebench", test_command=command)) is fits
 
 
-def test_vetting_can_rule_a_canary_out() -> None:
+def test_vetting_knows_better_than_the_text_of_a_command() -> None:
     assert not _canary.fits(GradingSpec("swebench", test_command="pytest", canary=False))
+    assert _canary.fits(GradingSpec("swebench", test_command="./check", canary=True))
 
 
 @pytest.mark.parametrize(

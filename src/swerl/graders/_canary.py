@@ -50,11 +50,13 @@ class Planted:
 
 
 def fits(spec: GradingSpec) -> bool:
-    """Say whether the test command would run a canary, as far as its text tells."""
+    """Say whether the test command would run a canary: as vetting found, else as its text tells."""
+    if spec.canary is not None:
+        return spec.canary
     scripts = [text for path, text in _files(spec).items() if path.endswith(".sh")]
     lines = _RUNNER_LINE.findall("\n".join([spec.test_command, *scripts]))
     chooses = any(map(_CHOOSES.search, lines))
-    return spec.canary is not False and bool(lines) and not chooses
+    return bool(lines) and not chooses
 
 
 def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:

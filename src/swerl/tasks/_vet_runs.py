@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 
 from swerl import plugins
@@ -57,10 +62,11 @@ class Runs:
     async def _grade(self, task: Task, patch: str, read: Iterable[str]) -> Run:
         grader = plugins.load("graders", task.grading.grader).build()
         try:
-            async with self._open(task) as sandbox:
+            async with _OneAtATime(lambda: self._open(task)) as one:
+                sandbox = await one.fresh()
                 texts = await _texts(sandbox, task.workdir, read)
-                grade = await grader.grade(task, patch, sandbox)
-                return Run(grade, await _usage(sandbox), texts)
+                grade = await grader.grade(task, patch, sandbox, one.fresh)
+                return Run(grade, await one.usage(), texts)
         except SandboxError as error:
             if not error.from_inside:
                 raise
@@ -75,6 +81,45 @@ class Runs:
             yield sandbox
 
 
+class _OneAtATime:
+    """Sandboxes of which each is closed before the next one is opened."""
+
+    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[Sandbox]]) -> None:
+        self._begin = begin
+        self._stack = AsyncExitStack()
+        self._open: Sandbox | None = None
+        self._used = Usage()
+
+    async def __aenter__(self) -> _OneAtATime:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def fresh(self) -> Sandbox:
+        """Close the sandbox in use and open another."""
+        await self.usage()
+        await self._stack.aclose()
+        self._open = await self._stack.enter_async_context(self._begin())
+        return self._open
+
+    async def usage(self) -> Usage:
+        """Return the most that one of them took, as far as it can be told."""
+        if isinstance(self._open, MeteredSandbox):
+            with suppress(SandboxError):  # a grading is not lost because its cost is not known
+                told = await self._open.usage()
+                self._used = Usage(
+                    most([self._used.peak_memory_mib, told.peak_memory_mib]),
+                    most([self._used.disk_mib, told.disk_mib]),
+                )
+        return self._used
+
+
+def most(values: Iterable[float | None]) -> float | None:
+    """Return the largest of the values that are known."""
+    return max((value for value in values if value is not None), default=None)
+
+
 async def _texts(sandbox: Sandbox, workdir: str, paths: Iterable[str]) -> dict[str, str]:
     """Return the files that exist and are text."""
     found = {}
@@ -84,11 +129,3 @@ async def _texts(sandbox: Sandbox, workdir: str, paths: Iterable[str]) -> dict[s
         except (FileNotFoundError, UnicodeDecodeError):
             continue
     return found
-
-
-async def _usage(sandbox: Sandbox) -> Usage:
-    """Return what a sandbox took; a grading is not lost where that cannot be told any more."""
-    try:
-        return await sandbox.usage() if isinstance(sandbox, MeteredSandbox) else Usage()
-    except SandboxError:
-        return Usage()

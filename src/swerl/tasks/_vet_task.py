@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from swerl.certificate import Certificate, Defect, Finding, Measured, row_digest, settled
 from swerl.errors import BrokenImageError
 from swerl.grade import Canary, Grade, TestStatus, Verdict
+from swerl.graders._prepare import can_plant
 from swerl.task import Task
 from swerl.tasks._vet_cheats import cheats, wanted
-from swerl.tasks._vet_runs import Run, Runs
+from swerl.tasks._vet_runs import Run, Runs, most
 
 _TIME_FACTOR = 5.0
 """The time limit in units of the slowest run: a busy machine takes several times as long."""
@@ -103,24 +104,45 @@ async def _vet(draft: _Draft, runs: Runs, rigour: Rigour) -> None:
 
 
 async def _gold_runs(draft: _Draft, runs: Runs, count: int) -> list[Run]:
+    """Grade the known solution; a run that ended without a report, such as a timeout, once only."""
+    first = await _first_gold(draft, runs)
+    found = [first]
+    while len(found) < count and (_solved(found[-1].grade) or found[-1].grade.tests):
+        found.append(await runs.grade(draft.task, draft.task.gold_patch))
+    draft.task = _with_canary(draft.task, all(_shows_canary(run.grade) for run in found))
+    return found
+
+
+async def _first_gold(draft: _Draft, runs: Runs) -> Run:
     """Grade the known solution, and find out on the way whether its report can show a canary.
 
-    A run that ended without a report, such as a timeout, is not made again.
+    What the text of the test command promises is tried the other way round where it does not hold.
     """
     task = draft.task
     first = await runs.grade(task, task.gold_patch)
-    if first.grade.canary in (Canary.MISSING, Canary.PASSED) and not _solved(first.grade):
-        plain = replace(task, grading=replace(task.grading, canary=False))
-        again = await runs.grade(plain, task.gold_patch)
-        if _solved(again.grade):
-            task, first = plain, again
-    found = [first]
-    while len(found) < count and (_solved(found[-1].grade) or found[-1].grade.tests):
-        found.append(await runs.grade(task, task.gold_patch))
-    if all(run.grade.canary is Canary.FAILED for run in found):
-        task = replace(task, grading=replace(task.grading, canary=True))
-    draft.task = task
-    return found
+    if task.grading.canary is not None:
+        return first
+    if first.grade.canary is Canary.NONE and _solved(first.grade) and can_plant(task):
+        other = _with_canary(task, True)
+        again = await runs.grade(other, task.gold_patch)
+        holds = _solved(again.grade) and _shows_canary(again.grade)
+    elif first.grade.canary in (Canary.MISSING, Canary.PASSED) and not _solved(first.grade):
+        other = _with_canary(task, False)
+        again = await runs.grade(other, task.gold_patch)
+        holds = _solved(again.grade)
+    else:
+        return first
+    if holds:
+        draft.task = other
+    return again if holds else first
+
+
+def _with_canary(task: Task, canary: bool) -> Task:
+    return replace(task, grading=replace(task.grading, canary=canary))
+
+
+def _shows_canary(grade: Grade) -> bool:
+    return grade.canary is Canary.FAILED
 
 
 def _judge_noop(draft: _Draft, grade: Grade) -> None:
@@ -210,14 +232,13 @@ def _measured(gold: Sequence[Run]) -> Measured:
     return Measured(
         grading_s=round(max(run.grade.duration_s for run in gold), 3),
         test_s=round(max(run.grade.test_s for run in gold), 3),
-        peak_memory_mib=_most(memory),
-        disk_mib=_most(disk),
+        peak_memory_mib=_rounded(most(memory)),
+        disk_mib=_rounded(most(disk)),
     )
 
 
-def _most(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(max(known), 1) if known else None
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
 
 
 def _time_limit(given_s: float, measured: Measured) -> float:
