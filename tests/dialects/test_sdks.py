@@ -219,3 +219,32 @@ async def test_a_client_that_gave_up_waiting_gets_the_same_reply_when_it_asks_ag
     trajectory = await session.close()
     assert len(engine.calls) == len(trajectory.turns) == 1
     assert trajectory.dropped == {}
+
+
+async def test_anthropics_client_names_each_request(
+    claude: anthropic.AsyncAnthropic,
+) -> None:
+    first = await claude.messages.create(model="m", max_tokens=9, messages=HI)
+    async with claude.messages.stream(model="m", max_tokens=9, messages=HI) as stream:
+        streamed = stream.request_id
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        await claude.messages.create(model="m", max_tokens=9, messages=[])
+
+    assert_distinct(first._request_id, streamed, caught.value.request_id)
+
+
+async def test_openais_client_names_each_request(gpt: openai.AsyncOpenAI) -> None:
+    chat = await gpt.chat.completions.create(model="m", messages=HI)
+    response = await gpt.responses.create(model="m", input="hi")
+    stream = await gpt.responses.create(model="m", input="hi", stream=True)
+    streamed = stream.response.headers["x-request-id"]
+    await stream.close()
+    with pytest.raises(openai.BadRequestError) as caught:
+        await gpt.chat.completions.create(model="m", messages=HI, n=2)
+
+    assert_distinct(chat._request_id, response._request_id, streamed, caught.value.request_id)
+
+
+def assert_distinct(*names: str | None) -> None:
+    assert all(name and name.startswith("req_") for name in names)
+    assert len(set(names)) == len(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,8 @@ PING = b": ping\n\n"
 
 async def send(request: web.BaseRequest, reply: WireReply) -> web.StreamResponse:
     """Send a whole answer. Raises ConnectionError where the client is gone."""
-    response = web.Response(status=reply.status, headers=dict(reply.headers), body=reply.body)
+    headers = {**reply.headers, **_request_id()}
+    response = web.Response(status=reply.status, headers=headers, body=reply.body)
     await response.prepare(request)
     await response.write_eof()
     return response
@@ -27,7 +29,9 @@ async def send(request: web.BaseRequest, reply: WireReply) -> web.StreamResponse
 
 async def send_json(request: web.BaseRequest, value: Json) -> web.StreamResponse:
     """Send a JSON answer."""
-    response = web.Response(body=orjson.dumps(value), content_type="application/json")
+    response = web.Response(
+        body=orjson.dumps(value), content_type="application/json", headers=_request_id()
+    )
     await response.prepare(request)
     await response.write_eof()
     return response
@@ -63,6 +67,13 @@ class EventStream:
     async def _open(self) -> web.StreamResponse:
         if self._response is None:
             headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+            headers |= _request_id()
             self._response = web.StreamResponse(headers=headers)
             await self._response.prepare(self._request)
         return self._response
+
+
+def _request_id() -> dict[str, str]:
+    """Name a request, in the headers where the vendors' clients look; they show it in errors."""
+    name = f"req_{uuid.uuid4().hex}"
+    return {"request-id": name, "x-request-id": name}
