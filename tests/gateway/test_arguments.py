@@ -16,6 +16,8 @@ from swerl.gateway.arguments import coerce
         ({"type": "integer"}, "050", "050"),
         ({"type": "integer"}, "true", "true"),
         ({"type": "number"}, "0.5", 0.5),
+        ({"type": "array"}, "[" * 250 + "]" * 250, "[" * 250 + "]" * 250),
+        ({"type": "array"}, "[" * 2000 + "]" * 2000, "[" * 2000 + "]" * 2000),
         ({"type": "boolean"}, "true", True),
         ({"type": "boolean"}, "yes", "yes"),
         ({"type": "array"}, '["a"]', ["a"]),

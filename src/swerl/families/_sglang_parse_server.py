@@ -35,7 +35,9 @@ def main() -> None:
             _say(answers, reader.read(asked["text"], asked["thinking_opened"]))
         except Exception as error:  # noqa: BLE001  a parser that trips has not read the reply
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
-            _say(answers, {"thinking": None, "text": asked["text"], "calls": [], "malformed": 1})
+            text = asked["text"]
+            empty = {"thinking": None, "text": text, "whole": text, "calls": [], "malformed": 1}
+            _say(answers, empty)
 
 
 class Reader:
@@ -61,7 +63,10 @@ class Reader:
         self._reasoning_name = reasoning
 
     def read(self, text: str, thinking_opened: bool) -> dict[str, Any]:
-        """Take a reply apart; `thinking` is None where it was not asked for."""
+        """Take a reply apart; `thinking` is None where it was not asked for.
+
+        `text` is what is said beside the calls that could be read, `whole` what is said with all.
+        """
         thinking = None
         if self._reasoning_name:
             parser = self._reasoning(
@@ -76,18 +81,19 @@ class Reader:
         calls, malformed = [], 0
         for item in items:
             arguments = None
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 arguments = json.loads(item.parameters or "{}")
             if isinstance(arguments, dict) and item.name:
                 calls.append([item.name, arguments])
             else:
                 malformed += 1
-        if found and not items:
-            malformed, said = 1, text
-        if malformed and not calls:
-            said = text
-        answer = {"thinking": thinking, "text": said or "", "calls": calls, "malformed": malformed}
-        return answer if thinking is None else {**answer, "thinking": thinking or ""}
+        return {
+            "thinking": thinking,
+            "text": said or "",
+            "whole": text or "",
+            "calls": calls,
+            "malformed": 1 if found and not items else malformed,
+        }
 
 
 def _say(answers: Any, value: dict[str, Any]) -> None:

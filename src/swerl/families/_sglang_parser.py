@@ -15,7 +15,7 @@ from typing import Any
 
 from swerl.chat import Json
 from swerl.errors import EngineError, InputError
-from swerl.families._calls import ReadCalls
+from swerl.families._calls import ReadCalls, is_sendable
 from swerl.interfaces import ParserChoice
 from swerl.secrets import child_environment
 
@@ -49,8 +49,10 @@ class SglangParser:
         """Return the thinking, empty where it is not read here, and the calls."""
         self._send({"text": text, "thinking_opened": thinking_opened})
         found = self._receive()
-        calls = tuple((name, arguments) for name, arguments in found["calls"])
-        return found["thinking"] or "", ReadCalls(found["text"], calls, found["malformed"])
+        calls = tuple((name, args) for name, args in found["calls"] if is_sendable({name: args}))
+        malformed = found["malformed"] + len(found["calls"]) - len(calls)
+        said = found["text"] if calls or not malformed else found["whole"]
+        return found["thinking"] or "", ReadCalls(said, calls, malformed)
 
     def _send(self, value: dict[str, Json]) -> None:
         assert self._process.stdin

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from swerl.chat import Json
 
 _CALL = re.compile(r"\s*<function=([^>\n]+)>\n(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(
-    r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>\n(?=<parameter=|\Z)", re.DOTALL
-)
+_KEY = re.compile(r"<parameter=([^>\n]+)>\n")
+_VALUE_END = re.compile(r"\n</parameter>\n(?=<parameter=|\Z)")
 
 
 def write_call(name: str, arguments: Mapping[str, Json]) -> str:
@@ -31,12 +30,14 @@ def read_call(body: str) -> tuple[str, dict[str, Json]] | None:
     name, parameters = call.groups()
     arguments: dict[str, Json] = {}
     end = 0
-    for found in _PARAMETER.finditer(parameters):
-        if found.start() != end:
+    while end < len(parameters):
+        key = _KEY.match(parameters, end)
+        stop = _VALUE_END.search(parameters, key.end()) if key else None
+        if key is None or stop is None:
             return None
-        arguments[found[1]] = found[2]
-        end = found.end()
-    return (name, arguments) if end == len(parameters) else None
+        arguments[key[1]] = parameters[key.end() : stop.start()]
+        end = stop.end()
+    return name, arguments
 
 
 def _value_text(value: Json) -> str:

@@ -115,22 +115,33 @@ def _read(pieces: list[str]) -> ParsedReply:
     thinking, pieces = _split_thinking(pieces)
     text = ""
     calls: list[tuple[str, Mapping[str, Json]]] = []
-    malformed = 0
-    while pieces:
-        piece, *pieces = pieces
+    malformed = place = 0
+    while place < len(pieces):
+        piece = pieces[place]
+        place += 1
         if not _is(piece, tiny.CALL):
             text += "" if calls and piece.isspace() else piece
             continue
-        body, rest = _until(pieces, tiny.CALL_END)
-        call = None if rest is None else read_call(body)
-        if call is None:
+        end = _end_of_call(pieces, place)
+        call = read_call("".join(pieces[place:end])) if end else None
+        if call is None or end is None:
             malformed += 1
             text += piece
             continue
         text = text if calls else text.removesuffix(_GAP)
         calls.append(call)
-        pieces = rest or []
+        place = end + 1
     return ParsedReply(text, thinking, tuple(calls), malformed)
+
+
+def _end_of_call(pieces: list[str], place: int) -> int | None:
+    """Return where a call is closed; None where another one begins before."""
+    for position in range(place, len(pieces)):
+        if _is(pieces[position], tiny.CALL_END):
+            return position
+        if _is(pieces[position], tiny.CALL):
+            return None
+    return None
 
 
 def _split_thinking(pieces: list[str]) -> tuple[str, list[str]]:

@@ -64,7 +64,9 @@ def _coerce(value: Json, schema: Json) -> Json:
         return value
     try:
         read: Json = orjson.loads(value)
-    except orjson.JSONDecodeError:
+        # Deeper lists can be read than written, and in an answer they stand some levels down.
+        orjson.dumps([[[[[[[[read]]]]]]]])
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return value
     return read if any(_is_type(read, name) for name in names) else value
 
