@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,9 +16,11 @@ from typer.testing import CliRunner
 
 from swerl.cli import _output, _rollout_run, rollout
 from swerl.cli._rollout_view import RolloutView
+from swerl.episode import Episode
 from swerl.errors import InputError, SwerlError
 from swerl.harnesses import claude_code
 from swerl.images import build
+from swerl.rollout import record
 from swerl.run.events import PhaseEnded, TurnEnded, ignore
 from swerl.sample import to_samples
 from swerl.task import Task, write_tasks
@@ -80,6 +83,23 @@ def test_json_is_one_object_with_paths_that_exist(run: Run, tmp_path: Path) -> N
     found = json.loads(shown.text)
     assert (found["verdict"], found["trainable"]) == ("solved", True)
     assert all((tmp_path / path).exists() for path in found["artefacts"].values())
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_an_agents_own_records_are_listed_where_there_are_any(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    attempt = _rollout_run.attempt
+
+    async def with_records(*args: Any, **settings: Any) -> Episode:
+        """Stand in for an agent with session files: the built-in one has none."""
+        result = replace(await attempt(*args, **settings), records=b"{}\n")
+        record.write(args[2], result)
+        return result
+
+    assert "agent.records.jsonl" not in run(*arguments).text
+    monkeypatch.setattr(_rollout_run, "attempt", with_records)
+    assert "agent.records.jsonl" in run(*arguments).text
 
 
 def test_transcript_and_tokens_tell_the_same_turns(run: Run, tmp_path: Path) -> None:

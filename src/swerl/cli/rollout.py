@@ -31,6 +31,7 @@ _ARTEFACTS = {
     "patch": "patch.diff",
     "grade": "grade.json",
     "agent log": "agent.log",
+    "records": "agent.records.jsonl",
     "tokens": "trajectory.json",
 }
 
@@ -118,8 +119,7 @@ def _show(recipe: Recipe, task: Task, folder: Path, engine: EngineChoice) -> Epi
     show_start(task.id, agent=recipe.harness.type, engine=engine.text, trainable=engine.trainable)
     with RolloutView(trainable=engine.trainable) as view:
         episode = _attempt(recipe, task, folder, engine, view=view)
-    paths = {name: folder / file for name, file in _ARTEFACTS.items()}
-    show_end(episode, paths, _next_command(episode, task, engine, folder))
+    show_end(episode, _kept(folder), _next_command(episode, task, engine, folder))
     return episode
 
 
@@ -158,7 +158,13 @@ def _print_json(episode: Episode, folder: Path) -> None:
                 "trainable": all(turn.trainable for turn in trajectory.turns),
                 "sampled_tokens": trajectory.num_sampled_tokens,
                 "timings": dict(episode.timings),
-                "artefacts": {k: str(folder / v) for k, v in _ARTEFACTS.items()},
+                "artefacts": {name: str(path) for name, path in _kept(folder).items()},
             }
         )
     )
+
+
+def _kept(folder: Path) -> dict[str, Path]:
+    """Return what the Episode left; not every agent writes its session down."""
+    paths = {name: folder / file for name, file in _ARTEFACTS.items()}
+    return {name: path for name, path in paths.items() if path.exists()}
