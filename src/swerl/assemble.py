@@ -43,6 +43,7 @@ from swerl.run.layout import RunFolder, open_run
 from swerl.sandbox import Limits
 from swerl.task import Task, read_tasks
 from swerl.tasks import twin
+from swerl.tasks.admission import of_difficulty, require_certified
 from swerl.training import loop
 from swerl.training.meter import Meter
 from swerl.training.metrics import open_sinks
@@ -54,6 +55,8 @@ from swerl.training.warmstart import warm_start
 
 async def train(recipe: Recipe, root: Path, show: Emit) -> History:
     """Run a recipe in its run folder to the end, or on from where it stands."""
+    if recipe.tasks.source != "twin" and not root.exists():
+        await asyncio.to_thread(tasks_of, recipe, root)  # what is refused leaves no run behind
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
         if folder.read_state().finished:
             return history.read(folder.events)
@@ -69,7 +72,8 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
 def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:
     """Return the training Tasks, and the evaluation Tasks by split.
 
-    Generated repositories are written under `scratch`.
+    Generated repositories are written under `scratch`. Raises RecipeError on training Tasks that
+    the recipe does not admit.
     """
     chosen = recipe.tasks
     if chosen.source != "twin":
@@ -78,6 +82,10 @@ def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[
         if not tasks:
             message = f"{chosen.source} holds no task"
             raise RecipeError(message, hint="`swerl convert` says why rows were rejected")
+        if not chosen.uncertified:
+            require_certified(tasks, chosen.source)
+        if chosen.solve_rate:
+            tasks = of_difficulty(tasks, chosen.solve_rate, chosen.source)
         return tasks, heldout
     sizes = {"train": chosen.num_train, "heldout": chosen.num_heldout, "unseen": chosen.num_unseen}
     made = {

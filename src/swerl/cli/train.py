@@ -17,6 +17,10 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    allow_uncertified: Annotated[
+        bool,
+        typer.Option("--allow-uncertified", help="Train on tasks that were not vetted, too."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe, print its plan, start nothing.")
     ] = False,
@@ -25,7 +29,8 @@ def train(
     from swerl.recipe.check import check
     from swerl.recipe.load import load
 
-    recipe = load(recipes, settings or ())
+    allowed = ["tasks.uncertified=true"] if allow_uncertified else []
+    recipe = load(recipes, [*(settings or ()), *allowed])
     if dry_run:
         from swerl.cli._plan_view import show_plan
 

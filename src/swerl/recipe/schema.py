@@ -34,7 +34,14 @@ class TasksSection(Section):
     source: str = "twin"
     """`twin` for the generated tasks, or a JSONL file written by `swerl convert`."""
     heldout: str | None = None
-    """JSONL file of evaluation tasks; the generated tasks bring their own."""
+    """JSONL file of evaluation tasks; the generated tasks bring their own. No certificate is asked
+    for, as public benchmarks are compared whole."""
+    uncertified: bool = False
+    """Whether to train on tasks of a file that `swerl tasks vet` did not certify as they stand. A
+    broken or leaky task teaches what nobody wants learned. Generated tasks need no certificate."""
+    solve_rate: tuple[float, float] | None = None
+    """Only tasks whose probed solve rate lies between these two, such as [0.1, 0.9]: tasks that are
+    always or never solved carry no signal. None takes all, probed or not."""
     num_train: int = Field(512, ge=1)
     """Generated training tasks. Enough that few repeat within a run of the twin."""
     num_heldout: int = Field(200, ge=0)
@@ -106,6 +113,8 @@ class RolloutSection(Section):
     """Attempts at each Task of a step."""
     concurrency: int = Field(16, ge=1)
     """Episodes at once, each with one sandbox; bounded by the machine, not by the engine."""
+    order: Literal["random", "easy-first"] = "random"
+    """Order of an epoch's tasks: by chance, or by falling solve rate with unprobed ones last."""
     temperature: float = Field(1.0, gt=0)
     max_new_tokens: int = Field(96, ge=1)
     """Most tokens of one reply."""
@@ -200,7 +209,8 @@ class TrainerSection(Section):
     clip_grad: float = Field(1.0, gt=0)
     """Largest norm of the whole gradient."""
     tokens_per_micro_batch: int = Field(16384, ge=2)
-    """Tokens of one forward pass of one rank; a longer row goes alone. Bounds the memory."""
+    """Tokens of one forward pass of one rank: what the memory is planned for. A row has this much
+    room on each of its context ranks; a longer one is refused."""
 
 
 class ClusterSection(Section):

@@ -1,0 +1,50 @@
+"""Which Tasks of a file may be trained on: certified ones, of the difficulty that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swerl.certificate import objection
+from swerl.errors import RecipeError
+from swerl.task import Task
+
+
+def require_certified(tasks: Sequence[Task], source: str) -> None:
+    """Raise RecipeError unless every Task is certified as it stands."""
+    objections = [(task.id, why) for task in tasks if (why := objection(task))]
+    if not objections:
+        return
+    name, why = objections[0]
+    message = (
+        f"{len(objections)} of {len(tasks)} tasks of {source} are not certified: {name}: {why}"
+    )
+    hint = f"`swerl tasks vet {source}`, or train on them all the same with --allow-uncertified"
+    raise RecipeError(message, hint=hint)
+
+
+def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: str) -> list[Task]:
+    """Return the Tasks whose probed solve rate lies within bounds, ends included.
+
+    Raises RecipeError where none is left.
+    """
+    low, high = bounds
+    rates = [solve_rate(task) for task in tasks]
+    kept = [
+        task
+        for task, rate in zip(tasks, rates, strict=True)
+        if rate is not None and low <= rate <= high
+    ]
+    if kept:
+        return kept
+    num_probed = len(rates) - rates.count(None)
+    message = (
+        f"no task of {source} has a solve rate from {low:g} to {high:g}; {num_probed} have one"
+    )
+    raise RecipeError(message, hint=f"`swerl tasks probe {source}`, or widen tasks.solve_rate")
+
+
+def solve_rate(task: Task) -> float | None:
+    """Return the share of attempts that solved a Task; None where it was never probed."""
+    found = task.metadata.get("solve_rate")
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return float(found) if is_number else None  # type: ignore[arg-type]

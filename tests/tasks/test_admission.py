@@ -1,0 +1,72 @@
+"""What the trainer takes from a task file: certified Tasks, of the difficulty asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl import assemble
+from swerl.certificate import Certificate, certified, row_digest, settled
+from swerl.errors import RecipeError
+from swerl.recipe.schema import Recipe, TasksSection
+from swerl.run.events import ignore
+from swerl.task import GradingSpec, Task, write_tasks
+
+PLAIN = Task("a-1", "r", "host", "/w", "p", GradingSpec("command"))
+
+
+def with_certificate(task: Task) -> Task:
+    """Return the Task with a certificate as vetting writes it."""
+    draft = Certificate(row_digest(task), "", (), "", "local", "0", 3, canary=False)
+    return certified(task, replace(draft, row=row_digest(settled(task, draft))))
+
+
+def tasks_of(folder: Path, tasks: list[Task], **section: object) -> list[Task]:
+    path = folder / "tasks.jsonl"
+    write_tasks(path, tasks)
+    chosen = TasksSection(source=str(path), **section)  # type: ignore[arg-type]
+    return assemble.tasks_of(Recipe(name="a", tasks=chosen), folder)[0]
+
+
+def test_uncertified_tasks_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    good = with_certificate(PLAIN)
+    stale = replace(with_certificate(replace(PLAIN, id="a-2")), prompt="other")
+    assert tasks_of(tmp_path, [good]) == [good]
+    for bad, why in ((PLAIN, "never vetted"), (stale, "changed after")):
+        with pytest.raises(RecipeError, match=f"1 of 2 tasks .*{why}") as raised:
+            tasks_of(tmp_path, [good, bad])
+        assert "--allow-uncertified" in raised.value.hint
+        assert tasks_of(tmp_path, [good, bad], uncertified=True) == [good, bad]
+
+
+async def test_a_refusal_leaves_no_run_that_would_refuse_the_next_try(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks.jsonl", [PLAIN])
+    chosen = TasksSection(source=str(tmp_path / "tasks.jsonl"))
+    with pytest.raises(RecipeError, match="not certified"):
+        await assemble.train(Recipe(name="a", tasks=chosen), tmp_path / "run", ignore)
+    assert not (tmp_path / "run").exists()
+
+
+def test_generated_tasks_and_evaluation_need_no_certificate(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "evaluation.jsonl", [PLAIN])
+    write_tasks(tmp_path / "train.jsonl", [with_certificate(PLAIN)])
+    files = TasksSection(
+        source=str(tmp_path / "train.jsonl"), heldout=str(tmp_path / "evaluation.jsonl")
+    )
+    assert assemble.tasks_of(Recipe(name="a", tasks=files), tmp_path)[1] == {"heldout": [PLAIN]}
+    generated = TasksSection(num_train=1, num_heldout=0, num_unseen=0)
+    assert len(assemble.tasks_of(Recipe(name="a", tasks=generated), tmp_path)[0]) == 1
+
+
+def test_tasks_of_the_wrong_difficulty_stay_out(tmp_path: Path) -> None:
+    rates = {"a": 0.0, "b": 0.1, "c": 0.5, "d": 1.0, "e": None}
+    tasks = [
+        with_certificate(replace(PLAIN, id=name, metadata={} if r is None else {"solve_rate": r}))
+        for name, r in rates.items()
+    ]
+    kept = tasks_of(tmp_path, tasks, solve_rate=(0.1, 0.9))
+    assert [task.id for task in kept] == ["b", "c"]
+    with pytest.raises(RecipeError, match="4 have one"):
+        tasks_of(tmp_path, tasks, solve_rate=(0.6, 0.9))
