@@ -2,50 +2,95 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from swerl.errors import TrainerError
 from swerl.learning import Batch
+from swerl.sample import Sample
 from swerl.training import batch as batches
-from swerl.training.microbatch import Row, cut, rank_rows, to_tensors
+from swerl.training.flops import RowCost
+from swerl.training.microbatch import Row, rank_micro_batches, to_tensors
 
 MakeBatch = Callable[..., Batch]
 CPU = torch.device("cpu")
+COST = RowCost(per_token=1000.0, per_token_pair=1.0)
+
+
+def split(batch: Batch, rank: int, num_ranks: int, budget: int = 500) -> list[list[Row]]:
+    return rank_micro_batches(batch, rank=rank, num_ranks=num_ranks, budget=budget, cost=COST)
+
+
+def batch_of(fan_outs: list[int], rng: random.Random) -> Batch:
+    """Return a Batch of one Episode a fan-out, with shares by their trained tokens."""
+    samples = []
+    for number, fan_out in enumerate(fan_outs):
+        lengths = [rng.randint(2, 120) for _ in range(fan_out)]
+        for length in lengths:
+            share = (length - 1) / (sum(lengths) - fan_out)
+            mask = (0,) + (1,) * (length - 1)
+            ids, logprobs = tuple(range(length)), (0.0,) * length
+            samples.append(Sample(f"episode-{number}", "t", ids, mask, logprobs, share=share))
+    return Batch(0, tuple(samples), len(fan_outs))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 def test_each_row_is_trained_by_exactly_one_rank(random_batch: MakeBatch, num_ranks: int) -> None:
     batch = random_batch(0, num_rows=40)
-    parts = [rank_rows(batch, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
-    rows = [row for part in parts for row in part]
-    assert sorted(row.sample.ids for row in rows) == sorted(s.ids for s in batch.samples)
-    assert sum(row.weight for row in rows) == pytest.approx(1.0)
-    loads = [sum(len(row.sample.ids) for row in part) for part in parts]
-    assert max(loads) - min(loads) <= max(len(sample.ids) for sample in batch.samples)
+    parts = [split(batch, rank, num_ranks) for rank in range(num_ranks)]
+    rows = [row for part in parts for rows in part for row in rows]
+    assert sorted(row.place for row in rows) == list(range(40))
+    assert all(row.sample is batch.samples[row.place] for row in rows)
+
+
+@given(
+    fan_outs=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    num_ranks=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_every_episode_votes_once_however_its_samples_are_spread(
+    fan_outs: list[int], num_ranks: int, seed: int
+) -> None:
+    batch = batch_of(fan_outs, random.Random(seed))
+    parts = [split(batch, rank, num_ranks) for rank in range(num_ranks)]
+    assert len({len(part) for part in parts}) == 1
+    votes = dict.fromkeys((f"episode-{number}" for number in range(len(fan_outs))), 0.0)
+    for row in (row for part in parts for rows in part for row in rows):
+        votes[row.sample.episode] += row.weight
+    assert list(votes.values()) == pytest.approx([1 / len(fan_outs)] * len(fan_outs))
 
 
 def test_a_rank_without_rows_gets_one_that_trains_nothing(random_batch: MakeBatch) -> None:
     batch = random_batch(0, num_rows=2)
-    idle = rank_rows(batch, rank=2, num_ranks=3)
+    (idle,) = next(
+        part for part in (split(batch, rank, 3) for rank in range(3)) if not part[0][0].weight
+    )
     assert [(row.weight, row.sample.num_trained_tokens) for row in idle] == [(0.0, 0)]
     micro = to_tensors(idle, all_tokens=False, device=CPU)
-    assert micro.grid(torch.zeros(0)).shape == micro.mask_BT.shape
+    assert micro.grid(torch.zeros(0)).shape == micro.mask_BT.shape == (1, 1)
 
 
 def test_micro_batches_keep_the_token_budget(random_batch: MakeBatch) -> None:
-    rows = rank_rows(random_batch(0, num_rows=40), rank=0, num_ranks=1)
-    groups = cut(rows, 90)
-    assert [row for group in groups for row in group] == rows
-    sizes = [sum(len(row.sample.ids) - 1 for row in group) for group in groups]
+    parts = split(random_batch(0, num_rows=40), 0, 1, budget=90)
+    sizes = [sum(len(row.sample.ids) - 1 for row in rows) for rows in parts]
     assert max(sizes) <= 90
-    assert len(groups) < len(rows)
+    assert len(parts) < 40
 
 
-def test_a_row_over_the_budget_goes_alone(random_batch: MakeBatch) -> None:
-    rows = rank_rows(random_batch(0), rank=0, num_ranks=1)
-    assert cut(rows, 2) == [[row] for row in rows]
+def test_rows_of_a_micro_batch_stand_longest_first(random_batch: MakeBatch) -> None:
+    (rows,) = split(random_batch(0), 0, 1)
+    lengths = [len(row.sample.ids) for row in rows]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_row_over_the_budget_is_refused(random_batch: MakeBatch) -> None:
+    with pytest.raises(TrainerError, match="over the budget of 2"):
+        split(random_batch(0), 0, 1, budget=2)
 
 
 @pytest.mark.parametrize("all_tokens", [False, True])
@@ -53,7 +98,11 @@ def test_packed_tensors_hold_each_token_at_its_place(
     random_batch: MakeBatch, all_tokens: bool
 ) -> None:
     batch = random_batch(1)
-    rows = [Row(s, w) for s, w in zip(batch.samples, batches.weights(batch), strict=True)]
+    weights = batches.weights(batch)
+    rows = [
+        Row(place, sample, weight)
+        for place, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
+    ]
     micro = to_tensors(rows, all_tokens=all_tokens, device=CPU)
     starts = [0]
     for row in rows:
@@ -76,7 +125,7 @@ def test_packed_tensors_hold_each_token_at_its_place(
 
 
 def test_values_are_laid_out_under_their_masks(random_batch: MakeBatch) -> None:
-    rows = rank_rows(random_batch(1), rank=0, num_ranks=1)
+    (rows,) = split(random_batch(1), 0, 1)
     micro = to_tensors(rows, all_tokens=False, device=CPU)
     grid_BT = micro.grid(torch.ones(len(micro.row_S)))
     assert torch.equal(grid_BT, micro.mask_BT)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
@@ -18,13 +19,15 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from swerl.errors import TrainerError
 from swerl.interfaces import Algorithm, Family
-from swerl.learning import Batch, StepStats
+from swerl.learning import Batch, StepStats, Totals
 from swerl.training import weights
 from swerl.training.figures import compare, sum_over_ranks, to_stats
-from swerl.training.microbatch import MicroBatch, cut, rank_rows, to_tensors
+from swerl.training.flops import row_cost
+from swerl.training.microbatch import MicroBatch, Row, rank_micro_batches, to_tensors
 from swerl.training.model import TokenModel, build_model
 from swerl.training.optimizer import build_optimizer, build_scheduler, wrap
 from swerl.training.options import WorkerSettings
+from swerl.training.shape import shape_from_config
 
 
 class Learner:
@@ -34,6 +37,7 @@ class Learner:
         self.options = settings.options
         self.mapping = family.megatron()
         self.hf_config = weights.read_config(settings.model)
+        self._cost = row_cost(shape_from_config(settings.model.name, self.hf_config))
         self._algorithm = algorithm
         self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
         self.model = self._build()
@@ -54,10 +58,10 @@ class Learner:
         Raises TrainerError, the weights untouched, where loss or gradients are not finite.
         """
         clock = _Clock()
-        micro_batches = self._micro_batches(batch, all_tokens=self._algorithm.needs_context)
+        micro_batches = self._micro_batches(batch)
         reference = [self._reference_logp(micro) for micro in micro_batches]
         clock.lap("reference_s")
-        figures = self._gradients(micro_batches, reference)
+        figures = self._gradients(micro_batches, reference, batch.totals)
         clock.lap("forward_backward_s")
         grad_norm = self._update(figures, batch.step)
         clock.lap("optimizer_s")
@@ -65,17 +69,14 @@ class Learner:
 
     def logprobs(self, batch: Batch) -> list[list[float]]:
         """Return the log-probability of every token of every row, 0 for the first, rank 0 only."""
-        micro_batches = self._micro_batches(batch, all_tokens=True, whole=True)
-        found: list[list[float]] = []
+        found: list[list[float]] = [[] for _ in batch.samples]
         with torch.no_grad():
-            for micro in micro_batches:
+            for rows in self._rows(batch, rank=0, num_ranks=1):
+                micro = to_tensors(rows, all_tokens=True, device=self._device)
                 grid_BT = micro.grid(self.model(micro.rows)).tolist()
-                found += [
-                    [0.0, *row[:length]]
-                    for row, length in zip(grid_BT, micro.rows.lengths, strict=True)
-                ]
-        order = sorted(range(len(found)), key=lambda i: -len(batch.samples[i].ids))
-        return [row for _, row in sorted(zip(order, found, strict=True))]
+                for row, logp_T, length in zip(rows, grid_BT, micro.rows.lengths, strict=True):
+                    found[row.place] = [0.0, *logp_T[:length]]
+        return found
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
         """Return the weights as Hugging Face tensors."""
@@ -92,16 +93,20 @@ class Learner:
         copy.requires_grad_(False)
         return copy
 
-    def _micro_batches(
-        self, batch: Batch, *, all_tokens: bool, whole: bool = False
-    ) -> list[MicroBatch]:
-        rank = 0 if whole else parallel_state.get_data_parallel_rank()
-        num_ranks = 1 if whole else parallel_state.get_data_parallel_world_size()
-        rows = rank_rows(batch, rank=rank, num_ranks=num_ranks)
+    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
+        rank = parallel_state.get_data_parallel_rank()
+        num_ranks = parallel_state.get_data_parallel_world_size()
         return [
-            to_tensors(part, all_tokens=all_tokens, device=self._device)
-            for part in cut(rows, self.options.tokens_per_micro_batch)
+            to_tensors(rows, all_tokens=self._algorithm.needs_context, device=self._device)
+            for rows in self._rows(batch, rank=rank, num_ranks=num_ranks)
         ]
+
+    def _rows(self, batch: Batch, *, rank: int, num_ranks: int) -> list[list[Row]]:
+        context_ranks = parallel_state.get_context_parallel_world_size()
+        budget = self.options.tokens_per_micro_batch * context_ranks
+        return rank_micro_batches(
+            batch, rank=rank, num_ranks=num_ranks, budget=budget, cost=self._cost
+        )
 
     def _reference_logp(self, micro: MicroBatch) -> torch.Tensor | None:
         if self._reference is None:
@@ -111,13 +116,16 @@ class Learner:
         return logp_S
 
     def _gradients(
-        self, micro_batches: Sequence[MicroBatch], reference: Sequence[torch.Tensor | None]
+        self,
+        micro_batches: Sequence[MicroBatch],
+        reference: Sequence[torch.Tensor | None],
+        totals: Totals,
     ) -> dict[str, float]:
         """Fill the gradient buffers; return figures of the whole batch, the same on all ranks."""
         self.parallel_model.zero_grad_buffer()
         self.optimizer.zero_grad()
         results = get_forward_backward_func()(
-            forward_step_func=self._forward,
+            forward_step_func=partial(self._forward, totals),
             data_iterator=iter(zip(micro_batches, reference, strict=True)),
             model=[self.parallel_model],
             num_microbatches=len(micro_batches),
@@ -128,13 +136,16 @@ class Learner:
         return sum_over_ranks(results)
 
     def _forward(
-        self, data: Iterator[tuple[MicroBatch, torch.Tensor | None]], model: torch.nn.Module
+        self,
+        totals: Totals,
+        data: Iterator[tuple[MicroBatch, torch.Tensor | None]],
+        model: torch.nn.Module,
     ) -> tuple[torch.Tensor, object]:
         """Run one micro-batch, in the form that Megatron's schedules call."""
         micro, ref_logp_S = next(data)
 
         def loss(logp_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-            inputs = micro.loss_inputs(logp_S, ref_logp_S)
+            inputs = micro.loss_inputs(logp_S, ref_logp_S, totals)
             result = self._algorithm.loss(inputs)
             figures = {"loss": float(result.loss.detach()), **result.stats}
             figures |= compare(inputs.logp_BT.detach(), micro)

@@ -13,15 +13,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swerl.learning import Batch, LossInputs
+from swerl.learning import Batch, LossInputs, Totals
 from swerl.sample import Sample
 from swerl.training import batch as batches
+from swerl.training.flops import RowCost
+from swerl.training.packing import pack
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One Sample and its part of the batch's mean."""
 
+    place: int
+    """Where the Sample stands in the Batch."""
     sample: Sample
     weight: float
 
@@ -60,8 +64,10 @@ class MicroBatch:
         zeros_BT = torch.zeros_like(self.old_logp_BT)
         return zeros_BT.index_put((self.row_S, self.position_S), values_S)
 
-    def loss_inputs(self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None) -> LossInputs:
-        """Return what an Algorithm's loss reads."""
+    def loss_inputs(
+        self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None, totals: Totals
+    ) -> LossInputs:
+        """Return what an Algorithm's loss reads; `totals` are those of the whole batch."""
         return LossInputs(
             logp_BT=self.grid(logp_S),
             old_logp_BT=self.old_logp_BT,
@@ -70,39 +76,32 @@ class MicroBatch:
             token_BT=self.token_BT,
             advantage_B=self.advantage_B,
             weight_B=self.weight_B,
+            totals=totals,
         )
 
 
-def rank_rows(batch: Batch, *, rank: int, num_ranks: int) -> list[Row]:
-    """Return the rows that a rank trains, longest first; the same split on every rank.
+def rank_micro_batches(
+    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost
+) -> list[list[Row]]:
+    """Return the rows of each micro-batch of a rank; the same split on every rank.
 
-    Each row goes to the rank with the fewest tokens so far. A rank that would have none gets a
-    row of weight 0 that trains nothing, so that every rank takes part in every collective call.
+    No micro-batch has more than `budget` positions, and all ranks have as many micro-batches. Where
+    rows do not suffice, a row of weight 0 that trains nothing keeps a rank in the collective calls.
+    Raises TrainerError on a row over the budget.
     """
     weights = batches.weights(batch)
-    rows = [Row(sample, weight) for sample, weight in zip(batch.samples, weights, strict=True)]
-    rows.sort(key=lambda row: -len(row.sample.ids))
-    parts: list[list[Row]] = [[] for _ in range(num_ranks)]
-    loads = [0] * num_ranks
-    for row in rows:
-        lightest = loads.index(min(loads))
-        parts[lightest].append(row)
-        loads[lightest] += len(row.sample.ids)
-    return parts[rank] or [_idle(rows[-1])]
-
-
-def cut(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Cut rows into micro-batches of at most `max_tokens`; a longer row goes alone."""
-    groups: list[list[Row]] = []
-    room = 0
-    for row in rows:
-        tokens = len(row.sample.ids) - 1
-        if not groups or tokens > room:
-            groups.append([])
-            room = max_tokens
-        groups[-1].append(row)
-        room -= tokens
-    return groups
+    rows = [
+        Row(place, sample, weight)
+        for place, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
+    ]
+    sizes = [len(sample.ids) - 1 for sample in batch.samples]
+    costs = [cost.of(size) for size in sizes]
+    packing = pack(sizes, costs, num_ranks=num_ranks, budget=budget)
+    return [
+        [rows[place] for place in sorted(places, key=lambda place: (-sizes[place], place))]
+        or [_idle(rows[0])]
+        for places in packing.packs[rank]
+    ]
 
 
 def to_tensors(rows: Sequence[Row], *, all_tokens: bool, device: torch.device) -> MicroBatch:
@@ -136,7 +135,8 @@ def to_tensors(rows: Sequence[Row], *, all_tokens: bool, device: torch.device) -
 
 
 def _idle(row: Row) -> Row:
-    return Row(replace(row.sample, mask=(0,) * len(row.sample.ids)), 0.0)
+    sample = replace(row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0))
+    return replace(row, sample=sample, weight=0.0)
 
 
 def _pad(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:

@@ -119,8 +119,8 @@ def shape_of(model: ModelSection) -> Shape:
     file = model.path / "config.json"
     if file.is_file():
         config = json.loads(file.read_text(encoding="utf-8"))
-        return _from_config(str(model.path), config.get("text_config", config))
-    return _from_config(model.path.name, _known(model.path.name))
+        return shape_from_config(str(model.path), config)
+    return shape_from_config(model.path.name, _known(model.path.name))
 
 
 def _known(name: str) -> Mapping[str, Any]:
@@ -134,7 +134,9 @@ def _known(name: str) -> Mapping[str, Any]:
     return found
 
 
-def _from_config(name: str, config: Mapping[str, Any]) -> Shape:
+def shape_from_config(name: str, whole: Mapping[str, Any]) -> Shape:
+    """Return the shape that a Hugging Face config describes. Raises RecipeError."""
+    config: Mapping[str, Any] = whole.get("text_config", whole)
     try:
         heads = config["num_attention_heads"]
         return Shape(

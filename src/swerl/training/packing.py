@@ -1,0 +1,184 @@
+"""Rows over ranks and micro-batches: every row once, the budget kept, the work balanced.
+
+A pack is one micro-batch of one rank. All ranks get the same number of packs, or their collective
+calls would wait for each other for ever. The number is the smallest for which packs are found:
+
+1. Rows are dealt by the Karmarkar-Karp differencing method, by cost. Where every pack fits the
+   budget, that is the answer.
+2. Else packs are filled: best-fit decreasing, or one by one, the longest row left first and then
+   the rows that come closest to the capacity (a subset sum). Neither wins always, so both are
+   tried. The smallest capacity that yields few enough packs keeps them even.
+
+Packs of like cost then share a slot, one a rank, and Karmarkar-Karp says which rank takes which:
+ranks wait for each other neither within a step nor, where experts are spread over them, in a slot.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swerl.errors import TrainerError
+
+_GRAIN = 4096
+"""Steps of a capacity in which rows are measured when they are fitted: a finer grain is slower and
+fills at most a thousandth more."""
+_SLACKS = (1.002, 1.005, 1.01, 1.02, 1.04, 1.08)
+"""Capacities that are tried, over the tokens of an even pack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Which rows each rank trains, in which micro-batch."""
+
+    packs: tuple[tuple[tuple[int, ...], ...], ...]
+    """By rank, then by micro-batch: indices of rows. Where rows do not suffice, packs are empty."""
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of every rank."""
+        return len(self.packs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Deal:
+    """Bins of items and the sum of each, as Karmarkar-Karp's method merges them."""
+
+    sums: tuple[float, ...]
+    bins: tuple[tuple[int, ...], ...]
+
+    @property
+    def spread(self) -> float:
+        return self.sums[0] - self.sums[-1]
+
+
+def pack(sizes: Sequence[int], costs: Sequence[float], *, num_ranks: int, budget: int) -> Packing:
+    """Spread rows of `sizes` positions over ranks, at most `budget` positions a pack.
+
+    Raises TrainerError on a row over the budget: cutting it would train tokens without the prefix
+    that they were sampled after, and letting it pass would break the plan of the memory.
+    """
+    longest = max(sizes)
+    if longest > budget:
+        message = f"a row of {longest} positions is over the budget of {budget} a micro-batch"
+        hint = f"raise trainer.tokens_per_micro_batch or context_parallel to hold {longest}"
+        raise TrainerError(message, hint=hint)
+    num_slots = -(-sum(sizes) // (num_ranks * budget))
+    while not (packs := _packs(sizes, costs, num_slots * num_ranks, budget)):
+        num_slots += 1
+    return Packing(_to_ranks(packs, costs, num_ranks))
+
+
+def differencing(costs: Sequence[float], num_bins: int) -> list[tuple[int, ...]]:
+    """Deal items to bins of nearly equal cost (Karmarkar and Karp 1982, largest differencing).
+
+    Each item starts as a deal of its own. The two deals of the largest spread are merged, the
+    fullest bins of one onto the emptiest of the other, until one deal is left.
+    """
+    empty = ((),) * (num_bins - 1)
+    rest = (0.0,) * (num_bins - 1)
+    return _merge([_Deal((cost, *rest), ((item,), *empty)) for item, cost in enumerate(costs)])
+
+
+def _packs(
+    sizes: Sequence[int], costs: Sequence[float], num_packs: int, budget: int
+) -> list[tuple[int, ...]]:
+    """Return `num_packs` packs within the budget, or none where none are found."""
+    dealt = differencing(costs, num_packs)
+    if all(sum(sizes[item] for item in bin_) <= budget for bin_ in dealt):
+        return dealt
+    even = sum(sizes) / num_packs
+    capacities = [max(max(sizes), int(even * slack) + 1) for slack in _SLACKS]
+    for capacity in (*sorted({each for each in capacities if each < budget}), budget):
+        for fill in (_best_fit, _one_by_one):
+            filled = fill(sizes, capacity)
+            if len(filled) <= num_packs:
+                return filled + [()] * (num_packs - len(filled))
+    return []
+
+
+def _best_fit(sizes: Sequence[int], capacity: int) -> list[tuple[int, ...]]:
+    """Put each row, the longest first, into the fullest pack that has room for it."""
+    packs: list[list[int]] = []
+    rooms: list[int] = []
+    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
+        fitting = [number for number, room in enumerate(rooms) if room >= sizes[item]]
+        if fitting:
+            fullest = min(fitting, key=rooms.__getitem__)
+            packs[fullest].append(item)
+            rooms[fullest] -= sizes[item]
+        else:
+            packs.append([item])
+            rooms.append(capacity - sizes[item])
+    return [tuple(items) for items in packs]
+
+
+def _one_by_one(sizes: Sequence[int], capacity: int) -> list[tuple[int, ...]]:
+    """Fill packs one by one, each with the longest row left and what best fills the rest."""
+    grain = -(-capacity // _GRAIN)
+    left = sorted(range(len(sizes)), key=lambda item: -sizes[item])
+    packs = []
+    while left:
+        first, *others = left
+        room = (capacity - sizes[first]) // grain
+        chosen = _closest_sum([-(-sizes[item] // grain) for item in others], room)
+        taken = (first, *(others[index] for index in chosen))
+        packs.append(taken)
+        left = [item for item in others if item not in set(taken)]
+    return packs
+
+
+def _closest_sum(sizes: Sequence[int], room: int) -> list[int]:
+    """Return the indices whose sizes come closest to `room` from below, early ones preferred.
+
+    Bit n of `reached` says whether some of the sizes so far sum to n.
+    """
+    within = (1 << (room + 1)) - 1
+    reached = [1]
+    for size in sizes:
+        if reached[-1] >> room:
+            break
+        reached.append((reached[-1] | reached[-1] << size) & within)
+    total = reached[-1].bit_length() - 1
+    chosen = []
+    for index in range(len(reached) - 2, -1, -1):
+        if not reached[index] >> total & 1:
+            chosen.append(index)
+            total -= sizes[index]
+    return chosen[::-1]
+
+
+def _to_ranks(
+    packs: list[tuple[int, ...]], costs: Sequence[float], num_ranks: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Give each rank one pack of every slot, so that the ranks' costs come out alike."""
+    pack_costs = [sum(costs[item] for item in items) for items in packs]
+    order = sorted(range(len(packs)), key=lambda number: -pack_costs[number])
+    slots = [order[start : start + num_ranks] for start in range(0, len(order), num_ranks)]
+    deals = [
+        _Deal(tuple(pack_costs[number] for number in slot), tuple((number,) for number in slot))
+        for slot in slots
+    ]
+    return tuple(
+        tuple(packs[number] for number in sorted(rank, key=lambda number: -pack_costs[number]))
+        for rank in _merge(deals)
+    )
+
+
+def _merge(deals: Sequence[_Deal]) -> list[tuple[int, ...]]:
+    heap = [(-deal.spread, number, deal) for number, deal in enumerate(deals)]
+    heapq.heapify(heap)
+    for number in range(len(deals), 2 * len(deals) - 1):
+        _, _, one = heapq.heappop(heap)
+        _, _, other = heapq.heappop(heap)
+        joined = _join(one, other)
+        heapq.heappush(heap, (-joined.spread, number, joined))
+    return list(heap[0][2].bins)
+
+
+def _join(one: _Deal, other: _Deal) -> _Deal:
+    """Put the fullest bins of one onto the emptiest of the other; the fullest come first."""
+    pairs = zip(one.sums, one.bins, reversed(other.sums), reversed(other.bins), strict=True)
+    bins = sorted(((a + b, items + more) for a, items, b, more in pairs), reverse=True)
+    return _Deal(tuple(total for total, _ in bins), tuple(items for _, items in bins))

@@ -1,0 +1,115 @@
+"""Packs of rows: each row once, the budget kept, as many packs on every rank, work balanced."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swerl.errors import TrainerError
+from swerl.training.flops import RowCost
+from swerl.training.packing import Packing, differencing, pack
+
+COST = RowCost(per_token=73_000.0, per_token_pair=1.0)
+"""Length and its square weigh the same at 73,000 tokens, as in a 35B hybrid model."""
+
+
+def packed(sizes: list[int], num_ranks: int, budget: int) -> Packing:
+    costs = [COST.of(size) for size in sizes]
+    return pack(sizes, costs, num_ranks=num_ranks, budget=budget)
+
+
+def agent_rows(seed: int, num_episodes: int = 64) -> list[int]:
+    """Return lengths of 2,000 to 96,000 tokens: one long conversation and up to five shorter."""
+    rng = random.Random(seed)
+    lengths = []
+    for _ in range(num_episodes):
+        medians = [49_000] + [20_000] * rng.randint(0, 5)
+        drawn = [median * rng.lognormvariate(0, 0.6) for median in medians]
+        lengths += [int(min(96_000, max(2_000, length))) for length in drawn]
+    return lengths
+
+
+@given(
+    sizes=st.lists(st.integers(1, 100), min_size=1, max_size=60),
+    num_ranks=st.integers(1, 6),
+    budget=st.integers(100, 400),
+)
+def test_any_rows_are_packed_once_within_budget_and_evenly(
+    sizes: list[int], num_ranks: int, budget: int
+) -> None:
+    found = packed(sizes, num_ranks, budget)
+    assert len(found.packs) == num_ranks
+    assert {len(rank) for rank in found.packs} == {found.num_micro_batches}
+    packs = [items for rank in found.packs for items in rank]
+    assert sorted(item for items in packs for item in items) == list(range(len(sizes)))
+    assert all(sum(sizes[item] for item in items) <= budget for items in packs)
+    if found.num_micro_batches > 1:
+        full = [sum(sizes[item] for item in items) for items in packs]
+        assert sum(full) > (found.num_micro_batches - 1) * num_ranks * budget / 2
+
+
+@given(
+    costs=st.lists(st.floats(0, 1e12), min_size=1, max_size=40),
+    num_bins=st.integers(1, 8),
+)
+def test_differencing_deals_each_item_once(costs: list[float], num_bins: int) -> None:
+    bins = differencing(costs, num_bins)
+    assert len(bins) == num_bins
+    assert sorted(item for items in bins for item in items) == list(range(len(costs)))
+
+
+def test_differencing_is_the_published_example() -> None:
+    # Karmarkar and Karp on 8, 7, 6, 5, 4: 8-7 and 6-5 are 1 and 1, 4-1 is 3, 3-1 leaves 2.
+    costs = [8.0, 7.0, 6.0, 5.0, 4.0]
+    sums = sorted(sum(costs[item] for item in items) for items in differencing(costs, 2))
+    assert sums == [14.0, 16.0]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_agent_rows_fill_the_fewest_micro_batches_that_can_hold_them(
+    seed: int, num_ranks: int
+) -> None:
+    sizes = agent_rows(seed)
+    found = packed(sizes, num_ranks, 96_000)
+    assert found.num_micro_batches == -(-sum(sizes) // (num_ranks * 96_000))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_get_nearly_the_same_work(seed: int, num_ranks: int) -> None:
+    sizes = agent_rows(seed)
+    found = packed(sizes, num_ranks, 96_000)
+    work = [sum(COST.of(sizes[item]) for items in rank for item in items) for rank in found.packs]
+    assert max(work) <= 1.03 * sum(work) / num_ranks
+
+
+def test_packs_that_run_at_the_same_time_cost_nearly_the_same() -> None:
+    sizes = agent_rows(0)
+    found = packed(sizes, 4, 96_000)
+    slots = [
+        [sum(COST.of(sizes[item]) for item in items) for items in slot]
+        for slot in zip(*found.packs, strict=True)
+    ]
+    waited = sum(max(slot) for slot in slots) * 4 / sum(sum(slot) for slot in slots)
+    assert waited <= 1.08
+
+
+def test_every_rank_computes_the_same_split() -> None:
+    sizes = agent_rows(3)
+    assert packed(sizes, 8, 96_000) == packed(sizes, 8, 96_000)
+
+
+def test_fewer_rows_than_ranks_leave_empty_packs() -> None:
+    found = packed([30, 20], 3, 50)
+    assert sorted(len(rank[0]) for rank in found.packs) == [0, 1, 1]
+
+
+def test_a_row_over_the_budget_is_refused_with_what_would_hold_it() -> None:
+    with pytest.raises(TrainerError, match="a row of 51 positions is over the budget of 50") as e:
+        packed([20, 51], 2, 50)
+    assert "tokens_per_micro_batch" in e.value.hint
+    assert "51" in e.value.hint
