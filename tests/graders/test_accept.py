@@ -136,6 +136,30 @@ def test_plain_diffs_are_split_at_each_file() -> None:
     assert result.dropped == ("conftest.py",)
 
 
+BINARY = """\
+diff --git a/logo b/logo
+new file mode 100644
+index 0000000000000000000000000000000000000000..47e5e5a4b9de0bf6ca6bfc4c9aeb7a8cc1cbbf5c
+GIT binary patch
+literal 4
+LcmZQzWMT#Y01f~L
+
+literal 0
+HcmV?d00001
+
+"""
+
+
+@pytest.mark.parametrize("patch", [BINARY, BINARY + section("conftest.py")])
+def test_a_binary_part_keeps_the_blank_line_that_ends_it(patch: str) -> None:
+    assert accept(TASK, patch).patch == BINARY
+
+
+def test_an_installed_packages_entry_points_are_dropped() -> None:
+    path = "cheat-1.0.dist-info/entry_points.txt"
+    assert accept(TASK, section(path, extra="new file mode 100644\n")).dropped == (path,)
+
+
 def test_what_the_solution_changes_is_open_to_the_agent() -> None:
     task = replace(TASK, gold_patch=section("tox.ini") + section("tests/unit/test_calc.py"))
     assert accept(task, section("tox.ini")).dropped == ()

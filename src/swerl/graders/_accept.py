@@ -14,7 +14,7 @@ from swerl.task import GradingSpec, Task
 _STEERING = re.compile(
     r"""
       conftest\.py | \.?pytest\.(ini|toml) | tox\.(ini|toml) | noxfile\.py | \.coveragerc
-    | (site|user)customize\.py | .*\.(pth|egg-link)                       # Python
+    | (site|user)customize\.py | .*\.(pth|egg-link) | entry_points\.txt   # Python
     | (jest|vitest|ava|karma|mocha|playwright|cypress|wdio)\.(conf|config|setup)\..*
     | \.mocharc.* | \.?babelrc.* | \.nycrc.*                              # JavaScript
     | \.rspec | phpunit\.xml.* | \.gitattributes
@@ -51,12 +51,17 @@ def accept(task: Task, patch: str) -> Accepted:
     rules = _Rules(task)
     kept: list[str] = []
     dropped: dict[str, None] = {}
+    ends_kept = True
     for section in sections(patch):
-        if rules.refuse(section):
-            dropped.update(dict.fromkeys(section.names))
-        else:
+        ends_kept = not rules.refuse(section)
+        if ends_kept:
             kept.extend(section.lines)
-    text = "\n".join(kept).rstrip("\n") + "\n"
+        else:
+            dropped.update(dict.fromkeys(section.names))
+    text = "\n".join(kept)
+    # A binary part ends with a blank line, of which the last part of a diff alone holds both ends.
+    if not text.endswith("\n") or not ends_kept:
+        text += "\n"
     return Accepted(text if text.strip() else "", tuple(dropped))
 
 
