@@ -29,7 +29,7 @@ async def attempt(
     Raises TaskError for `gold` where the Task has no known solution.
     """
     harness = assemble.plugin(recipe, "harness")
-    replies = None if script is None else _replies(script, harness, task)
+    said = None if script is None else replies(script, harness, task)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     family = assemble.family_of(recipe, recipe.model.path)
@@ -37,7 +37,7 @@ async def attempt(
         family=family,
         log_dir=folder,
         model=recipe.model.path,
-        script=None if replies is None else lambda _: replies,
+        script=None if said is None else lambda _: said,
     )
     turns: list[TurnRecord] = []
     await assemble.reap_leftovers(recipe, emit)
@@ -52,7 +52,8 @@ async def attempt(
     return result
 
 
-def _replies(script: str, harness: Harness, task: Task) -> Sequence[Message]:
+def replies(script: str, harness: Harness, task: Task) -> Sequence[Message]:
+    """Return the lines of a script for a Task. Raises TaskError where it has no known solution."""
     if script == NOOP:
         return harness.script([], task.workdir)
     if not task.gold_patch:

@@ -16,10 +16,14 @@ def filter_tasks(
     tasks: TasksArgument,
     where: Annotated[
         str, typer.Argument(help="For example 'patch_lines < 50 and repo != \"a/b\"'.")
-    ],
+    ] = "",
+    *,
     out: OutOption,
+    solve_rate: Annotated[
+        str, typer.Option(metavar="LOW..HIGH", help="Probed solve rate, for example 0.1..0.9.")
+    ] = "",
 ) -> None:
-    """Keep the tasks that an expression fits.
+    """Keep the tasks that an expression fits, or whose solve rate does.
 
     Names: id, repo, dataset, image, grader, log_parser, language, difficulty, solve_rate,
     prompt_chars, patch_lines, patch_files, num_fail_to_pass, num_pass_to_pass, timeout_s, and
@@ -28,7 +32,12 @@ def filter_tasks(
     from swerl.tasks import select
     from swerl.tasks.where import compile_where
 
-    num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(where))
+    wanted = [*([f"({where})"] if where.strip() else []), *_rates(solve_rate)]
+    if not wanted:
+        from swerl.errors import InputError
+
+        raise InputError("nothing says which tasks to keep", hint="pass WHERE or --solve-rate")
+    num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(" and ".join(wanted)))
     _say(num_chosen, num_all, out)
 
 
@@ -69,6 +78,20 @@ def split(
     done = select.split_tasks(tasks, shares, by_repo=by_repo, seed=seed)
     for path, count in done.values():
         console().print(f"{counted(count, 'task')}: {path}", soft_wrap=True)
+
+
+def _rates(text: str) -> list[str]:
+    """Return the expression of a range of solve rates. Raises InputError."""
+    from swerl.errors import InputError
+
+    if not text:
+        return []
+    low, _, high = text.partition("..")
+    try:
+        return [f"{float(low)} <= solve_rate <= {float(high)}"]
+    except ValueError as error:
+        message = f"--solve-rate {text!r:.80} is no range"
+        raise InputError(message, hint="for example --solve-rate 0.1..0.9") from error
 
 
 def _share(text: str) -> tuple[str, float]:
