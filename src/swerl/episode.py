@@ -61,3 +61,8 @@ class Group:
 
     task_id: str
     episodes: tuple[Episode, ...]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether learnable Episodes have different rewards: there is something to compare."""
+        return len({episode.reward for episode in self.episodes if episode.learnable}) > 1

@@ -375,15 +375,18 @@ class Trainer(Protocol):
 
 
 class Algorithm(Protocol):
-    """How a Group's rewards become gradients."""
+    """How the rewards of a step's Groups become gradients."""
 
     needs_reference: bool
     """Whether the loss reads `ref_logp_BT`."""
     needs_context: bool
     """Whether the loss reads log-probabilities of tokens that are not trained."""
 
-    def advantages(self, group: Group) -> Sequence[float]:
-        """Return one advantage per Episode; Episodes that are not learnable get 0."""
+    def advantages(self, groups: Sequence[Group]) -> Sequence[Sequence[float]]:
+        """Return one advantage per Episode of each Group of a step.
+
+        Episodes that are not learnable get 0.
+        """
 
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the loss of one micro-batch."""

@@ -23,6 +23,15 @@ class WeightRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """Sizes of a whole Batch, which a micro-batch cannot see."""
+
+    num_episodes: int
+    num_tokens: int
+    """Trained tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Samples with advantages for one optimizer step."""
 
@@ -30,6 +39,11 @@ class Batch:
     samples: tuple[Sample, ...]
     num_episodes: int
     """Episodes behind the samples: the divisor that gives each one vote."""
+
+    @property
+    def totals(self) -> Totals:
+        """Its sizes."""
+        return Totals(self.num_episodes, sum(sample.num_trained_tokens for sample in self.samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +67,7 @@ class LossInputs:
     logp_BT: torch.Tensor
     """Log-probability of each token under the weights in training, with gradient."""
     old_logp_BT: torch.Tensor
-    """Under the policy that sampled it."""
+    """Under the policy that sampled it, as the engine recorded it; of any weight version."""
     ref_logp_BT: torch.Tensor | None
     """Under the reference policy, where the algorithm asks for one."""
     mask_BT: torch.Tensor
@@ -63,6 +77,8 @@ class LossInputs:
     advantage_B: torch.Tensor
     weight_B: torch.Tensor
     """Each row's part of the batch's mean; sums to one over a whole batch."""
+    totals: Totals
+    """Sizes of the whole batch that this is a part of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 
 from swerl.episode import Episode, Group, Status
 from swerl.grade import Grade, Verdict
-from swerl.learning import LossInputs
+from swerl.learning import LossInputs, Totals
 from swerl.tree import Trajectory
 
 Arrays = Mapping[str, np.ndarray]
@@ -30,7 +30,9 @@ def arrays() -> dict[str, np.ndarray]:
     mask[1] = 0
     mask[1, 3] = 1
     mask[4] = 0
-    shares = np.concatenate([rng.dirichlet(np.ones(count)) for count in FAN_OUT])
+    owner = np.repeat(np.arange(len(FAN_OUT)), FAN_OUT)
+    num_tokens = mask.sum(1)
+    share = num_tokens / np.bincount(owner, weights=num_tokens)[owner]
     logp = -3 * rng.random((num_rows, length)) * token
     return {
         "logp": logp,
@@ -39,15 +41,15 @@ def arrays() -> dict[str, np.ndarray]:
         "mask": mask,
         "token": token,
         "advantage": rng.standard_normal(num_rows),
-        "weight": shares / len(FAN_OUT),
+        "weight": share / len(FAN_OUT),
     }
 
 
 @pytest.fixture
-def to_inputs() -> Callable[[Arrays], LossInputs]:
+def to_inputs() -> Callable[..., LossInputs]:
     """Turn arrays into what a loss reads, in double precision."""
 
-    def convert(arrays: Arrays) -> LossInputs:
+    def convert(arrays: Arrays, totals: Totals | None = None) -> LossInputs:
         tensors = {
             name: torch.from_numpy(array.astype(np.float64)) for name, array in arrays.items()
         }
@@ -59,6 +61,7 @@ def to_inputs() -> Callable[[Arrays], LossInputs]:
             token_BT=tensors["token"],
             advantage_B=tensors["advantage"],
             weight_B=tensors["weight"],
+            totals=totals or Totals(len(FAN_OUT), int(arrays["mask"].sum())),
         )
 
     return convert

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from swerl.algorithms._policy import group_advantages, kl_to_reference, row_means
+from swerl.algorithms._advantages import group_advantages
+from swerl.algorithms._options import PolicyOptions
+from swerl.algorithms._policy import policy_loss
+from swerl.algorithms._surrogate import clipped
 from swerl.episode import Group
 from swerl.learning import LossInputs, LossResult
 
-if TYPE_CHECKING:
-    import torch
 
-
-class Options(BaseModel):
+class Options(PolicyOptions):
     """Settings of GRPO."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     clip_low: float = Field(0.2, gt=0)
     """How far a token's ratio may fall below 1; the value of PPO and of the paper."""
@@ -39,37 +36,19 @@ class Grpo:
         self._options = options
         self.needs_reference = options.kl_coef > 0
 
-    def advantages(self, group: Group) -> Sequence[float]:
-        """Return the Group-relative advantages."""
-        return group_advantages(group, normalize_std=self._options.normalize_std)
+    def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
+        """Return the Group-relative advantages (section 4.1.2)."""
+        normalize_std = self._options.normalize_std
+        return [group_advantages(group, normalize_std=normalize_std) for group in groups]
 
     def loss(self, inputs: LossInputs) -> LossResult:
-        """Return the clipped loss on token ratios, the mean over each Sample's tokens (eq. 3)."""
-        import torch
-
-        options = self._options
-        ratio_BT = ((inputs.logp_BT - inputs.old_logp_BT) * inputs.mask_BT).exp()
-        clipped_BT = ratio_BT.clamp(1 - options.clip_low, 1 + options.clip_high)
-        advantage_B1 = inputs.advantage_B.unsqueeze(1)
-        free_BT = ratio_BT * advantage_B1
-        gain_BT = torch.minimum(free_BT, clipped_BT * advantage_B1)
-        loss = -(inputs.weight_B * row_means(gain_BT, inputs.mask_BT)).sum()
-        is_clipped_BT = (gain_BT < free_BT).float()
-        stats = {
-            "policy_loss": float(loss.detach()),
-            "ratio": _mean(ratio_BT.detach(), inputs),
-            "clip_fraction": _mean(is_clipped_BT, inputs),
-        }
-        if inputs.ref_logp_BT is not None:
-            kl_BT = kl_to_reference(inputs.logp_BT, inputs.ref_logp_BT)
-            kl = (inputs.weight_B * row_means(kl_BT, inputs.mask_BT)).sum()
-            loss = loss + options.kl_coef * kl
-            stats["kl"] = float(kl.detach())
-        return LossResult(loss, stats)
-
-
-def _mean(values_BT: torch.Tensor, inputs: LossInputs) -> float:
-    return float((inputs.weight_B * row_means(values_BT, inputs.mask_BT)).sum())
+        """Return the clipped loss on token ratios, the mean over each Episode's tokens (eq. 3)."""
+        low, high = self._options.clip_low, self._options.clip_high
+        return policy_loss(
+            inputs,
+            self._options,
+            lambda log_ratio_BT, advantage_BT: clipped(log_ratio_BT, advantage_BT, low, high),
+        )
 
 
 def build(options: Options) -> Grpo:

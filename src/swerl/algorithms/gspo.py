@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from swerl.algorithms._policy import group_advantages, kl_to_reference, row_means
+from swerl.algorithms._advantages import group_advantages
+from swerl.algorithms._options import PolicyOptions
+from swerl.algorithms._policy import policy_loss
+from swerl.algorithms._surrogate import Surrogate, clipped, sequence_log_ratio
 from swerl.episode import Group
 from swerl.learning import LossInputs, LossResult
 
+if TYPE_CHECKING:
+    import torch
 
-class Options(BaseModel):
+
+class Options(PolicyOptions):
     """Settings of GSPO."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     clip_low: float = Field(3e-4, gt=0)
     """How far a sequence ratio may fall below 1; the paper's value (section 5.1)."""
@@ -35,36 +40,23 @@ class Gspo:
         self._options = options
         self.needs_reference = options.kl_coef > 0
 
-    def advantages(self, group: Group) -> Sequence[float]:
+    def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
         """Return the Group-relative advantages (eq. 6)."""
-        return group_advantages(group, normalize_std=self._options.normalize_std)
+        normalize_std = self._options.normalize_std
+        return [group_advantages(group, normalize_std=normalize_std) for group in groups]
 
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the clipped loss on length-normalised sequence ratios (eq. 5 and 7).
 
         A Sample is one sequence; its weight makes the mean one over Episodes.
         """
-        import torch
+        low, high = self._options.clip_low, self._options.clip_high
 
-        options = self._options
-        log_ratio_B = row_means(inputs.logp_BT - inputs.old_logp_BT, inputs.mask_BT)
-        ratio_B = log_ratio_B.exp()
-        clipped_B = ratio_B.clamp(1 - options.clip_low, 1 + options.clip_high)
-        free_B = ratio_B * inputs.advantage_B
-        gain_B = torch.minimum(free_B, clipped_B * inputs.advantage_B)
-        loss = -(inputs.weight_B * gain_B).sum()
-        is_clipped_B = (gain_B < free_B).float()
-        stats = {
-            "policy_loss": float(loss.detach()),
-            "ratio": float((inputs.weight_B * ratio_B.detach()).sum()),
-            "clip_fraction": float((inputs.weight_B * is_clipped_B).sum()),
-        }
-        if inputs.ref_logp_BT is not None:
-            kl_BT = kl_to_reference(inputs.logp_BT, inputs.ref_logp_BT)
-            kl = (inputs.weight_B * row_means(kl_BT, inputs.mask_BT)).sum()
-            loss = loss + options.kl_coef * kl
-            stats["kl"] = float(kl.detach())
-        return LossResult(loss, stats)
+        def objective(log_ratio_BT: torch.Tensor, advantage_BT: torch.Tensor) -> Surrogate:
+            log_ratio_BT = sequence_log_ratio(log_ratio_BT, inputs.mask_BT)
+            return clipped(log_ratio_BT, advantage_BT, low, high)
+
+        return policy_loss(inputs, self._options, objective)
 
 
 def build(options: Options) -> Gspo:

@@ -31,9 +31,9 @@ class Sft:
         self._options = options
         self.needs_context = options.context_weight > 0
 
-    def advantages(self, group: Group) -> Sequence[float]:
+    def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
         """Return zeros: the loss reads none."""
-        return [0.0] * len(group.episodes)
+        return [[0.0] * len(group.episodes) for group in groups]
 
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the cross-entropy, the weighted mean over each row's tokens."""

@@ -27,8 +27,7 @@ def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collect
     """Build the Batch of a step. Raises TrainerError unless each sampled token is in it once."""
     samples: list[Sample] = []
     num_episodes = num_sampled = num_lost = 0
-    for group in groups:
-        advantages = algorithm.advantages(group)
+    for group, advantages in zip(groups, algorithm.advantages(groups), strict=True):
         for episode, advantage in zip(group.episodes, advantages, strict=True):
             tokens = episode.trajectory.num_sampled_tokens
             if not episode.learnable:

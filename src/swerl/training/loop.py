@@ -115,7 +115,7 @@ def _metrics(
         "solve_rate": sum(e.verdict == "solved" for e in learnable) / count,
         "timeout_rate": sum(e.verdict == "timeout" for e in learnable) / count,
         "infra_episodes": len(episodes) - len(learnable),
-        "groups_with_signal": sum(len({e.reward for e in g.episodes}) > 1 for g in groups),
+        "groups_with_signal": sum(group.has_signal for group in groups),
         "turns_per_episode": len(turns) / count,
         "sampled_tokens": collected.num_sampled_tokens,
         "trained_tokens": stats.num_tokens,
