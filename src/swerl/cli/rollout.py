@@ -65,6 +65,8 @@ def rollout(
     chosen = _read_engine(engine)
     recipe = _recipe(agent, chosen, model, settings or ())
     task = _find(instance, tasks)
+    if tasks is not None:
+        _warn_uncertified(task)
     folder = output or _new_folder(task)
     if as_json:
         episode = _attempt(recipe, task, folder, chosen, view=None)
@@ -92,6 +94,16 @@ def _find(instance: str | None, file: Path | None) -> Task:
 
     tasks = _generated() if file is None else tasks_in(file)
     return tasks[0] if instance is None else find_task(tasks, instance)
+
+
+def _warn_uncertified(task: Task) -> None:
+    """Say so where a Task of a file may be broken; generated ones are right as they are made."""
+    from swerl.certificate import objection
+    from swerl.cli._output import stderr
+
+    if task.dataset != "twin" and (why := objection(task)):
+        text = f"warning: {task.id} is not certified: {why}; `swerl tasks vet` proves tasks"
+        stderr().print(text, style="yellow", markup=False, soft_wrap=True)
 
 
 def _generated() -> list[Task]:
