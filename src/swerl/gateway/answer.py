@@ -95,8 +95,10 @@ class Answer:
         if self._recorded and not self._is_settled:
             self._is_delivered = True
             reply, node = self._recorded
-            self._conversation.commit(node, self, reply)
-            self._settle()
+            try:
+                self._conversation.commit(node, self, reply)
+            finally:
+                self._settle()
 
     def broke(self) -> None:
         """Note that the connection broke to which it was delivered: it may be asked for again."""

@@ -100,8 +100,7 @@ class Gateway:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for session in list(self._sessions.values()):
-            await session.close()
+        await asyncio.gather(*(session.close() for session in list(self._sessions.values())))
         await self._pulse.stop()
         if self._listener:
             self._listener.close()

@@ -116,7 +116,7 @@ class GatewayPool:
         return session
 
     def _idlest(self) -> Worker:
-        return min(self._workers, key=lambda one: (not one.ready.is_set(), len(one.sessions)))
+        return min(self._workers, key=lambda one: (not one.serves, len(one.sessions)))
 
     def _forget(self, session: RemoteSession) -> None:
         del self._sessions[session.id], self._keys[session.key]
@@ -148,11 +148,16 @@ class GatewayPool:
         num_failed = 0
         while True:
             worker = self._workers[number]
-            await worker.run()
+            problem = "died"
+            try:
+                await worker.run()
+            except OSError as error:  # no memory, no descriptor: there may be some again
+                problem = f"could not be started ({error})"
             num_failed = 0 if worker.ready.is_set() else num_failed + 1
             self._workers[number] = self._new(number)
             lost = f"{len(worker.sessions)} sessions were lost" if worker.sessions else "none lost"
-            self._on_death(f"process {number} of the gateway died, {lost}; its log: {worker.log}")
+            told = f"process {number} of the gateway {problem}, {lost}; its log: {worker.log}"
+            self._on_death(told)
             await asyncio.sleep(_PAUSES_S[min(num_failed, len(_PAUSES_S) - 1)])
 
     async def _end(self) -> None:

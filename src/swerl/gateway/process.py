@@ -14,6 +14,7 @@ from functools import partial
 
 from swerl import plugins
 from swerl.errors import GatewayError, SwerlError
+from swerl.gateway.answer import closed
 from swerl.gateway.app import Gateway
 from swerl.gateway.orders import (
     Attach,
@@ -148,10 +149,14 @@ class _Clerk:
         self.report(told)
 
     async def _attach(self, ticket: int, name: str, sock: socket.socket | None) -> None:
-        assert sock
-        error: SwerlError | None = None
+        session, error = self._sessions.get(name), None
         try:
-            await self._sessions[name].attach(sock)
+            if sock is None:
+                raise OSError("no descriptor is left for it")
+            if session is None:
+                sock.close()
+                raise closed()
+            await session.attach(sock)
         except SwerlError as caught:
             error = GatewayError(str(caught))
         except OSError as caught:
@@ -159,7 +164,10 @@ class _Clerk:
         self.report(Done(ticket, error=error))
 
     async def _close(self, ticket: int, name: str) -> None:
-        session = self._sessions[name]
+        session = self._sessions.get(name)
+        if session is None:
+            self.report(Done(ticket, error=GatewayError(f"session {name!r} was never opened")))
+            return
         trajectory = await session.close()
         del self._sessions[name]
         self.report(Told(name, session.limit, as_told(session.failure)))

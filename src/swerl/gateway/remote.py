@@ -129,8 +129,13 @@ class Worker:
         self._orders.setblocking(False)
         self.send(Begin(number, setup))
 
+    @property
+    def serves(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.ready.is_set() and not self.ended.is_set()
+
     async def run(self) -> None:
-        """Be its parent until it ends; cancelling ends it."""
+        """Be its parent until it ends; cancelling ends it. Raises OSError where none starts."""
         theirs = (self._its_orders, self._its_reports)
         numbers = [sock.fileno() for sock in theirs]
         command = [sys.executable, "-m", "swerl.gateway.process", *map(str, numbers)]

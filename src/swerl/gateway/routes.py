@@ -45,7 +45,11 @@ class Routes:
 
     def key(self, target: str, headers: Mapping[str, str]) -> str | None:
         """Return the session key that a request for this target carries."""
-        return self.dialect(urlsplit(target).path.rstrip("/")).session_key(headers)
+        try:
+            path = urlsplit(target).path.rstrip("/")
+        except ValueError:  # no URL: whoever serves it refuses it
+            return None
+        return self.dialect(path).session_key(headers)
 
     def _model(self, path: str) -> Route | None:
         """Return the route of one model's page; the model answers to any name in a request too."""

@@ -107,7 +107,7 @@ class ServedSession:
         self._server = server
         self._on_close = on_close
         self._listeners: list[tuple[asyncio.Server, web.Server]] = []
-        self._trajectory: Trajectory | None = None
+        self._closing: asyncio.Task[Trajectory] | None = None
 
     @property
     def failure(self) -> EngineError | BudgetError | None:
@@ -125,23 +125,27 @@ class ServedSession:
 
     async def attach(self, sock: socket.socket) -> None:
         """Serve this session alone on a listening socket; requests on it need no key."""
-        if self._trajectory is not None:
+        if self._closing:
             sock.close()
             raise closed()
         sock.setblocking(False)
         server = self._server(self)
         listener = await asyncio.get_running_loop().create_server(server, sock=sock)
         self._listeners.append((listener, server))
-        if self._trajectory is not None:
+        if self._closing:
             await self._stop_listening()
 
     async def close(self) -> Trajectory:
         """Abort what is in flight, stop the listeners, and return the tree. Idempotent."""
-        if self._trajectory is None:
-            self._trajectory = await self.conversation.close()
-            self._on_close(self)
-            await self._stop_listening()
-        return self._trajectory
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        return await asyncio.shield(self._closing)
+
+    async def _close(self) -> Trajectory:
+        trajectory = await self.conversation.close()
+        self._on_close(self)
+        await self._stop_listening()
+        return trajectory
 
     async def _stop_listening(self) -> None:
         listeners, self._listeners = self._listeners, []

@@ -1,0 +1,60 @@
+"""A session's end, whoever asks for it and whatever breaks on the way."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swerl.gateway.app import Gateway
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.sessions import TurnRecord
+from swerl.turn import Sampling
+from tests.gateway._fakes import RecordingEngine
+from tests.gateway.conftest import OpenSession
+from tests.gateway.test_app import body, post
+
+
+async def test_a_session_may_be_closed_by_two_at_once(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    engine.gate = asyncio.Event()
+    session = open_session()
+    asking = asyncio.create_task(post(session, json=body()))
+    await engine.started.wait()
+
+    one, two = await asyncio.gather(session.close(), session.close())
+
+    assert one is two
+    assert one.dropped == {"aborted": 2}
+    assert (await asking)[0] >= 400
+
+
+async def test_a_close_that_nobody_waits_for_any_more_is_carried_out(
+    engine: RecordingEngine, gateway: Gateway, open_session: OpenSession
+) -> None:
+    engine.gate = asyncio.Event()
+    session = open_session()
+    asking = asyncio.create_task(post(session, json=body()))
+    await engine.started.wait()
+    closing = asyncio.create_task(session.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+
+    assert (await asking)[0] >= 400
+    assert (await session.close()).dropped == {"aborted": 2}
+    assert open_session().key != session.key
+
+
+async def test_a_listener_of_turns_that_breaks_keeps_no_place(
+    gateway: Gateway, engine: RecordingEngine
+) -> None:
+    def broken(record: TurnRecord) -> None:
+        raise OSError("no space left on device")
+
+    limits = SessionLimits(max_concurrency=1)
+    session = gateway.open("s", sampling=Sampling(100), limits=limits, on_turn=broken)
+
+    for number in range(3):
+        await post(session, json=body({"role": "user", "content": str(number)}))
+
+    assert not session.conversation.is_busy
+    assert len((await session.close()).turns) == 3
