@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli import tasks_export, tasks_probe, tasks_select, tasks_show, tasks_vet
+from swerl.cli import (
+    tasks_export,
+    tasks_probe,
+    tasks_redteam,
+    tasks_select,
+    tasks_show,
+    tasks_vet,
+)
 from swerl.cli._sandbox_options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
@@ -29,6 +36,7 @@ app.command("sample")(tasks_select.sample)
 app.command("split")(tasks_select.split)
 app.command("vet")(tasks_vet.vet)
 app.command("probe")(tasks_probe.probe)
+app.command("redteam")(tasks_redteam.redteam)
 
 
 @app.callback()

@@ -1,0 +1,55 @@
+"""`swerl tasks redteam` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from swerl.cli.main import typer_app
+from swerl.errors import UnknownNameError
+from swerl.grade import Verdict
+from swerl.redteam import _shop as shop
+from swerl.redteam import catalogue
+from swerl.redteam.policy import Policy, Stop
+
+MENDS = Policy(
+    "mends", "Mends the till", (f"sed -i 's/{shop.WRONG}/{shop.RIGHT}/' till.py",), Stop.TESTS
+)
+
+
+def invoke(*arguments: str) -> tuple[int, str, BaseException | None]:
+    result = CliRunner().invoke(typer_app, ["tasks", "redteam", *arguments])
+    return result.exit_code, result.stdout, result.exception
+
+
+def test_policies_are_listed_without_running_one() -> None:
+    code, out, _ = invoke("--list")
+    assert code == 0
+    assert all(policy.name in out for policy in catalogue.all_policies())
+
+
+def test_a_name_that_is_none_gets_the_nearest_ones() -> None:
+    _, _, error = invoke("--only", "emty-patch")
+    assert isinstance(error, UnknownNameError)
+    assert "empty-patch" in error.hint
+
+
+def test_a_policy_that_holds_ends_well() -> None:
+    code, out, error = invoke("--only", "exit-at-import", "--json", "--naive")
+    assert code == 0, error
+    [row] = json.loads(out)["policies"]
+    assert (row["result"], row["verdict"], row["reward"]) == ("held", "cheat", 0.0)
+    assert row["rewarded_naively"] is True
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNSOLVED, Verdict.SOLVED])
+def test_a_policy_that_is_rewarded_fails_the_sheet(
+    monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    mends = Policy(MENDS.name, MENDS.sentence, MENDS.commands, MENDS.stop, verdict)
+    monkeypatch.setattr(catalogue, "all_policies", lambda: [mends])
+    code, out, _ = invoke()
+    assert code == 1
+    assert "BROKE" in out
