@@ -5,16 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from swerl.recipe.reference import as_markdown
+from swerl.recipe import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
-def test_the_recipe_reference_is_current() -> None:
-    page = (ROOT / "docs" / "recipes.md").read_text()
-    assert page == as_markdown(), "run: python -m swerl.recipe.reference > docs/recipes.md"
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_recipe_reference_is_current(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    command = f"python -m swerl.recipe.reference {name} > docs/{name}.md"
+    assert page == reference.as_markdown(name), f"run: {command}"
+
+
+def test_every_recipe_key_stands_on_one_page() -> None:
+    pages = [reference.as_markdown(name) for name in reference.PAGES]
+    for section in ("Top level", "`[tasks]`", "`[rollout.shaping]`", "`[trainer]`", "`[metrics]`"):
+        assert sum(page.count(f"## {section}\n") for page in pages) == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""Every recipe key as a page of Markdown, read from the schema itself."""
+"""Every recipe key as pages of Markdown, read from the schema itself."""
 
 from __future__ import annotations
 
@@ -13,19 +13,36 @@ from pydantic_core import PydanticUndefined
 from swerl.recipe import schema
 from swerl.recipe.schema import Recipe
 
-_HEAD = """# Recipe keys
+_HEADS = {
+    "recipes": """# Recipe keys
 
 A recipe is a TOML file; `swerl train a.toml b.toml --set trainer.lr=1e-4` merges from left to
-right. Only what differs from the defaults needs to be written. This page is made from
-`src/swerl/recipe/schema.py` by `python -m swerl.recipe.reference > docs/recipes.md`.
-"""
+right. Only what differs from the defaults needs to be written. What a run learns from stands here,
+the machinery that it runs on in [recipes-machinery.md](recipes-machinery.md). This page is made
+from `src/swerl/recipe/schema.py` by `python -m swerl.recipe.reference > docs/recipes.md`.
+""",
+    "recipes-machinery": """# Recipe keys: machinery
+
+The other keys stand in [recipes.md](recipes.md). This page is made from
+`src/swerl/recipe/schema.py` by
+`python -m swerl.recipe.reference recipes-machinery > docs/recipes-machinery.md`.
+""",
+}
+PAGES = tuple(_HEADS)
+"""Names of the pages, without `.md`."""
+_LEARNING = ("Top level", "`[tasks", "`[model", "`[rollout", "`[eval")
+"""How the titles of the first page's sections begin; the second page has the rest."""
 
 
-def as_markdown() -> str:
-    """Return the page: one table a section, in the order of the schema."""
+def as_markdown(page: str) -> str:
+    """Return a page: one table a section, in the order of the schema."""
     meanings = _meanings(Path(inspect.getfile(schema)).read_text(encoding="utf-8"))
-    tables = [f"## {name}\n{text}" for name, text in _tables(Recipe, "", meanings)]
-    return "\n\n".join([_HEAD.strip(), *tables]) + "\n"
+    tables = [
+        f"## {name}\n{text}"
+        for name, text in _tables(Recipe, "", meanings)
+        if name.startswith(_LEARNING) == (page == PAGES[0])
+    ]
+    return "\n\n".join([_HEADS[page].strip(), *tables]) + "\n"
 
 
 def _tables(
@@ -72,4 +89,4 @@ def _meanings(source: str) -> dict[tuple[str, str], str]:
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(as_markdown())
+    sys.stdout.write(as_markdown(*sys.argv[1:] or PAGES[:1]))

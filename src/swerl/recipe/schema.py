@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
@@ -104,6 +104,19 @@ class ModelSection(Section):
     warm_start: WarmStartSection = WarmStartSection()
 
 
+class ShapingSection(Section):
+    """Rules that take something off a reward, each by its name; 0 turns a rule off."""
+
+    overlong: float = Field(0.0, ge=0)
+    """Taken off an Episode whose longest conversation fills `max_context_tokens`; a part of it from
+    `overlong_from` on. A solved Task is worth 1, and the paper of DAPO takes off as much."""
+    overlong_from: float = Field(0.8, ge=0, lt=1)
+    """Share of `max_context_tokens` at which `overlong` begins; the paper's value."""
+    malformed: float = Field(0.0, ge=0)
+    """Taken off an Episode whose every reply holds a tool call that cannot be read; of fewer
+    such replies their share."""
+
+
 class RolloutSection(Section):
     """How Episodes are made."""
 
@@ -124,10 +137,27 @@ class RolloutSection(Section):
     """Most replies of one Episode."""
     reward: str = "solved"
     """Name of the reward rule."""
+    shaping: ShapingSection = ShapingSection()
+    group_filter: Literal["none", "zero-variance", "mixed-verdicts"] = "none"
+    """Which Groups are trained: all, those with different rewards, or those with both solved and
+    unsolved Episodes (DAPO's dynamic sampling). Others are replaced by Groups of more Tasks."""
+    oversample: float = Field(1.0, ge=1, le=8)
+    """Tasks begun for each one wanted, with a filter. More leaves fewer rounds to wait for; what is
+    too much is not trained."""
+    refill_rounds: int = Field(3, ge=0)
+    """How often Groups that the filter left out are replaced; then a step is trained with fewer."""
     refills: int = Field(2, ge=0)
     """How often an Episode lost to machinery is tried again."""
     max_infra_rate: float = Field(0.25, ge=0, le=1)
     """Share of a step's Episodes that may be lost to machinery before the run stops."""
+
+    @field_validator("oversample")
+    @classmethod
+    def _has_a_filter(cls, value: float, info: ValidationInfo) -> float:
+        if value > 1 and info.data.get("group_filter") == "none":
+            message = "without rollout.group_filter this would only throw Groups away; set one"
+            raise ValueError(message)
+        return value
 
 
 class GatewaySection(Section):

@@ -22,6 +22,7 @@ from swerl.rollout import workspace
 from swerl.rollout.clock import Clock
 from swerl.rollout.parts import Parts
 from swerl.rollout.session import open_session
+from swerl.rollout.shaping import penalty
 from swerl.run.events import EpisodeEnded
 from swerl.task import Task
 
@@ -57,7 +58,7 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
         task_id=task.id,
         status=draft.status,
         grade=grade,
-        reward=parts.reward(grade, draft.status),
+        reward=parts.reward(grade, draft.status) - penalty(trajectory, parts.rollout),
         trajectory=trajectory,
         patch=draft.patch or "",
         timings=clock.seconds,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
 
 from swerl.episode import Group
 from swerl.errors import RunError
 from swerl.rollout import group
+from swerl.rollout.filters import GroupFilter, group_filter
 from swerl.rollout.parts import Parts
-from swerl.run.events import StepStarted
+from swerl.run.events import Emit, Notice, StepStarted
 from swerl.run.layout import RunFolder
 from swerl.task import Task
 from swerl.tasks.admission import solve_rate
@@ -34,18 +38,45 @@ def choose(
     return chosen
 
 
-async def run_step(
-    tasks: Sequence[Task], step: int, parts: Parts, folder: RunFolder
-) -> list[Group]:
-    """Run the Groups of a step. Raises RunError where too much was lost to machinery."""
+@dataclass(frozen=True, slots=True)
+class StepGroups:
+    """The Groups of a step."""
+
+    kept: tuple[Group, ...]
+    """Those to train."""
+    left_out: tuple[Group, ...] = ()
+    """Those that the filter did not pass, and those beyond what was wanted."""
+
+    @property
+    def all(self) -> tuple[Group, ...]:
+        """Every Group that was rolled out."""
+        return self.kept + self.left_out
+
+
+async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFolder) -> StepGroups:
+    """Run the Groups of a step, with more Tasks for Groups that the filter leaves out.
+
+    Which Groups are kept follows from the order of the Tasks, never from who finished first: short
+    Episodes are no better than long ones. Raises RunError where too much was lost to machinery.
+    """
     rollout = parts.rollout
+    wanted, passes = rollout.groups_per_step, group_filter(rollout.group_filter)
     easy_first = rollout.order == "easy-first"
-    chosen = choose(tasks, step, rollout.groups_per_step, parts.seed, easy_first=easy_first)
-    size = rollout.episodes_per_group
-    parts.emit(StepStarted(step, len(chosen) * size))
-    groups = await group.run(chosen, f"{step:05d}", parts, size=size, folder=folder)
-    _refuse_losses(groups, rollout.max_infra_rate)
-    return groups
+    chosen = choose(tasks, step, wanted, parts.seed, easy_first=easy_first)
+    spare = iter(_spare(tasks, chosen, step, parts.seed))
+    chosen += islice(spare, ceil(wanted * rollout.oversample) - wanted)
+    groups: list[Group] = []
+    for _ in range(1 + rollout.refill_rounds):
+        parts.emit(StepStarted(step, len(chosen) * rollout.episodes_per_group))
+        groups += await group.run(
+            chosen, f"{step:05d}", parts, size=rollout.episodes_per_group, folder=folder
+        )
+        _refuse_losses(groups, rollout.max_infra_rate)
+        missing = wanted - sum(map(passes, groups))
+        chosen = list(islice(spare, ceil(max(missing, 0) * rollout.oversample)))
+        if not chosen:
+            break
+    return _divide(groups, wanted, passes, parts.emit)
 
 
 async def evaluate(
@@ -61,6 +92,30 @@ def _difficulty(task: Task) -> float:
     """Return a Task's place from easy to hard; one that was never probed comes last."""
     rate = solve_rate(task)
     return 1.0 if rate is None else -rate
+
+
+def _spare(tasks: Sequence[Task], chosen: Sequence[Task], step: int, seed: int) -> list[Task]:
+    """Return the other Tasks, in an order that is the same after a restart.
+
+    They are extra: a Task tried here still comes in its turn of the epoch.
+    """
+    taken = {task.id for task in chosen}
+    others = [task for task in tasks if task.id not in taken]
+    random.Random(f"{seed}/spare/{step}").shuffle(others)
+    return others
+
+
+def _divide(groups: Sequence[Group], wanted: int, passes: GroupFilter, emit: Emit) -> StepGroups:
+    """Keep the first Groups that pass, or the first of all where none does.
+
+    Those have advantages of 0: the step changes little, and the run goes on.
+    """
+    kept = [each for each in groups if passes(each)][:wanted]
+    if len(kept) < wanted:
+        emit(Notice(f"{len(kept)} of {wanted} groups pass rollout.group_filter"))
+    kept = kept or list(groups[:wanted])
+    names = {id(each) for each in kept}
+    return StepGroups(tuple(kept), tuple(each for each in groups if id(each) not in names))
 
 
 def _refuse_losses(groups: Sequence[Group], allowed: float) -> None:

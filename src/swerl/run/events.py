@@ -59,7 +59,7 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The run begins the rollouts of a step."""
+    """The run begins the rollouts of a step; again where Groups are replaced by others."""
 
     step: int
     num_episodes: int

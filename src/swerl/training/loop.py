@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from swerl.episode import Group
 from swerl.interfaces import Algorithm, Engine, Trainer
 from swerl.learning import StepStats
 from swerl.recipe.schema import Recipe
 from swerl.rollout import scheduler
 from swerl.rollout.parts import Parts
+from swerl.rollout.scheduler import StepGroups
 from swerl.run import history, tables
 from swerl.run.events import EvalEnded, StepEnded
 from swerl.run.layout import RunFolder
@@ -50,7 +50,7 @@ async def run(machine: Machine) -> history.History:
             await _evaluate(machine, step)
         machine.meter.start()
         groups = await scheduler.run_step(machine.train, step, machine.parts, folder)
-        collected = collect(step, groups, machine.algorithm)
+        collected = collect(step, groups.kept, machine.algorithm)
         _write_tables(folder, step, groups, collected)
         with machine.meter.span("train"):
             stats = await machine.trainer.step(collected.batch)
@@ -93,19 +93,21 @@ async def _evaluate(machine: Machine, step: int) -> None:
         folder.write_state(replace(state, evals_done=(*state.evals_done, name)))
 
 
-def _write_tables(
-    folder: RunFolder, step: int, groups: Sequence[Group], collected: Collected
-) -> None:
-    episodes = [episode for group in groups for episode in group.episodes]
+def _write_tables(folder: RunFolder, step: int, groups: StepGroups, collected: Collected) -> None:
+    episodes = [episode for group in groups.all for episode in group.episodes]
     tables.write_turns(folder.turns(step), episodes)
     batches.write(folder.samples(step), collected.batch)
 
 
 def _metrics(
-    groups: Sequence[Group], collected: Collected, stats: StepStats, *, version: str
+    groups: StepGroups, collected: Collected, stats: StepStats, *, version: str
 ) -> dict[str, float]:
-    """Return what a step came to; rates are over the Episodes that can be learned from."""
-    episodes = [episode for group in groups for episode in group.episodes]
+    """Return what a step came to; rates are over the Episodes that can be learned from.
+
+    They count Groups that were left out too: a filter must not make the policy look better.
+    """
+    episodes = [episode for group in groups.all for episode in group.episodes]
+    left_out = [episode for group in groups.left_out for episode in group.episodes]
     learnable = [episode for episode in episodes if episode.learnable]
     turns = [turn for episode in learnable for turn in episode.trajectory.turns]
     count = max(len(learnable), 1)
@@ -115,7 +117,9 @@ def _metrics(
         "solve_rate": sum(e.verdict == "solved" for e in learnable) / count,
         "timeout_rate": sum(e.verdict == "timeout" for e in learnable) / count,
         "infra_episodes": len(episodes) - len(learnable),
-        "groups_with_signal": sum(group.has_signal for group in groups),
+        "groups_with_signal": sum(group.has_signal for group in groups.all),
+        "groups_left_out": len(groups.left_out),
+        "left_out_tokens": sum(e.trajectory.num_sampled_tokens for e in left_out),
         "turns_per_episode": len(turns) / count,
         "sampled_tokens": collected.num_sampled_tokens,
         "trained_tokens": stats.num_tokens,

@@ -1,0 +1,56 @@
+"""What length and format take off a reward."""
+
+from __future__ import annotations
+
+import pytest
+
+from swerl.chat import Finish
+from swerl.recipe.schema import RolloutSection, ShapingSection
+from swerl.rollout.shaping import penalty
+from swerl.tree import Trajectory
+from swerl.turn import Turn
+
+
+def _turn(index: int, parent: int | None, num_tokens: int, malformed: int = 0) -> Turn:
+    return Turn(
+        index=index,
+        parent=parent,
+        prompt_ids=(1,) * (num_tokens - 1),
+        output_ids=(2,),
+        logprobs=(-1.0,),
+        finish=Finish.STOP,
+        weight_version="0",
+        malformed_calls=malformed,
+    )
+
+
+def _rollout(**rules: float) -> RolloutSection:
+    return RolloutSection(max_context_tokens=1000, shaping=ShapingSection(**rules))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"),
+    [(10, 0.0), (800, 0.0), (850, 0.25), (900, 0.5), (1000, 1.0), (1200, 1.0)],
+)
+def test_overlong_grows_from_its_beginning_to_the_limit(num_tokens: int, expected: float) -> None:
+    """DAPO eq. 13 with L_max = 1000 and L_cache = 200."""
+    trajectory = Trajectory("s", (_turn(0, None, num_tokens),))
+    assert penalty(trajectory, _rollout(overlong=1.0)) == pytest.approx(expected)
+    assert penalty(trajectory, _rollout(overlong=0.4)) == pytest.approx(0.4 * expected)
+    assert penalty(trajectory, _rollout()) == 0
+
+
+def test_overlong_looks_at_the_longest_conversation_and_not_at_the_sum() -> None:
+    forked = Trajectory("s", (_turn(0, None, 500), _turn(1, 0, 400), _turn(2, None, 700)))
+    assert penalty(forked, _rollout(overlong=1.0)) == pytest.approx(0.5)
+
+
+def test_malformed_is_the_share_of_replies_with_unreadable_calls() -> None:
+    turns = (_turn(0, None, 5, 2), _turn(1, 0, 5), _turn(2, 1, 5, 1), _turn(3, 2, 5))
+    assert penalty(Trajectory("s", turns), _rollout(malformed=0.2)) == pytest.approx(0.1)
+
+
+def test_rules_add_up_and_an_episode_without_turns_loses_nothing() -> None:
+    both = _rollout(overlong=1.0, malformed=0.5)
+    assert penalty(Trajectory("s", (_turn(0, None, 900, 1),)), both) == pytest.approx(1.0)
+    assert penalty(Trajectory("s"), both) == 0
