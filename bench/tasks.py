@@ -1,8 +1,9 @@
-"""How fast rows become Tasks, and in how much memory: classic SWE-bench rows of the usual size.
+"""How fast rows become Tasks, in how much memory, and what vetting costs beyond the tests.
 
-`python bench/tasks.py [--json FILE] [--rows 100000]`. Each measurement is a process of its own, so
-that its peak memory is its own too; rates are per second of processor time, which is what one core
-gives, whatever else the machine does. Rows are distinct and written for this benchmark.
+`python bench/tasks.py [--json FILE] [--rows 100000]`. Rows are distinct, written for this
+benchmark, and of the size of classic SWE-bench rows. Each way to handle them is measured in a process of its
+own, so that its peak memory is its own too; rates are per second of processor time, which is what
+one core gives, whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import _vetting
 
 from swerl.tasks.convert import convert
 from swerl.tasks.datasets import find_converter
@@ -117,12 +120,12 @@ def _peak_mib() -> float:
 
 def _go_on(folder: Path, out: Path) -> int:
     """Take up a conversion that was killed just before its end."""
-    from swerl.tasks.convert import Settings, _identity
+    from swerl.tasks.convert import Settings, identity_of
 
     converter, source = find_converter("swe-bench"), file_rows(folder / "rows.jsonl")
     out.rename(out.with_name("tasks.jsonl.part"))
     out.with_name("tasks.rejects.jsonl").rename(out.with_name("tasks.rejects.jsonl.part"))
-    identity = _identity(converter, source, Settings())
+    identity = identity_of(converter, source, Settings())
     out.with_name("tasks.jsonl.part.json").write_text(identity)
     done = convert(converter, source, out)
     assert done.num_resumed == done.num_tasks
@@ -141,14 +144,21 @@ def main() -> None:
         print(json.dumps(asdict(measure(chosen.way, chosen.folder))))
         return
     with tempfile.TemporaryDirectory() as folder:
+        vetting = _vetting.measure(Path(folder))
         write_rows(Path(folder), chosen.rows)
         costs = [_apart(way, folder) for way in WAYS]
     print(f"{'':<18}{'rows/cpu s':>12}{'wall s':>10}{'peak MiB':>10}")
     for cost in costs:
         rate, wall, peak = (float(cost[k]) for k in ("rows_per_cpu_s", "wall_s", "peak_mib"))
         print(f"{cost['way']:<18}{rate:>12,.0f}{wall:>10.1f}{peak:>10.0f}")
+    print(
+        f"\nvet {vetting.tasks} tasks, {_vetting.WORKERS} at once: {vetting.wall_s:.1f} s for "
+        f"{vetting.test_s:.1f} s of tests, {vetting.share:.2f} x their share"
+    )
+    print(f"grading beyond its tests: {vetting.overhead_s:.2f} s")
     if chosen.json:
-        chosen.json.write_text(json.dumps(costs, indent=2) + "\n")
+        found = {"conversion": costs, "vetting": asdict(vetting)}
+        chosen.json.write_text(json.dumps(found, indent=2) + "\n")
         print(f"written to {chosen.json}")
 
 

@@ -82,6 +82,16 @@ def test_its_image_gives_nothing_away(swerl: Swerl, instance: str) -> None:
     assert swept["raw"]["leaks"] == swept["scrubbed"]["leaks"] == []
 
 
+def test_it_is_certified(swerl: Swerl, instance: str) -> None:
+    """What vetting does for one: nothing is unsolved, gold is solved, cheats get nowhere."""
+    [vetted] = json.loads(swerl("tasks", "vet", f"{instance}.jsonl", "--gold-runs", "1", "--json"))
+    certificate = vetted["certificate"]
+    assert vetted["ok"], certificate["findings"]
+    assert certificate["canary"] is True
+    assert set(certificate["probes"].values()) <= {"unsolved", "cheat"}
+    assert certificate["measured"]["test_s"] < certificate["timeout_s"]
+
+
 @pytest.mark.agents
 def test_claude_code_solves_it_with_its_own_tools(swerl: Swerl, instance: str) -> None:
     result = swerl.rollout(instance, "--agent", "claude-code", "--engine", "scripted:gold")
