@@ -1,9 +1,9 @@
 """How fast rows become Tasks, in how much memory, and what vetting costs beyond the tests.
 
 `python bench/tasks.py [--json FILE] [--rows 100000]`. Rows are distinct, written for this
-benchmark, and of the size of classic SWE-bench rows. Each way to handle them is measured in a process of its
-own, so that its peak memory is its own too; rates are per second of processor time, which is what
-one core gives, whatever else the machine does.
+benchmark, and of the size of classic SWE-bench rows. Each way to handle them is measured in a
+process of its own, so that its peak memory is its own too; rates are per second of processor time,
+which is what one core gives, whatever else the machine does.
 """
 
 from __future__ import annotations
