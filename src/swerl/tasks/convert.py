@@ -72,7 +72,7 @@ def convert(
     settings = settings or Settings()
     with _claimed(out) as claim:
         parts = (_part(out), _part(rejects_path(out)))
-        done = resume(parts, claim, _identity(converter, rows, settings))
+        done = resume(parts, claim, identity_of(converter, rows, settings))
         num_resumed = done.num_rows
         writer = _Writer(converter, settings, done)
         with parts[0].open("ab", _BUFFER_BYTES) as tasks, parts[1].open("ab", 0) as rejects:
@@ -154,7 +154,7 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _identity(converter: Converter, rows: RowSource, settings: Settings) -> str:
+def identity_of(converter: Converter, rows: RowSource, settings: Settings) -> str:
     """Return a text that is the same where a conversion may go on from what is there."""
     images = sorted(settings.images.items())
     parts = [version("swerl"), converter.name, rows.name, str(settings.assets or ""), images]
