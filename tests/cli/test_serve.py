@@ -401,10 +401,11 @@ def test_a_script_is_read_from_a_list_or_from_lines(tmp_path: Path) -> None:
         (["--engine", "scripted:gold"], "scripted:demo"),
         (["--engine", "torch-cpu"], "needs --model"),
         (["--engine", "scripted=short"], "cannot read the script"),
-        (["--engine", "scripted=numbers"], "reply 1 cannot be said"),
+        (["--engine", "scripted=numbers"], "reply 1 is no message with a text or tool calls: "),
         (["--engine", "scripted=nothing"], "holds no reply"),
         (["-o", "."], "holds something already"),
         (["--set", "gatewy.port=1"], "unknown recipe key"),
+        (["--set", "model.family=qwen"], "did you mean qwen3"),
     ],
 )
 def test_bad_input_is_one_error_with_a_hint(

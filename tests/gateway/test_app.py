@@ -376,11 +376,23 @@ async def test_checks_are_answered_and_nothing_else_is_reachable(
 async def test_a_taken_port_is_one_clear_error(gateway: Gateway, engine: RecordingEngine) -> None:
     port = int(gateway.url.rsplit(":", 1)[1])
 
-    with pytest.raises(GatewayError, match=f"cannot listen on .*:{port}") as caught:
+    with pytest.raises(GatewayError) as caught:
         async with Gateway(engine=engine, family=engine.family, port=port):
             pass
 
-    assert "port at 0" in caught.value.hint
+    assert str(caught.value) == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert "port to 0" in caught.value.hint
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "999.1.1.1"])
+async def test_an_address_of_another_machine_is_one_clear_error(
+    engine: RecordingEngine, host: str
+) -> None:
+    with pytest.raises(GatewayError, match=f"cannot listen on {host}:0: ") as caught:
+        async with Gateway(engine=engine, family=engine.family, host=host):
+            pass
+
+    assert "address of this machine" in caught.value.hint
 
 
 async def test_turns_are_told_with_their_words(gateway: Gateway, engine: RecordingEngine) -> None:

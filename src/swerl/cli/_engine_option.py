@@ -82,6 +82,7 @@ def recipe_of(
 
     Raises RecipeError, InputError and UnknownNameError.
     """
+    from swerl import plugins
     from swerl.recipe.check import check
     from swerl.recipe.load import load
 
@@ -92,6 +93,7 @@ def recipe_of(
         written += [f"engine.url={engine.url}"] if engine.url else []
         written += _model_settings(engine, model)
     recipe = load([], [*written, *settings])
+    plugins.load("families", recipe.model.family)
     check(recipe)
     return recipe
 

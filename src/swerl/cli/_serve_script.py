@@ -19,6 +19,8 @@ _LINES = (
 )
 _ROUNDS = 10_000
 """How often the demo says its lines, which is as good as for ever."""
+_MOST_SHOWN = 80
+"""Characters of a wrong reply that an error shows."""
 
 
 def demo() -> list[Message]:
@@ -55,7 +57,12 @@ def _reply(item: Any, where: str) -> Message:
         if not (isinstance(text, str) and isinstance(thinking, str)) or not (text or calls):
             raise TypeError("no text and no tool_calls")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        message = f"{where} cannot be said: {error!r}"
+        message = f"{where} is no message with a text or tool calls: {_shown(item)}"
         hint = '{"text": "…", "tool_calls": [{"name": "Bash", "arguments": {"command": "ls"}}]}'
         raise InputError(message, hint=f"write it as {hint}") from error
     return Message(Role.ASSISTANT, text, thinking, calls)
+
+
+def _shown(item: Any) -> str:
+    text = json.dumps(item, ensure_ascii=False)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

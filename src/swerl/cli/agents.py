@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,6 +34,21 @@ def fetch(
     if not hasattr(module, "fetch"):
         console().print(f"{agent} is part of swerl; there is nothing to fetch")
         return
-    for mount in module.fetch(version or module.DEFAULT_VERSION):
+    for mount in module.fetch(_release(agent, module, version)):
         console().print(f"{mount.target}  [dim]from[/] {mount.source}", soft_wrap=True)
     console().print(f"next: swerl rollout --agent {agent} --engine scripted:gold")
+
+
+def _release(agent: str, module: Any, version: str | None) -> str:
+    """Return the release to fetch. Raises InputError on what the agent's settings refuse."""
+    from pydantic import ValidationError
+
+    from swerl.errors import InputError
+
+    default: str = module.DEFAULT_VERSION
+    try:
+        module.Options(version=version or default)
+    except ValidationError as error:
+        message = f"--version {version!r} is no release of {agent}"
+        raise InputError(message, hint=f"give all of it, such as {default}") from error
+    return version or default

@@ -7,6 +7,7 @@ session serves it alone.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -169,8 +170,11 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        message = f"cannot listen on {host}:{port}: {error.strerror}"
-        hint = "leave the port at 0 to get a free one, or stop what uses it"
+        reason = str(error.strerror).partition(" (while")[0]  # which repeats the address
+        message = f"cannot listen on {host}:{port}: {reason}"
+        hint = "set the port to 0 to get a free one, or stop what uses it"
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            hint = "name an address of this machine, such as 127.0.0.1"
         raise GatewayError(message, hint=hint) from error
 
 
