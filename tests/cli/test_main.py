@@ -43,6 +43,11 @@ def test_help_imports_nothing_heavy() -> None:
             "agent_s",
         ),
         (["train", "recipes/twin_cpu.toml", "--set", "model.path=/none"], "/none", "Hugging Face"),
+        (
+            ["train", "recipes/twin_cpu.toml", "--set", "trainer.tokens_per_micro_batch=100"],
+            "cannot hold a context of",
+            "set trainer.tokens_per_micro_batch to",
+        ),
         (["rollout", "--tasks", "nowhere.jsonl"], "nowhere.jsonl", "swerl convert"),
         (["convert", "swe-gim", "--rows", "x.jsonl"], "swe-gim", "swe-gym"),
     ],

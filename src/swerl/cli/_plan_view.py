@@ -9,7 +9,10 @@ from swerl.cli._output import console
 from swerl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from swerl.training.plan import Plan
+    from swerl.training.planner import MemoryPlan
 
 
 def show_plan(recipe: Recipe) -> None:
@@ -29,6 +32,10 @@ def show_plan(recipe: Recipe) -> None:
     for name, text in _rows(found):
         table.add_row(name, text)
     console().print(table)
+    if found.memory:
+        console().print(_memory_table(found.memory))
+        for line in _host_and_cache(found.memory):
+            console().print(line)
     if found.cost is None:
         console().print("no dollars: the price book lacks a price; see `swerl cost estimate`")
     elif any(case.total_dollars for case in found.cost.cases):
@@ -54,15 +61,15 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "engines", _engines(plan)
     yield from _work(plan)
     yield "budgets", _budgets(plan.recipe)
-    if plan.memory:
-        yield "memory a GPU", _memory(plan)
 
 
 def _model(plan: Plan) -> str:
+    from swerl.training.parameters import active_params, model_params
+
     shape = plan.shape
-    text = f"{shape.name}: {_count(shape.params)} parameters"
+    text = f"{shape.name}: {_count(model_params(shape).total)} parameters"
     if shape.num_experts:
-        text += f", {_count(shape.active_params)} active, {shape.num_experts} experts a layer"
+        text += f", {_count(active_params(shape))} active, {shape.num_experts} experts a layer"
     return text
 
 
@@ -139,23 +146,35 @@ def _budgets(recipe: Recipe) -> str:
     return " < ".join(f"{name} {seconds:g} s" for name, seconds in chain.items())
 
 
-def _memory(plan: Plan) -> str:
-    from swerl.training.memory import GPU_GIB
+def _memory_table(planned: MemoryPlan) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
 
-    found = plan.memory
-    assert found is not None
-    limit = GPU_GIB.get(plan.recipe.cluster.gpu)
-    parts = {
-        "weights": found.weights,
-        "gradients": found.gradients,
-        "optimizer": found.optimizer,
-        "activations": found.activations,
-        "logits": found.logits,
-    }
-    summed = " + ".join(f"{name} {gib:.1f}" for name, gib in parts.items())
-    text = f"estimate, training: {summed} = {found.training:.0f} GiB"
-    text += f" of {limit:g}" if limit else ""
-    return f"{text}\nestimate, rollout: {found.engine_weights:.1f} GiB of weights, the rest for KV"
+    table = Table(title="Memory of a GPU, GiB", title_justify="left", box=SIMPLE)
+    table.add_column("part")
+    for phase in planned.phases:
+        table.add_column(phase.name, justify="right")
+    longest_first = sorted(planned.phases, key=lambda phase: -len(phase.parts))
+    for name in dict.fromkeys(name for phase in longest_first for name in phase.parts):
+        parts = [phase.parts.get(name) for phase in planned.phases]
+        if any(parts):
+            table.add_row(name, *(f"{part:.1f}" if part else "" for part in parts))
+    table.add_section()
+    totals = [f"{phase.total:.1f}" for phase in planned.phases]
+    table.add_row("together", *totals, style="bold")
+    if planned.capacity is not None:
+        table.add_row("of", *(f"{planned.capacity:.1f}" for _ in totals))
+    return table
+
+
+def _host_and_cache(planned: MemoryPlan) -> Iterator[str]:
+    cache = planned.cache
+    yield (
+        f"an engine's cache: {cache.tokens:,} tokens = {cache.contexts:.1f} full contexts, for "
+        f"{cache.sequences} episodes at once"
+    )
+    if planned.host:
+        yield f"a node's host memory: {planned.host:.0f} GiB for what leaves the GPUs"
 
 
 def _count(number: int) -> str:

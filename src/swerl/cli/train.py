@@ -37,6 +37,9 @@ def train(
         show_plan(recipe)
         return
     check(recipe)
+    from swerl.training.plan import plan
+
+    plan(recipe)
     from swerl import assemble
     from swerl.cli._run import run
     from swerl.cli._train_view import TrainView, show_summary

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swerl.training.parameters import active_params
 from swerl.training.shape import Shape
 
 _TRAINING = 6
@@ -47,7 +48,7 @@ def row_cost(shape: Shape) -> RowCost:
 def _matrix_params(shape: Shape) -> float:
     """Return the parameters that multiply one token: looking up an embedding costs nothing."""
     lookup = 0 if shape.tied else shape.vocab_size * shape.hidden_size
-    return shape.active_params - lookup
+    return active_params(shape) - lookup
 
 
 def _linear_attention(shape: Shape) -> float:

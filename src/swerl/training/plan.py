@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from swerl import plugins
 from swerl.cost.assumptions import from_recipe
 from swerl.cost.estimate import Estimate, estimate
-from swerl.errors import InputError
-from swerl.recipe.check import check_budgets, check_rollout, obstacles
+from swerl.errors import InputError, UnknownNameError
+from swerl.interfaces import Algorithm
+from swerl.recipe.check import check_budgets, check_rollout, obstacles, plugin_options
 from swerl.recipe.schema import Recipe
 from swerl.training.layout import Layout, layout
-from swerl.training.memory import GPU_GIB, Memory, memory
+from swerl.training.planner import MemoryPlan, plan_memory
+from swerl.training.savings import check_memory
 from swerl.training.shape import Shape, shape_of
 
 
@@ -22,8 +25,8 @@ class Plan:
     recipe: Recipe
     shape: Shape
     layout: Layout
-    memory: Memory | None
-    """Estimate for one GPU; None on CPU."""
+    memory: MemoryPlan | None
+    """None on CPU."""
     cost: Estimate | None
     """None where the price book lacks a price."""
     notes: tuple[str, ...]
@@ -62,7 +65,7 @@ def plan(recipe: Recipe) -> Plan:
     check_rollout(recipe.rollout)
     shape = shape_of(recipe.model)
     found = layout(recipe, shape)
-    on_gpu = memory(recipe, shape, found) if found.num_gpus else None
+    on_gpu = _memory(recipe, shape, found) if found.num_gpus else None
     return Plan(
         recipe=recipe,
         shape=shape,
@@ -74,6 +77,22 @@ def plan(recipe: Recipe) -> Plan:
     )
 
 
+def _memory(recipe: Recipe, shape: Shape, found: Layout) -> MemoryPlan:
+    reference = _needs_reference(recipe)
+    planned = plan_memory(recipe, shape, found, reference=reference)
+    check_memory(recipe, shape, planned, reference=reference)
+    return planned
+
+
+def _needs_reference(recipe: Recipe) -> bool:
+    try:
+        options = plugin_options("algorithms", recipe.algorithm, section="algorithm")
+    except UnknownNameError:
+        return False
+    built: Algorithm = plugins.load("algorithms", recipe.algorithm.type).build(options)
+    return built.needs_reference
+
+
 def _cost(recipe: Recipe) -> Estimate | None:
     try:
         return estimate(from_recipe(recipe))
@@ -81,7 +100,7 @@ def _cost(recipe: Recipe) -> Estimate | None:
         return None
 
 
-def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: Memory | None) -> list[str]:
+def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | None) -> list[str]:
     notes = []
     episodes = recipe.rollout.groups_per_step * recipe.rollout.episodes_per_group
     if found.num_gpus and recipe.rollout.concurrency < episodes:
@@ -94,13 +113,23 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: Memory | None) -
         notes.append(f"{episodes} episodes a step spread unevenly over {found.data} data ranks")
     if found.expert > found.gpus_per_node > 0:
         notes.append(f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node")
-    limit = GPU_GIB.get(recipe.cluster.gpu)
-    if on_gpu and limit is None:
+    if on_gpu:
+        notes += _memory_notes(recipe, on_gpu)
+    return notes
+
+
+def _memory_notes(recipe: Recipe, planned: MemoryPlan) -> list[str]:
+    notes = []
+    if planned.capacity is None:
         notes.append(f"the memory of a {recipe.cluster.gpu!r} is not known: compare by hand")
-    elif on_gpu and limit and on_gpu.training > 0.9 * limit:
+    elif planned.train.total > 0.92 * planned.capacity:
+        share = planned.train.total / planned.capacity
+        notes.append(f"training fills {share:.0%} of a GPU: the plan is no more exact than that")
+    cache = planned.cache
+    if cache.contexts < cache.sequences:
         notes.append(
-            f"training needs some {on_gpu.training:.0f} of {limit:.0f} GiB a GPU: set "
-            "trainer.recompute or offload_optimizer, or split the model further"
+            f"an engine's cache holds {cache.contexts:.1f} full contexts and serves "
+            f"{cache.sequences} episodes: long ones are put out and computed again"
         )
     return notes
 

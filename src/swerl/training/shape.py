@@ -26,18 +26,28 @@ class Shape:
     head_dim: int
     vocab_size: int
     ffn_size: int = 0
-    """Width of the feed-forward block; 0 in a model of experts only."""
+    """Width of the feed-forward block in layers without experts."""
+    num_dense_layers: int = 0
+    """First layers of a model of experts that have none."""
     num_experts: int = 0
     """Experts a layer; 0 in a dense model."""
     experts_per_token: int = 0
     expert_ffn_size: int = 0
     shared_ffn_size: int = 0
-    """Width of the expert that every token passes."""
+    """Width of the experts that every token passes, all together."""
+    shared_gate: bool = False
+    """Whether a gate weighs what the shared expert says."""
     full_attention_every: int = 1
     linear_key_size: int = 0
     """Key heads times their width, in linear attention."""
     linear_value_size: int = 0
     linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    linear_conv_size: int = 4
+    """Positions that linear attention's convolution looks back, the current one included."""
+    qk_norm: bool = True
+    """Whether queries and keys are normalised by head."""
+    qkv_bias: bool = False
     gated_attention: bool = False
     """Whether the query projection also makes a gate of the same size."""
     tied: bool = False
@@ -54,49 +64,17 @@ class Shape:
         return self.num_layers - self.num_attention_layers
 
     @property
-    def embedding_params(self) -> int:
-        """Parameters of input and output embeddings."""
-        return self.vocab_size * self.hidden_size * (1 if self.tied else 2)
+    def num_expert_layers(self) -> int:
+        """Layers with routed experts."""
+        return self.num_layers - self.num_dense_layers if self.num_experts else 0
 
-    @property
-    def dense_params(self) -> int:
-        """Parameters of every layer that are not in routed experts; norms are left out."""
-        return (
-            self.num_attention_layers * self._attention_params
-            + self.num_linear_layers * self._linear_params
-            + self.num_layers * self._ffn_params
-        )
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, has full attention."""
+        return (layer + 1) % self.full_attention_every == 0
 
-    @property
-    def expert_params(self) -> int:
-        """Parameters of all routed experts."""
-        return self.num_layers * self.num_experts * 3 * self.hidden_size * self.expert_ffn_size
-
-    @property
-    def params(self) -> int:
-        """All parameters."""
-        return self.embedding_params + self.dense_params + self.expert_params
-
-    @property
-    def active_params(self) -> int:
-        """Parameters that one token passes."""
-        used = self.experts_per_token / self.num_experts if self.num_experts else 0
-        return self.embedding_params + self.dense_params + round(used * self.expert_params)
-
-    @property
-    def _attention_params(self) -> int:
-        queries = self.num_heads * self.head_dim
-        keys = self.num_kv_heads * self.head_dim
-        return self.hidden_size * ((3 if self.gated_attention else 2) * queries + 2 * keys)
-
-    @property
-    def _linear_params(self) -> int:
-        return self.hidden_size * (2 * self.linear_key_size + 3 * self.linear_value_size)
-
-    @property
-    def _ffn_params(self) -> int:
-        ffn = 0 if self.num_experts else self.ffn_size
-        return self.hidden_size * (3 * (ffn + self.shared_ffn_size) + self.num_experts)
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, has routed experts."""
+        return bool(self.num_experts) and layer >= self.num_dense_layers
 
 
 def shape_of(model: ModelSection) -> Shape:
@@ -137,6 +115,7 @@ def _known(name: str) -> Mapping[str, Any]:
 def shape_from_config(name: str, whole: Mapping[str, Any]) -> Shape:
     """Return the shape that a Hugging Face config describes. Raises RecipeError."""
     config: Mapping[str, Any] = whole.get("text_config", whole)
+    is_glm = str(config.get("model_type", "")).startswith("glm")
     try:
         heads = config["num_attention_heads"]
         return Shape(
@@ -148,15 +127,23 @@ def shape_from_config(name: str, whole: Mapping[str, Any]) -> Shape:
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             vocab_size=config["vocab_size"],
             ffn_size=config.get("intermediate_size", 0),
-            num_experts=config.get("num_experts", 0),
+            num_dense_layers=config.get("first_k_dense_replace", 0),
+            num_experts=_num_experts(config),
             experts_per_token=config.get("num_experts_per_tok", 0),
             expert_ffn_size=config.get("moe_intermediate_size", 0),
-            shared_ffn_size=config.get("shared_expert_intermediate_size", 0),
-            full_attention_every=config.get("full_attention_interval", 1),
+            shared_ffn_size=_shared_width(config),
+            shared_gate="shared_expert_intermediate_size" in config,
+            full_attention_every=_attention_interval(config),
             linear_key_size=_product(config, "linear_num_key_heads", "linear_key_head_dim"),
             linear_value_size=_product(config, "linear_num_value_heads", "linear_value_head_dim"),
             linear_num_key_heads=config.get("linear_num_key_heads", 0),
-            gated_attention=config.get("attn_output_gate", False),
+            linear_num_value_heads=config.get("linear_num_value_heads", 0),
+            linear_conv_size=config.get("linear_conv_kernel_dim", 4),
+            qk_norm=config.get("use_qk_norm", not is_glm),
+            qkv_bias=config.get("attention_bias", False),
+            gated_attention=config.get(
+                "attn_output_gate", bool(config.get("linear_num_key_heads"))
+            ),
             tied=config.get("tie_word_embeddings", False),
         )
     except KeyError as error:
@@ -166,3 +153,29 @@ def shape_from_config(name: str, whole: Mapping[str, Any]) -> Shape:
 
 def _product(config: Mapping[str, Any], first: str, second: str) -> int:
     return int(config.get(first, 0)) * int(config.get(second, 0))
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    return next((int(config[name]) for name in names if name in config), 0)
+
+
+def _shared_width(config: Mapping[str, Any]) -> int:
+    count = config.get("n_shared_experts", 0) * config.get("moe_intermediate_size", 0)
+    return int(config.get("shared_expert_intermediate_size", count))
+
+
+def _attention_interval(config: Mapping[str, Any]) -> int:
+    """Return after how many layers full attention comes again; the config may list the layers."""
+    kinds = config.get("layer_types") or []
+    if "linear_attention" not in kinds:
+        return int(config.get("full_attention_interval", 1))
+    interval = kinds.index("full_attention") + 1 if "full_attention" in kinds else len(kinds) + 1
+    regular = [
+        "linear_attention" if number % interval else "full_attention"
+        for number in range(1, len(kinds) + 1)
+    ]
+    if kinds != regular:
+        message = "full attention does not come at equal distances in layer_types"
+        raise RecipeError(message, hint="only such hybrids as Qwen3.5 and Qwen3.6 are known")
+    return int(interval)
