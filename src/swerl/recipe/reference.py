@@ -1,15 +1,16 @@
-"""Every recipe key as pages of Markdown, read from the schema itself."""
+"""Every recipe key as pages of Markdown, read from the schema and the algorithms themselves."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from swerl import plugins
 from swerl.recipe import schema
 from swerl.recipe.schema import Recipe
 
@@ -18,14 +19,22 @@ _HEADS = {
 
 A recipe is a TOML file; `swerl train a.toml b.toml --set trainer.lr=1e-4` merges from left to
 right. Only what differs from the defaults needs to be written. What a run learns from stands here,
-the machinery that it runs on in [recipes-machinery.md](recipes-machinery.md). This page is made
-from `src/swerl/recipe/schema.py` by `python -m swerl.recipe.reference > docs/recipes.md`.
+the machinery that it runs on in [recipes-machinery.md](recipes-machinery.md), and the keys of
+`[algorithm]` in [recipes-algorithm.md](recipes-algorithm.md). This page is made from
+`src/swerl/recipe/schema.py` by `python -m swerl.recipe.reference > docs/recipes.md`.
 """,
     "recipes-machinery": """# Recipe keys: machinery
 
 The other keys stand in [recipes.md](recipes.md). This page is made from
 `src/swerl/recipe/schema.py` by
 `python -m swerl.recipe.reference recipes-machinery > docs/recipes-machinery.md`.
+""",
+    "recipes-algorithm": """# Recipe keys: `[algorithm]`
+
+`algorithm.type` names the loss; [algorithms.md](algorithms.md) says what each one is, and
+[recipes.md](recipes.md) has the other keys. An algorithm's own default counts where a key stands in
+two tables. This page is made from `src/swerl/algorithms/` by
+`python -m swerl.recipe.reference recipes-algorithm > docs/recipes-algorithm.md`.
 """,
 }
 PAGES = tuple(_HEADS)
@@ -36,32 +45,54 @@ _LEARNING = ("Top level", "`[tasks", "`[model", "`[rollout", "`[eval")
 
 def as_markdown(page: str) -> str:
     """Return a page: one table a section, in the order of the schema."""
-    meanings = _meanings(Path(inspect.getfile(schema)).read_text(encoding="utf-8"))
-    tables = [
-        f"## {name}\n{text}"
-        for name, text in _tables(Recipe, "", meanings)
-        if name.startswith(_LEARNING) == (page == PAGES[0])
-    ]
-    return "\n\n".join([_HEADS[page].strip(), *tables]) + "\n"
+    if page == "recipes-algorithm":
+        tables = list(_plugins("algorithms"))
+    else:
+        tables = [
+            (name, text)
+            for name, text in _sections(Recipe, "")
+            if name.startswith(_LEARNING) == (page == PAGES[0])
+        ]
+    texts = [f"## {name}\n{text}" for name, text in tables]
+    return "\n\n".join([_HEADS[page].strip(), *texts]) + "\n"
 
 
-def _tables(
-    model: type[BaseModel], prefix: str, meanings: dict[tuple[str, str], str]
-) -> Iterator[tuple[str, str]]:
-    rows, inner = [], []
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, schema.Section):
-            inner.append((f"{prefix}{name}.", kind))
+def _sections(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    kinds = {name: field.annotation for name, field in model.model_fields.items()}
+    inner = {
+        name: kind
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, schema.Section)
+    }
+    if keys := [name for name in kinds if name not in inner]:
+        yield f"`[{prefix.rstrip('.')}]`" if prefix else "Top level", _table(model, keys)
+    for name, kind in inner.items():
+        yield from _sections(kind, f"{prefix}{name}.")
+
+
+def _plugins(kind: str) -> Iterator[tuple[str, str]]:
+    """Yield a table of each plug-in's own keys, then those that several have."""
+    shared: dict[type[BaseModel], list[str]] = {}
+    for name in plugins.names(kind):
+        options: type[BaseModel] = plugins.load(kind, name).Options
+        yield f'`type = "{name}"`', _table(options, options.__annotations__)
+        for base in options.__mro__[1:]:
+            if issubclass(base, BaseModel) and base is not BaseModel:
+                shared.setdefault(base, []).append(f"`{name}`")
+    for base, names in shared.items():
+        yield "Keys of " + ", ".join(names), _table(base, base.__annotations__)
+
+
+def _table(model: type[BaseModel], keys: Iterable[str]) -> str:
+    meanings = _meanings(Path(inspect.getfile(model)).read_text(encoding="utf-8"))
+    rows = []
+    for name in keys:
+        if name not in model.model_fields:
             continue
         meaning = " ".join(meanings.get((model.__name__, name), "").split())
-        default = field.get_default(call_default_factory=True)
+        default = model.model_fields[name].get_default(call_default_factory=True)
         rows.append(f"| `{name}` | {_shown(default)} | {meaning} |")
-    title = f"`[{prefix.rstrip('.')}]`" if prefix else "Top level"
-    if rows:
-        yield title, "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
-    for inner_prefix, kind in inner:
-        yield from _tables(kind, inner_prefix, meanings)
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
 
 
 def _shown(default: object) -> str:
