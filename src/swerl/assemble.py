@@ -43,7 +43,7 @@ from swerl.run.layout import RunFolder, open_run
 from swerl.sandbox import Limits
 from swerl.task import Task, read_tasks
 from swerl.tasks import twin
-from swerl.tasks.admission import of_difficulty, require_certified
+from swerl.tasks.admission import of_difficulty, require_certified, require_time
 from swerl.training import loop
 from swerl.training.meter import Meter
 from swerl.training.metrics import open_sinks
@@ -84,6 +84,7 @@ def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[
             raise RecipeError(message, hint="`swerl convert` says why rows were rejected")
         if not chosen.uncertified:
             require_certified(tasks, chosen.source)
+        require_time(tasks, recipe.budgets.grading_s)
         if chosen.solve_rate:
             tasks = of_difficulty(tasks, chosen.solve_rate, chosen.source)
         return tasks, heldout

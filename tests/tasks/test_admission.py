@@ -14,7 +14,7 @@ from swerl.recipe.schema import Recipe, TasksSection
 from swerl.run.events import ignore
 from swerl.task import GradingSpec, Task, write_tasks
 
-PLAIN = Task("a-1", "r", "host", "/w", "p", GradingSpec("command"))
+PLAIN = Task("a-1", "r", "host", "/w", "p", GradingSpec("command", timeout_s=60.0))
 
 
 def with_certificate(task: Task) -> Task:
@@ -70,3 +70,10 @@ def test_tasks_of_the_wrong_difficulty_stay_out(tmp_path: Path) -> None:
     assert [task.id for task in kept] == ["b", "c"]
     with pytest.raises(RecipeError, match="4 have one"):
         tasks_of(tmp_path, tasks, solve_rate=(0.6, 0.9))
+
+
+def test_a_budget_leaves_certified_tests_their_time(tmp_path: Path) -> None:
+    slow = with_certificate(replace(PLAIN, grading=replace(PLAIN.grading, timeout_s=151.0)))
+    with pytest.raises(RecipeError, match="a-1 may take 151 s") as raised:
+        tasks_of(tmp_path, [slow])
+    assert "grading_s above 151" in raised.value.hint

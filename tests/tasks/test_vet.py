@@ -189,6 +189,24 @@ async def test_what_has_changed_is_vetted_again(make: Callable[..., Task], chang
     assert is_new
 
 
+async def test_an_image_that_the_first_run_pulls_has_its_digest_afterwards(
+    make: Callable[..., Task],
+) -> None:
+    task, backend = make(), Numbered()
+    heard: list[tuple[Vetted, bool]] = []
+
+    async def facts(_: str) -> ImageFacts:
+        return ImageFacts("sha256:pulled" if backend.num_opened else "")
+
+    for _ in range(2):
+        known = {vetted.task: vetted for vetted, _ in heard}
+        settings = Settings("local", Rigour(1), facts=facts, done=known)
+        await vet(backend, [task], settings, tell=lambda *each: heard.append(each))
+    assert [is_new for _, is_new in heard] == [True, False]
+    assert heard[0][0].certificate
+    assert heard[0][0].certificate.image == "sha256:pulled"
+
+
 async def test_a_lost_machine_says_nothing_about_a_task(make: Callable[..., Task]) -> None:
     [(vetted, _)] = await run(make(), backend=Numbered(lost=[2]))
     assert not vetted.ok

@@ -22,6 +22,21 @@ def require_certified(tasks: Sequence[Task], source: str) -> None:
     raise RecipeError(message, hint=hint)
 
 
+def require_time(tasks: Sequence[Task], grading_s: float) -> None:
+    """Raise RecipeError where certified Tasks may be graded for longer than a run allows."""
+    slow = [task for task in tasks if task.certificate and task.grading.timeout_s > grading_s]
+    if not slow:
+        return
+    slowest = max(slow, key=lambda task: task.grading.timeout_s)
+    limit_s = slowest.grading.timeout_s
+    message = (
+        f"budgets.grading_s = {grading_s:g}, and the tests of {slowest.id} may take {limit_s:g} s"
+    )
+    raise RecipeError(
+        message, hint=f"set budgets.grading_s above {limit_s:g}, and episode_s with it"
+    )
+
+
 def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: str) -> list[Task]:
     """Return the Tasks whose probed solve rate lies within bounds, ends included.
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -86,7 +86,7 @@ async def vet(
             if known and _stands(known, task, image, settings.rigour):
                 tell(known, False)
             else:
-                tell(await _vet_one(task, runs, settings, image), True)
+                tell(await _vet_one(task, runs, settings), True)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(settings.num_workers):
@@ -100,18 +100,15 @@ def fitting_workers(limits: Limits) -> int:
     return max(1, int(min(cores, memory)))
 
 
-async def _vet_one(task: Task, runs: Runs, settings: Settings, image: str) -> Vetted:
+async def _vet_one(task: Task, runs: Runs, settings: Settings) -> Vetted:
     started = time.monotonic()
     certificate, failure = None, ""
     try:
-        certificate = await vet_task(
-            task,
-            runs,
-            settings.rigour,
-            image=image,
-            backend=settings.backend,
-            version=version("swerl"),
+        found = await vet_task(
+            task, runs, settings.rigour, backend=settings.backend, version=version("swerl")
         )
+        # An image that a run has pulled has a digest only after it.
+        certificate = replace(found, image=(await settings.facts(task.image)).digest)
     except SandboxUnavailableError:
         raise
     except SwerlError as error:
@@ -127,7 +124,7 @@ def _stands(known: Vetted, task: Task, image: str, rigour: Rigour) -> bool:
         found is not None
         and known.rigour == rigour
         and found.source == row_digest(task)
-        and found.image == image
+        and image in ("", found.image)
         and found.swerl == version("swerl")
     )
 
