@@ -19,6 +19,7 @@ def gym_row(number: int) -> dict[str, object]:
         "instance_id": f"getmoto__moto-{number}",
         "repo": "getmoto/moto",
         "base_commit": "c0ffee",
+        "version": "1.0",
         "problem_statement": "It is [bold]broken[/].",
         "patch": PATCH,
         "test_patch": PATCH,
@@ -56,6 +57,21 @@ def test_a_conversion_ends_with_a_table_and_what_to_do_next(rows: Path) -> None:
     assert text.endswith("tasks: out.jsonl next: swerl tasks stats out.jsonl")
 
 
+@pytest.mark.parametrize("to", ["slime", "harbor", "verl-parquet"])
+def test_rows_become_what_another_trainer_reads(rows: Path, to: str) -> None:
+    text = said(swerl(f"convert swe-gym --rows rows.jsonl --format {to} -o out.jsonl"))
+    assert "tasks: out.tasks.jsonl" in text and text.endswith("29 tasks: out.jsonl")
+
+    said(swerl(f"tasks export out.tasks.jsonl --format {to} -o again.jsonl"))
+    assert contents(Path("out.jsonl")) == contents(Path("again.jsonl"))
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return the bytes of a file, or of a folder's files."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
 def test_datasets_are_listed(rows: Path) -> None:
     text = said(swerl("convert list"))
     assert "swe-gym SWE-Gym/SWE-Gym train" in text and "harbor (task folders)" in text
@@ -74,6 +90,9 @@ def test_images_are_taken_from_a_mirrors_lock_file(rows: Path) -> None:
     ("command", "message"),
     [
         ("convert swe-gym --rows rows.jsonl --split test", "--rows names a file"),
+        ("convert swe-gym --rows rows.jsonl --format slimy -o o", "unknown format"),
+        ("convert swe-gym --rows rows.jsonl --format slime", "writes a file of its own"),
+        ("convert swe-gym --rows rows.jsonl --format harbor -o rows.jsonl", "exists already"),
         ("convert swe-gym --rows none.jsonl", "cannot read rows"),
         ("convert swe-gym --rows rows.jsonl --lock none.json", "holds no mirrored image"),
         ("convert swe-gym --rows rows.jsonl --assets none", "is no folder"),

@@ -179,3 +179,8 @@ def test_an_export_that_fails_leaves_the_last_result(tmp_path: Path) -> None:
     with pytest.raises(TaskError):
         export_slime((broken() for _ in range(1)), out)
     assert {path.name for path in tmp_path.iterdir()} == {"out.jsonl"}
+
+
+def test_what_a_killed_export_left_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "h.part" / "a__b-1").mkdir(parents=True)
+    assert export_harbor([bench_task()], tmp_path / "h").num_tasks == 1

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli.tasks_export import check_format, export_file
+
 if TYPE_CHECKING:
     from swerl.tasks.convert import Settings, Summary
     from swerl.tasks.datasets import Converter
@@ -30,17 +32,25 @@ def convert(
         str, typer.Option(help="Hub id to read in place of the dataset's main one.")
     ] = "",
     split: Annotated[str, typer.Option(help="Split on the hub; the main one by default.")] = "",
-    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="File to write; tasks.jsonl by default."),
+    ] = None,
     lock: Annotated[
         Path | None, typer.Option(help="Lock file of a mirror: use its images, by digest.")
     ] = None,
     assets: Annotated[
         Path | None, typer.Option(help="Folder with what the rows lack (swe-bench-pro).")
     ] = None,
+    to: Annotated[
+        str,
+        typer.Option("--format", help="slime, harbor or verl-parquet: another trainer's format."),
+    ] = "",
 ) -> None:
     """Convert a dataset's rows to Tasks; rows that cannot be used go to a rejects file.
 
-    A conversion that was broken off goes on with the same command.
+    A conversion that was broken off goes on with the same command. With --format the tasks stay
+    beside what is written for the other trainer.
     """
     from swerl.cli._output import stderr
     from swerl.cli._run import INTERRUPTED
@@ -51,19 +61,41 @@ def convert(
     if name == "list":
         _list()
         return
+    tasks = _tasks_file(out, to)
     converter = datasets.find_converter(name)
     settings = _settings(lock, assets)
     source = _source(converter, rows, repo_id, split)
     try:
         with _progress(source) as tell:
-            summary = converting.convert(converter, source, out, settings=settings, tell=tell)
+            summary = converting.convert(converter, source, tasks, settings=settings, tell=tell)
     except KeyboardInterrupt:
         stderr().print("[yellow]interrupted[/]: the same command goes on where this one stopped")
         raise typer.Exit(INTERRUPTED) from None
-    _print(summary, out, converting.rejects_path(out))
+    _print(summary, tasks, converting.rejects_path(tasks))
     if not summary.num_tasks:
-        hint = f"the reasons are in {converting.rejects_path(out)}"
+        hint = f"the reasons are in {converting.rejects_path(tasks)}"
         raise TaskError("no row could be converted", hint=hint)
+    if out and to:
+        export_file(tasks, out, to)
+
+
+def _tasks_file(out: Path | None, to: str) -> Path:
+    """Return where the Tasks go: to `out`, or beside it where that is for another trainer.
+
+    Raises InputError where there is no such place, UnknownNameError on an unknown format.
+    """
+    from swerl.errors import InputError
+
+    if not to:
+        return out or Path("tasks.jsonl")
+    check_format(to)
+    if out is None:
+        message = f"--format {to} writes a file of its own"
+        raise InputError(message, hint="name it with -o; the tasks stay beside it")
+    if to == "harbor" and out.exists():
+        message = f"{out} exists already"
+        raise InputError(message, hint="name a new folder with -o")
+    return out.with_name(f"{out.stem}.tasks.jsonl")
 
 
 def _list() -> None:

@@ -17,16 +17,29 @@ def export(
     to: Annotated[str, typer.Option("--format", help="slime, harbor or verl-parquet.")],
 ) -> None:
     """Write tasks in another trainer's format."""
-    from rich.markup import escape
+    check_format(to)
+    export_file(tasks, out, to)
 
-    from swerl.cli._output import console, stderr
-    from swerl.cli._text import counted
-    from swerl.errors import TaskError, unknown
-    from swerl.tasks import select
+
+def check_format(to: str) -> None:
+    """Raise UnknownNameError where no trainer's format has this name."""
+    from swerl.errors import unknown
     from swerl.tasks.export import FORMATS
 
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
+
+
+def export_file(tasks: Path, out: Path, to: str) -> None:
+    """Write a task file in a format, and say what became of it. Raises TaskError on nothing."""
+    from rich.markup import escape
+
+    from swerl.cli._output import console, stderr
+    from swerl.cli._text import counted
+    from swerl.errors import TaskError
+    from swerl.tasks import select
+    from swerl.tasks.export import FORMATS
+
     done = FORMATS[to]((task for _, task in select.lines(tasks)), out)
     for reason, number in done.reasons.items():
         text = f"[yellow]{counted(number, 'task')}[/] left out: {escape(reason)}"

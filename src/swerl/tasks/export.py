@@ -6,6 +6,7 @@ counted with the reason.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def export_harbor(tasks: Iterable[Task], out: Path) -> Exported:
         message = f"{out} exists already"
         raise InputError(message, hint="name a new folder with -o")
     part = out.with_name(f"{out.name}.part")
-    part.mkdir(exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)  # a killed export left it
+    part.mkdir()
     reasons: Counter[str] = Counter()
     num_tasks = 0
     for task in tasks:
