@@ -72,6 +72,7 @@ def test_one_task_after_the_other_comes_to_the_same_files(file: Path) -> None:
 def test_wrong_input_is_one_error_with_a_hint(file: Path) -> None:
     assert isinstance(call(file, "--instance", "calc-sum-3").exception, UnknownNameError)
     assert isinstance(call(file.with_name("none.jsonl")).exception, InputError)
+    assert isinstance(call(file, "-o", file).exception, InputError)
     journal = file.with_name("tasks.certified.journal.jsonl")
     journal.write_text('{"something": "else"}\n')
     error = call(file).exception

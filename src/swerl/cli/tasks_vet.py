@@ -11,9 +11,7 @@ from swerl.cli._sandbox_options import BackendOption, SettingsOption
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from rich.table import Table
+    from collections.abc import Collection, Sequence
 
     from swerl.sandbox import Limits
     from swerl.tasks.vet import Settings, Vetted
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 _REMOTE_JOBS = 16
 """Tasks at once where sandboxes run on other machines."""
 _ON_THIS_MACHINE = ("local", "docker")
-_DETAIL_CHARS = 100
 
 
 def vet(
@@ -59,17 +56,18 @@ def vet(
     """
     import json
 
-    from swerl.cli._output import stderr
+    from swerl.cli._vet_view import show
     from swerl.sandbox import Limits
     from swerl.tasks import vet_file
     from swerl.tasks.vet import Rigour, Settings
 
     out = out or tasks.with_name(f"{tasks.stem}.certified.jsonl")
+    _require_other(out, tasks)
     journal = vet_file.journal_path(out)
     limits = Limits(memory_mib=memory_mib, num_processes=512, num_cpus=cpus)
     chosen = _instances(tasks, instance or [])
     with vet_file.alone(journal):
-        settings_ = Settings(
+        vetting = Settings(
             backend=backend,
             rigour=Rigour(gold_runs, drop_flaky),
             num_workers=_num_jobs(jobs, backend, limits),
@@ -77,22 +75,23 @@ def vet(
             facts=_facts(backend, settings or []),
             done=vet_file.read(journal),
         )
-        found = _run(tasks, chosen, settings_, settings or [], journal)
-        num_certified, num_rejected = vet_file.write(tasks, out, vet_file.read(journal))
+        found = _run(tasks, chosen, vetting, settings or [], journal)
+        counts = vet_file.write(tasks, out, vet_file.read(journal))
     if as_json:
         typer.echo(json.dumps([vet_file.as_row(each) for each in found], indent=2))
     else:
-        _show(found)
-    paths = {"certified": (num_certified, out)}
-    if num_rejected:
-        paths["rejected"] = (num_rejected, vet_file.rejected_path(out))
-    for what, (number, path) in paths.items():
-        stderr().print(f"{number:,} {what}: {path}", soft_wrap=True, markup=False)
+        show(found)
+    _say_where(out, *counts)
     if any(each.failure for each in found):
-        stderr().print("the machinery failed; the same command tries those tasks again")
-        raise typer.Exit(1)
-    if num_certified:
-        stderr().print(f"next: swerl tasks probe {out}", soft_wrap=True, markup=False)
+        _fail()
+
+
+def _require_other(out: Path, tasks: Path) -> None:
+    from swerl.errors import InputError
+
+    if out.resolve() == tasks.resolve():
+        message = f"{out} would be overwritten, and with it the tasks that are rejected"
+        raise InputError(message, hint="pass -o with another file")
 
 
 def _instances(tasks: Path, wanted: Sequence[str]) -> Collection[str]:
@@ -159,76 +158,21 @@ def _run(
     return found
 
 
-def _show(found: Sequence[Vetted]) -> None:
-    """Print a line for each Task that is not certified, and the tables."""
-    from swerl.cli._output import console
-    from swerl.cli._text import counted
+def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
+    from swerl.cli._output import stderr
+    from swerl.tasks.vet_file import rejected_path
 
-    if len(found) <= 100:
-        console().print(_task_table(found))
-    if reasons := _reasons(found):
-        console().print(_reason_table(reasons))
-    for each in found:
-        if each.failure:
-            console().print(f"{each.task}: {each.failure}", markup=False, soft_wrap=True)
-    for each in found:
-        if each.certificate and each.certificate.flaky:
-            flaky, dropped = each.certificate.flaky, len(each.certificate.dropped)
-            number = counted(len(flaky), "flaky test")
-            told = f"{each.task}: {number} ({dropped} dropped): {', '.join(flaky)}"
-            console().print(told, markup=False, soft_wrap=True)
+    lines = [f"{num_certified:,} certified: {out}"]
+    if num_rejected:
+        lines.append(f"{num_rejected:,} rejected: {rejected_path(out)}")
+    if num_certified:
+        lines.append(f"next: swerl tasks probe {out} --engine ENGINE")
+    for line in lines:
+        stderr().print(line, soft_wrap=True, markup=False)
 
 
-def _task_table(found: Sequence[Vetted]) -> Table:
-    from rich.box import SIMPLE
-    from rich.markup import escape
-    from rich.table import Table
+def _fail() -> None:
+    from swerl.cli._output import stderr
 
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in ("task", "", "test s", "limit s", "MiB", "disk", "canary", "vetting s"):
-        is_number = title not in {"task", "", "canary"}
-        table.add_column(title, justify="right" if is_number else "left", no_wrap=title != "task")
-    for each in found:
-        if not each.certificate:
-            table.add_row(escape(each.task), "[red]failed[/]")
-            continue
-        told, took = each.certificate, each.certificate.measured
-        table.add_row(
-            escape(each.task),
-            "[green]certified[/]" if each.ok else f"[yellow]{told.findings[0].defect}[/]",
-            f"{took.test_s:.1f}",
-            f"{told.timeout_s:.0f}",
-            _mib(took.peak_memory_mib),
-            _mib(took.disk_mib),
-            {None: "", True: "yes", False: "no"}[told.canary],
-            f"{each.seconds:.1f}",
-        )
-    return table
-
-
-def _mib(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.0f}"
-
-
-def _reasons(found: Sequence[Vetted]) -> Mapping[str, tuple[int, str]]:
-    """Return how many Tasks each defect concerns, and the first one's detail."""
-    reasons: dict[str, tuple[int, str]] = {}
-    for each in found:
-        for finding in each.certificate.findings if each.certificate else ():
-            number, example = reasons.get(finding.defect, (0, f"{each.task}: {finding.detail}"))
-            reasons[finding.defect] = (number + 1, example)
-    return dict(sorted(reasons.items(), key=lambda item: -item[1][0]))
-
-
-def _reason_table(reasons: Mapping[str, tuple[int, str]]) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    from swerl.cli._text import safe
-
-    table = Table("reason", "tasks", "for example", box=SIMPLE, pad_edge=False)
-    table.columns[1].justify = "right"
-    table.columns[2].overflow = "fold"
-    for reason, (number, example) in reasons.items():
-        table.add_row(reason, f"{number:,}", safe(example[:_DETAIL_CHARS]))
-    return table
+    stderr().print("the machinery failed; the same command tries those tasks again")
+    raise typer.Exit(1)
