@@ -13,7 +13,7 @@ from swerl.redteam.policy import Ground, Policy
 from swerl.sandbox import Limits
 from swerl.task import GradingSpec, Task
 
-WORKDIR = "/testbed"
+WORKDIR = "/srv/till"
 LIMITS = Limits(memory_mib=384, num_processes=64, num_cpus=1.0, disk_mib=96, lifetime_s=600)
 """Little, so that policies that use everything up have soon done so."""
 _TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ from typing import Any
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.sandboxes._docker import scripts
 from swerl.sandboxes._docker.keeper import Keeper, Marks, Ready
-from swerl.sandboxes._docker.machine import Machine, refused
+from swerl.sandboxes._docker.machine import Machine
 from swerl.sandboxes._docker.process import DockerProcess, new_token
 
 _BEGIN_TIMEOUT_S = 60.0
@@ -164,7 +164,7 @@ class Commands:
         where the command goes on without it."""
         await self._machine.require_alive_soon(_LOSS_TIMEOUT_S)
         if said.startswith(b"OCI runtime exec failed"):
-            raise refused(self._machine.name, said.decode("utf-8", "replace"))
+            raise await self._machine.refusal(said.decode("utf-8", "replace"))
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
                 return await self._find_end(number)

@@ -15,6 +15,8 @@ from swerl.sandboxes._docker.hijack import Stream, StreamRefusedError, open_stre
 from swerl.sandboxes._docker.keeper import Keeper, Ready
 
 _BOOT_TIMEOUT_S = 60.0
+_FIRST_PROCESSES = 8
+"""Processes and threads with which the daemon begins a command."""
 _LOSS_TIMEOUT_S = 2.0
 """How long after a broken stream the container's own end may become known."""
 
@@ -75,8 +77,14 @@ class Machine:
             stream = await self._open(f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
         except _REFUSALS as error:
             await self.require_alive_soon()
-            raise refused(self.name, str(error)) from error
+            raise await self.refusal(str(error)) from error
         return stream, str(made["Id"])
+
+    async def refusal(self, said: str) -> SandboxError:
+        """Return the error for a command that could not be started."""
+        message = f"sandbox {self.name} cannot start a command: {said.strip()[:300]}"
+        hint = "its processes may use up its limits; raise num_processes or memory_mib"
+        return SandboxError(message, hint=hint, from_inside=await self._is_crowded())
 
     async def close(self, reason: str = "it is closed", *, from_inside: bool = False) -> None:
         """Remove it and let go of everything. Safe to call twice. Raises SandboxError."""
@@ -121,6 +129,16 @@ class Machine:
         data = buffer.getvalue()
         await self.api.call(lambda client: client.put_archive(self.container, "/", data))
 
+    async def _is_crowded(self) -> bool:
+        """Say whether its processes leave no room for those that a command begins with."""
+        try:
+            told = await self.api.call(lambda client: client.stats(self.container, stream=False))
+        except SandboxError:
+            return False
+        counted = told.get("pids_stats") or {}
+        limit = int(counted.get("limit") or 0)
+        return bool(limit) and int(counted.get("current") or 0) > limit - _FIRST_PROCESSES
+
     async def _find_out(self) -> None:
         """Learn why its first process's stream ended, and clear up."""
         if self.lost.done():
@@ -150,13 +168,4 @@ class Machine:
                 await self.keeper.close()
 
 
-_NO_ROOM = ("Resource temporarily unavailable", "resource temporarily unavailable")
-"""What the daemon says where the container's processes use up its limit of them."""
 _REFUSALS = (ContainerGoneError, NameTakenError, StreamRefusedError, SandboxUnavailableError)
-
-
-def refused(name: str, said: str) -> SandboxError:
-    """Return the error for a command that could not be started."""
-    message = f"sandbox {name} cannot start a command: {said.strip()[:300]}"
-    hint = "its processes may use up its limits; raise num_processes or memory_mib"
-    return SandboxError(message, hint=hint, from_inside=any(words in said for words in _NO_ROOM))
