@@ -64,9 +64,8 @@ def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:
 
     Where a Task declares no tests at all, any function that is named as a test will do.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    tree = _parsed(text)
+    if tree is None:
         return None
     tests = list(_tests(tree))
     beside = next(
@@ -84,7 +83,11 @@ def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:
     for test in rng.sample(beside, len(beside)):
         name, _, _ = _invent(test.name, taken, rng)
         if copy := alter(lines, test, name, rng):
-            return _insert(lines, test, copy + "\n", name)
+            # Before or after it, so that of two that look the same none is known to be the test.
+            at = rng.choice((test.lineno - 1, _end(lines, test)))
+            planted = _insert(lines, at, copy + "\n", name)
+            if _parsed(planted.text):
+                return planted
     test = rng.choice(beside)
     name, value, words = _invent(test.name, taken, rng)
     canary = _BODY.format(
@@ -95,12 +98,22 @@ def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:
         words=" ".join(words),
         wrong="_".join(words[1:] + words[:1]),
     )
-    return _insert(lines, test, canary, name)
+    return _insert(lines, _end(lines, test), canary, name)
 
 
-def _insert(lines: Sequence[str], test: ast.FunctionDef, canary: str, name: str) -> Planted:
-    end = test.end_lineno or len(lines)
-    head, tail = "\n".join(lines[:end]), "\n".join(lines[end:])
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _end(lines: Sequence[str], test: ast.FunctionDef) -> int:
+    return test.end_lineno or len(lines)
+
+
+def _insert(lines: Sequence[str], at: int, canary: str, name: str) -> Planted:
+    head, tail = "\n".join(lines[:at]), "\n".join(lines[at:])
     return Planted(f"{head}\n\n{canary}\n{tail}", name)
 
 
