@@ -1,15 +1,19 @@
-"""How the client judges what an engine answers."""
+"""What the client sends, and how it judges what an engine answers."""
 
 from __future__ import annotations
 
+import functools
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import orjson
 import pytest
 
 from swerl.chat import Finish
-from swerl.engines._sglang_wire import ModelShape, read_completion
+from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
 from swerl.errors import EngineError
-from swerl.turn import Completion
+from swerl.turn import Completion, Sampling
 
 SHAPE = ModelShape(num_vocab=512)
 GOOD: dict[str, Any] = {
@@ -42,3 +46,13 @@ def test_an_inconsistent_reply_is_an_error(ids: list[int], logprobs: list[Any]) 
     meta = {**GOOD["meta_info"], "output_token_logprobs": logprobs}
     with pytest.raises(EngineError, match="makes no sense"):
         read_completion({"output_ids": ids, "meta_info": meta}, SHAPE)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, functools.partial(array, "i")])
+def test_ids_of_any_kind_are_sent_as_a_list(kind: Callable[[list[int]], Sequence[int]]) -> None:
+    ids = [0, 5, 150_000]
+
+    body = generate_body(kind(ids), Sampling(1), "r", routed=False)
+
+    sent = orjson.loads(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+    assert sent["input_ids"] == ids

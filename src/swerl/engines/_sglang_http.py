@@ -16,6 +16,7 @@ from secrets import token_bytes
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from swerl.chat import Finish, Json
 from swerl.engines._sglang_fleet import Fleet, PauseMode
@@ -253,8 +254,10 @@ class HttpEngine:
     def _check_prompt(self, ids: Sequence[int]) -> None:
         """Refuse what SGLang does not survive: it dies of an id outside its embedding."""
         num_vocab = self._shape.num_vocab
+        known = np.asarray(ids)
         top = num_vocab if num_vocab is not None else math.inf
-        if wrong := [token for token in ids if not 0 <= token < top]:
+        wrong = known[(known < 0) | (known >= top)]
+        if wrong.size:
             message = f"prompt id {wrong[0]} is outside the vocabulary of {num_vocab}"
             raise EngineError(message, hint="tokenizer and model belong to different families")
 

@@ -52,9 +52,7 @@ class Server:
         """False once it may hold weights that nobody vouches for."""
         self._clients = clients
 
-    async def generate(
-        self, body: Mapping[str, Json], headers: Mapping[str, str]
-    ) -> dict[str, Any]:
+    async def generate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """Sample one reply. Raises EngineLostError, at once where the server was given up."""
         if self.lost:
             raise self.lost
@@ -125,7 +123,7 @@ class Server:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Json] | None,
+        body: Mapping[str, Any] | None,
         *,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
@@ -149,11 +147,11 @@ class Server:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Json] | None,
+        body: Mapping[str, Any] | None,
         headers: Mapping[str, str],
     ) -> dict[str, Any]:
         client = self._clients.generate if path == "/generate" else self._clients.control
-        data = None if body is None else orjson.dumps(body)
+        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {"Content-Type": "application/json", **headers}
         async with client.request(method, self.url + path, data=data, headers=headers) as response:
             raw = await response.read()
