@@ -255,3 +255,11 @@ async def test_claude_code_solves_a_real_instance_through_the_gateway(
     samples = to_samples(episode.trajectory, episode=episode.id, task=task.id)
     trained = sum(sample.num_trained_tokens for sample in samples)
     assert trained == episode.trajectory.num_sampled_tokens > 0
+
+
+def test_a_task_of_a_file_that_was_never_vetted_is_warned_of(run: Run, task: Task) -> None:
+    assert "not certified" not in run("--engine", "scripted:noop").text
+    write_tasks(Path("other.jsonl"), [replace(task, dataset="someone/else")])
+    shown = run("--engine", "scripted:noop", tasks="other.jsonl")
+    assert shown.code == 0
+    assert "is not certified: it was never vetted" in " ".join(shown.text.split())

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from swerl import assemble
 from swerl.certificate import Certificate, certified, row_digest, settled
+from swerl.cli.main import typer_app
 from swerl.errors import RecipeError
 from swerl.recipe.schema import Recipe, TasksSection
 from swerl.run.events import ignore
@@ -77,3 +79,19 @@ def test_a_budget_leaves_certified_tests_their_time(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="a-1 may take 151 s") as raised:
         tasks_of(tmp_path, [slow])
     assert "grading_s above 151" in raised.value.hint
+
+
+@pytest.mark.parametrize("flag", [(), ("--allow-uncertified",)])
+def test_the_command_line_can_allow_uncertified_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: tuple[str, ...]
+) -> None:
+    asked: list[bool] = []
+
+    async def stop(recipe: Recipe, *_: object) -> None:
+        asked.append(recipe.tasks.uncertified)
+        raise RecipeError("far enough")
+
+    monkeypatch.setattr(assemble, "train", stop)
+    (tmp_path / "a.toml").write_text('name = "a"\n')
+    CliRunner().invoke(typer_app, ["train", str(tmp_path / "a.toml"), *flag])
+    assert asked == [bool(flag)]
