@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from swerl.lab.row import Row
     from swerl.lab.trial import Trial
 
+_NARROW = {
+    "branches": "bran-\nches",
+    "samples": "sam-\nples",
+    "trained": "trai-\nned",
+    "outside": "out-\nside",
+}
+"""Headings of which the table is to fit into 80 columns."""
 _COLOURS = {"done": "green", "limit": "green", "gave up": "yellow", "failed": "bold red"}
 
 _LOG_CHARS = 400
@@ -131,6 +138,7 @@ def _tell_reasons(found: Found) -> None:
     from swerl.cli._output import console
     from swerl.lab.report import attempts, reasons
 
+    console().print()
     for line in (*reasons(found.rows), *attempts(found.rows)):
         console().print(line, markup=False, soft_wrap=True)
     for row in found.failed:
@@ -143,7 +151,8 @@ def _empty_table(*names: str) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
+    table = Table(box=SIMPLE, show_edge=False, pad_edge=False, padding=0, title_justify="left")
     for name in names:
-        table.add_column(name, no_wrap=name in ("agent", "case", "end"), overflow="fold")
+        head = _NARROW.get(name, name)
+        table.add_column(head, no_wrap=name in ("agent", "case", "end"), overflow="fold")
     return table
