@@ -153,6 +153,14 @@ def test_events_come_in_the_vendors_order() -> None:
     assert data[9]["delta"] == {"type": "input_json_delta", "partial_json": '{"cmd":"ls"}'}
 
 
+def call(call_id: str) -> Any:
+    return {"type": "tool_use", "id": call_id, "name": "bash", "input": {}}
+
+
+def result(call_id: str) -> Any:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": "ok"}
+
+
 def parse(*messages: Any, **more: Any) -> tuple[Message, ...]:
     return build().parse({"model": "m", "messages": list(messages), **more}).messages
 
@@ -207,11 +215,36 @@ def test_neighbouring_assistant_messages_are_one_turn() -> None:
         {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "?"}]},
         {"role": "assistant", "content": "text"},
         {"role": "assistant", "content": [call("a")]},
+        {"role": "user", "content": [result("a")]},
     ]
 
-    assert parse(ASK, *said)[1:] == (
+    assert parse(ASK, *said)[1:-1] == (
         Message(Role.ASSISTANT, "text", "h", (ToolCall("a", "bash", {}),)),
     )
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [],
+        [ASK],
+        [ASK, {"role": "user", "content": [result("a"), result("b")]}],
+        [{"role": "user", "content": [result("b")]}, {"role": "assistant", "content": "Hm."}],
+    ],
+)
+def test_a_call_without_its_result_next_is_refused(after: Any) -> None:
+    said = {"role": "assistant", "content": [call("a"), call("b")]}
+
+    with pytest.raises(GatewayError, match="none was sent for a"):
+        parse(ASK, said, *after)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_two_tools_of_one_name_are_refused(deferred: bool) -> None:
+    tool = {"name": "bash", "input_schema": {"type": "object"}}
+
+    with pytest.raises(GatewayError, match=r"tools.1: .*unique"):
+        parse(ASK, tools=[tool, {**tool, "defer_loading": deferred}])
 
 
 def test_only_tools_that_the_model_can_call_now_are_offered() -> None:
@@ -338,14 +371,6 @@ async def ask(client: anthropic.AsyncAnthropic, *, stream: bool = False, **sent:
 def results(reply: Any) -> Any:
     calls = [block for block in reply.content if block.type == "tool_use"]
     return {"role": "user", "content": [result(one.id) for one in calls]}
-
-
-def call(call_id: str) -> Any:
-    return {"type": "tool_use", "id": call_id, "name": "bash", "input": {}}
-
-
-def result(call_id: str) -> Any:
-    return {"type": "tool_result", "tool_use_id": call_id, "content": "ok"}
 
 
 async def test_who_continues_a_stored_thread_is_told_to_send_it_whole(session: Session) -> None:

@@ -143,6 +143,8 @@ def test_every_role_and_content_form_is_read() -> None:
         {"role": "user", "content": parts},
         called,
         {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "ok"}]},
+        {"role": "tool", "tool_call_id": "d", "content": ""},
+        {"role": "tool", "tool_call_id": "e", "content": ""},
     ) == (
         Message(Role.SYSTEM, "Be brief."),
         Message(Role.USER, "x\n[image_url left out: this model reads text only]"),
@@ -157,7 +159,18 @@ def test_every_role_and_content_form_is_read() -> None:
             ),
         ),
         Message(Role.TOOL, "ok", tool_call_id="a"),
+        Message(Role.TOOL, "", tool_call_id="d"),
+        Message(Role.TOOL, "", tool_call_id="e"),
     )
+
+
+@pytest.mark.parametrize("after", [[], [ASK], [ASK, {"role": "tool", "tool_call_id": "a"}]])
+def test_a_call_without_its_result_next_is_refused(after: Any) -> None:
+    function = {"name": "b", "arguments": "{}"}
+    call = {"id": "a", "type": "function", "function": function}
+
+    with pytest.raises(GatewayError, match="none was sent for a"):
+        parse(ASK, {"role": "assistant", "tool_calls": [call]}, *after)
 
 
 def test_tools_are_functions() -> None:

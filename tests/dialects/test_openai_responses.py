@@ -139,6 +139,16 @@ def test_every_item_is_read_and_the_assistants_are_one_message() -> None:
     )
 
 
+def test_a_call_needs_its_output_somewhere_after_it() -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "b", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "a", "output": ""}
+    steer = {"role": "user", "content": "Faster."}
+
+    assert len(parse(call, steer, output)) == 3
+    with pytest.raises(GatewayError, match="none was sent for a"):
+        parse(call, steer)
+
+
 @pytest.mark.parametrize(
     ("kind", "role"),
     [

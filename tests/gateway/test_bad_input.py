@@ -161,7 +161,7 @@ BAD: Mapping[str, tuple[Callable[[Dialect], Any], int, str]] = {
     "a tool of a wrong type": (lambda d: d.body(tools=[5]), 400, "tools.0"),
     "stream of a wrong type": (lambda d: d.body(stream="yes"), 400, "stream: Input should be"),
     "a result without its call": (lambda d: d.body(ASK, d.result), 400, "answers no open"),
-    "two open calls of one id": (lambda d: d.body(ASK, d.call, d.call, d.result), 400, "the id"),
+    "two open calls of one id": (lambda d: d.body(ASK, d.call, d.call, d.result), 400, "tool call"),
     "a call answered twice": (
         lambda d: d.body(ASK, d.call, d.result, d.result),
         400,

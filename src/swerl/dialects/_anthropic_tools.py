@@ -25,6 +25,8 @@ class Tools:
             where = f"tools.{number}"
             fields = checked(item, dict, where)
             tool = _tool(fields, where)
+            if tool.name in self._offered or tool.name in self._deferred:
+                refuse(where, f"tool names must be unique, and {tool.name!r} comes twice")
             is_deferred = fields.get("defer_loading") is True
             (self._deferred if is_deferred else self._offered)[tool.name] = tool
 

@@ -61,23 +61,33 @@ def max_tokens(body: Mapping[str, Json], *keys: str) -> int | None:
     return None
 
 
-def check_results(messages: Sequence[Message]) -> None:
-    """Raise GatewayError where a tool result answers no earlier call, or two answer the same.
+def check_results(messages: Sequence[Message], *, at_once: bool = True) -> None:
+    """Raise GatewayError unless each tool call has one result, and each result its call.
 
     Vendors refuse such a conversation too, and two open calls of one id. An id may come again once
-    its call is answered: some clients count their calls anew in each turn.
+    its call is answered: some clients count their calls anew in each turn. `at_once` says that
+    nobody speaks before a call is answered.
     """
-    open_calls: set[str] = set()
+    open_calls: dict[str, None] = {}
     for message in messages:
+        if at_once and message.role in (Role.USER, Role.ASSISTANT):
+            _refuse_open(open_calls)
         for call in message.tool_calls:
             if call.id in open_calls:
                 refuse("messages", f"two open tool calls have the id {call.id!r}")
-            open_calls.add(call.id)
+            open_calls[call.id] = None
         if message.role is Role.TOOL:
             if message.tool_call_id not in open_calls:
                 problem = f"tool result {message.tool_call_id!r} answers no open tool call"
                 refuse("messages", problem)
-            open_calls.discard(message.tool_call_id)
+            del open_calls[message.tool_call_id]
+    _refuse_open(open_calls)
+
+
+def _refuse_open(calls: Mapping[str, None]) -> None:
+    if calls:
+        problem = f"each tool call needs its result; none was sent for {', '.join(calls)}"
+        refuse("messages", problem)
 
 
 def call_arguments(written: str) -> dict[str, Json]:

@@ -54,7 +54,7 @@ class OpenAIResponses:
         messages = (*read_input(told), *read_input(body.get("input")))
         if not messages:
             raise GatewayError("input: at least one item is required")
-        check_results(messages)
+        check_results(messages, at_once=False)
         return ChatRequest(
             messages=messages,
             tools=tuple(read_tools(optional(body, "tools", list) or [])),
