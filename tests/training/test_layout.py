@@ -58,7 +58,7 @@ def refused(*settings: str) -> str:
         ),
         (["rollout.groups_per_step=1", "rollout.episodes_per_group=2"], "ranks idle"),
         (["trainer.tokens_per_micro_batch=11999"], "set trainer.tokens_per_micro_batch to 12000"),
-        (["rollout.max_context_tokens=95000"], "does not divide the context: 95000"),
+        (["rollout.max_context_tokens=95000"], "set rollout.max_context_tokens = 94976"),
         (["rollout.max_new_tokens=96000"], "no room for a prompt"),
         (["budgets.tool_s=2000"], "must be below"),
     ],

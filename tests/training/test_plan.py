@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ def test_layout_that_needs_more_than_the_gpu_has_is_refused_with_what_would_fit(
     assert "of the 79.1 GiB of an H100" in told
     assert "set trainer.expert_parallel = 4" in told
     planned("trainer.expert_parallel=4", "trainer.offload_optimizer=false")
+
+
+def test_changes_that_only_fit_together_are_found() -> None:
+    settings = ("model.path=GLM-4.6", "cluster.gpus_per_engine=16", "cluster.gpu=h100")
+    told = refused(*settings)
+    keys = re.findall(r"(trainer\.\w+) = (\w+)", told.rpartition(" | set ")[2])
+    assert len(keys) > 1
+    planned(*settings, *(f"{key}={value}" for key, value in keys))
 
 
 def test_gpu_that_the_plan_does_not_know_is_noted() -> None:

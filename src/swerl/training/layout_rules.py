@@ -140,9 +140,14 @@ def _check_batch(recipe: Recipe) -> None:
         )
         needed = -(-rollout.max_context_tokens // context)
         raise RecipeError(message, hint=f"set trainer.tokens_per_micro_batch to {needed} or more")
-    if context > 1:
-        part = 2 * context * tensor
-        _divides("2 x context x tensor ranks", part, "context", rollout.max_context_tokens)
+    part = 2 * context * tensor
+    if context > 1 and rollout.max_context_tokens % part:
+        message = (
+            f"2 x context {context} x tensor {tensor} = {part} does not divide the context: "
+            f"{rollout.max_context_tokens}"
+        )
+        below = rollout.max_context_tokens // part * part
+        raise RecipeError(message, hint=f"set rollout.max_context_tokens = {below}")
 
 
 def _divides(key: str, value: int, what: str, size: int) -> None:

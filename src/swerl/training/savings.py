@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations, product
 
 from swerl.errors import RecipeError
 from swerl.recipe.schema import Recipe, TrainerSection
 from swerl.training.layout import layout
+from swerl.training.layout_rules import check_layout
 from swerl.training.planner import MemoryPlan, plan_memory
 from swerl.training.shape import Shape
 
 _GROWN = ("expert_parallel", "context_parallel", "pipeline_parallel", "tensor_parallel")
 """Sizes that may be doubled, the one that slows training least first."""
+_TIMES = (2, 4, 8)
 _ENGINE_HINT = (
     "raise cluster.gpus_per_engine, or give engine.flags another --mem-fraction-static; "
     "or shorten rollout.max_context_tokens"
@@ -47,6 +50,7 @@ def _hint(recipe: Recipe, shape: Shape, *, reference: bool) -> str:
         trainer = recipe.trainer.model_copy(update=changes)
         changed = recipe.model_copy(update={"trainer": trainer})
         try:
+            check_layout(changed, shape)
             found = plan_memory(changed, shape, layout(changed, shape), reference=reference)
         except RecipeError:
             continue
@@ -55,7 +59,7 @@ def _hint(recipe: Recipe, shape: Shape, *, reference: bool) -> str:
                 f"trainer.{key} = {str(value).lower()}" for key, value in changes.items()
             )
             return f"set {keys}: {found.fullest.total:.1f} GiB at most"
-    return "take more or larger GPUs, or shorten rollout.max_context_tokens"
+    return "take more or larger GPUs, or raise cluster.gpus_per_engine"
 
 
 def _changes(recipe: Recipe) -> Iterator[_Changes]:
@@ -68,9 +72,15 @@ def _changes(recipe: Recipe) -> Iterator[_Changes]:
     for saver in savers[1:]:
         yield saver
     for saver in savers:
-        for times in (2, 4, 8):
-            for key in _GROWN:
-                yield {**saver, **_grown(recipe.trainer, key, times)}
+        for times, key in product(_TIMES, _GROWN):
+            yield {**saver, **_grown(recipe.trainer, key, times)}
+    for saver, pair, times, more in product(savers, combinations(_GROWN, 2), _TIMES, _TIMES):
+        key, other = pair
+        yield {
+            **saver,
+            **_grown(recipe.trainer, key, times),
+            **_grown(recipe.trainer, other, more),
+        }
 
 
 def _grown(trainer: TrainerSection, key: str, times: int) -> _Changes:
