@@ -127,7 +127,7 @@ def test_lost_episodes_enter_no_batch(group) -> None:
     collected = collect(0, [_with_roots(mixed, "A", 1, 3, 1, 1)], make("grpo"))
     assert {sample.episode for sample in collected.batch.samples} == {"A.0", "A.2"}
     assert collected.batch.num_episodes == 2
-    assert collected.num_lost_tokens == 1 + 2 + 3 + 1
+    assert collected.num_sampled_tokens == 2
 
 
 @pytest.mark.parametrize("name", NAMES)

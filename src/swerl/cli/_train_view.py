@@ -150,6 +150,7 @@ def show_summary(folder: Path, past: History) -> None:
 def _accounts(past: History) -> Iterator[str]:
     sampled, trained = sum(past.series("sampled_tokens")), sum(past.series("trained_tokens"))
     stale, mismatch = sum(past.series("stale_turns")), max(past.series("mismatch"), default=0)
+    left_out = sum(past.series("left_out_tokens"))
     seconds = past.series("step_s")
     unexplained = zip(past.series("other_share"), seconds, strict=True)
     other = sum(share * step_s for share, step_s in unexplained) / max(sum(seconds), 1e-9)
@@ -157,6 +158,8 @@ def _accounts(past: History) -> Iterator[str]:
         f"tokens          {sampled:,.0f} sampled, {trained:,.0f} trained "
         f"({trained / max(sampled, 1):.0%}); {stale:,.0f} stale turns"
     )
+    if left_out:
+        yield f"left out        {left_out:,.0f} tokens, by rollout.group_filter"
     yield f"mismatch        {mismatch:.1e} at most, engine against trainer"
     yield (
         f"wall time       {sum(seconds):,.0f} s of steps; {other:.0%} neither model, trainer "

@@ -14,32 +14,28 @@ from swerl.sample import Sample, to_samples
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A Batch and where the step's sampled tokens went."""
+    """A Batch and the tokens in it."""
 
     batch: Batch
     num_sampled_tokens: int
     """Tokens sampled in the Episodes that say something about the policy."""
-    num_lost_tokens: int
-    """Tokens of Episodes that were lost to machinery; they are never trained."""
 
 
 def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collected:
     """Build the Batch of a step. Raises TrainerError unless each sampled token is in it once."""
     samples: list[Sample] = []
-    num_episodes = num_sampled = num_lost = 0
+    num_episodes = num_sampled = 0
     for group, advantages in zip(groups, algorithm.advantages(groups), strict=True):
         for episode, advantage in zip(group.episodes, advantages, strict=True):
-            tokens = episode.trajectory.num_sampled_tokens
             if not episode.learnable:
-                num_lost += tokens
                 continue
             rows = to_samples(episode.trajectory, episode=episode.id, task=episode.task_id)
             samples += [replace(row, advantage=advantage) for row in rows]
             num_episodes += bool(rows)
-            num_sampled += tokens
+            num_sampled += episode.trajectory.num_sampled_tokens
     batch = Batch(step, tuple(samples), num_episodes)
     trained = sum(sample.num_trained_tokens for sample in samples)
     if trained != num_sampled:
         message = f"step {step} sampled {num_sampled} tokens but would train {trained}"
         raise TrainerError(message, hint="the trajectories under episodes/ show which are missing")
-    return Collected(batch, num_sampled, num_lost)
+    return Collected(batch, num_sampled)

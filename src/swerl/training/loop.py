@@ -107,8 +107,9 @@ def _metrics(
     They count Groups that were left out too: a filter must not make the policy look better.
     """
     episodes = [episode for group in groups.all for episode in group.episodes]
-    left_out = [episode for group in groups.left_out for episode in group.episodes]
     learnable = [episode for episode in episodes if episode.learnable]
+    sampled = sum(episode.trajectory.num_sampled_tokens for episode in learnable)
+    everything = sum(episode.trajectory.num_sampled_tokens for episode in episodes)
     turns = [turn for episode in learnable for turn in episode.trajectory.turns]
     count = max(len(learnable), 1)
     return {
@@ -119,11 +120,11 @@ def _metrics(
         "infra_episodes": len(episodes) - len(learnable),
         "groups_with_signal": sum(group.has_signal for group in groups.all),
         "groups_left_out": len(groups.left_out),
-        "left_out_tokens": sum(e.trajectory.num_sampled_tokens for e in left_out),
+        "left_out_tokens": sampled - collected.num_sampled_tokens,
         "turns_per_episode": len(turns) / count,
-        "sampled_tokens": collected.num_sampled_tokens,
+        "sampled_tokens": sampled,
         "trained_tokens": stats.num_tokens,
-        "lost_tokens": collected.num_lost_tokens,
+        "lost_tokens": everything - sampled,
         "dropped_tokens": sum(sum(e.trajectory.dropped.values()) for e in learnable),
         "stale_turns": sum(turn.weight_version != version for turn in turns),
         "malformed_calls": sum(turn.malformed_calls for turn in turns),
