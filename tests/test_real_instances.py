@@ -11,6 +11,12 @@ from typing import Any
 
 import pytest
 
+from swerl.task import from_row
+
+from .graders.agreement import packages
+from .graders.agreement.asking import ask
+from .graders.agreement.replay import Lists, Log
+
 INSTANCES = (
     "pallets__flask-4045",
     "marshmallow-code__marshmallow-1359",
@@ -90,6 +96,25 @@ def test_it_is_certified(swerl: Swerl, instance: str) -> None:
     assert certificate["canary"] is True
     assert set(certificate["probes"].values()) <= {"unsolved", "cheat"}
     assert certificate["measured"]["test_s"] < certificate["timeout_s"]
+
+
+@pytest.mark.parametrize("script", ["gold", "noop"])
+def test_the_swebench_package_comes_to_the_same_verdict(
+    swerl: Swerl, instance: str, script: str, shared_dir: Path, request: pytest.FixtureRequest
+) -> None:
+    package = packages.fetch(request.config.cache, packages.NEW)
+    known = json.loads((shared_dir / "instances" / "instances.json").read_text())
+    [parser] = {each["log_parser"] for each in known if each["instance_id"] == instance}
+    task = from_row(json.loads((swerl.folder / f"{instance}.jsonl").read_text()))
+    result = swerl.rollout(instance, "--engine", f"scripted:{script}")
+    text = json.loads((swerl.folder / result["artefacts"]["grade"]).read_text())["log"]
+    # A canary fails in every run, so that pytest ends with 1.
+    log = Log(instance, parser, text, 1, swerl.folder / f"{instance}-{script}.log")
+    log.save()
+    lists = Lists(task.grading.fail_to_pass, task.grading.pass_to_pass)
+    [theirs] = ask(package, [log], [(0, lists)])
+    assert theirs.resolved == (result["verdict"] == "solved")
+    assert theirs.passed or script == "noop"
 
 
 @pytest.mark.agents
