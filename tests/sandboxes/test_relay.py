@@ -300,3 +300,4 @@ async def test_a_server_killed_again_and_again_is_a_lost_sandbox(
             while not service.lost:  # noqa: ASYNC110  no event tells
                 await asyncio.sleep(0.01)
     assert "again and again" in str(service.lost[0])
+    assert service.lost[0].from_inside

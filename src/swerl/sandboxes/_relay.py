@@ -106,7 +106,7 @@ class _Relay:
             if code == _NO_SERVER:
                 restarts += 1
                 if restarts > _MAX_RESTARTS:
-                    raise self._lost("its server was killed again and again")
+                    raise self._lost("its server was killed again and again", from_inside=True)
                 await self._begin_again()
             if loop.time() - self._heard_at > _GIVE_UP_S:
                 raise self._lost("no exec stream lasts: ", self._said.decode(errors="replace"))
@@ -177,9 +177,10 @@ class _Relay:
             else:
                 await process.send(lines)
 
-    def _lost(self, why: str, detail: str = "") -> SandboxLostError:
+    def _lost(self, why: str, detail: str = "", *, from_inside: bool = False) -> SandboxLostError:
         message = f"the way back from sandbox {self._sandbox.id} is gone: {why}{detail}"
-        return SandboxLostError(message, hint="open a fresh sandbox; an agent may have ended it")
+        hint = "open a fresh sandbox; an agent may have ended it"
+        return SandboxLostError(message, hint=hint, from_inside=from_inside)
 
 
 def _argv(*arguments: str) -> list[str]:

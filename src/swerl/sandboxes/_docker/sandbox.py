@@ -125,8 +125,11 @@ class DockerSandbox:
         if plan.has_kernel_network and netns.belongs_to(self.pid, container):
             with suppress(PermissionError):
                 return await self._expose_here(listener)
-        relay = open_relay(self, listener, on_lost=lambda error: self._machine.lose(str(error)))
+        relay = open_relay(self, listener, on_lost=self._lose)
         return await self._relays.enter_async_context(relay)
+
+    def _lose(self, error: SandboxLostError) -> None:
+        self._machine.lose(str(error), from_inside=error.from_inside)
 
     async def _expose_here(self, listener: Listener) -> str:
         """Hand over a socket from the container's network. Raises PermissionError."""

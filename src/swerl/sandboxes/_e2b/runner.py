@@ -170,7 +170,7 @@ class Runner:
         await self.persist(attempt)
         if any(line.startswith("! ") for line in "".join(said).splitlines()):
             message = f"sandbox {self._machine.id} is gone: a command could not be killed"
-            raise DefiedError(message, hint="open a fresh sandbox")
+            raise DefiedError(message, hint="open a fresh sandbox", from_inside=True)
 
     @asynccontextmanager
     async def _show(
