@@ -1,4 +1,4 @@
-"""`swerl images build`: source images and their Tasks, from archives instead of a registry."""
+"""`swerl images build`: images from released sources, or from task folders' Dockerfiles."""
 
 from __future__ import annotations
 
@@ -14,21 +14,67 @@ if TYPE_CHECKING:
 
 
 def build(
-    specs: Annotated[Path, typer.Argument(help="JSON list of instance specs.")],
-    rows: Annotated[Path, typer.Option(help="JSONL or Parquet file with the instances' rows.")],
+    specs: Annotated[
+        Path, typer.Argument(help="JSON list of instance specs, or a folder of task folders.")
+    ],
     *,
+    rows: Annotated[
+        Path | None, typer.Option(help="JSONL or Parquet file with the instances' rows.")
+    ] = None,
     instances: Annotated[
         list[str] | None, typer.Option("--instance", help="Build this one; all by default.")
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
+    network: Annotated[
+        str, typer.Option(help="Task folders: what a Dockerfile reaches, none or default.")
+    ] = "none",
 ) -> None:
-    """Build instances from their projects' released source archives, and write their Tasks."""
+    """Build instances from their projects' released source archives, and write their Tasks.
+
+    With a folder: build the Dockerfiles of the task folders in it with a Docker daemon.
+    """
+    if specs.is_dir():
+        _build_folders(specs, network)
+    else:
+        _build_sources(specs, rows, instances, out)
+
+
+def _build_folders(root: Path, network: str) -> None:
+    from swerl.cli._output import console, stderr
+    from swerl.cli._text import counted
+    from swerl.errors import ImageError, unknown
+    from swerl.images.docker_build import Network, build_folders
+
+    if network not in set(Network):
+        raise unknown("network", network, [*Network])
+    num_built = num_stood = num_failed = 0
+    with stderr().status("asking for a daemon") as status:
+        for one in build_folders(root, network=Network(network), say=status.update):
+            if one.error:
+                num_failed += 1
+                for text in (f"{one.folder}: {one.error}", f"  {one.error.hint}"):
+                    console().print(text, soft_wrap=True, markup=False)
+                continue
+            num_built, num_stood = num_built + one.is_new, num_stood + (not one.is_new)
+            console().print(one.image, soft_wrap=True, markup=False)
+    if num_failed and not num_built + num_stood:
+        raise ImageError("no image could be built", hint="the reasons stand above")
+    console().print(f"{counted(num_built, 'image')} built, {num_stood} stood, {num_failed} failed")
+    console().print(f"next: swerl convert harbor --rows {root}", soft_wrap=True, markup=False)
+    if num_failed:
+        raise typer.Exit(1)
+
+
+def _build_sources(specs: Path, rows: Path | None, instances: list[str] | None, out: Path) -> None:
     from swerl.cli._output import console
-    from swerl.errors import ImageError
+    from swerl.errors import ImageError, InputError
     from swerl.images.build import read_specs
     from swerl.task import write_tasks
 
     wanted = _select(read_specs(specs), instances)
+    if rows is None:
+        message = f"the instances of {specs} need their rows"
+        raise InputError(message, hint="pass --rows, or a folder of task folders")
     by_id = _rows(rows)
     tasks = []
     failed = 0
