@@ -1,0 +1,113 @@
+"""Images of task folders, built from their Dockerfiles by a Docker daemon.
+
+A folder's image has the name that its Task asks for. Without a network, which is the default, only
+Dockerfiles build that copy and run what their base image and the folder bring.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from swerl.errors import ImageError, InputError, TaskError
+from swerl.task import Task
+from swerl.tasks.datasets import find_converter
+from swerl.tasks.task_folders import folder_row, folders
+
+_NUM_LINES = 6
+"""Last lines of a failed build's log that are shown."""
+
+
+class Network(StrEnum):
+    """What a Dockerfile's steps reach while it is built."""
+
+    NONE = "none"
+    """Nothing."""
+    DEFAULT = "default"
+    """What the daemon gives every build: usually the internet, for packages."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderImage:
+    """One task folder: its image, or the error that stopped it."""
+
+    folder: Path
+    image: str = ""
+    is_new: bool = False
+    """Whether it was built, and did not stand already."""
+    error: TaskError | ImageError | None = None
+
+
+def build_folders(
+    root: Path, *, network: Network, say: Callable[[str], None] = lambda _: None
+) -> Iterator[FolderImage]:
+    """Build what the task folders under `root` need, one by one; `say` hears each folder's name.
+
+    Folders that name an image that somebody publishes are passed over. Raises InputError where no
+    folder is a task, ImageError where no daemon answers.
+    """
+    found = folders(root)
+    if not found:
+        message = f"{root} holds no task folder"
+        raise InputError(message, hint="name a folder with `instruction.md` in it or below it")
+    _require_daemon()
+    for folder in found:
+        try:
+            task = _task(folder)
+            if "build" not in task.metadata:
+                continue
+            say(folder.name)
+            is_new = not _stands(task.image)
+            if is_new:
+                _build(folder / "environment", task.image, network)
+            yield FolderImage(folder, task.image, is_new)
+        except (TaskError, ImageError) as error:
+            yield FolderImage(folder, error=error)
+
+
+def _task(folder: Path) -> Task:
+    """Return the folder's Task, as `swerl convert` makes it."""
+    row = folder_row(folder)
+    if isinstance(row, TaskError):
+        raise row
+    is_harbor = (folder / "task.toml").is_file()
+    return find_converter("harbor" if is_harbor else "open-instruct").to_task(row)
+
+
+def _require_daemon() -> None:
+    done = _docker("version", "--format", "{{.Server.Version}}")
+    if done.returncode:
+        message = f"no Docker daemon answers: {_end(done.stderr, 1)}"
+        raise ImageError(message, hint="start dockerd, or set DOCKER_HOST; `swerl doctor` says how")
+
+
+def _stands(image: str) -> bool:
+    return _docker("image", "inspect", image).returncode == 0
+
+
+def _build(context: Path, image: str, network: Network) -> None:
+    done = _docker("build", "--network", network, "--tag", image, str(context))
+    if done.returncode:
+        hint = "mend its environment/Dockerfile"
+        if network is Network.NONE:
+            hint = "if it fetches packages, allow that with --network default"
+        message = f"docker build failed:\n{_end(done.stdout + done.stderr, _NUM_LINES)}"
+        raise ImageError(message, hint=hint)
+
+
+def _docker(*words: str) -> subprocess.CompletedProcess[str]:
+    command: Sequence[str] = ("docker", *words)
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except FileNotFoundError as error:
+        message = "the program `docker` is not installed"
+        raise ImageError(message, hint="install it, with a daemon; `swerl doctor` says how") from (
+            error
+        )
+
+
+def _end(text: str, num_lines: int) -> str:
+    return "\n".join(text.strip().splitlines()[-num_lines:])
