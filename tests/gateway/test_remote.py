@@ -15,6 +15,7 @@ import pytest
 
 from swerl.engines._process import child as start
 from swerl.errors import GatewayError
+from swerl.gateway import remote
 from swerl.gateway.pool import GatewayPool
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway._wire_engine import wired
@@ -75,5 +76,24 @@ async def test_a_process_that_could_not_be_started_is_tried_again(
         told_of = [await deaths.get() for _ in range(2)]
 
     assert "no memory for a process" in told_of[1]
+    await until(lambda: pool._workers[0].ready.is_set())
+    assert (await post(opened(pool, "fresh"), json=body()))[0] == 200
+
+
+async def test_a_process_waits_for_descriptors(
+    pool: GatewayPool, deaths: asyncio.Queue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [OSError("too many open files")]
+
+    def worker(*args: Any, **more: Any) -> remote.Worker:
+        if refusals:
+            raise refusals.pop()
+        return remote.Worker(*args, **more)
+
+    monkeypatch.setattr("swerl.gateway.pool.Worker", worker)
+    os.kill(opened(pool, "doomed").worker.pid, signal.SIGKILL)
+    async with asyncio.timeout(WAIT_S):
+        await deaths.get()
+
     await until(lambda: pool._workers[0].ready.is_set())
     assert (await post(opened(pool, "fresh"), json=body()))[0] == 200

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from swerl.errors import GatewayError
@@ -154,11 +155,18 @@ class GatewayPool:
             except OSError as error:  # no memory, no descriptor: there may be some again
                 problem = f"could not be started ({error})"
             num_failed = 0 if worker.ready.is_set() else num_failed + 1
-            self._workers[number] = self._new(number)
+            self._workers[number] = await self._successor(number)
             lost = f"{len(worker.sessions)} sessions were lost" if worker.sessions else "none lost"
             told = f"process {number} of the gateway {problem}, {lost}; its log: {worker.log}"
             self._on_death(told)
             await asyncio.sleep(_PAUSES_S[min(num_failed, len(_PAUSES_S) - 1)])
+
+    async def _successor(self, number: int) -> Worker:
+        """Return a process that takes orders, once the machine has descriptors for it."""
+        while True:
+            with suppress(OSError):
+                return self._new(number)
+            await asyncio.sleep(_PAUSES_S[1])
 
     async def _end(self) -> None:
         for keeper in self._keepers:
