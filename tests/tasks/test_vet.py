@@ -10,11 +10,21 @@ import pytest
 
 from swerl.certificate import Defect, certified, from_json, objection, to_json
 from swerl.sandbox import Limits
-from swerl.task import Task, from_row, to_row
+from swerl.sandboxes import docker
+from swerl.task import Task, file_text, from_row, to_row
 from swerl.tasks.smoke import ImageFacts
 from swerl.tasks.vet import Rigour, Settings, Vetted, fitting_workers, vet
 
-from .vetting import ADD, GOLD, RUN_FILE, TESTS, ZERO, Numbered, make_task
+from .vetting import (
+    ADD,
+    GOLD,
+    RUN_FILE,
+    TESTS,
+    WORKDIR,
+    ZERO,
+    Numbered,
+    make_task,
+)
 
 FLAKY = "test_flaky (tests.test_calc.SumTest.test_flaky)"
 FLAKY_TEST = f"""
@@ -212,6 +222,27 @@ async def test_a_lost_machine_says_nothing_about_a_task(make: Callable[..., Task
     assert not vetted.ok
     assert vetted.certificate is None
     assert "went away" in vetted.failure
+
+
+async def test_a_task_is_vetted_in_containers_too(
+    make: Callable[..., Task], dockerd: str, docker_image: str
+) -> None:
+    """The repository comes by the Task's own files."""
+    task = make()
+    folder = Path(task.image.removeprefix("dir:"))
+    repository = {
+        f"{WORKDIR}/{path.relative_to(folder)}": file_text(path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    task = replace(task, image=docker_image, files=repository)
+    backend = docker.build(docker.Options(base_url=dockerd))
+    heard: list[Vetted] = []
+    settings = Settings("docker", Rigour(1))
+    await vet(backend, [task], settings, tell=lambda each, _: heard.append(each))
+    assert heard[0].ok, heard[0].certificate and heard[0].certificate.findings
+    assert heard[0].certificate
+    assert heard[0].certificate.measured.disk_mib is not None
 
 
 def test_no_more_run_at_once_than_memory_allows() -> None:

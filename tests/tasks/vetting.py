@@ -22,8 +22,7 @@ GOLD = """\
 diff --git a/calc.py b/calc.py
 --- a/calc.py
 +++ b/calc.py
-@@ -4,4 +4,4 @@
-
+@@ -6,2 +6,2 @@
  def add(a, b):
 -    return a - b
 +    return a + b
