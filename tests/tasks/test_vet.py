@@ -218,7 +218,10 @@ async def test_an_image_that_the_first_run_pulls_has_its_digest_afterwards(
 
 
 async def test_a_lost_machine_says_nothing_about_a_task(make: Callable[..., Task]) -> None:
-    [(vetted, _)] = await run(make(), backend=Numbered(lost=[2]))
+    task = make()
+    [(vetted, _)] = await run(task, backend=Numbered(lost=[2]))
+    assert vetted.ok
+    [(vetted, _)] = await run(task, backend=Numbered(lost=[2, 3, 4]))
     assert not vetted.ok
     assert vetted.certificate is None
     assert "went away" in vetted.failure

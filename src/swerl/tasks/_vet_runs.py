@@ -12,7 +12,7 @@ from contextlib import (
 from dataclasses import dataclass, field, replace
 
 from swerl import plugins
-from swerl.errors import SandboxError
+from swerl.errors import SandboxError, SandboxUnavailableError
 from swerl.grade import Grade, Verdict
 from swerl.interfaces import MeteredSandbox, Sandbox, SandboxBackend
 from swerl.sandbox import Limits, Usage
@@ -46,11 +46,19 @@ class Runs:
 
     async def grade(self, task: Task, patch: str, *, read: Iterable[str] = ()) -> Run:
         """Grade a patch as an Episode would. Raises SandboxError where the machinery fails."""
+        reason = ""
         for _ in range(_TRIES):
-            run = await self._grade(task, patch, read)
+            try:
+                run = await self._grade(task, patch, read)
+            except SandboxUnavailableError:
+                raise
+            except SandboxError as error:
+                reason = str(error)
+                continue
             if run.grade.verdict is not Verdict.INFRA:
                 return run
-        message = f"grading failed {_TRIES} times: {run.grade.reason}"
+            reason = run.grade.reason
+        message = f"grading failed {_TRIES} times: {reason}"
         raise SandboxError(message, hint="`swerl doctor` checks the machine")
 
     async def sweep(self, task: Task) -> Sweep:
