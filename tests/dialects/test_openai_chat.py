@@ -199,3 +199,20 @@ async def ask(client: openai.AsyncOpenAI, *, stream: bool = False, **sent: Any) 
         return await client.chat.completions.create(model="m", **sent)
     async with client.chat.completions.stream(model="m", **sent) as events:
         return await events.get_final_completion()
+
+
+def test_words_between_a_call_and_its_result_are_read() -> None:
+    """Codex 0.94 sends what the model said before a call after it."""
+    function = {"name": "f", "arguments": "{}"}
+    call = {"id": "c", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": "I look."},
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+    ]
+
+    request = build().parse({"model": "m", "messages": messages})
+
+    roles = [message.role.value for message in request.messages]
+    assert roles == ["user", "assistant", "assistant", "tool"]
