@@ -41,7 +41,7 @@ async def test_the_cli_is_pointed_at_the_gateway() -> None:
 
 async def test_a_broken_stream_is_not_asked_for_again_and_a_slow_one_is_waited_for() -> None:
     retry = json.loads((await started())["env"]["SWERL_PI_SETTINGS"])["retry"]
-    assert retry == {"enabled": False, "provider": {"timeoutMs": 90_000}}
+    assert retry == {"enabled": False, "provider": {"timeoutMs": 90_000, "maxRetries": 2}}
 
 
 async def test_options_reach_the_command_line() -> None:
@@ -131,8 +131,9 @@ class LostOnce(ScriptedEngine):
 
 
 @pytest.mark.agents
-async def test_an_engine_that_comes_back_is_asked_again(harness: Harness) -> None:
-    worked = await work(harness, engine=LostOnce)
+@pytest.mark.parametrize("version", [pi.DEFAULT_VERSION, "0.87.1"])
+async def test_an_engine_that_comes_back_is_asked_again(version: str) -> None:
+    worked = await work(built("pi", version=version), engine=LostOnce)
     assert worked.exit.code == 0, worked.exit.log
     assert worked.calc == SOLVED
     worked.assert_trained_whole()

@@ -23,6 +23,8 @@ from swerl.sandbox import Mount
 from swerl.task import Task
 
 DEFAULT_VERSION = "0.73.1"
+_RETRIES = 2
+"""What OpenAI's client does by default; newer releases of pi switch that off."""
 
 _LAST_OF_FIRST_NAME = (0, 73)
 """Later releases have another name on npm, need a newer Node, and write variables with a `$`."""
@@ -148,9 +150,12 @@ class Pi:
             # It would compact after its last reply, for a next prompt that never comes.
             "compaction": {"enabled": False},
             # A stream that breaks has been sampled: asked for again, it would be sampled twice.
-            # Requests that were refused before a stream began are repeated by the provider's own
-            # client, which says so in a header. And a slow model must not look dead.
-            "retry": {"enabled": False, "provider": {"timeoutMs": int(budget_s * 1000)}},
+            # Requests that were refused before a stream began are repeated as the provider's own
+            # client does. And a slow model must not look dead.
+            "retry": {
+                "enabled": False,
+                "provider": {"timeoutMs": int(budget_s * 1000), "maxRetries": _RETRIES},
+            },
         }
 
 

@@ -39,6 +39,7 @@ _TRAITS: Mapping[str, _Traits] = {
             "compaction": {"extra_args": ("-c", "model_auto_compact_token_limit=30000")},
         },
     ),
+    "pi": _Traits(("0.73.1", "0.87.1")),
     "opencode": _Traits(
         settings={
             "sub-agents": _NO_SETTINGS,
