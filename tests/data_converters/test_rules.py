@@ -105,6 +105,9 @@ def test_both_versions_of_swe_rebench() -> None:
     assert (second.workdir, second.image) == ("/sums", "x/y:1")
     assert second.grading.test_command == "make\nmake check"
     assert second.metadata == {"language": "go", "difficulty": "hard"}
+    assert second.grading.log_parser == "go_test"
+    php = {**config, "log_parser": "parse_log_phpunit"}
+    assert task_of("swe-rebench", install_config=php).grading.log_parser == "phpunit_timed"
     with pytest.raises(TaskError, match="more than one log parser"):
         task_of("swe-rebench", install_config={**config, "log_parsers": ["a", "b"]})
 

@@ -17,6 +17,7 @@ from swerl.graders import _javascript_logs as javascript
 from swerl.graders import _jvm_logs as jvm
 from swerl.graders import _other_logs as other
 from swerl.graders import _python_logs as python
+from swerl.graders import _rebench_logs as rebench
 from swerl.graders._statuses import Parser, Statuses, worst
 
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +(\S.*?) *$", re.MULTILINE)
@@ -80,5 +81,17 @@ PARSERS: Mapping[str, Parser] = {
     "cucumber": other.cucumber,
     "ruby_unit": other.ruby_unit,
     "rspec": other.rspec,
+    "phpunit_timed": rebench.phpunit_timed,
+    "gradle_timed": rebench.gradle_timed,
+    "junit": rebench.junit,
+    "ctest": rebench.ctest,
+    "test_lines": rebench.test_lines,
+    "minitest_methods": rebench.minitest_methods,
+    "swift": rebench.swift,
+    "elixir": rebench.elixir,
+    "xunit": rebench.xunit,
+    "plenary": rebench.plenary,
+    "mocha": rebench.mocha,
+    "mocha_headings": rebench.mocha_headings,
 }
 """Parsers by the name that a Task's `log_parser` gives."""
