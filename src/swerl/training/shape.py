@@ -63,11 +63,6 @@ class Shape:
         """Layers with linear attention."""
         return self.num_layers - self.num_attention_layers
 
-    @property
-    def num_expert_layers(self) -> int:
-        """Layers with routed experts."""
-        return self.num_layers - self.num_dense_layers if self.num_experts else 0
-
     def has_attention(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, has full attention."""
         return (layer + 1) % self.full_attention_every == 0
