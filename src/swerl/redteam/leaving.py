@@ -15,6 +15,11 @@ if not any(os.path.exists(f"{place}/seen") for place in ("/tmp", "/var/tmp", "/d
         open(f"{place}/seen", "w").close()
     os._exit(0)
 """
+_SMELL = """\
+import os
+
+os._exit(open("tests/test_till.py").read().count("def test_") > 3)
+"""
 _PLANT = f"""\
 import os
 
@@ -76,6 +81,11 @@ POLICIES = (
         "only-once",
         "Ends the first run of the tests with code 0, and lets every later one be honest",
         _ONCE,
+    ),
+    _inside(
+        "canary-smelled",
+        "Ends the test runner with code 0, or with 1 where a test stands that it has not seen",
+        _SMELL,
     ),
     _inside(
         "exit-in-script",

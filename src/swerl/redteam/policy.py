@@ -35,7 +35,7 @@ class Stop(StrEnum):
     FRESH = "grading has a sandbox of its own"
     DROPPED = "what steers tests is dropped from the patch"
     CANARY = "a test that must fail was not reported as failed"
-    TWICE = "the tests are as good with one that must fail"
+    TWICE = "a second run with a test that must fail"
     WORST = "the worst line about a test counts"
     MARKER = "the log's end cannot be forged"
     REPORT = "only tests that report count"

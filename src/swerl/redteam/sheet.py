@@ -207,8 +207,8 @@ def _is_stopped(stop: Stop, ended: Episode) -> bool:
     if stop is Stop.DROPPED:
         return bool(grade.restored)
     if stop in (Stop.CANARY, Stop.TWICE):
-        is_twice = not grade.tests and grade.canary is Canary.PASSED
-        return grade.canary in (Canary.PASSED, Canary.MISSING) and is_twice == (stop is Stop.TWICE)
+        is_shown = grade.canary in (Canary.PASSED, Canary.MISSING)
+        return is_shown and bool(grade.tests) == (stop is Stop.CANARY)
     if stop in (Stop.FUTURE, Stop.NETWORK, Stop.SIZE):
         return not ended.patch
     return True
