@@ -133,6 +133,16 @@ def test_garbage_gives_no_status(name: str) -> None:
     assert find_parser(name)("PASSED\nFAILED \nok\n\x00\n[\n - \nERROR:\n ... \n" * 2) == {}
 
 
+@pytest.mark.parametrize("name", PARSERS)
+def test_an_endless_line_is_read_in_no_endless_time(name: str) -> None:
+    lines = [piece * 100_000 for piece in (" ", "_", "a. ", "a#b = ", "x > ", "a - ")]
+    assert find_parser(name)("\n".join(f"x{line}x" for line in lines)) == {}
+
+
+def test_a_report_that_nests_too_deep_is_none() -> None:
+    assert find_parser("json_report")("[" * 100_000) == {}
+
+
 def test_unknown_parser_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError) as caught:
         find_parser("pytest_option")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from swerl.grade import TestStatus
-from swerl.graders._statuses import Line, Statuses, by_line, worst
+from swerl.graders._statuses import Line, Statuses, by_line, lines, worst
 
 _MAVEN_TEST = re.compile(r".*-Dtest=(\S+)")
 _MAVEN_RESULT = re.compile(r".*BUILD (SUCCESS|FAILURE)$")
@@ -48,7 +48,7 @@ def gradle(log: str) -> Statuses:
     """Read lines `class > test PASSED`, also where the status comes on a later line."""
     found: list[Line] = []
     open_test = ""
-    for line in map(str.strip, log.split("\n")):
+    for line in lines(log):
         if match := _GRADLE_LINE.match(line):
             found.append((match[1], _WORDS[match[2]]))
             open_test = ""

@@ -45,7 +45,7 @@ def json_report(report: str) -> Statuses:
     """Read `{"tests": [{"name": …, "status": "PASSED"}, …]}`; empty where it is something else."""
     try:
         tests = [(str(test["name"]), str(test["status"])) for test in json.loads(report)["tests"]]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return {}
     return worst((name, python.WORDS.get(word.upper(), TestStatus.ERROR)) for name, word in tests)
 

@@ -24,7 +24,6 @@ _COUNT = re.compile(r"\[\d+\]")
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _COLOUR = re.compile(r"\[\d+m")
 _CONTROL = dict.fromkeys(range(1, 32))
-_SYMPY_HEADING = re.compile(r"_* (.*)\.py:(.*) _*")
 _DJANGO_VERSION = "--version is equivalent to version"
 _MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
 _DJANGO_CUT = [
@@ -96,10 +95,10 @@ def seaborn(log: str) -> Statuses:
 
 def sympy(log: str) -> Statuses:
     """Read sympy's own runner: `test_name ok|F|E` lines and the headings of failures."""
-    headings = _SYMPY_HEADING.findall(log)
-    found = [(f"{path}.py:{name}", TestStatus.FAILED) for path, name in headings]
+    lines = log.split("\n")
+    found = [(name, TestStatus.FAILED) for name in map(_sympy_heading, lines) if name]
     endings = {" E": TestStatus.ERROR, " F": TestStatus.FAILED, " ok": TestStatus.PASSED}
-    for line in map(str.strip, log.split("\n")):
+    for line in map(str.strip, lines):
         for ending, status in endings.items():
             if line.startswith("test_") and line.endswith(ending):
                 found.append((line.split()[0], status))
@@ -134,6 +133,13 @@ def r2e(log: str) -> Statuses:
                 found.append((name, WORDS[word]))
                 break
     return worst(line for line in found if line[0])
+
+
+def _sympy_heading(line: str) -> str:
+    """Return the id of a line such as `____ path.py:test ____`; empty where it is none."""
+    first, last = line.find(" "), line.rfind(" ")
+    middle = line.rfind(".py:", first + 1, last)
+    return line[first + 1 : last] if 0 <= first < middle else ""
 
 
 def _django_results(line: str) -> Iterator[Line]:

@@ -6,7 +6,7 @@ import re
 
 from swerl.grade import TestStatus
 from swerl.graders._other_logs import phpunit
-from swerl.graders._statuses import Line, Parser, Statuses, by_line, worst
+from swerl.graders._statuses import Line, Parser, Statuses, by_line, lines, worst
 
 _PASSED, _FAILED, _SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
 
@@ -56,7 +56,7 @@ def _by_rules(*rules: tuple[str, TestStatus], is_timed: bool = False) -> Parser:
 
     def parse(log: str) -> Statuses:
         found: list[Line] = []
-        for line in map(str.strip, _COLOUR_CODE.sub("", log).split("\n")):
+        for line in lines(_COLOUR_CODE.sub("", log)):
             matches = ((pattern.match(line), status) for pattern, status in compiled)
             first = next(((match, status) for match, status in matches if match), None)
             if not first:

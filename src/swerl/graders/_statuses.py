@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from swerl.grade import TestStatus
@@ -14,6 +14,13 @@ Line: TypeAlias = tuple[str, TestStatus]
 
 _WEIGHT = {TestStatus.FAILED: 2, TestStatus.ERROR: 2, TestStatus.SKIPPED: 1}
 """How much a line about a test counts against others; whatever is a pass has none."""
+_MAX_LINE = 4000
+"""Characters of a line that may be a runner's; patterns take the square of it in time."""
+
+
+def lines(log: str) -> Iterator[str]:
+    """Yield the lines without the white space around them, and without those that are too long."""
+    return (line for line in map(str.strip, log.split("\n")) if len(line) <= _MAX_LINE)
 
 
 def worst(lines: Iterable[Line]) -> Statuses:
@@ -33,7 +40,7 @@ def by_line(pattern: str, words: Mapping[str, TestStatus]) -> Parser:
     compiled = re.compile(pattern)
 
     def parse(log: str) -> Statuses:
-        matches = (compiled.match(line.strip()) for line in log.split("\n"))
+        matches = map(compiled.match, lines(log))
         return worst((match["name"], words[match["status"]]) for match in matches if match)
 
     return parse

@@ -62,7 +62,7 @@ def _reward(text: str) -> float | None:
     """Read a reward. A number that is none (NaN) is no reward either."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(found, dict):
         found = found.get("reward", next(iter(found.values())) if len(found) == 1 else None)
