@@ -145,6 +145,12 @@ class Fleet:
             await asyncio.gather(*map(self._put_back, changed))
             raise refusal
 
+    async def mourn(self, process: asyncio.subprocess.Process) -> None:
+        """Wait until the process of the only server has ended, and give the server up for good."""
+        code = await process.wait()
+        for server in self.servers:
+            server.end(f"its process ended with exit code {code}")
+
     async def watch(self) -> None:
         """Look after the servers until cancelled."""
         while True:

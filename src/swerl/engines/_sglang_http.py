@@ -284,9 +284,11 @@ async def connect(
     *,
     shape: ModelShape | None = None,
     settings: ClientSettings | None = None,
+    process: asyncio.subprocess.Process | None = None,
 ) -> AsyncIterator[HttpEngine]:
     """Open a client of one server, of several, or of a router, and watch them.
 
+    `process` is the only server's, where it is ours: when it ends nobody asks that server again.
     Raises EngineLostError when one of them does not answer.
     """
     settings = settings or ClientSettings()
@@ -298,12 +300,15 @@ async def connect(
         clients = Clients(generate, control)
         fleet = Fleet(urls, clients, mode=settings.pause_mode, load_s=settings.load_s)
         await _find(fleet, urls)
-        watch = asyncio.create_task(fleet.watch())
+        watches = [asyncio.create_task(fleet.watch())]
+        if process:
+            watches.append(asyncio.create_task(fleet.mourn(process)))
         engine = HttpEngine(fleet, shape or ModelShape(), settings)
         try:
             yield engine
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
             await engine.close()
 
 

@@ -109,15 +109,24 @@ class Server:
     def lose(self, why: Exception | str) -> None:
         """Give the server up: what it is sampling fails."""
         if not self.lost:
-            self.lost = lost(self.url, why)
-            for future in self.waiting:
-                if not future.done():
-                    future.set_exception(self.lost)
+            self._give_up(lost(self.url, why))
+
+    def end(self, why: str) -> None:
+        """Give the server up for good: nobody starts it again, so nobody need ask again."""
+        self.usable_again = False
+        error = lost(self.url, why)
+        self._give_up(EngineLostError(str(error), hint=error.hint, retryable=False))
 
     def find(self) -> None:
         """Take the server back."""
         self.lost = None
         self.misses = 0
+
+    def _give_up(self, error: EngineLostError) -> None:
+        self.lost = error
+        for future in self.waiting:
+            if not future.done():
+                future.set_exception(error)
 
     async def _call(
         self,

@@ -93,6 +93,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         load_s=options.load_timeout_s,
         routed_experts=options.routed_experts,
     )
+    process = None
     async with AsyncExitStack() as stack:
         if options.url:
             urls = [options.url] if isinstance(options.url, str) else list(options.url)
@@ -100,12 +101,18 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
             raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
         else:
             log = setup.log_dir / "engine.log"
-            urls = [await stack.enter_async_context(_launched(options, setup.model, log))]
-        yield await stack.enter_async_context(connect(urls, shape=shape, settings=settings))
+            launched = _launched(options, setup.model, log)
+            url, process = await stack.enter_async_context(launched)
+            urls = [url]
+        yield await stack.enter_async_context(
+            connect(urls, shape=shape, settings=settings, process=process)
+        )
 
 
 @asynccontextmanager
-async def _launched(options: Options, model: Path, log: Path) -> AsyncIterator[str]:
+async def _launched(
+    options: Options, model: Path, log: Path
+) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
     await _require_sglang(options)
     port = options.port or _free_port()
     url = f"http://127.0.0.1:{port}"
@@ -117,7 +124,7 @@ async def _launched(options: Options, model: Path, log: Path) -> AsyncIterator[s
         return url if await _serves(url) else None
 
     async with child(_command(options, model, port), log, env=env) as process:
-        yield await until_ready(probe, process, log, timeout_s=options.start_timeout_s)
+        yield await until_ready(probe, process, log, timeout_s=options.start_timeout_s), process
 
 
 def _command(options: Options, model: Path, port: int) -> list[str]:

@@ -55,7 +55,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
 
         found = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
         url = f"http://127.0.0.1:{found}"
-        async with connect([url], shape=model_shape(setup.model)) as engine:
+        async with connect([url], shape=model_shape(setup.model), process=process) as engine:
             yield engine
 
 
