@@ -66,7 +66,9 @@ async def test_a_full_reward_is_solved(judged: Callable[..., Task], good: str) -
 
 
 @pytest.mark.parametrize(
-    "good", ["0.5", "0", "NaN", "Infinity", "true", "yes", "", '{{"a": 1, "b": 1}}', "[1]"]
+    "good",
+    ["0.5", "0", "NaN", "Infinity", "true", "yes", "", '{{"a": 1, "b": 1}}', "[1]", "[" * 5000],
+    ids=lambda good: good[:20],
 )
 async def test_anything_else_is_not(judged: Callable[..., Task], good: str) -> None:
     script = SCRIPT.replace("echo {good}", f"echo '{good}'")
