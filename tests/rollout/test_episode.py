@@ -248,11 +248,16 @@ END
 
 FORKS = """
 import os, time
+full, tell = os.pipe()
+if os.fork():
+    os.read(full, 1)
+    os._exit(0)
 while True:
     try:
         if not os.fork():
             time.sleep(600)
     except BlockingIOError:
+        os.write(tell, b"!")
         time.sleep(0.001)
 """
 
@@ -295,7 +300,7 @@ async def test_a_command_that_kills_what_it_can_is_the_models_own_doing(task: Ta
 async def test_an_agent_that_leaves_no_room_for_a_command_is_unsolved_and_not_lost(
     task: Task,
 ) -> None:
-    result = await after(task, f"python3 -c '{FORKS}' >/dev/null 2>&1 &", "sleep 1", "true")
+    result = await after(task, f"python3 -c '{FORKS}' >/dev/null 2>&1", "true", "true")
     assert (result.verdict, result.reward) == ("unsolved", 0.0), result.error
     assert "cannot start a command" in result.grade.reason
     assert result.learnable

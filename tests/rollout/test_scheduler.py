@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from swerl.episode import Episode, Group, Status
-from swerl.errors import UnknownNameError
+from swerl.errors import RecipeError, UnknownNameError
 from swerl.grade import Grade, Verdict
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import scheduler
@@ -24,11 +24,22 @@ from swerl.tree import Trajectory
 TASKS = [Task(str(i), "r", "host", "/w", "p", GradingSpec("command")) for i in range(7)]
 
 
-def test_every_task_comes_once_an_epoch_in_a_new_order() -> None:
-    chosen = [task.id for step in range(7) for task in choose(TASKS, step, 3, seed=0)]
-    epochs = [chosen[i : i + 7] for i in range(0, 21, 7)]
-    assert all(Counter(epoch) == Counter(task.id for task in TASKS) for epoch in epochs)
+def test_every_epoch_takes_every_task_in_a_new_order() -> None:
+    steps = [[task.id for task in choose(TASKS, step, 3, seed=0)] for step in range(9)]
+    epochs = [list(chain(*steps[i : i + 3])) for i in range(0, 9, 3)]
+    assert all(set(epoch) == {task.id for task in TASKS} for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_no_step_takes_a_task_twice(count: int) -> None:
+    for step in range(30):
+        assert len({task.id for task in choose(TASKS, step, count, seed=0)}) == count
+
+
+def test_fewer_tasks_than_a_step_takes_are_one_clear_error() -> None:
+    with pytest.raises(RecipeError, match="a step takes 8 tasks, and there are 7"):
+        choose(TASKS, 0, 8, seed=0)
 
 
 def test_a_step_chooses_the_same_tasks_again_after_a_restart() -> None:

@@ -10,7 +10,7 @@ from itertools import islice
 from math import ceil
 
 from swerl.episode import Group
-from swerl.errors import RunError
+from swerl.errors import RecipeError, RunError
 from swerl.rollout import group
 from swerl.rollout.filters import GroupFilter, group_filter
 from swerl.rollout.parts import Parts
@@ -23,19 +23,22 @@ from swerl.tasks.admission import solve_rate
 def choose(
     tasks: Sequence[Task], step: int, count: int, seed: int, *, easy_first: bool = False
 ) -> list[Task]:
-    """Return the Tasks of a step: every Task once an epoch, each epoch in an order of its own.
+    """Return the Tasks of a step, all different: each epoch takes every Task, in its own order.
 
-    With `easy_first` chance only decides between Tasks that are equally often solved.
+    The last step of an epoch is filled up with Tasks that the epoch took first. With `easy_first`
+    chance only decides between Tasks that are equally often solved. Raises RecipeError where there
+    are fewer Tasks than a step takes.
     """
-    chosen: list[Task] = []
-    for position in range(step * count, (step + 1) * count):
-        epoch, offset = divmod(position, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        if easy_first:
-            order.sort(key=lambda index: _difficulty(tasks[index]))
-        chosen.append(tasks[order[offset]])
-    return chosen
+    if len(tasks) < count:
+        message = f"a step takes {count} tasks, and there are {len(tasks)}"
+        raise RecipeError(message, hint="lower rollout.groups_per_step, or name more tasks")
+    epoch, part = divmod(step, ceil(len(tasks) / count))
+    order = list(range(len(tasks)))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    if easy_first:
+        order.sort(key=lambda index: _difficulty(tasks[index]))
+    places = range(part * count, (part + 1) * count)
+    return [tasks[order[place % len(tasks)]] for place in places]
 
 
 @dataclass(frozen=True, slots=True)
