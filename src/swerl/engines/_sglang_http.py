@@ -16,7 +16,6 @@ from secrets import token_bytes
 from typing import Any
 
 import aiohttp
-import numpy as np
 
 from swerl.chat import Finish, Json
 from swerl.engines._sglang_fleet import Fleet, PauseMode
@@ -253,6 +252,8 @@ class HttpEngine:
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         """Refuse what SGLang does not survive: it dies of an id outside its embedding."""
+        import numpy as np
+
         num_vocab = self._shape.num_vocab
         known = np.asarray(ids)
         top = num_vocab if num_vocab is not None else math.inf

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from swerl.chat import Finish, Json
 from swerl.errors import EngineError
 from swerl.turn import Completion, RoutedExperts, Sampling, WeightChange
@@ -35,6 +33,8 @@ def generate_body(
     ids: Sequence[int], sampling: Sampling, rid: str, *, routed: bool
 ) -> dict[str, Any]:
     """Build the body of a /generate, its ids as an array: they are written six times as fast."""
+    import numpy as np
+
     params: dict[str, Json] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
