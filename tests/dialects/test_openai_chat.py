@@ -165,12 +165,11 @@ def test_every_role_and_content_form_is_read() -> None:
 
 
 @pytest.mark.parametrize("after", [[], [ASK], [ASK, {"role": "tool", "tool_call_id": "a"}]])
-def test_a_call_without_its_result_next_is_refused(after: Any) -> None:
+def test_a_call_whose_result_comes_late_or_never_is_taken(after: Any) -> None:
     function = {"name": "b", "arguments": "{}"}
     call = {"id": "a", "type": "function", "function": function}
 
-    with pytest.raises(GatewayError, match="none was sent for a"):
-        parse(ASK, {"role": "assistant", "tool_calls": [call]}, *after)
+    assert len(parse(ASK, {"role": "assistant", "tool_calls": [call]}, *after)) == 2 + len(after)
 
 
 def test_tools_are_functions() -> None:

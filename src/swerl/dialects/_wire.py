@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import NoReturn, TypeVar
 
 import orjson
@@ -61,16 +62,26 @@ def max_tokens(body: Mapping[str, Json], *keys: str) -> int | None:
     return None
 
 
-def check_results(messages: Sequence[Message], *, at_once: bool = True) -> None:
-    """Raise GatewayError unless each tool call has one result, and each result its call.
+class Unanswered(StrEnum):
+    """What a dialect says to a tool call without a result."""
+
+    TAKEN = "taken"
+    """Nothing: servers of this dialect differ, and agents live with that."""
+    REFUSED = "refused"
+    """The result must come, whatever stands between."""
+    REFUSED_AT_ONCE = "refused at once"
+    """The result must come before the user speaks."""
+
+
+def check_results(messages: Sequence[Message], unanswered: Unanswered) -> None:
+    """Raise GatewayError unless each result has its call, and each call the result it needs.
 
     Vendors refuse such a conversation too, and two open calls of one id. An id may come again once
-    its call is answered: some clients count their calls anew in each turn. `at_once` says that
-    no user speaks before a call is answered. The assistant may: Codex 0.94 sends its words there.
+    its call is answered: some clients count their calls anew in each turn.
     """
     open_calls: dict[str, None] = {}
     for message in messages:
-        if at_once and message.role is Role.USER:
+        if message.role is Role.USER and unanswered is Unanswered.REFUSED_AT_ONCE:
             _refuse_open(open_calls)
         for call in message.tool_calls:
             if call.id in open_calls:
@@ -81,7 +92,8 @@ def check_results(messages: Sequence[Message], *, at_once: bool = True) -> None:
                 problem = f"tool result {message.tool_call_id!r} answers no open tool call"
                 refuse("messages", problem)
             del open_calls[message.tool_call_id]
-    _refuse_open(open_calls)
+    if unanswered is not Unanswered.TAKEN:
+        _refuse_open(open_calls)
 
 
 def _refuse_open(calls: Mapping[str, None]) -> None:

@@ -10,7 +10,15 @@ from swerl.chat import ChatReply, ChatRequest, Finish, Json
 from swerl.dialects._anthropic_request import read_messages, read_system
 from swerl.dialects._anthropic_tools import Tools
 from swerl.dialects._status import failure
-from swerl.dialects._wire import bearer, check_results, error_reply, max_tokens, optional, required
+from swerl.dialects._wire import (
+    Unanswered,
+    bearer,
+    check_results,
+    error_reply,
+    max_tokens,
+    optional,
+    required,
+)
 from swerl.errors import GatewayError
 from swerl.interfaces import WireReply
 
@@ -68,7 +76,7 @@ class Anthropic:
             raise GatewayError("mcp_servers: nobody calls them from here; let the client do so")
         tools = Tools(optional(body, "tools", list) or [])
         messages = (*read_system(body.get("system")), *read_messages(items, tools))
-        check_results(messages)
+        check_results(messages, Unanswered.REFUSED_AT_ONCE)
         return ChatRequest(
             messages=messages,
             tools=tools.offered,

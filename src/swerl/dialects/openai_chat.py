@@ -11,6 +11,7 @@ from swerl.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool
 from swerl.dialects._free_text import read_text_tool, text_call, text_of
 from swerl.dialects._status import failure, openai_error
 from swerl.dialects._wire import (
+    Unanswered,
     bearer,
     call_arguments,
     check_results,
@@ -57,7 +58,7 @@ class OpenAIChat:
             raise GatewayError("messages: at least one message is required")
         places = [f"messages.{number}" for number in range(len(items))]
         messages = tuple(map(_message, items, places))
-        check_results(messages)
+        check_results(messages, Unanswered.TAKEN)
         return ChatRequest(
             messages=messages,
             tools=tuple(_tools(optional(body, "tools", list) or [])),

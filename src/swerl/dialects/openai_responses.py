@@ -12,6 +12,7 @@ from swerl.dialects._free_text import text_of
 from swerl.dialects._responses_request import read_input, read_tools
 from swerl.dialects._status import failure, openai_error
 from swerl.dialects._wire import (
+    Unanswered,
     bearer,
     check_results,
     error_reply,
@@ -54,7 +55,7 @@ class OpenAIResponses:
         messages = (*read_input(told), *read_input(body.get("input")))
         if not messages:
             raise GatewayError("input: at least one item is required")
-        check_results(messages, at_once=False)
+        check_results(messages, Unanswered.REFUSED)
         return ChatRequest(
             messages=messages,
             tools=tuple(read_tools(optional(body, "tools", list) or [])),
