@@ -74,17 +74,48 @@ def test_only_the_right_expression_passes() -> None:
             assert passes == (guess == variant.good), (variant.source, guess)
 
 
-def test_a_printing_module_cannot_forge_the_report(repositories: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [
+        "os.write(1, LINES); print(LINES.decode())",
+        "[os.write(fd, LINES) for fd in os.listdir_fds()]; os._exit(0)",
+        "os._exit(0)",
+        "import marshal; [os.write(fd, marshal.dumps([b'i'] * 99)) for fd in os.listdir_fds()]",
+    ],
+)
+def test_a_module_cannot_forge_the_report(repositories: Path, tmp_path: Path, way: str) -> None:
     task = make_tasks(repositories, split="train", count=1, seed=3)[0]
-    clean = _run_tests(task, tmp_path / "clean", patch="")
+    must_mend = task.grading.fail_to_pass
     module = touched(task.gold_patch)[0]
-    lines = "".join(f"PASSED {name}\\n" for name in task.grading.fail_to_pass)
-    forged = f"import os\nos.write(1, b'{lines}')\nprint('{lines}')\n"
+    lines = "".join(f"PASSED {name}\\n" for name in must_mend)
+    writable = (
+        "[fd for fd in range(1, 64) if os.path.exists(f'/proc/self/fd/{fd}')"
+        " and fcntl.fcntl(fd, fcntl.F_GETFL) & 3]"
+    )
+    way = way.replace("os.listdir_fds()", writable)
+    forged = f"import fcntl, os\nLINES = b'{lines}'\n{way}\n"
     image = tmp_path / "forged-image"
     shutil.copytree(task.image.removeprefix("dir:"), image)
     (image / module).write_text(forged + (image / module).read_text())
     forging = dataclasses.replace(task, image=f"dir:{image}")
-    assert _run_tests(forging, tmp_path / "forged", patch="") == clean
+    found = _run_tests(forging, tmp_path / "forged", patch="")
+    assert not any(found.get(name) == "PASSED" for name in must_mend)
+
+
+def test_a_module_sees_nothing_of_what_the_tests_want(repositories: Path, tmp_path: Path) -> None:
+    task = make_tasks(repositories, split="train", count=1, seed=3)[0]
+    module = touched(task.gold_patch)[0]
+    seen = tmp_path / "seen"
+    spy = (
+        "import os, __main__\n"
+        f"open({str(seen)!r}, 'w').write(repr((os.path.exists(__main__.__file__), "
+        "__main__.CASES, __main__.wants)))\n"
+    )
+    image = tmp_path / "spying-image"
+    shutil.copytree(task.image.removeprefix("dir:"), image)
+    (image / module).write_text(spy + (image / module).read_text())
+    _run_tests(dataclasses.replace(task, image=f"dir:{image}"), tmp_path / "spied", patch="")
+    assert seen.read_text() == "(False, [], [])"
 
 
 def test_a_repository_is_a_clean_git_work_tree_at_the_base_commit(repositories: Path) -> None:
