@@ -83,6 +83,35 @@ def test_a_broken_off_conversion_leaves_the_last_result(tmp_path: Path) -> None:
     assert [task.id for task in read_tasks(out)] == ["old"]
 
 
+def test_a_conversion_without_a_single_task_leaves_the_last_result(tmp_path: Path) -> None:
+    out = tmp_path / "tasks.jsonl"
+    run([{"id": "old"}], out)
+    assert run([{}], out).num_tasks == 0
+    assert [task.id for task in read_tasks(out)] == ["old"]
+    assert [reject["row"] for reject in rejects(out)] == [1]
+    assert sorted(tmp_path.iterdir()) == [out, rejects_path(out)]
+
+
+@pytest.mark.parametrize("out", ["rows.jsonl", "other/../rows.jsonl"])
+@pytest.mark.parametrize("source", ["rows.jsonl", "."])
+def test_rows_are_never_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other").mkdir()
+    Path("rows.jsonl").write_text('{"id": "a"}\n')
+    with pytest.raises(InputError, match="one of the files that rows are read from"):
+        convert(CONVERTER, file_rows(Path(source)), Path(out))
+    assert Path("rows.jsonl").read_text() == '{"id": "a"}\n'
+
+
+def test_a_folder_in_place_of_the_file_is_an_error_before_any_row(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        run([{"id": "a"}], tmp_path / "tasks")
+    assert list(tmp_path.iterdir()) == [tmp_path / "tasks"]
+
+
 @pytest.mark.parametrize("number", range(8))
 def test_a_broken_off_conversion_goes_on(tmp_path: Path, number: int) -> None:
     out, whole = tmp_path / "tasks.jsonl", tmp_path / "whole.jsonl"

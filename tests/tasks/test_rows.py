@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
@@ -49,6 +50,13 @@ def test_a_folder_is_read_file_after_file_from_any_row_on(tmp_path: Path, start:
     write_parquet(tmp_path / "sub" / "b.parquet", all_rows[3:6], group=2)
     (tmp_path / "sub" / "c.jsonl").write_text("\n".join(map(json.dumps, all_rows[6:])))
     assert list(file_rows(tmp_path).read(start)) == all_rows[start:]
+
+
+def test_a_compressed_file_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"id": "a"}\n'))
+    with pytest.raises(InputError, match="it is compressed"):
+        list(file_rows(path).read(0))
 
 
 def test_a_changed_file_is_another_source(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ def convert(
         raise typer.Exit(INTERRUPTED) from None
     _print(summary, tasks, converting.rejects_path(tasks))
     if not summary.num_tasks:
-        hint = f"the reasons are in {converting.rejects_path(tasks)}"
+        hint = "there are no rows: is it the right file or split?"
+        if summary.num_rejects:
+            hint = f"the reasons are in {converting.rejects_path(tasks)}"
         raise TaskError("no row could be converted", hint=hint)
     if out and to:
         export_file(tasks, out, to)

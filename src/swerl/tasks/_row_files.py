@@ -23,6 +23,8 @@ HINT = "pass --rows with a JSONL or Parquet file, or a folder of them"
 _PARQUET_ROWS = 32
 """Rows held at once from a Parquet file: the largest known rows have one megabyte."""
 _CHUNK_BYTES = 1 << 20
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip's and zstd's files begin."""
 _GROUP_BYTES = 8 << 20
 """Most bytes of a remote row group that is fetched in one piece and not column by column."""
 
@@ -71,7 +73,11 @@ def count_rows(files: Sequence[RowFile]) -> int:
 def _lines(file: RowFile) -> Iterator[bytes]:
     try:
         with file.open() as stream:
-            yield from (line for line in stream if not line.isspace())
+            first = stream.readline()
+            if first.startswith(_COMPRESSED):
+                message = f"cannot read rows from {file.name}: it is compressed"
+                raise InputError(message, hint="unpack it with gunzip or unzstd")
+            yield from (line for line in chain([first], stream) if line and not line.isspace())
     except OSError as error:
         raise _unreadable(file, error) from error
 

@@ -66,10 +66,12 @@ def convert(
 ) -> Summary:
     """Write Tasks to `out` and rejects beside it; both appear whole, or not at all.
 
+    Where no row makes a Task, what `out` was stays.
     Goes on where the same conversion was broken off. Memory is bounded by a few rows and the ids
     seen. `tell` hears how many rows are done. Raises InputError where a file cannot be used.
     """
     settings = settings or Settings()
+    _check_out(out, rows)
     with _claimed(out) as claim:
         parts = (_part(out), _part(rejects_path(out)))
         done = resume(parts, claim, identity_of(converter, rows, settings))
@@ -81,7 +83,10 @@ def convert(
                 (tasks if is_task else rejects).write(line)
                 tell(done.num_rows)
         parts[1].replace(rejects_path(out))
-        parts[0].replace(out)
+        if done.ids:
+            parts[0].replace(out)
+        else:
+            parts[0].unlink()
     return Summary(len(done.ids), dict(done.reasons.most_common()), writer.notes(), num_resumed)
 
 
@@ -159,6 +164,16 @@ def identity_of(converter: Converter, rows: RowSource, settings: Settings) -> st
     images = sorted(settings.images.items())
     parts = [version("swerl"), converter.name, rows.name, str(settings.assets or ""), images]
     return orjson.dumps(parts).decode()
+
+
+def _check_out(out: Path, rows: RowSource) -> None:
+    for path in (out, rejects_path(out)):
+        if path.resolve() in rows.files:
+            message = f"{path} is one of the files that rows are read from"
+            raise InputError(message, hint="pass -o with another file")
+        if path.is_dir():
+            message = f"cannot write {path}: it is a folder"
+            raise InputError(message, hint="pass -o with a file")
 
 
 def _part(path: Path) -> Path:

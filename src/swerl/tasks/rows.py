@@ -29,6 +29,8 @@ class RowSource:
     """Yields the rows from this number on, counted from 0."""
     count: Callable[[], int | None]
     """Returns how many there are, where that is cheap to know."""
+    files: frozenset[Path] = frozenset()
+    """Files of this machine that are read, links resolved; nothing may be written over them."""
 
 
 def listed(rows: Iterable[Row | TaskError]) -> RowSource:
@@ -43,16 +45,20 @@ def file_rows(path: Path) -> RowSource:
     Raises InputError where there is nothing to read.
     """
     if task_folders.is_archive(path):
-        return RowSource(_version([path]), partial(_archive, path), lambda: None)
+        files = frozenset([path.resolve()])
+        return RowSource(_version([path]), partial(_archive, path), lambda: None, files)
     if path.is_dir() and (found := task_folders.folders(path)):
         parts = [part for folder in found for part in sorted(folder.rglob("*"))]
         return RowSource(_version(parts), partial(_folders, found), lambda: len(found))
-    files = sorted(_row_files(path)) if path.is_dir() else [path]
-    if not files:
+    paths = sorted(_row_files(path)) if path.is_dir() else [path]
+    if not paths:
         message = f"folder {path} holds no rows and no task folders"
         raise InputError(message, hint=HINT)
-    opened = [local(each) for each in files]
-    return RowSource(_version(files), partial(read_files, opened), lambda: count_rows(opened))
+    opened = [local(each) for each in paths]
+    files = frozenset(each.resolve() for each in paths)
+    return RowSource(
+        _version(paths), partial(read_files, opened), lambda: count_rows(opened), files
+    )
 
 
 def _row_files(folder: Path) -> Iterator[Path]:
