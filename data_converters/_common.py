@@ -71,6 +71,9 @@ def test_ids(row: Row, column: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not set(map(type, value)) <= {str}:
         message = f"column {column} is not a list of test ids"
         raise TaskError(message)
+    if "" in value:
+        message = f"column {column} holds a test id that is empty"
+        raise TaskError(message)
     return tuple(value)  # type: ignore[arg-type]  # all are str
 
 

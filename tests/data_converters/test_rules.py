@@ -180,3 +180,10 @@ def test_seeds_are_in_every_sandbox_and_tests_in_gradings() -> None:
 def test_a_patch_of_50_mb_is_refused() -> None:
     with pytest.raises(TaskError, match="over 10 MB"):
         task_of("swe-bench", patch=FIX + "+" + "x" * 50_000_000)
+
+
+@pytest.mark.parametrize("name", ["swe-bench", "swe-gym", "swe-rebench", "swe-smith"])
+@pytest.mark.parametrize("column", ["FAIL_TO_PASS", "PASS_TO_PASS"])
+def test_a_test_id_that_is_empty_is_refused(name: str, column: str) -> None:
+    with pytest.raises(TaskError, match=f"column {column} holds a test id that is empty"):
+        find_converter(name).to_task({**EXAMPLES[name], column: ["tests/test_a.py::test_a", ""]})
