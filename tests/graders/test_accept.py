@@ -61,6 +61,9 @@ TASK = Task(
         "sub/.GIT/config",
         "a/../../outside.py",
         ".gitattributes",
+        "hidden/run.py/folder_in_its_place",
+        "pkg/__pycache__/test_declared.cpython-311.pyc",
+        "web/babel.config.js",
     ],
 )
 def test_protected_paths_are_dropped_and_named(path: str) -> None:
@@ -87,6 +90,11 @@ def test_patch_without_protected_paths_is_kept_to_the_byte() -> None:
         "diff --git a/conftest.py b/conftest.py\nold mode 100644\nnew mode 100755\n",
         "diff --git a/conftest.py b/conftest.py\ndeleted file mode 100644\n",
         "--- a/conftest.py\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+x\n",
+        "diff --git a/x b/x\nrename from x\nrename to ./tests/unit/test_calc.py\n",
+        "diff --git a/. b/.\nold mode 100644\nnew mode 100755\n",
+        "*** a/conftest.py\n--- b/conftest.py\n***************\n*** 1 ****\n! x\n--- 1 ----\n! y\n",
+        "Index: a/conftest.py\n1c1\n< x\n---\n> y\n",
+        "--- a/conftest.py\n1c1\n< x\n---\n> y\n",
         "--- old/./conftest.py\t2000\n+++ new/./conftest.py\t2001\n@@ -0,0 +1 @@\n+x\n",
     ],
 )
@@ -118,6 +126,31 @@ def test_no_module_stands_before_a_test_runner(path: str) -> None:
     made = section(path, extra="new file mode 100644\n")
     assert accept(TASK, made).dropped == (path,)
     assert accept(TASK, section(path)).dropped == (), "the repository is the runner's own"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        section("pytest.py", old="x.py", extra="rename from x.py\nrename to pytest.py\n"),
+        section("pytest.py", old="x.py", extra="copy from x.py\ncopy to pytest.py\n"),
+        "--- /dev/null\n+++ b/pytest.py\n@@ -0,0 +1 @@\n+x\n",
+    ],
+)
+def test_no_module_is_moved_before_a_test_runner(made: str) -> None:
+    assert accept(TASK, made).patch == ""
+
+
+@pytest.mark.parametrize(
+    ("quoted", "name"),
+    [
+        (r'"b/\u"', "u"),
+        (r'"b/\N{DIGIT ONE}"', "N{DIGIT ONE}"),
+        (r'"b/\303\274\t.py"', "ü\t.py"),
+        (r'"b/ü\".py"', 'ü".py'),
+    ],
+)
+def test_quoted_names_are_read_as_git_reads_them(quoted: str, name: str) -> None:
+    assert paths(f"--- /dev/null\n+++ {quoted}\n@@ -0,0 +1 @@\n+x\n") == (name,)
 
 
 def test_headers_inside_content_are_content() -> None:

@@ -16,7 +16,7 @@ _STEERING = re.compile(
       conftest\.py | \.?pytest\.(ini|toml) | tox\.(ini|toml) | noxfile\.py | \.coveragerc
     | (site|user)customize\.py | .*\.(pth|egg-link) | entry_points\.txt   # Python
     | (jest|vitest|ava|karma|mocha|playwright|cypress|wdio)\.(conf|config|setup)\..*
-    | \.mocharc.* | \.?babelrc.* | \.nycrc.*                              # JavaScript
+    | \.mocharc.* | \.?babelrc.* | babel\.config\..* | \.nycrc.*      # JavaScript
     | \.rspec | phpunit\.xml.* | \.gitattributes
     | \.gitlab-ci\.yml | \.travis\.yml | azure-pipelines\.yml | Jenkinsfile | appveyor\.yml
     """,
@@ -31,6 +31,8 @@ _RUNNERS = frozenset(
 _TEST_FOLDERS = frozenset({"tests", "test", "__tests__", "e2e"})
 _TEST_ROOTS = _TEST_FOLDERS | {"testing", "spec", "specs"}
 """Names of folders of tests; some of them only where they stand at the root."""
+_COMPILED = "__pycache__"
+"""Folder whose files Python may run in place of the source beside it, a hidden test's too."""
 _WORD = re.compile(r"[\w./-]+")
 _SCRIPT_FOLDERS = frozenset({"bin", "ci", "scripts", "tools"})
 
@@ -85,6 +87,8 @@ class _Rules:
 
     def _is_protected(self, path: str, *, is_new: bool) -> bool:
         parts = PurePosixPath(path).parts
+        if _COMPILED in parts:
+            return True
         if _STEERING.fullmatch(parts[-1]) or _STEERING_FOLDERS & set(parts[:-1]):
             return True
         if is_new and parts[0].removesuffix(".py") in _RUNNERS:
@@ -93,8 +97,11 @@ class _Rules:
             return True
         if any(path.startswith(folder + "/") for folder in self._folders):
             return True
-        # A file or link in place of a folder of hidden tests would carry them away.
-        return any(test.startswith(path + "/") for test in self._hidden)
+        # A file or link in place of a folder of hidden tests would carry them away, and a folder in
+        # place of a hidden test would be in its way.
+        return any(
+            test.startswith(path + "/") or path.startswith(test + "/") for test in self._hidden
+        )
 
 
 def _declared_files(spec: GradingSpec) -> Iterator[str]:
@@ -126,7 +133,12 @@ def _scripts(command: str) -> Iterable[str]:
 def _is_outside(path: str) -> bool:
     """Say whether a path is none of a repository's own files."""
     parts = path.split("/")
-    return path.startswith("/") or ".." in parts or ".git" in [part.lower() for part in parts]
+    return (
+        path in ("", ".")
+        or path.startswith("/")
+        or ".." in parts
+        or ".git" in [part.lower() for part in parts]
+    )
 
 
 def _leads_out(section: Section) -> bool:

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
-_NAME_LINES = ("--- ", "+++ ", "rename from ", "rename to ", "copy from ", "copy to ")
+_NAME_LINES = ("--- ", "+++ ", "*** ", "Index: ")
+_PLAIN_NAME_LINES = ("rename from ", "rename to ", "copy from ", "copy to ")
+_PLACES = ("new file mode", "rename to ", "copy to ", "--- /dev/null")
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+_LETTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 _LINK_MODE = re.compile(r"^(?:(?:new file |new )mode|index [0-9a-f.]+) 120000$")
 
 
@@ -22,8 +26,8 @@ class Section:
 
     @property
     def is_new(self) -> bool:
-        """Whether the file is created."""
-        return any(line.startswith("new file mode") for line in self._headers())
+        """Whether a file is created, or comes to stand where it did not."""
+        return any(line.startswith(_PLACES) for line in self._headers())
 
     @property
     def is_link(self) -> bool:
@@ -42,20 +46,27 @@ class Section:
 
 
 def sections(patch: str) -> Iterator[Section]:
-    """Yield each file's part; hunk sizes tell content from headers."""
+    """Yield each file's part; hunk sizes tell content from headers.
+
+    What stands behind a file's hunks is left out: `patch` would read diffs of other kinds in it.
+    """
     lines = patch.split("\n")  # splitlines() would also split inside content, at form feeds
     section: list[str] = []
     num_old = num_new = 0
+    has_hunks = False
     for index, line in enumerate(lines):
         if num_old > 0 or num_new > 0:
             num_old -= line[:1] not in ("+", "\\")
             num_new -= line[:1] not in ("-", "\\")
         elif match := _HUNK.match(line):
             num_old, num_new = int(match[1] or 1), int(match[2] or 1)
+            has_hunks = True
         elif _begins_file(lines, index, section):
             if section:
                 yield _section(section)
-            section = []
+            section, has_hunks = [], False
+        elif has_hunks and line.strip() and not line.startswith("\\"):
+            continue
         section.append(line)
     if section:
         yield _section(section)
@@ -89,10 +100,16 @@ def _names(section: list[str]) -> list[str]:
             found.update(dict.fromkeys(_header_names(line[len("diff --git ") :].rstrip("\r"))))
         for prefix in _NAME_LINES:
             if line.startswith(prefix):
-                name = _unquote(line[len(prefix) :].rstrip("\r").split("\t")[0])
-                found[name if prefix[0] in "rc" else _strip_side(name)] = None
+                found[_strip_side(_header_name(line, prefix))] = None
+        for prefix in _PLAIN_NAME_LINES:
+            if line.startswith(prefix):
+                found[str(PurePosixPath(_header_name(line, prefix)))] = None
     found.pop("/dev/null", None)
     return list(found)
+
+
+def _header_name(line: str, prefix: str) -> str:
+    return _unquote(line[len(prefix) :].rstrip("\r").split("\t")[0])
 
 
 def _header_names(text: str) -> list[str]:
@@ -118,5 +135,10 @@ def _strip_side(name: str) -> str:
 def _unquote(name: str) -> str:
     if not (len(name) > 1 and name.startswith('"') and name.endswith('"')):
         return name
-    raw = name[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape")
-    return raw.encode("latin-1", "replace").decode("utf-8", "replace")
+    raw = name[1:-1].encode("utf-8", "surrogateescape")
+    return _ESCAPE.sub(_unescaped, raw).decode("utf-8", "surrogateescape")
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    code = match[1]
+    return bytes([int(code, 8) & 255 if len(code) == 3 else _LETTERS.get(code[0], code[0])])

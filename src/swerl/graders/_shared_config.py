@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 _INI_STEERS = re.compile(r"(tool:)?pytest|aliases|test|unittest|nosetests|flake8:local-plugins")
 _TOML_STEERS = ("pytest", "tox", "nox", "nose", "unittest", "coverage")
-_JSON_STEERS = ("scripts", "jest", "mocha", "ava", "vitest", "nyc", "c8", "karma", "tap")
+_JSON_STEERS = ("scripts", "jest", "mocha", "ava", "vitest", "nyc", "c8", "karma", "tap", "babel")
 _PLUGINS = "pytest11"
 """The entry point by which a package brings its own plugin into pytest."""
 _HEADING = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+")
