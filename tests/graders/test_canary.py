@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import random
 import subprocess
 import sys
@@ -118,6 +119,38 @@ def test_a_canary_fails_and_disturbs_nobody(tmp_path: Path, text: str, seed: int
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "1 failed, 2 passed" in done.stdout
     assert f"::{planted.name}" in done.stdout
+
+
+def odd_one(text: str) -> set[str]:
+    """Name the tests that a forger picks by the empty lines around them."""
+    lines = text.split("\n")
+    tests = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    gaps = {}
+    for test in tests[1:]:
+        above = list(
+            itertools.takewhile(lambda line: not line.strip(), lines[: test.lineno - 1][::-1])
+        )
+        gaps[test.name] = tuple(above)
+    usual = max(gaps.values(), key=list(gaps.values()).count)
+    return {name for name, gap in gaps.items() if gap != usual}
+
+
+@pytest.mark.parametrize("text", [FUNCTIONS, CLASSES, FUNCTIONS.replace("\n", "\r\n")])
+@pytest.mark.parametrize("seed", range(20))
+def test_empty_lines_do_not_show_a_canary(text: str, seed: int) -> None:
+    planted = _canary.plant(text, spec_of(text), random.Random(seed))
+    assert planted is not None
+    assert odd_one(planted.text) == set()
+    assert planted.text.count("\r\n") in (0, planted.text.count("\n"))
+
+
+@pytest.mark.parametrize("assertion", ["assert calc.add(2, 3) == 5", "assert calc.add(2, 3)"])
+def test_a_canary_is_indented_as_its_file_is(assertion: str) -> None:
+    text = f"class TestSums:\n\tdef test_adds_small_numbers(self):\n\t\t{assertion}\n"
+    text += "\n\tdef test_keeps_zero(self):\n\t\tpass\n"
+    planted = _canary.plant(text, spec_of(text), random.Random(0))
+    assert planted is not None
+    assert planted.name in {n.name for n in ast.parse(planted.text).body[0].body}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ passed shows that the reports are forged, or that what is tested calls everythin
 from __future__ import annotations
 
 import ast
+import itertools
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +37,7 @@ _PASSES = frozenset({TestStatus.PASSED, TestStatus.XFAIL, TestStatus.XPASS})
 _BODY = """\
 {indent}def {name}({self}):
 {indent}    {value} = {words!r}.split()
-{indent}    assert "_".join({value}) == {wrong!r}
-"""
+{indent}    assert "_".join({value}) == {wrong!r}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +84,20 @@ def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:
         name, _, _ = _invent(test.name, taken, rng)
         if copy := alter(lines, test, name, rng):
             # Before or after it, so that of two that look the same none is known to be the test.
-            at = rng.choice((test.lineno - 1, _end(lines, test)))
-            planted = _insert(lines, at, copy + "\n", name)
+            planted = _insert(lines, test, copy, name, is_first=rng.random() < 0.5)
             if _parsed(planted.text):
                 return planted
     test = rng.choice(beside)
     name, value, words = _invent(test.name, taken, rng)
     canary = _BODY.format(
-        indent=" " * test.col_offset,
+        indent=lines[test.lineno - 1][: test.col_offset],
         name=name,
         self="self" if test.col_offset else "",
         value=value,
         words=" ".join(words),
         wrong="_".join(words[1:] + words[:1]),
     )
-    return _insert(lines, _end(lines, test), canary, name)
+    return _insert(lines, test, canary, name, is_first=False)
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -108,13 +107,21 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
-def _end(lines: Sequence[str], test: ast.FunctionDef) -> int:
-    return test.end_lineno or len(lines)
-
-
-def _insert(lines: Sequence[str], at: int, canary: str, name: str) -> Planted:
-    head, tail = "\n".join(lines[:at]), "\n".join(lines[at:])
-    return Planted(f"{head}\n\n{canary}\n{tail}", name)
+def _insert(
+    lines: Sequence[str], test: ast.FunctionDef, canary: str, name: str, *, is_first: bool
+) -> Planted:
+    """Put a canary before or after a test, with as many empty lines between as the file has."""
+    top = min([test.lineno, *(each.lineno for each in test.decorator_list)]) - 1
+    while top and lines[top - 1].lstrip().startswith("#"):
+        top -= 1
+    above = itertools.takewhile(lambda line: not line.strip(), reversed(lines[:top]))
+    num_empty = sum(1 for _ in above) or (1 if test.col_offset else 2)
+    end = "\r" if lines[test.lineno - 1].endswith("\r") else ""
+    empty = [end] * num_empty
+    own = [line.rstrip("\r") + end for line in canary.split("\n")]
+    at = top if is_first else test.end_lineno or len(lines)
+    added = [*own, *empty] if is_first else [*empty, *own]
+    return Planted("\n".join([*lines[:at], *added, *lines[at:]]), name)
 
 
 def choose_files(test_files: Iterable[str]) -> list[str]:
