@@ -16,6 +16,7 @@ Row = Mapping[str, Json]
 MAX_PATCH_BYTES = 10_000_000
 """Largest diff that a row may carry: no known row has a tenth of it."""
 
+_COMMIT = re.compile(r"[0-9a-f]{4,64}")
 _DIFF_TARGET = re.compile(r"diff --git a/.* b/(.*)")
 """Without an anchor: a search for plain text is ten times as fast."""
 _END_OF_TESTS = ": '>>>>> End Test Output'"
@@ -41,6 +42,15 @@ def optional_text(row: Row, column: str) -> str:
         message = f"column {column} holds {type(value).__name__}, not text"
         raise TaskError(message, hint="check that the rows belong to this dataset")
     return value or ""
+
+
+def commit(row: Row, column: str) -> str:
+    """Return a column with a commit's id: it is handed to git and stands in scripts."""
+    value = text(row, column)
+    if not _COMMIT.fullmatch(value):
+        message = f"column {column} holds no commit's id"
+        raise TaskError(message)
+    return value
 
 
 def diff(row: Row, column: str) -> str:

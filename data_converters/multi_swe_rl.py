@@ -8,7 +8,7 @@ from swerl.chat import Json
 from swerl.errors import TaskError
 from swerl.task import GradingSpec, Task
 
-from ._common import Row, diff, json_object, needed, optional_text, prompt, text
+from ._common import Row, commit, diff, json_object, needed, optional_text, prompt, text
 
 SOURCE = "ByteDance-Seed/Multi-SWE-RL"
 SPLITS = ("train",)
@@ -41,7 +41,7 @@ def to_task(row: Row) -> Task:
         workdir=workdir,
         prompt=prompt(_problem(row), workdir),
         grading=spec,
-        base_commit=text(json_object(row, "base"), "sha"),
+        base_commit=commit(json_object(row, "base"), "sha"),
         gold_patch=diff(row, "fix_patch"),
         dataset=SOURCE,
     )

@@ -7,6 +7,7 @@ from swerl.task import GradingSpec, Task
 
 from ._common import (
     Row,
+    commit,
     diff,
     difficulty,
     optional_text,
@@ -49,7 +50,7 @@ def to_task(row: Row) -> Task:
         workdir=WORKDIR,
         prompt=prompt(text(row, "problem_statement"), WORKDIR),
         grading=spec,
-        base_commit=text(row, "base_commit"),
+        base_commit=commit(row, "base_commit"),
         gold_patch=diff(row, "patch"),
         dataset=SOURCE,
         metadata={"version": optional_text(row, "version"), **difficulty(row)},

@@ -12,7 +12,7 @@ import orjson
 from swerl.errors import TaskError
 from swerl.task import GradingSpec, Task
 
-from ._common import Row, diff, lenient_ids, needed, optional_text, prompt, text
+from ._common import Row, commit, diff, lenient_ids, needed, optional_text, prompt, text
 
 SOURCE = "ScaleAI/SWE-bench_Pro"
 SPLITS = ("test",)
@@ -87,7 +87,7 @@ def to_task(row: Row) -> Task:
         workdir=WORKDIR,
         prompt=_prompt(row),
         grading=spec,
-        base_commit=text(row, "base_commit"),
+        base_commit=commit(row, "base_commit"),
         gold_patch=diff(row, "patch"),
         dataset=SOURCE,
         setup=reset,

@@ -7,7 +7,17 @@ import re
 from swerl.errors import TaskError
 from swerl.task import GradingSpec, Task
 
-from ._common import Row, diff, optional_text, prompt, test_files, test_ids, tests_to_mend, text
+from ._common import (
+    Row,
+    commit,
+    diff,
+    optional_text,
+    prompt,
+    test_files,
+    test_ids,
+    tests_to_mend,
+    text,
+)
 from ._swe_bench_commands import ACTIVATE
 
 SOURCE = "SWE-Gym/SWE-Gym"
@@ -55,7 +65,7 @@ def to_task(row: Row) -> Task:
         workdir=WORKDIR,
         prompt=prompt(text(row, "problem_statement"), WORKDIR),
         grading=spec,
-        base_commit=text(row, "base_commit"),
+        base_commit=commit(row, "base_commit"),
         gold_patch=diff(row, "patch"),
         dataset=SOURCE,
         metadata={"version": optional_text(row, "version")},

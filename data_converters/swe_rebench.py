@@ -8,6 +8,7 @@ from swerl.task import GradingSpec, Task
 
 from ._common import (
     Row,
+    commit,
     diff,
     json_object,
     lines,
@@ -71,7 +72,7 @@ def to_task(row: Row) -> Task:
         workdir=workdir,
         prompt=prompt(text(row, "problem_statement"), workdir),
         grading=spec,
-        base_commit=text(row, "base_commit"),
+        base_commit=commit(row, "base_commit"),
         gold_patch=diff(row, "patch"),
         dataset=SOURCE,
         metadata={"language": optional_text(row, "language") or "python", **_difficulty(row)},

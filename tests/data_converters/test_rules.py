@@ -187,3 +187,10 @@ def test_a_patch_of_50_mb_is_refused() -> None:
 def test_a_test_id_that_is_empty_is_refused(name: str, column: str) -> None:
     with pytest.raises(TaskError, match=f"column {column} holds a test id that is empty"):
         find_converter(name).to_task({**EXAMPLES[name], column: ["tests/test_a.py::test_a", ""]})
+
+
+@pytest.mark.parametrize("name", ["swe-bench", "swe-gym", "swe-rebench", "swe-bench-pro"])
+@pytest.mark.parametrize("value", ["--help", "$(id)", "main", "a" * 65])
+def test_a_base_that_is_no_commit_is_refused(name: str, value: str) -> None:
+    with pytest.raises(TaskError, match="column base_commit holds no commit's id"):
+        find_converter(name).to_task({**EXAMPLES[name], "base_commit": value})
