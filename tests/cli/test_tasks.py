@@ -106,8 +106,10 @@ def test_images_are_taken_from_a_mirrors_lock_file(rows: Path) -> None:
         ("tasks split tasks.jsonl ../a=1", "no part of a split"),
         ("tasks split tasks.jsonl a=x", "no part of a split"),
         ("tasks export tasks.jsonl --format slim -o x", "unknown format 'slim'"),
-        ("tasks export tasks.jsonl --format harbor -o tasks.jsonl", "exists already"),
+        ("tasks export tasks.jsonl --format harbor -o rows.jsonl", "exists already"),
         ("tasks export tasks.jsonl --format slime -o none/x", "cannot write none/x"),
+        ("tasks export tasks.jsonl --format slime -o tasks.jsonl", "is the task file itself"),
+        ("tasks filter tasks.jsonl --solve-rate 0.9..0.1 -o x", "is no range"),
     ],
 )
 def test_wrong_input_is_one_error_with_a_hint(tasks: Path, command: str, message: str) -> None:

@@ -36,10 +36,13 @@ def export_file(tasks: Path, out: Path, to: str) -> None:
 
     from swerl.cli._output import console, stderr
     from swerl.cli._text import counted
-    from swerl.errors import TaskError
+    from swerl.errors import InputError, TaskError
     from swerl.tasks import select
     from swerl.tasks.export import FORMATS
 
+    if out.resolve() == tasks.resolve():
+        message = f"{out} is the task file itself, and {to} does not keep all that is in it"
+        raise InputError(message, hint="pass -o with another file")
     done = FORMATS[to]((task for _, task in select.lines(tasks)), out)
     for reason, number in done.reasons.items():
         text = f"[yellow]{counted(number, 'task')}[/] left out: {escape(reason)}"

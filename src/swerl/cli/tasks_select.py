@@ -88,6 +88,8 @@ def _rates(text: str) -> list[str]:
         return []
     low, _, high = text.partition("..")
     try:
+        if not float(low) <= float(high):
+            raise ValueError
         return [f"{float(low)} <= solve_rate <= {float(high)}"]
     except ValueError as error:
         message = f"--solve-rate {text!r:.80} is no range"
