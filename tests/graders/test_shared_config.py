@@ -118,3 +118,25 @@ async def test_grading_puts_them_back_and_says_so(task: Task) -> None:
     result = await command.build().grade(task, GOLD + patch, FolderSandbox())
     assert (result.verdict, result.restored) == (Verdict.SOLVED, ("setup.cfg",))
     assert (Path(task.workdir) / "setup.cfg").read_text() == "[metadata]\nname = calc\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "added"),
+    [
+        ("setup.cfg", SETUP_CFG, "[options.entry_points]\npytest11 =\n    forger = forger\n"),
+        ("pyproject.toml", PYPROJECT, "[tool.poetry.plugins]\npytest11 = {forger = 'forger'}\n"),
+        ("pyproject.toml", PYPROJECT, "[tool.flit.entrypoints.pytest11]\nforger = 'forger'\n"),
+    ],
+)
+def test_no_build_tool_brings_a_plugin(name: str, base: str, added: str) -> None:
+    assert "pytest11" not in without_steering(name, base, base + added)
+
+
+def test_a_program_may_be_added_to_entry_points() -> None:
+    programs = SETUP_CFG + "[options.entry_points]\nconsole_scripts =\n    calc = calc:main\n"
+    assert without_steering("setup.cfg", SETUP_CFG, programs) == programs
+
+
+def test_transforms_of_javascript_are_put_back() -> None:
+    changed = PACKAGE.replace('"dependencies"', '"babel": {"plugins": ["./forge"]}, "dependencies"')
+    assert json.loads(without_steering("package.json", PACKAGE, changed)) == json.loads(PACKAGE)

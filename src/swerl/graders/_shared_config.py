@@ -11,7 +11,7 @@ import configparser
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
@@ -105,17 +105,29 @@ def _ini_settings(text: str) -> _Settings | None:
         parser.read_string(text)
     except configparser.Error:
         return None
-    return {name: dict(parser[name]) for name in parser if _INI_STEERS.fullmatch(name)}
+    plugins = parser.get("options.entry_points", _PLUGINS, fallback="")
+    steering = {name: dict(parser[name]) for name in parser if _INI_STEERS.fullmatch(name)}
+    return {_PLUGINS: plugins} | steering
 
 
 def _toml_settings(text: str) -> _Settings | None:
     try:
         whole = tomllib.loads(text)
         tools = whole.get("tool", {})
-        plugins = whole.get("project", {}).get("entry-points", {}).get(_PLUGINS)
-        return {_PLUGINS: plugins} | {name: tools[name] for name in _TOML_STEERS if name in tools}
+        return {_PLUGINS: list(_plugins(whole))} | {
+            name: tools[name] for name in _TOML_STEERS if name in tools
+        }
     except (tomllib.TOMLDecodeError, TypeError, AttributeError):
         return None
+
+
+def _plugins(table: _Settings) -> Iterator[Any]:
+    """Yield pytest's plugins, which each build tool reads from a table of its own."""
+    for key, value in table.items():
+        if key == _PLUGINS:
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _plugins(value)
 
 
 _RESTORERS: Mapping[str, Callable[[str, str], str]] = {
