@@ -162,6 +162,12 @@ def test_headers_inside_content_are_content() -> None:
     assert accept(TASK, patch).patch == patch
 
 
+def test_nothing_is_put_beside_the_hidden_tests_of_r2e() -> None:
+    spec = replace(TASK.grading, test_files={"r2e_tests/test_1.py": ""})
+    beside = section("r2e_tests/calc.py", extra="new file mode 100644\n")
+    assert accept(replace(TASK, grading=spec), beside).dropped == ("r2e_tests/calc.py",)
+
+
 def test_plain_diffs_are_split_at_each_file() -> None:
     plain = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-x\n+y\n"
     result = accept(TASK, plain.format("calc.py") + plain.format("conftest.py"))

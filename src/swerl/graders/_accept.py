@@ -29,7 +29,7 @@ _RUNNERS = frozenset(
 )
 """Modules that run tests: a new one of such a name at the root would stand before the real one."""
 _TEST_FOLDERS = frozenset({"tests", "test", "__tests__", "e2e"})
-_TEST_ROOTS = _TEST_FOLDERS | {"testing", "spec", "specs"}
+_TEST_ROOTS = _TEST_FOLDERS | {"testing", "spec", "specs", "r2e_tests"}
 """Names of folders of tests; some of them only where they stand at the root."""
 _COMPILED = "__pycache__"
 """Folder whose files Python may run in place of the source beside it, a hidden test's too."""
