@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swerl.errors import SandboxLostError
-from swerl.gateway.sessions import Session
+from swerl.gateway.sessions import ServedSession
 from swerl.probe import _machine, catalogue, sheet
 from swerl.probe._services import Greeter
 from swerl.probe.finding import Finding, Result
@@ -104,7 +104,7 @@ async def test_an_endpoint_that_does_not_answer_is_no_hole(
         sock.close()
 
     monkeypatch.setattr(Greeter, "attach", attach_none)
-    monkeypatch.setattr(Session, "attach", attach_none)
+    monkeypatch.setattr(ServedSession, "attach", attach_none)
     for name in ("other-sessions", "session-keys", "engine-admin", "gateway-as-proxy"):
         assert (await finding(name, tmp_path)).result is Result.CANNOT, name
 

@@ -162,7 +162,7 @@ async def test_an_agent_notices_nothing_of_streams_that_break(
             worked = await work(harness, place=lambda *it: cloud.open(*it, way="relay", url=detour))
         finally:
             cutter.cancel()
-    assert cuts[0] > 2
+    assert cuts[0] > 1
     assert worked.exit.code == 0, worked.exit.log
     assert worked.calc == SOLVED
     assert len(worked.trajectory.turns) == len(harness.script(edits(PATCH), TASK.workdir))

@@ -137,6 +137,7 @@ async def test_a_relay_that_is_gone_for_good_ends_what_the_sandbox_runs(
             await sandbox.run(["sh", "-c", kill], user="root", timeout_s=10)
         except SandboxLostError:
             break
-    with pytest.raises(SandboxLostError, match="again and again"):
+    # It is killed once more while it starts, or right after.
+    with pytest.raises(SandboxLostError, match="killed again and again|does not start again"):
         async with asyncio.timeout(10):
             await running
