@@ -138,6 +138,6 @@ async def test_a_relay_that_is_gone_for_good_ends_what_the_sandbox_runs(
         except SandboxLostError:
             break
     # It is killed once more while it starts, or right after.
-    with pytest.raises(SandboxLostError, match="killed again and again|does not start again"):
+    with pytest.raises(SandboxLostError, match=r"killed again and again|does not start again"):
         async with asyncio.timeout(10):
             await running
