@@ -82,9 +82,12 @@ async def test_most_probes_fail_where_nothing_is_held_back(
     monkeypatch.setattr(life, "_PATIENCE_S", 3.0)
     probes = [probe for probe in catalogue.all_probes() if probe.name not in DANGEROUS]
     subject = Subject(WeakBackend(), "weak", workdir=str(tmp_path / "work"))
-    found = results(await sheet.attack(subject, probes))
-    failing = {name for name, finding in found.items() if finding.result is Result.FAIL}
     wanted = FAILING_FOR_ROOT if os.geteuid() == 0 else FAILING_FOR_ALL
+    found = results(await sheet.attack(subject, probes))
+    missed = [p for p in probes if p.name in wanted and found[p.name].result is not Result.FAIL]
+    if missed:  # a race may be lost, and a busy machine may be late: those get a second blow
+        found |= results(await sheet.attack(subject, missed))
+    failing = {name for name, finding in found.items() if finding.result is Result.FAIL}
     assert wanted - OUTSIDE <= failing, {name: found[name] for name in wanted - failing}
     assert os.geteuid() != 0 or len(failing) > len(probes) * 0.6
 
