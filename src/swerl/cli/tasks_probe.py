@@ -65,11 +65,6 @@ def probe(
 
     The same command goes on where it was broken off, and more attempts add to fewer.
     """
-    import json
-    from dataclasses import asdict
-
-    from swerl.cli._output import console, stderr
-    from swerl.cli._text import counted
     from swerl.tasks import probe as probing
 
     chosen = read_engine(engine, _SCRIPTS)
@@ -80,6 +75,18 @@ def probe(
     out = out or tasks.with_name(f"{tasks.stem}.probed.jsonl")
     policy = probing.Policy(agent, chosen.text, model or "")
     num_rated = probing.write(tasks, out, found, policy)
+    _report(found, out, num_rated, as_json=as_json)
+    if num_rated < len(found):
+        raise typer.Exit(1)
+
+
+def _report(found: Mapping[str, Probed], out: Path, num_rated: int, *, as_json: bool) -> None:
+    import json
+    from dataclasses import asdict
+
+    from swerl.cli._output import console, stderr
+    from swerl.cli._text import counted
+
     if as_json:
         rows = [{**asdict(each), "solve_rate": each.solve_rate} for each in found.values()]
         typer.echo(json.dumps(rows, indent=2))
@@ -96,8 +103,6 @@ def probe(
         soft_wrap=True,
         markup=False,
     )
-    if num_rated < len(found):
-        raise typer.Exit(1)
 
 
 def _wanted(tasks: Path, instance: Sequence[str]) -> list[Task]:

@@ -54,9 +54,6 @@ def vet(
 
     The same command goes on where it was broken off; a changed row or image is vetted again.
     """
-    import json
-
-    from swerl.cli._vet_view import show
     from swerl.sandbox import Limits
     from swerl.tasks import vet_file
     from swerl.tasks.vet import Rigour, Settings
@@ -77,13 +74,22 @@ def vet(
         )
         found = _run(tasks, chosen, vetting, settings or [], journal)
         counts = vet_file.write(tasks, out, vet_file.read(journal))
+    _print(found, as_json=as_json)
+    _say_where(out, *counts)
+    if any(each.failure for each in found):
+        _fail()
+
+
+def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
+    import json
+
+    from swerl.cli._vet_view import show
+    from swerl.tasks import vet_file
+
     if as_json:
         typer.echo(json.dumps([vet_file.as_row(each) for each in found], indent=2))
     else:
         show(found)
-    _say_where(out, *counts)
-    if any(each.failure for each in found):
-        _fail()
 
 
 def _require_other(out: Path, tasks: Path) -> None:
