@@ -10,6 +10,7 @@ import io
 import os
 import sys
 
+import httpcore
 from e2b import (
     AsyncSandbox,
     AuthenticationException,
@@ -31,7 +32,8 @@ def commands(sandbox: Sandbox) -> None:
         assert error.exit_code == 3
     try:
         sandbox.commands.run("sleep 20", timeout=1)
-    except TimeoutException:
+    except (TimeoutException, httpcore.ReadTimeout):
+        # Old releases give the server no second more than themselves; either may be first.
         pass
     else:
         raise AssertionError("the timeout was not kept")
