@@ -1,0 +1,63 @@
+"""Every contract between swerl's parts, by side; a plug-in implements one of these."""
+
+from __future__ import annotations
+
+from swerl.interfaces.agents import (
+    Dialect,
+    Endpoint,
+    Exit,
+    Harness,
+    WireReply,
+)
+from swerl.interfaces.data import (
+    Converter,
+)
+from swerl.interfaces.learning import (
+    Algorithm,
+    Fresh,
+    Grader,
+    Trainer,
+)
+from swerl.interfaces.models import (
+    ChatEngine,
+    Engine,
+    EngineAddress,
+    EngineSetup,
+    Family,
+    MegatronMapping,
+    ParserChoice,
+    SharedEngine,
+)
+from swerl.interfaces.sandboxes import (
+    Listener,
+    MeteredSandbox,
+    Process,
+    Sandbox,
+    SandboxBackend,
+)
+
+__all__ = [
+    "Algorithm",
+    "ChatEngine",
+    "Converter",
+    "Dialect",
+    "Endpoint",
+    "Engine",
+    "EngineAddress",
+    "EngineSetup",
+    "Exit",
+    "Family",
+    "Fresh",
+    "Grader",
+    "Harness",
+    "Listener",
+    "MegatronMapping",
+    "MeteredSandbox",
+    "ParserChoice",
+    "Process",
+    "Sandbox",
+    "SandboxBackend",
+    "SharedEngine",
+    "Trainer",
+    "WireReply",
+]

@@ -1,0 +1,133 @@
+"""The model's side: engines that sample tokens, and what each model line needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from swerl.chat import ChatReply, ChatRequest, Json, Message, ParsedReply
+from swerl.learning import WeightRef
+from swerl.turn import Completion, Sampling
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Engine(Protocol):
+    """Token ids in, token ids and log-probabilities out."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        """Sample one reply. Raises EngineLostError when the engine is gone."""
+
+    async def abort(self, session: str) -> None:
+        """Stop what the session is generating."""
+
+    async def pause(self) -> None:
+        """Stop taking up work until `resume`."""
+
+    async def load(self, weights: WeightRef) -> str:
+        """Load published weights and return the version that now serves."""
+
+    async def resume(self) -> None:
+        """Take up work again."""
+
+    async def close(self) -> None:
+        """Release what the client holds; the server lives on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """How another process opens a client of an engine that runs already."""
+
+    type: str
+    """Name of the engine's plug-in."""
+    options: Mapping[str, Json]
+    """Settings with which its `open` connects and launches nothing."""
+
+
+@runtime_checkable
+class SharedEngine(Protocol):
+    """An Engine or ChatEngine that other processes can reach too: one behind a URL."""
+
+    def address(self) -> EngineAddress:
+        """Return how another process reaches the same engine."""
+
+
+class ChatEngine(Protocol):
+    """An engine that answers messages without token ids: for debugging, never for training."""
+
+    async def chat(self, request: ChatRequest, session: str) -> ChatReply:
+        """Return the next assistant message."""
+
+    async def close(self) -> None:
+        """Release what the client holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What an engine module's `open(options, setup)` may need to start its engine."""
+
+    family: Family
+    log_dir: Path
+    model: Path | None = None
+    """Folder of the model to serve, in Hugging Face format."""
+    script: Callable[[str], Sequence[Message]] | None = None
+    """Session id -> the replies to give, for scripted engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParserChoice:
+    """Who reads the replies of a model, where its family does not do so itself."""
+
+    name: str
+    """`sglang:CALLS` or `sglang:CALLS+REASONING`, by SGLang's names of its parsers."""
+    python: Path | None = None
+    """Interpreter that has SGLang; None for swerl's own."""
+
+
+class Family(Protocol):
+    """What one model line needs."""
+
+    stop_ids: tuple[int, ...]
+    """Token ids that end an assistant turn."""
+
+    def render(self, request: ChatRequest) -> list[int]:
+        """Return the whole prompt, up to where the assistant begins to speak."""
+
+    def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+        """Return the tokens that follow an assistant turn: new messages and the next opening.
+
+        `closed` says whether the assistant's own tokens end with a stop id; if not, the tail
+        begins with what closes the turn.
+        """
+
+    def parse(self, ids: Sequence[int]) -> ParsedReply:
+        """Read sampled ids as thinking, text and tool calls."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return ids as written, special tokens by their names."""
+
+    def encode_reply(self, message: Message) -> list[int]:
+        """Return the ids with which the model would say this message, stop id included."""
+
+    def megatron(self) -> MegatronMapping:
+        """Return how Hugging Face weights and Megatron-Core parameters correspond."""
+
+
+class MegatronMapping(Protocol):
+    """Moves weights between Hugging Face's names and one rank's Megatron-Core parameters."""
+
+    def config(self, hf_config: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Return the keyword arguments of Megatron's TransformerConfig and GPTModel."""
+
+    def to_megatron(
+        self, name: str, hf: Mapping[str, torch.Tensor], hf_config: Mapping[str, Json]
+    ) -> torch.Tensor:
+        """Return the full (unsharded) tensor of one Megatron parameter."""
+
+    def to_hf(
+        self, full: Mapping[str, torch.Tensor], hf_config: Mapping[str, Json]
+    ) -> dict[str, torch.Tensor]:
+        """Return the Hugging Face tensors of full Megatron parameters."""
