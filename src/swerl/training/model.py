@@ -1,9 +1,8 @@
 """The model in training: Megatron-Core's GPTModel on packed rows.
 
 Rows are packed end to end without padding (Megatron's `thd` format); attention never crosses from
-one row to the next. Megatron's local layer spec refuses packed rows, so this file brings its own
-core attention, and a norm that knows of sequence parallelism. The model answers with
-log-probabilities, and its output layer runs only on the positions that are asked for.
+one row to the next. The model answers with log-probabilities, and its output layer runs only on the
+positions that are asked for.
 
 Axes: N tokens of all rows of a micro-batch, S selected positions, H hidden, V vocabulary (of this
 tensor-parallel rank).
@@ -13,22 +12,18 @@ tensor-parallel rank).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from swerl.chat import Json
-from swerl.errors import TrainerError
 from swerl.interfaces import MegatronMapping
+from swerl.training.layer_spec import block_spec, check_divides
 from swerl.training.microbatch import PackedRows
 
 
@@ -86,7 +81,7 @@ def build_model(
     assert isinstance(transformer, Mapping)
     assert isinstance(model, Mapping)
     tensor_ranks = parallel_state.get_tensor_model_parallel_world_size()
-    _check_divides(transformer, model, tensor_ranks)
+    check_divides(transformer, model, tensor_ranks)
     config = TransformerConfig(
         **transformer,
         activation_func=F.silu,
@@ -104,7 +99,7 @@ def build_model(
     )
     built = TokenModel(
         config=config,
-        transformer_layer_spec=_block_spec(config),
+        transformer_layer_spec=block_spec(config),
         max_sequence_length=hf_config.get("max_position_embeddings", 4096),
         **model,
     )
@@ -112,94 +107,8 @@ def build_model(
     return built
 
 
-class RMSNorm(torch.nn.Module):
-    """Root-mean-square norm, computed in fp32 (Zhang and Sennrich 2019, eq. 4)."""
-
-    def __init__(
-        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **unused: object
-    ) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise the last axis."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight
-
-
-class PackedAttention(torch.nn.Module):
-    """Causal grouped-query attention, row by row."""
-
-    def __init__(
-        self, config: TransformerConfig, softmax_scale: float | None = None, **unused: object
-    ) -> None:
-        super().__init__()
-        self.scale = softmax_scale
-
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        packed_seq_params: PackedSeqParams,
-        **unused: object,
-    ) -> torch.Tensor:
-        """Attend within rows: (N, heads, head_dim) in, (N, heads * head_dim) out."""
-        bounds = packed_seq_params.cu_seqlens_q.tolist()
-        lengths = [end - start for start, end in pairwise(bounds)]
-        rows = zip(*(torch.split(part, lengths) for part in (query, key, value)), strict=True)
-        return torch.cat([self._row(*row) for row in rows]).flatten(1)
-
-    def _row(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        out = F.scaled_dot_product_attention(
-            query.transpose(0, 1).unsqueeze(0),
-            key.transpose(0, 1).unsqueeze(0),
-            value.transpose(0, 1).unsqueeze(0),
-            is_causal=True,
-            scale=self.scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        return out.squeeze(0).transpose(0, 1)
-
-
 def _log_prob(logits_SV: torch.Tensor, labels_S: torch.Tensor) -> torch.Tensor:
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return -F.cross_entropy(logits_SV.float(), labels_S, reduction="none")
     loss_S: torch.Tensor = tensor_parallel.vocab_parallel_cross_entropy(logits_SV, labels_S)
     return -loss_S
-
-
-def _block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    layer: ModuleSpec = get_gpt_layer_local_spec(
-        qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
-    )
-    parts = layer.submodules
-    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-    attention = parts.self_attention.submodules
-    attention.core_attention = PackedAttention
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=RMSNorm)
-
-
-def _check_divides(
-    transformer: Mapping[str, Json], model: Mapping[str, Json], tensor_ranks: int
-) -> None:
-    sizes: Sequence[tuple[str, Json]] = (
-        ("attention heads", transformer["num_attention_heads"]),
-        ("query groups", transformer["num_query_groups"]),
-        ("feed-forward width", transformer["ffn_hidden_size"]),
-        ("vocabulary", model["vocab_size"]),
-    )
-    for what, size in sizes:
-        assert isinstance(size, int)
-        if size % tensor_ranks:
-            message = (
-                f"the model's {what} ({size}) does not divide by tensor_parallel={tensor_ranks}"
-            )
-            raise TrainerError(message, hint="choose a tensor_parallel that divides it")
