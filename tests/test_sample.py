@@ -31,9 +31,9 @@ def test_a_chain_is_one_row_with_the_sampled_tokens_marked() -> None:
 
     (sample,) = to_samples(chain, episode="e", task="t")
 
-    assert sample.ids == (100, 102, 101, 103, 105, 200, 202, 201, 203, 205)
-    assert sample.mask == (0, 0, 1, 1, 1, 0, 0, 1, 1, 1)
-    assert sample.logprobs == (0, 0, -10.0, -0.3, -0.5, 0, 0, -20.0, -0.3, -0.5)
+    assert tuple(sample.ids) == (100, 102, 101, 103, 105, 200, 202, 201, 203, 205)
+    assert tuple(sample.mask) == (0, 0, 1, 1, 1, 0, 0, 1, 1, 1)
+    assert tuple(sample.logprobs) == (0, 0, -10.0, -0.3, -0.5, 0, 0, -20.0, -0.3, -0.5)
     assert (sample.episode, sample.task, sample.share) == ("e", "t", 1.0)
 
 
@@ -43,9 +43,9 @@ def test_a_shared_turn_is_trained_with_its_first_leaf_only() -> None:
     first, second = to_samples(fork, episode="e", task="t")
 
     assert first.num_trained_tokens == 6
-    assert second.ids == (100, 102, 101, 103, 105, 300, 302, 301, 303, 305)
-    assert second.mask == (0, 0, 0, 0, 0, 0, 0, 1, 1, 1)
-    assert second.logprobs[:5] == (0.0,) * 5
+    assert tuple(second.ids) == (100, 102, 101, 103, 105, 300, 302, 301, 303, 305)
+    assert tuple(second.mask) == (0, 0, 0, 0, 0, 0, 0, 1, 1, 1)
+    assert tuple(second.logprobs[:5]) == (0.0,) * 5
 
 
 def test_one_episode_is_one_vote_however_many_samples_it_became() -> None:

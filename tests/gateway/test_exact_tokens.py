@@ -201,7 +201,7 @@ def check_samples(samples: list[Sample], calls: list[Call]) -> int:
                 assert sample.logprobs[position] == 0.0
                 continue
             call, n = origin[sample.logprobs[position]]
-            assert sample.ids[: position + 1] == call.prompt + call.output[: n + 1]
+            assert tuple(sample.ids[: position + 1]) == call.prompt + call.output[: n + 1]
             assert sample.logprobs[position] not in seen
             seen.add(sample.logprobs[position])
     return len(seen)
@@ -270,7 +270,7 @@ def test_one_conversation_replayed_in_every_allowed_way_is_one_sample(seed: int)
     samples = to_samples(trajectory, episode="e", task="t")
     assert len(samples) == 1
     last = engine.calls[-1]
-    assert samples[0].ids == last.prompt + last.output
+    assert tuple(samples[0].ids) == last.prompt + last.output
     assert check_samples(samples, engine.calls) == sum(len(call.output) for call in engine.calls)
 
 

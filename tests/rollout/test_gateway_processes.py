@@ -64,7 +64,7 @@ async def test_an_episode_is_solved_and_its_exact_tokens_are_trained(
 
     assert (result.verdict, result.reward) == ("solved", 1.0)
     [sample] = to_samples(result.trajectory, episode=result.id, task=task.id)
-    assert sample.ids == engine.calls[-1].prompt + engine.calls[-1].output
+    assert tuple(sample.ids) == engine.calls[-1].prompt + engine.calls[-1].output
     sampled = [one for call in engine.calls for one in call.output]
     assert [one for one, mask in zip(sample.ids, sample.mask, strict=True) if mask] == sampled
 

@@ -74,7 +74,7 @@ def _key(recipe: Recipe) -> str:
         recipe.model.shape.model_dump(),
         recipe.model.warm_start.model_dump(),
         [_WARMUP_STEPS, _LR_END, _ADAM_BETA2, _NUM_TEXTS, _TEXTS_SEED],
-        [row.ids for row in rows],
+        [list(row.ids) for row in rows],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
