@@ -14,6 +14,7 @@ SwerlError
 ├── EngineError           the engine answered wrongly
 │   └── EngineLostError   the engine is gone
 ├── TrainerError          the trainer failed
+│   └── NotFiniteError    a step has no finite loss or gradient; the weights are unchanged
 ├── GradingError          grading could not reach a verdict
 ├── BudgetError           a declared time budget ran out
 └── RunError              the run folder cannot be used as asked
@@ -131,6 +132,18 @@ class EngineLostError(EngineError, ConnectionError):
 
 class TrainerError(SwerlError, RuntimeError):
     """The trainer failed; the run stops."""
+
+
+class RankLostError(TrainerError):
+    """A rank died or hangs; its last checkpoint is whole, so the run can be started again."""
+
+
+class ClusterError(SwerlError, RuntimeError):
+    """A machine of the run is gone or not as it should be."""
+
+
+class NotFiniteError(TrainerError):
+    """A step's loss or gradients are not finite; weights, optimizer and schedule are unchanged."""
 
 
 class GradingError(SwerlError, RuntimeError):

@@ -17,7 +17,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from swerl.errors import TrainerError
+from swerl.errors import NotFiniteError
 from swerl.interfaces import Algorithm, Family
 from swerl.learning import Batch, StepStats, Totals
 from swerl.training import weights
@@ -55,7 +55,7 @@ class Learner:
     def step(self, batch: Batch) -> StepStats:
         """Take one optimizer step.
 
-        Raises TrainerError, the weights untouched, where loss or gradients are not finite.
+        Raises NotFiniteError, the weights untouched, where loss or gradients are not finite.
         """
         clock = _Clock()
         micro_batches = self._micro_batches(batch)
@@ -159,7 +159,7 @@ class Learner:
         if not (math.isfinite(figures["loss"]) and math.isfinite(grad_norm)):
             message = f"step {step} has loss {figures['loss']} and gradient norm {grad_norm}"
             hint = "the weights are unchanged; lower trainer.lr or look at the step's samples"
-            raise TrainerError(message, hint=hint)
+            raise NotFiniteError(message, hint=hint)
         # Before the update, so that the first step already has a learning rate above zero.
         self.scheduler.step(1)
         self.optimizer.step()
