@@ -39,7 +39,7 @@ two tables. This page is made from `src/swerl/algorithms/` by
 }
 PAGES = tuple(_HEADS)
 """Names of the pages, without `.md`."""
-_LEARNING = ("Top level", "`[tasks", "`[model", "`[rollout", "`[eval")
+_LEARNING = ("Top level", "`[tasks", "`[model", "`[rollout", "`[schedule", "`[eval")
 """How the titles of the first page's sections begin; the second page has the rest."""
 
 

@@ -160,6 +160,29 @@ class RolloutSection(Section):
         return value
 
 
+class ScheduleSection(Section):
+    """When rollouts and optimizer steps take place."""
+
+    mode: Literal["sync", "one-step-off", "async"] = "sync"
+    """`sync`: one after the other, every token by the weights that train on it. `one-step-off`: the
+    next step's rollouts run while the trainer learns, one version behind. `async`: a standing pool
+    of Groups; slow ones hold nobody up. The last two need engines beside the trainer."""
+    max_staleness: int = Field(3, ge=0)
+    """For `async`: most weight versions between those that sampled a token and those that train on
+    it. Losses stay close to what is on policy for a few; what a slow Group needs more is waited
+    for. 0 is `sync`."""
+    pool: float = Field(2.0, ge=1, le=16)
+    """For `async`: Groups begun and not yet trained, for each one of a step. Twice as many keep the
+    engine busy while a step's own are at their last Episodes; more only makes them staler."""
+    too_stale: Literal["wait", "drop"] = "wait"
+    """For `async`, of a Group that would go over `max_staleness`: the trainer waits for it, or it
+    is dropped. Dropping is faster, and starves slow and hard Tasks."""
+    replies: Literal["keep", "finish", "retry"] = "keep"
+    """For `async`, of replies under way when weights change: they keep their tokens and go on with
+    the new weights, are finished with the old ones first, or are thrown away and asked for anew.
+    `keep` loses neither time nor tokens; the other two need `gateway.processes = 1`."""
+
+
 class GatewaySection(Section):
     """Where agents find their model."""
 
@@ -224,6 +247,14 @@ class TrainerSection(Section):
     """Whether the optimizer's state lives in the host's memory."""
     threads: int = Field(1, ge=1)
     """Torch threads a rank; more only helps where cores are idle."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Seconds for all ranks to start and to load the model; a large one takes minutes to read."""
+    step_timeout_s: float = Field(7200.0, gt=0)
+    """Seconds after which a step, a checkpoint or a publication counts as hanging: every rank's
+    stack goes to its log and the trainer fails. The longest planned step takes half an hour."""
+    restarts: int = Field(0, ge=0)
+    """How often a run starts again by itself from its last checkpoint after a rank died or hung. 0,
+    as what kills a rank once mostly does so again; machines that fail by themselves want some."""
     lr: float = Field(4e-4, gt=0)
     """Peak learning rate."""
     warmup_steps: int = Field(10, ge=0)
@@ -238,6 +269,9 @@ class TrainerSection(Section):
     """Decoupled weight decay of matrices; norms are never decayed."""
     clip_grad: float = Field(1.0, gt=0)
     """Largest norm of the whole gradient."""
+    max_skipped_steps: int = Field(3, ge=0)
+    """Steps in a row that may be skipped because loss or gradients are not finite. One may be bad
+    luck; a row of them says that the run is lost."""
     tokens_per_micro_batch: int = Field(16384, ge=2)
     """Tokens of one forward pass of one rank: what the memory is planned for. A row has this much
     room on each of its context ranks; a longer one is refused."""
@@ -255,6 +289,18 @@ class ClusterSection(Section):
     """GPUs of one engine; one node's, so that its traffic stays inside the node."""
     colocate: bool = True
     """Whether engines and trainer take turns on the same GPUs; else each has its own."""
+    launcher: Literal["local", "ray", "ssh", "slurm"] = "local"
+    """Who starts processes: this machine; a Ray cluster that is there; or a Ray cluster of the
+    run's own on `hosts` or in the Slurm allocation that the command runs in. Only a cluster of the
+    run's own is ended with it."""
+    ray_address: str = "auto"
+    """Address of the cluster for `ray`; `auto` is the one that this machine belongs to."""
+    hosts: tuple[str, ...] = ()
+    """Machines for `ssh`, as ssh takes them; the first ones hold the trainer's first ranks."""
+    ssh: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes")
+    """Command that runs another on a host, which is added to it. It must never ask a question."""
+    head_address: str = ""
+    """Address of this machine that the hosts reach; empty takes that of the route to them."""
 
 
 class CostSection(Section):
@@ -272,6 +318,14 @@ class EvalSection(Section):
 
     every: int = Field(0, ge=0)
     """Steps between evaluations during training; 0 evaluates at start and end only."""
+    attempts: int = Field(1, ge=1)
+    """Episodes of each Task, k; with more than one pass@k is reported beside pass@1."""
+    temperature: float | None = Field(None, gt=0)
+    """Sampling temperature; none takes `rollout.temperature`: that of the policy in training."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one reply; none takes `rollout.max_new_tokens`."""
+    best: str = "heldout"
+    """Split by whose pass@1 the best step is chosen; its checkpoint is kept."""
 
 
 class MetricsSection(Section):
@@ -298,6 +352,7 @@ class Recipe(Section):
     algorithm: PluginSection = PluginSection(type="gspo")
     trainer: TrainerSection = TrainerSection()
     rollout: RolloutSection = RolloutSection()
+    schedule: ScheduleSection = ScheduleSection()
     gateway: GatewaySection = GatewaySection()
     budgets: BudgetsSection = BudgetsSection()
     limits: LimitsSection = LimitsSection()
