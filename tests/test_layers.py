@@ -18,14 +18,14 @@ LAYERS = {
     "families": 2,
     "gateway": 3,
     "rollout": 4, "training": 4, "images": 4, "cost": 4, "tasks": 4,
-    "ledger": 4, "probe": 4, "redteam": 4, "e2b_server": 4, "lab": 4,
+    "ledger": 4, "probe": 4, "redteam": 4, "e2b_server": 4, "lab": 4, "cluster": 4,
     "assemble": 5, "doctor": 5,
     "cli": 6,
 }  # fmt: skip
 PLURAL = {"sandboxes", "harnesses", "dialects", "engines", "graders", "algorithms", "families"}
 HEAVY = {"torch", "megatron", "sglang", "docker", "e2b", "transformers", "pyarrow", "datasets",
          "matplotlib", "swebench", "tokenizers", "safetensors", "numpy", "trackio",
-         "wandb"}  # fmt: skip
+         "wandb", "ray"}  # fmt: skip
 OWN_PROCESS = {
     "engines/_torch_server.py", "engines/_torch_model.py", "engines/_torch_batch.py",
     "engines/_torch_jobs.py", "engines/_torch_rows.py", "engines/_torch_sample.py",

@@ -44,8 +44,8 @@ class WorkerSettings(BaseModel):
     algorithm: str
     algorithm_options: dict[str, Any]
     options: TrainerOptions
-    rendezvous: Path
-    """File through which the ranks find each other."""
-    socket_fd: int | None
-    """Inherited end of the socket to the controller; rank 0 has it."""
+    rendezvous: str
+    """URL through which the ranks find each other: `file://` on one machine, else `tcp://`."""
+    address: str = "127.0.0.1"
+    """Where the other ranks reach this one's machine."""
     rank: int

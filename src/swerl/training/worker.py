@@ -1,14 +1,15 @@
-"""One rank of the trainer, a process of its own: `python -m swerl.training.worker SETTINGS`.
+"""One rank of the trainer: `python -m swerl.training.worker SETTINGS [SOCKET]`.
 
-Rank 0 holds the socket to the controller. It reads one JSON object a line (`command` and its
+Rank 0 inherits the socket to the controller. It reads one JSON object a line (`command` and its
 arguments), passes it on to the other ranks, and answers with one line: `result`, or `error` and
 `hint` where the command failed and the trainer lives on. Any other failure ends the process, and
-its log holds the reason.
+its log holds the reason. SIGUSR1 writes the stack of every thread to the log.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from swerl import plugins
+from swerl.cluster.network import interface_of
 from swerl.errors import SwerlError
 from swerl.training import batch as batches
 from swerl.training import megatron_cpu
@@ -40,11 +42,13 @@ the controller, which watches the processes."""
 def main() -> None:
     """Serve commands until `close` or until the controller is gone."""
     _die_with_parent()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     warnings.filterwarnings("ignore", module="megatron")
     settings = WorkerSettings.model_validate_json(sys.argv[1])
     torch.set_num_threads(settings.options.threads)
     _join_ranks(settings)
-    link = None if settings.socket_fd is None else socket.socket(fileno=settings.socket_fd)
+    link = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
     try:
         commands = Commands(settings)
     except SwerlError as error:
@@ -114,11 +118,12 @@ def _join_ranks(settings: WorkerSettings) -> None:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(settings.rank % torch.cuda.device_count())
-    # All ranks are on this machine; by default gloo asks for its host name's address.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # By default both ask for an address of the host's name, which need not be the one in use.
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface_of(settings.address))
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=f"file://{settings.rendezvous}",
+        init_method=settings.rendezvous,
         rank=settings.rank,
         world_size=settings.options.ranks,
         timeout=IDLE,
@@ -150,7 +155,7 @@ def _run(commands: Commands, command: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"result": method(**arguments)}
     except SwerlError as error:
-        return {"error": str(error), "hint": error.hint}
+        return {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
 
 
 def _answer(link: socket.socket | None, answer: Mapping[str, Any]) -> None:

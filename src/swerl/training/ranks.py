@@ -1,0 +1,201 @@
+"""The trainer's ranks as processes: started on their nodes, asked through rank 0, watched.
+
+Where a rank dies, the others wait for it in a collective for ever; so the first death ends them
+all. Where none dies and none answers, each is asked for its stack before the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from swerl.cluster.network import free_port
+from swerl.cluster.node import PYTHON, Ended, Node, Order, Running
+from swerl.errors import ClusterError, RankLostError, RecipeError, TrainerError
+from swerl.training.options import TrainerOptions, WorkerSettings
+
+CLOSE_S = 10.0
+"""Seconds for the ranks to end by themselves before they are killed."""
+LAST_WORDS_S = 2.0
+"""Seconds for an answer that was on its way when a rank ended."""
+STACKS_S = 10.0
+"""Seconds for the stacks of hanging ranks to reach their logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What the ranks train, and where they run."""
+
+    model: Path
+    family: str
+    algorithm: str
+    algorithm_options: Mapping[str, Any]
+    options: TrainerOptions
+    nodes: tuple[Node, ...]
+
+    def node_of(self, rank: int) -> tuple[Node, int]:
+        """Return a rank's node and its number there. Raises RecipeError on a remainder."""
+        each, rest = divmod(self.options.ranks, len(self.nodes))
+        if rest:
+            message = f"trainer.ranks = {self.options.ranks} on {len(self.nodes)} nodes"
+            raise RecipeError(message, hint="give every node the same number of ranks")
+        return self.nodes[rank // each], rank % each
+
+    def log(self, rank: int) -> Path:
+        """Return the file of what a rank says."""
+        return self.options.log_dir.resolve() / f"trainer-rank{rank}.log"
+
+
+class Ranks:
+    """The processes of one start of the trainer."""
+
+    def __init__(self, plan: RankPlan, work: Path) -> None:
+        self.all: list[Running] = []
+        self._plan = plan
+        self._work = work
+        self._dead: list[int] = []
+        """Ranks that ended, the first one first."""
+        self._asking = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start every rank and wait until all are ready. Raises TrainerError."""
+        rendezvous = await self._rendezvous()
+        try:
+            for rank in range(self._plan.options.ranks):
+                process = await self._start(rank, rendezvous)
+                process.ended.add_done_callback(partial(self._note_death, rank))
+                self.all.append(process)
+        except ClusterError as error:
+            message = f"cannot start the trainer: {error}"
+            raise RankLostError(message, hint=error.hint) from error
+        answer = await self._answer("start", timeout_s=self._plan.options.start_timeout_s)
+        if "error" in answer:
+            raise TrainerError(answer["error"], hint=answer["hint"])
+
+    async def ask(self, line: str) -> Any:
+        """Send a command to rank 0 and return its answer. Raises RankLostError."""
+        command = json.loads(line)["command"]
+        async with self._asking:
+            try:
+                await self.all[0].send(line.encode() + b"\n")
+            except ConnectionError:
+                what = f"the trainer died before it could {command}"
+                raise self._lost(what) from None
+            return await self._answer(command, timeout_s=self._plan.options.step_timeout_s)
+
+    async def close(self) -> None:
+        """Ask the ranks to end, and kill those that do not."""
+        deaths = [rank.ended for rank in self.all]
+        if deaths:
+            with suppress(ConnectionError):
+                await self.all[0].send(b'{"command": "close"}\n')
+            try:
+                await asyncio.wait(deaths, timeout=CLOSE_S)
+            finally:
+                self.kill()
+            await asyncio.gather(*deaths)
+            while await self.all[0].receive():  # what nobody waited for
+                pass
+
+    def kill(self) -> None:
+        """Kill every rank that still runs."""
+        for rank in self.all:
+            if not rank.ended.done():
+                _keep(asyncio.create_task(rank.signal(signal.SIGKILL)))
+
+    async def _rendezvous(self) -> str:
+        nodes = self._plan.nodes
+        if len(nodes) == 1:
+            return f"file://{self._work / 'rendezvous'}"
+        first = nodes[0]
+        return f"tcp://{first.address}:{await first.call(free_port, first.address)}"
+
+    async def _start(self, rank: int, rendezvous: str) -> Running:
+        plan = self._plan
+        node, place = plan.node_of(rank)
+        settings = WorkerSettings(
+            model=plan.model,
+            family=plan.family,
+            algorithm=plan.algorithm,
+            algorithm_options=dict(plan.algorithm_options),
+            options=plan.options,
+            rendezvous=rendezvous,
+            address=node.address,
+            rank=rank,
+        )
+        command = (PYTHON, "-m", "swerl.training.worker", settings.model_dump_json())
+        gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[place]} if place < len(node.gpus) else {}
+        return await node.start(Order(command, plan.log(rank), env=gpu, linked=rank == 0))
+
+    async def _answer(self, command: str, *, timeout_s: float) -> Any:
+        """Wait for rank 0's answer or for the end of any rank. Raises RankLostError."""
+        line = asyncio.create_task(self.all[0].receive())
+        deaths = [rank.ended for rank in self.all]
+        try:
+            await asyncio.wait(
+                [line, *deaths], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not line.done() and self._dead:
+                await asyncio.wait([line], timeout=LAST_WORDS_S)
+            if not line.done() and not self._dead:
+                raise await self._hangs(command, timeout_s)
+        except asyncio.CancelledError:
+            # The answer that is still to come must not be taken for the next command's.
+            self.kill()
+            raise
+        finally:
+            if not line.done():
+                line.cancel()
+        if not line.done() or not (text := line.result()):
+            await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            raise self._lost("a rank of the trainer died")
+        return json.loads(text)
+
+    async def _hangs(self, command: str, timeout_s: float) -> RankLostError:
+        """Have every rank write its stack to its log, end them all, and say so."""
+        logs = [self._plan.log(rank) for rank in range(len(self.all))]
+        sizes = [log.stat().st_size for log in logs]
+        for rank in self.all:
+            await rank.signal(signal.SIGUSR1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STACKS_S):
+                for log, size in zip(logs, sizes, strict=True):
+                    # Other machines write these files; nothing tells when.
+                    while log.stat().st_size == size:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+        self.kill()
+        message = f"the trainer's {command} did not end within {timeout_s:g} s: a rank hangs"
+        where = self._plan.log(0).with_name("trainer-rank*.log")
+        hint = f"every rank's stack stands at the end of {where}; trainer.step_timeout_s says when"
+        return RankLostError(message, hint=hint)
+
+    def _note_death(self, rank: int, _: asyncio.Task[Ended]) -> None:
+        self._dead.append(rank)
+
+    def _lost(self, what: str) -> RankLostError:
+        """Return the error with the log's end of the rank that died first, and end the others."""
+        dead = self._dead[0] if self._dead else 0
+        task = self.all[dead].ended
+        how = task.result() if task.done() else Ended(0, "its connection was cut")
+        self.kill()
+        log = self._plan.log(dead)
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        last = "; ".join(line.strip() for line in lines[-3:]) or "its log is empty"
+        message = f"{what} (rank {dead} on {self.all[dead].node}, {how}): {last}"
+        return RankLostError(message, hint=f"the whole log is {log}; the same command goes on")
+
+
+_kept: set[asyncio.Task[None]] = set()
+
+
+def _keep(task: asyncio.Task[None]) -> None:
+    """Hold a task until it is done: the loop alone does not."""
+    _kept.add(task)
+    task.add_done_callback(_kept.discard)
