@@ -8,9 +8,8 @@ rewrite earlier turns cannot.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from swerl.chat import ChatRequest, Message, ParsedReply, Role, Tool, ToolCall
 from swerl.errors import InputError
 from swerl.families._calls import CallForm, ReadCalls, read_calls
 from swerl.families._chat_template import ChatTemplate, read_template
+from swerl.families._megatron.mapping import ModelMapping
 from swerl.families._sglang_parser import SglangParser
 from swerl.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 from swerl.interfaces import MegatronMapping, ParserChoice
@@ -32,7 +32,6 @@ def load_family(
     form: CallForm | None,
     *,
     name: str,
-    mapping: Callable[[], MegatronMapping] | None = None,
     parser: ParserChoice | None = None,
 ) -> TemplateFamily:
     """Load a family from a model folder; without a `form` the template shows it.
@@ -52,7 +51,6 @@ def load_family(
         template,
         SglangParser(parser) if parser else form or find_form(template),
         stops=read_stops(model, tokenizer, names),
-        mapping=mapping or partial(_no_mapping, name),
     )
 
 
@@ -66,14 +64,12 @@ class TemplateFamily:
         reader: CallForm | SglangParser,
         *,
         stops: Sequence[str],
-        mapping: Callable[[], MegatronMapping],
     ) -> None:
         """`stops` are the names of the tokens that end an assistant turn, the usual one first."""
         self._tokenizer = tokenizer
         self._template = template
         self._reader = reader
         self._stops = tuple(map(Special, stops))
-        self._mapping = mapping
         self.stop_ids: tuple[int, ...] = tuple(tokenizer.id(stop) for stop in self._stops)
         self._opening = self._after(Message(Role.USER, _MARKER), (), opening=True)
         self._opens_thinking = "".join(self._opening).rstrip().endswith(_THINK)
@@ -113,7 +109,7 @@ class TemplateFamily:
 
     def megatron(self) -> MegatronMapping:
         """Return how Hugging Face weights and Megatron-Core parameters correspond."""
-        return self._mapping()
+        return ModelMapping()
 
     def _stop_after(self, message: Message) -> Special:
         """Return the token with which the template ends such a turn."""
@@ -210,11 +206,6 @@ def read_stops(model: Path, tokenizer: SplitTokenizer, names: Mapping[str, str])
         message = f"{model} does not say which token ends a turn"
         raise InputError(message, hint="set eos_token_id in generation_config.json")
     return found
-
-
-def _no_mapping(name: str) -> MegatronMapping:
-    message = f"models of the family {name} can be run but not trained"
-    raise InputError(message, hint="choose a family with a Megatron mapping, such as qwen3")
 
 
 def _beyond(opening: Sequence[str], whole: Sequence[str]) -> list[str]:

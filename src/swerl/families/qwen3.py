@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from swerl.families._calls import CallForm
-from swerl.families._qwen3_dense import Qwen3DenseMapping
 from swerl.families._template_family import TemplateFamily, load_family
 from swerl.interfaces import ParserChoice
 
 
 def build(model: Path | None, parser: ParserChoice | None = None) -> TemplateFamily:
     """Build the family from a model folder's tokenizer and chat template. Raises InputError."""
-    return load_family(model, CallForm.JSON, name="qwen3", mapping=Qwen3DenseMapping, parser=parser)
+    return load_family(model, CallForm.JSON, name="qwen3", parser=parser)

@@ -1,8 +1,4 @@
-"""Any model with a tokenizer and a chat template; the form of its calls is read off the template.
-
-It can be run and evaluated. To train it takes a Megatron mapping, which the families that are
-named for a model line have.
-"""
+"""Any model with a tokenizer and a chat template, of which the form of its calls is read off."""
 
 from __future__ import annotations
 

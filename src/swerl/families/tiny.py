@@ -14,7 +14,7 @@ from pathlib import Path
 from swerl.chat import ChatRequest, Json, Message, ParsedReply, Role
 from swerl.errors import InputError
 from swerl.families import _tiny_tokenizer as tiny
-from swerl.families._qwen3_dense import Qwen3DenseMapping
+from swerl.families._megatron.mapping import ModelMapping
 from swerl.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 from swerl.families._xml_calls import read_call, write_call
 from swerl.interfaces import ParserChoice
@@ -69,9 +69,9 @@ class TinyFamily:
         """Return the ids with which the model would say this message, stop id included."""
         return self._tokenizer.encode([*_reply(message), tiny.END])
 
-    def megatron(self) -> Qwen3DenseMapping:
+    def megatron(self) -> ModelMapping:
         """Return how Hugging Face weights and Megatron-Core parameters correspond."""
-        return Qwen3DenseMapping()
+        return ModelMapping()
 
 
 _OPENING = (tiny.START, "assistant\n")

@@ -1,0 +1,1 @@
+"""How the weights of model lines correspond to Megatron-Core's parameters."""
