@@ -269,6 +269,14 @@ class TrainerSection(Section):
     """Decoupled weight decay of matrices; norms are never decayed."""
     clip_grad: float = Field(1.0, gt=0)
     """Largest norm of the whole gradient."""
+    save_every: int = Field(1, ge=1)
+    """Steps between checkpoints; the last step always has one. What a crash undoes is redone."""
+    keep_every: int = Field(0, ge=0)
+    """Every n-th step's checkpoint is kept for good; 0 keeps the two newest and the best one. A
+    checkpoint takes 12 bytes a parameter."""
+    async_save: bool = True
+    """Whether training goes on while a checkpoint is written. It takes the host as much memory as
+    a checkpoint has bytes; a step is committed when its checkpoint is whole, with either."""
     max_skipped_steps: int = Field(3, ge=0)
     """Steps in a row that may be skipped because loss or gradients are not finite. One may be bad
     luck; a row of them says that the run is lost."""
