@@ -18,6 +18,7 @@ LAYERS = {
     "families": 2,
     "gateway": 3,
     "rollout": 4, "training": 4, "images": 4, "cost": 4, "tasks": 4,
+    "simulation": 4,
     "ledger": 4, "probe": 4, "redteam": 4, "e2b_server": 4, "lab": 4, "cluster": 4,
     "assemble": 5, "doctor": 5,
     "cli": 6,

@@ -44,6 +44,50 @@ def estimate_cost(
         _show(result)
 
 
+@app.command("simulate")
+def simulate_run(
+    recipes: Annotated[list[Path], typer.Argument(help="Recipe files of a GPU run.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one assumption."),
+    ] = None,
+    recipe_settings: Annotated[
+        list[str] | None,
+        typer.Option("--recipe-set", metavar="KEY=VALUE", help="Override one recipe key."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Draw episodes from this run folder."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 20,
+) -> None:
+    """Simulate a run in discrete events: its hours, what it waits for, and other schedules."""
+    from swerl.cli._simulation_view import show_simulation
+    from swerl.errors import RecipeError
+    from swerl.recipe.load import load
+    from swerl.simulation import recorded
+    from swerl.simulation.load import Recorded
+    from swerl.simulation.simulate import simulate
+    from swerl.training.plan import plan
+
+    recipe = load(recipes, recipe_settings or ())
+    planned = plan(recipe)
+    if planned.memory is None:
+        message = f"{recipe.name} runs on CPU: there is nothing to simulate"
+        raise RecipeError(message, hint="set cluster.gpus_per_node, or measure a few steps")
+    found = simulate(
+        recipe,
+        planned.shape,
+        planned.layout,
+        planned.memory.cache,
+        settings=settings or (),
+        recorded=Recorded(recorded.read(run)) if run else None,
+        num_steps=steps,
+        compare=True,
+    )
+    show_simulation(recipe, found)
+
+
 def _print_json(result: Estimate) -> None:
     import json
     from dataclasses import asdict

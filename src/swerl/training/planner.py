@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from swerl.recipe.schema import Recipe
 from swerl.training.activations import activation_bytes, logit_bytes
+from swerl.training.gpus import GPUS
 from swerl.training.kv_cache import KvCache, kv_cache
 from swerl.training.layout import Layout
 from swerl.training.parameters import RankParams, rank_params
 from swerl.training.shape import Shape
 
-GPU_GIB = {"a100": 79.2, "h100": 79.1, "h200": 139.8, "b200": 178.4}
-"""What CUDA reports as the memory of one GPU, by the name that the price book uses too."""
 CONTEXT_GIB = 1.5
 """CUDA's context, kernels and cuBLAS's workspace, for each process on a GPU. Assumed."""
 COLLECTIVES_GIB = 1.5
@@ -108,8 +107,9 @@ def plan_memory(
 
     A GPU that the price book does not know is planned as an H100, without a verdict.
     """
-    capacity = GPU_GIB.get(recipe.cluster.gpu)
-    cache = kv_cache(recipe, shape, layout, gpu_gib=capacity or GPU_GIB["h100"])
+    gpu = GPUS.get(recipe.cluster.gpu)
+    capacity = gpu.memory_gib if gpu else None
+    cache = kv_cache(recipe, shape, layout, gpu_gib=capacity or GPUS["h100"].memory_gib)
     state = training_state(rank_params(shape, layout), layout)
     offload = recipe.trainer.offload_optimizer
     train = _train(recipe, shape, layout, state) | {
