@@ -23,6 +23,40 @@ class WeightRef:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """A running engine server that weights are sent to."""
+
+    url: str
+    num_ranks: int
+    """Its tensor-parallel ranks, each of which receives."""
+    dtype: str
+    """Type in which it keeps most weights, by torch's name."""
+    device: str
+    """`cuda` or `cpu`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What came of sending weights to engine servers."""
+
+    version: str
+    num_tensors: int
+    failures: Mapping[str, str]
+    """URL -> why that server did not take all of them; what it holds is mixed."""
+    checksums: tuple[Mapping[str, tuple[str, ...]], ...]
+    """For each rank of a server: its parameter -> the checksums that it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What an engine says of weights that were sent to it."""
+
+    version: str
+    num_confirmed: int
+    """Parameters whose checksum the server stated, and that is the trainer's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Sizes of a whole Batch, which a micro-batch cannot see."""
 
@@ -39,6 +73,8 @@ class Batch:
     samples: tuple[Sample, ...]
     num_episodes: int
     """Episodes behind the samples: the divisor that gives each one vote."""
+    path: Path | None = None
+    """The file that holds it, where one does already."""
 
     @property
     def totals(self) -> Totals:

@@ -95,3 +95,18 @@ def test_an_unknown_plug_in_setting_names_the_nearest() -> None:
     with pytest.raises(RecipeError) as caught:
         check(Recipe(name="a", algorithm=section))
     assert "clip_high" in caught.value.hint
+
+
+def test_experts_that_nobody_records_cannot_be_replayed(tmp_path: Path) -> None:
+    replay = {"name": "x", "trainer": {"routing_replay": True}}
+    with pytest.raises(RecipeError, match="does not record its experts"):
+        check(Recipe.model_validate(replay))
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
+    replay |= {
+        "engine": {"type": "sglang", "routed_experts": True},
+        "model": {"family": "qwen3", "path": str(tmp_path)},
+    }
+    with pytest.raises(RecipeError, match="has no experts"):
+        check(Recipe.model_validate(replay))
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 2, "num_experts": 8}')
+    check(Recipe.model_validate(replay))

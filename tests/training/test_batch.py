@@ -10,7 +10,9 @@ import pytest
 
 from swerl.errors import TrainerError
 from swerl.learning import Batch
+from swerl.run import sample_table
 from swerl.training import batch as batches
+from swerl.turn import RoutedExperts
 
 MakeBatch = Callable[..., Batch]
 
@@ -31,9 +33,43 @@ def test_the_file_has_the_documented_columns(tmp_path: Path, random_batch: MakeB
 
     batches.write(tmp_path / "batch.parquet", random_batch(0))
     table = pq.read_table(tmp_path / "batch.parquet")
-    assert batches.__doc__
-    assert all(name in batches.__doc__ for name in table.column_names)
+    page = (Path(__file__).parents[2] / "docs" / "samples.md").read_text()
+    for field in table.schema:
+        assert f"| `{field.name}` |" in page
     assert sum(table.column("weight").to_pylist()) == pytest.approx(1.0)
+
+
+def _experts(start: int, num_positions: int) -> RoutedExperts:
+    return RoutedExperts(start, 3, 2, 2, bytes(range(12)) * num_positions)
+
+
+def test_routed_experts_are_read_back_row_by_row(
+    tmp_path: Path, random_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_table, "_GROUP_BYTES", 600)  # several row groups
+    rows = list(random_batch(0).samples)
+    rows[2] = replace(rows[2], routed=(_experts(0, 4), _experts(6, 9)))
+    rows[5] = replace(rows[5], routed=(_experts(1, 3),))
+    batches.write(tmp_path / "b.parquet", Batch(0, tuple(rows), 6))
+    read = batches.read(tmp_path / "b.parquet").samples
+    assert [tuple(row.routed) for row in read] == [tuple(row.routed) for row in rows]
+    assert [row.num_routed for row in read] == [0, 0, 13, 0, 0, 3, 0]
+    assert [row.ids for row in read] == [row.ids for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ((_experts(0, 3), _experts(2, 2)), "two records of experts at 2"),
+        ((_experts(0, 1000),), "experts of 1000 positions"),
+    ],
+)
+def test_experts_that_do_not_fit_their_row_are_refused(
+    random_batch: MakeBatch, pieces: tuple[RoutedExperts, ...], message: str
+) -> None:
+    row = replace(random_batch(0).samples[2], share=1.0, routed=pieces)
+    with pytest.raises(TrainerError, match=message):
+        batches.weights(Batch(0, (row,), 1))
 
 
 def test_every_episode_has_one_vote(random_batch: MakeBatch) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from swerl import plugins
 from swerl.errors import RecipeError, UnknownNameError
 from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe, RolloutSection
+from swerl.run.files import read_json
 
 PLUGIN_SECTIONS = {
     "sandbox": "sandboxes",
@@ -27,6 +29,7 @@ def check(recipe: Recipe) -> None:
     """
     check_budgets(recipe.budgets)
     check_rollout(recipe.rollout)
+    check_replay(recipe)
     for section, kind in PLUGIN_SECTIONS.items():
         plugin_options(kind, getattr(recipe, section), section=section)
     trainer, model = recipe.trainer, recipe.model.path
@@ -46,6 +49,28 @@ def check_rollout(rollout: RolloutSection) -> None:
         message = f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no room for a prompt"
         hint = f"set it below rollout.max_context_tokens = {rollout.max_context_tokens}"
         raise RecipeError(message, hint=hint)
+
+
+def check_replay(recipe: Recipe) -> None:
+    """Raise RecipeError where experts are to be replayed that nobody has or nobody records."""
+    if not recipe.trainer.routing_replay:
+        return
+    if not recipe.engine.options.get("routed_experts"):
+        message = "trainer.routing_replay = true, but the engine does not record its experts"
+        hint = "set engine.type = 'sglang' and engine.routed_experts = true, or turn replay off"
+        raise RecipeError(message, hint=hint)
+    path = recipe.model.path
+    if path is not None and (path / "config.json").exists() and not _num_experts(path):
+        message = f"trainer.routing_replay = true, but {path} has no experts"
+        raise RecipeError(message, hint="turn it off: replay is for mixture-of-experts models")
+
+
+def _num_experts(model: Path) -> int:
+    """Return what the config.json of a model folder states, by the names of all model lines."""
+    config = read_json(model / "config.json")
+    text = config.get("text_config") or config
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    return next((text[name] for name in names if text.get(name)), 0)
 
 
 def obstacles(recipe: Recipe) -> Iterator[str]:

@@ -241,6 +241,9 @@ class TrainerSection(Section):
     """Ranks that share one set of experts; 1 for a dense model."""
     expert_tensor_parallel: int = Field(1, ge=1)
     """Ranks that share one expert; small experts are slower when split."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Numbers of weights and activations. bf16, for GPUs, keeps an fp32 copy of the weights in the
+    optimizer and sums gradients in fp32; on CPU it is slower and less exact."""
     recompute: bool = False
     """Whether activations are computed again in the backward pass: slower, far less memory."""
     offload_optimizer: bool = False
@@ -283,6 +286,9 @@ class TrainerSection(Section):
     tokens_per_micro_batch: int = Field(16384, ge=2)
     """Tokens of one forward pass of one rank: what the memory is planned for. A row has this much
     room on each of its context ranks; a longer one is refused."""
+    routing_replay: bool = False
+    """Whether a mixture-of-experts model trains with the experts that the engine chose, which
+    `engine.routed_experts` records: about 1 kB a token, and nearly the engine's probabilities."""
 
 
 class ClusterSection(Section):
@@ -297,6 +303,14 @@ class ClusterSection(Section):
     """GPUs of one engine; one node's, so that its traffic stays inside the node."""
     colocate: bool = True
     """Whether engines and trainer take turns on the same GPUs; else each has its own."""
+    weight_sync: Literal["auto", "disk", "tensor", "distributed"] = "auto"
+    """How weights reach the engines: through a folder, through memory that both share, or by a
+    broadcast. `auto` takes `tensor` on shared GPUs, `distributed` on separate ones, and `disk`
+    without GPUs or where the engine takes no other."""
+    weight_bucket_mib: int = Field(1024, ge=1)
+    """Largest piece in which weights are sent; trainer and engine each hold one more meanwhile."""
+    weight_bucket_s: float = Field(300.0, gt=0)
+    """Seconds that a server may take for one piece, before it is given up."""
     launcher: Literal["local", "ray", "ssh", "slurm"] = "local"
     """Who starts processes: this machine; a Ray cluster that is there; or a Ray cluster of the
     run's own on `hosts` or in the Slurm allocation that the command runs in. Only a cluster of the

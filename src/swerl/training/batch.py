@@ -1,23 +1,18 @@
-"""A Batch as a Parquet file: what the controller hands to the trainer's ranks.
+"""A Batch as a Parquet file: what the controller hands to the trainer's ranks, and what it keeps.
 
-One row a Sample. Columns: episode, task (strings); ids (list of int32); mask (list of int8, 1 on
-trained tokens); logprobs (list of float32, 0 on context); advantage, share, weight (float64; the
-weights of a file sum to 1); versions (list of strings: the weights that sampled the row; empty for
-rows that no engine sampled). The step and the number of Episodes stand in the file's metadata.
+Its columns are those of docs/samples.md; the weights of a file sum to 1. The step and the number of
+Episodes stand in the file's metadata.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from swerl.errors import TrainerError
+from swerl.errors import RunError, TrainerError
 from swerl.learning import Batch
-from swerl.run.files import disk_errors
+from swerl.run import sample_table
 from swerl.sample import Sample
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def weights(batch: Batch) -> list[float]:
@@ -38,47 +33,27 @@ def weights(batch: Batch) -> list[float]:
     return values
 
 
-def write(path: Path, batch: Batch) -> None:
-    """Write a Batch, whole or not at all. Raises TrainerError, and RunError on a full disk."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def write(path: Path, batch: Batch) -> Batch:
+    """Write a Batch, whole or not at all, and return it with its file.
 
-    rows = [
-        {
-            "episode": sample.episode,
-            "task": sample.task,
-            "ids": sample.ids,
-            "mask": sample.mask,
-            "logprobs": sample.logprobs,
-            "advantage": sample.advantage,
-            "share": sample.share,
-            "weight": weight,
-            "versions": sample.weight_versions,
-        }
-        for sample, weight in zip(batch.samples, weights(batch), strict=True)
-    ]
-    temporary = path.with_suffix(".part")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows, _schema(batch)), temporary)
-        temporary.replace(path)
+    Raises TrainerError, and RunError on a full disk.
+    """
+    about = {"step": str(batch.step), "num_episodes": str(batch.num_episodes)}
+    sample_table.write(path, batch.samples, weights(batch), about)
+    return replace(batch, path=path)
 
 
-def read(path: Path) -> Batch:
-    """Read a Batch back. Raises TrainerError where the file is missing or damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def read(path: Path, *, routed: bool = True) -> Batch:
+    """Read a Batch back; a row's routed experts, where wanted, when they are looked at.
 
+    Raises TrainerError where the file is missing or damaged.
+    """
     try:
-        table = pq.read_table(path)
-        metadata = table.schema.metadata
-        return Batch(
-            step=int(metadata[b"step"]),
-            samples=tuple(_sample(row) for row in table.to_pylist()),
-            num_episodes=int(metadata[b"num_episodes"]),
-        )
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        message = f"cannot read the batch {path}: {error!r}"
+        about = sample_table.metadata(path)
+        samples = tuple(sample_table.read(path, routed=routed))
+        return Batch(int(about["step"]), samples, int(about["num_episodes"]))
+    except (RunError, KeyError, ValueError) as error:
+        message = f"cannot read the batch {path}: {error}"
         raise TrainerError(message, hint="delete it; the step is built again") from error
 
 
@@ -93,35 +68,12 @@ def _check(sample: Sample) -> None:
     if not sample.num_trained_tokens:
         message = f"a sample of {sample.episode} trains no token"
         raise TrainerError(message, hint="leave it out: it has no share in its episode's vote")
-
-
-def _sample(row: dict[str, Any]) -> Sample:
-    return Sample(
-        episode=row["episode"],
-        task=row["task"],
-        ids=tuple(row["ids"]),
-        mask=tuple(row["mask"]),
-        logprobs=tuple(row["logprobs"]),
-        weight_versions=tuple(row["versions"]),
-        advantage=row["advantage"],
-        share=row["share"],
-    )
-
-
-def _schema(batch: Batch) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("episode", pa.string()),
-            ("task", pa.string()),
-            ("ids", pa.list_(pa.int32())),
-            ("mask", pa.list_(pa.int8())),
-            ("logprobs", pa.list_(pa.float32())),
-            ("advantage", pa.float64()),
-            ("share", pa.float64()),
-            ("weight", pa.float64()),
-            ("versions", pa.list_(pa.string())),
-        ],
-        metadata={"step": str(batch.step), "num_episodes": str(batch.num_episodes)},
-    )
+    end = 0
+    for piece in sample.routed:
+        if piece.start < end:
+            message = f"a sample of {sample.episode} has two records of experts at {piece.start}"
+            raise TrainerError(message, hint="each position is fed to the engine's model once")
+        end = piece.start + piece.num_positions
+    if end > length - 1:
+        message = f"a sample of {sample.episode} has experts of {end} positions of {length - 1}"
+        raise TrainerError(message, hint="the last id of a row is never fed to the engine's model")

@@ -20,6 +20,16 @@ class Collected:
     num_sampled_tokens: int
     """Tokens sampled in the Episodes that say something about the policy."""
 
+    @property
+    def routed_share(self) -> float:
+        """Part of the batch's positions whose experts the engine recorded.
+
+        The trainer chooses the experts of the others itself: a row is never dropped for them.
+        """
+        num_positions = sum(len(sample.ids) - 1 for sample in self.batch.samples)
+        num_routed = sum(sample.num_routed for sample in self.batch.samples)
+        return num_routed / max(num_positions, 1)
+
 
 def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collected:
     """Build the Batch of a step. Raises TrainerError unless each sampled token is in it once."""
