@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-EXTRAS = {"train": "twin", "setup": "twin", "test": "twin,dev"}
+EXTRAS = {"train": "twin", "setup": "twin", "test": "twin,cluster,dev"}
 COMMANDS = {
     "train": ["swerl", "train", "recipes/twin_cpu.toml"],
     "test": ["nox"],

@@ -1,0 +1,140 @@
+"""Ranks on two nodes of a real Ray cluster: the same step, and clear ends of what dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.cluster.node import PYTHON, Order
+from swerl.cluster.ray_nodes import Share, ray_nodes
+from swerl.errors import ClusterError, RankLostError
+from swerl.learning import Batch
+from swerl.training import ranks
+from swerl.training.options import TrainerOptions
+from swerl.training.trainer import MegatronTrainer
+
+MakeBatch = Callable[..., Batch]
+TWO = Share(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=60)
+pytestmark = pytest.mark.slow
+
+
+def _trainer(model: Path, options: TrainerOptions, **more: Any) -> MegatronTrainer:
+    return MegatronTrainer(model=model, family="tiny", algorithm="gspo", options=options, **more)
+
+
+async def test_a_step_on_two_nodes_equals_that_on_one_bit_for_bit(
+    ray_cluster: Any, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
+) -> None:
+    two = options.model_copy(update={"ranks": 2})
+    async with _trainer(tiny_model, two) as trainer:
+        await trainer.step(random_batch(0))
+        await trainer.save(1)
+        await trainer.step(random_batch(1))
+        alone = await trainer.publish()
+    async with ray_nodes(ray_cluster.address, TWO, run="equal") as nodes:
+        assert len({node.name for node in nodes}) == 2
+        async with _trainer(tiny_model, two, nodes=nodes) as trainer:
+            assert trainer.hosts == [node.name for node in nodes]
+            await trainer.step(random_batch(0))
+            await trainer.step(random_batch(1))
+            assert (await trainer.publish()).checksum == alone.checksum
+            step = asyncio.create_task(trainer.step(random_batch(2, num_rows=300)))
+            await asyncio.sleep(0.1)
+            os.kill(trainer.pids[1], signal.SIGKILL)
+            with pytest.raises(RankLostError, match=r"rank 1 on .*killed by SIGKILL") as error:
+                await step
+            assert "trainer-rank1.log" in error.value.hint
+        async with _trainer(tiny_model, two, nodes=nodes) as resumed:
+            await resumed.restore(1)
+            await resumed.step(random_batch(1))
+            assert (await resumed.publish()).checksum == alone.checksum
+
+
+async def test_a_rank_that_hangs_is_an_error_with_the_stacks_in_the_logs(
+    tiny_model: Path,
+    options: TrainerOptions,
+    random_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranks, "STACKS_S", 1.0)  # the stopped rank cannot write its own
+    two = options.model_copy(update={"ranks": 2, "step_timeout_s": 2.0})
+    async with _trainer(tiny_model, two) as trainer:
+        os.kill(trainer.pids[1], signal.SIGSTOP)
+        with pytest.raises(RankLostError, match="step did not end within 2 s") as error:
+            await trainer.step(random_batch(0))
+        assert "step_timeout_s" in error.value.hint
+    said = (options.log_dir / "trainer-rank0.log").read_text()
+    assert "most recent call first" in said
+    assert "worker.py" in said
+
+
+async def test_a_cluster_that_is_too_small_is_named_and_left_alone(ray_cluster: Any) -> None:
+    share = Share(num_nodes=3, gpus_per_node=0, cpus_per_node=1, place_s=2)
+    with pytest.raises(ClusterError, match=r"no 3 machines with 1 CPU free: .* has 1 CPU"):
+        async with ray_nodes(ray_cluster.address, share, run="small"):
+            pass
+    async with ray_nodes(ray_cluster.address, TWO, run="fits") as nodes:
+        assert await nodes[1].call(os.path.basename, "/there/it.is") == "it.is"
+
+
+async def test_an_address_without_a_cluster_is_an_error() -> None:
+    pytest.importorskip("ray", reason="needs the extra swerl[cluster]")
+    with pytest.raises(ClusterError, match="no Ray cluster answers"):
+        async with ray_nodes("127.0.0.1:9", TWO, run="none"):
+            pass
+
+
+CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from swerl.cluster.node import Order
+from swerl.cluster.ray_nodes import Share, ray_nodes
+
+async def main() -> None:
+    async with ray_nodes(sys.argv[1], Share(2, 0, 1), run="killed") as nodes:
+        order = Order(("sleep", "300"), Path(sys.argv[2]))
+        print(*[(await node.start(order)).pid for node in nodes], flush=True)
+        await asyncio.sleep(300)
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_of_a_killed_controller_lives_on(ray_cluster: Any, tmp_path: Path) -> None:
+    controller = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CONTROLLER, ray_cluster.address, str(tmp_path / "log")),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert controller.stdout
+    pids = [int(pid) for pid in (await controller.stdout.readline()).split()]
+    assert len(pids) == 2
+    controller.kill()
+    await controller.wait()
+    async with asyncio.timeout(60):
+        # Processes of others cannot be waited for, only looked at.
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def test_a_node_that_is_lost_ends_its_processes_for_the_controller(
+    ray_cluster: Any, tmp_path: Path
+) -> None:
+    extra = ray_cluster.add_node(num_cpus=2)
+    share = Share(num_nodes=1, gpus_per_node=0, cpus_per_node=2, place_s=60)
+    async with ray_nodes(ray_cluster.address, share, run="lost") as (node,):
+        process = await node.start(
+            Order((PYTHON, "-c", "import time; time.sleep(300)"), tmp_path / "log")
+        )
+        ray_cluster.remove_node(extra, allow_graceful=False)
+        async with asyncio.timeout(60):
+            ended = await process.ended
+        assert "a machine of the Ray cluster failed" in str(ended)
+        with pytest.raises(ClusterError, match="machine of the Ray cluster failed"):
+            await node.call(os.getpid)
