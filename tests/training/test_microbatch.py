@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from swerl.sample import Sample
 from swerl.training import batch as batches
 from swerl.training.flops import RowCost
 from swerl.training.microbatch import Row, rank_micro_batches, to_tensors
+from swerl.turn import RoutedExperts
 
 MakeBatch = Callable[..., Batch]
 CPU = torch.device("cpu")
@@ -116,8 +119,8 @@ def test_packed_tensors_hold_each_token_at_its_place(
     found = zip(
         micro.row_S.tolist(),
         micro.position_S.tolist(),
-        micro.rows.selected_S.tolist(),
-        micro.rows.labels_S.tolist(),
+        micro.rows.selected_O.tolist(),
+        micro.rows.labels_O.tolist(),
         strict=True,
     )
     assert list(found) == wanted
@@ -133,3 +136,20 @@ def test_values_are_laid_out_under_their_masks(random_batch: MakeBatch) -> None:
         length = len(row.sample.ids) - 1
         assert logp_T[:length].tolist() == pytest.approx(row.sample.logprobs[1:])
         assert token_T.sum() == length
+
+
+def test_experts_stand_at_the_positions_that_they_were_chosen_at(random_batch: MakeBatch) -> None:
+    first, second = random_batch(0).samples[2:4]
+    pieces = (RoutedExperts(0, 3, 2, 1, bytes(range(250, 256))), RoutedExperts(2, 3, 2, 2, _IDS))
+    rows = [Row(0, replace(first, routed=pieces), 0.5), Row(1, second, 0.5)]
+    routed_NLK = to_tensors(rows, all_tokens=False, device=CPU).rows.routed_NLK
+    assert routed_NLK is not None
+    assert routed_NLK.shape == (len(first.ids) + len(second.ids) - 2, 3, 2)
+    assert routed_NLK[0].tolist() == [[250, 251], [252, 253], [254, 255]]
+    assert routed_NLK[2].tolist() == [[300, 301], [302, 303], [304, 305]]
+    recorded = (routed_NLK >= 0).all(dim=(1, 2)).nonzero().flatten()
+    assert recorded.tolist() == [0, 2]
+    assert to_tensors(rows[1:], all_tokens=False, device=CPU).rows.routed_NLK is None
+
+
+_IDS = array("H", range(300, 306)).tobytes()

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
-from megatron.core import parallel_state
 
 from swerl.learning import StepStats
 from swerl.training.microbatch import MicroBatch
+
+Item = TypeVar("Item")
 
 
 def compare(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
@@ -30,17 +32,23 @@ def compare(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
     }
 
 
-def sum_over_ranks(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add up the figures of all micro-batches of all ranks; every rank gets the same."""
-    group = parallel_state.get_data_parallel_group_gloo()
-    gathered: list[Sequence[Mapping[str, float]]] = [[] for _ in range(group.size())]
-    torch.distributed.all_gather_object(gathered, results, group=group)
-    everything = [figures for part in gathered for figures in part]
+def sum_over_ranks(
+    results: Sequence[Mapping[str, float]], group: torch.distributed.ProcessGroup
+) -> dict[str, float]:
+    """Add up the figures of all micro-batches of a group's ranks; every rank gets the same."""
+    everything = gather_lists(results, group)
     total: Counter[str] = Counter()
     for figures in everything:
         total.update(figures)
     peak = max(figures["mismatch_max"] for figures in everything)
     return {**total, "mismatch_max": peak}
+
+
+def gather_lists(own: Sequence[Item], group: torch.distributed.ProcessGroup) -> list[Item]:
+    """Return all ranks' lists end to end, in the order of the ranks."""
+    gathered: list[Sequence[Item]] = [[] for _ in range(group.size())]
+    torch.distributed.all_gather_object(gathered, own, group=group)
+    return [item for part in gathered for item in part]
 
 
 def to_stats(

@@ -1,7 +1,7 @@
 """A rank's part of a Batch, cut into packed micro-batches of tensors.
 
-Axes: B rows, T positions of the longest row less one, N positions of all rows end to end, S
-selected positions. Position t of a row stands for the token t + 1, which the model predicts there.
+Axes: B rows, T positions of the longest row less one, S selected positions. Position t of a row
+stands for the token t + 1, which the model predicts there.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -11,13 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from swerl.learning import Batch, LossInputs, Totals
 from swerl.sample import Sample
 from swerl.training import batch as batches
+from swerl.training.context import Share
 from swerl.training.flops import RowCost
 from swerl.training.packing import pack
+from swerl.training.rows import PackedRows, pack_rows
+
+_WHOLE = Share()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +33,6 @@ class Row:
     """Where the Sample stands in the Batch."""
     sample: Sample
     weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """The input of one forward pass."""
-
-    ids_N: torch.Tensor
-    """Input token ids of all rows, end to end."""
-    lengths: tuple[int, ...]
-    """Tokens of each row; their sum is N."""
-    selected_S: torch.Tensor
-    """Positions whose next token's log-probability is wanted."""
-    labels_S: torch.Tensor
-    """The next token at each selected position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +72,13 @@ class MicroBatch:
 
 
 def rank_micro_batches(
-    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost
+    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost, share: Share = _WHOLE
 ) -> list[list[Row]]:
     """Return the rows of each micro-batch of a rank; the same split on every rank.
 
-    No micro-batch has more than `budget` positions, and all ranks have as many micro-batches. Where
-    rows do not suffice, a row of weight 0 that trains nothing keeps a rank in the collective calls.
-    Raises TrainerError on a row over the budget.
+    No micro-batch has more than `budget` positions, with the padding that `share` asks for, and all
+    ranks have as many micro-batches. Where rows do not suffice, a row of weight 0 that trains
+    nothing keeps a rank in the collective calls. Raises TrainerError on a row over the budget.
     """
     weights = batches.weights(batch)
     rows = [
@@ -96,7 +87,8 @@ def rank_micro_batches(
     ]
     sizes = [len(sample.ids) - 1 for sample in batch.samples]
     costs = [cost.of(size) for size in sizes]
-    packing = pack(sizes, costs, num_ranks=num_ranks, budget=budget)
+    padded = [share.pad_row(size) for size in sizes]
+    packing = pack(padded, costs, num_ranks=num_ranks, budget=budget)
     return [
         [rows[place] for place in sorted(places, key=lambda place: (-sizes[place], place))]
         or [_idle(rows[0])]
@@ -104,23 +96,26 @@ def rank_micro_batches(
     ]
 
 
-def to_tensors(rows: Sequence[Row], *, all_tokens: bool, device: torch.device) -> MicroBatch:
-    """Pack rows. Selected are the trained tokens, or with `all_tokens` the context's too."""
-    lengths = tuple(len(row.sample.ids) - 1 for row in rows)
-    ids = [torch.tensor(row.sample.ids) for row in rows]
+def to_tensors(
+    rows: Sequence[Row],
+    *,
+    all_tokens: bool,
+    device: torch.device,
+    share: Share = _WHOLE,
+    replay: bool = True,
+) -> MicroBatch:
+    """Pack rows, or this rank's share of them.
+
+    Selected are the trained tokens, or with `all_tokens` the context's too. With `replay` the
+    experts that the engine recorded go along.
+    """
+    lengths = [len(row.sample.ids) - 1 for row in rows]
     mask_BT = _pad([row.sample.mask[1:] for row in rows], device)
     token_BT = _pad([[1.0] * length for length in lengths], device)
-    wanted_BT = token_BT if all_tokens else mask_BT
-    row_S, position_S = wanted_BT.nonzero(as_tuple=True)
-    starts_B = torch.tensor([0, *lengths[:-1]], device=device).cumsum(0)
-    selected_S = starts_B[row_S] + position_S
+    row_S, position_S = (token_BT if all_tokens else mask_BT).nonzero(as_tuple=True)
+    samples = [row.sample for row in rows]
     return MicroBatch(
-        rows=PackedRows(
-            ids_N=torch.cat([row[:-1] for row in ids]).to(device),
-            lengths=lengths,
-            selected_S=selected_S,
-            labels_S=torch.cat([row[1:] for row in ids]).to(device)[selected_S],
-        ),
+        rows=pack_rows(samples, (row_S, position_S), share, device, replay=replay),
         row_S=row_S,
         position_S=position_S,
         old_logp_BT=_pad([row.sample.logprobs[1:] for row in rows], device),
@@ -135,10 +130,12 @@ def to_tensors(rows: Sequence[Row], *, all_tokens: bool, device: torch.device) -
 
 
 def _idle(row: Row) -> Row:
-    sample = replace(row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0))
+    sample = replace(
+        row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0), routed=()
+    )
     return replace(row, sample=sample, weight=0.0)
 
 
 def _pad(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
-    tensors = [torch.tensor(row, dtype=torch.float32) for row in rows]
+    tensors = [torch.from_numpy(np.array(row, dtype=np.float32)) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)

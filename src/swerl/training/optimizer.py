@@ -33,7 +33,11 @@ def _finalize(model: list[torch.nn.Module], num_tokens: object, **groups: object
 
 
 def build_optimizer(model: DistributedDataParallel, options: TrainerOptions) -> MegatronOptimizer:
-    """Build Adam with its state shared out over the ranks; norms are not decayed."""
+    """Build Adam with its state shared out over the ranks; norms are not decayed.
+
+    In bf16 it holds an fp32 copy of the weights. An offloaded state lives in the host's memory,
+    where torch's AdamW takes the step; Megatron-Core copies gradients there and weights back.
+    """
     config = OptimizerConfig(
         optimizer="adam",
         lr=options.lr,
@@ -43,7 +47,10 @@ def build_optimizer(model: DistributedDataParallel, options: TrainerOptions) -> 
         adam_beta2=options.adam_beta2,
         clip_grad=options.clip_grad,
         use_distributed_optimizer=True,
-        params_dtype=torch.float32,
+        bf16=options.dtype == "bf16",
+        params_dtype=model.config.params_dtype,
+        optimizer_cpu_offload=options.offload_optimizer,
+        optimizer_offload_fraction=1.0 if options.offload_optimizer else 0.0,
     )
     return get_megatron_optimizer(config, [model])
 

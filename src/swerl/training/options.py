@@ -25,12 +25,22 @@ class TrainerOptions(TrainerSection):
     """What logits are divided by: the policy in training is the one that the engine samples."""
     seed: int = 0
     """Seed of the ranks' random state."""
+    weight_bucket_mib: int = Field(1024, ge=1)
+    """Largest piece in which weights are sent to engines."""
+    weight_bucket_s: float = Field(300.0, gt=0)
+    """Seconds that an engine may take for one piece."""
 
     @model_validator(mode="after")
     def _ranks_divide(self) -> TrainerOptions:
-        if self.ranks % self.tensor_parallel:
-            message = f"ranks={self.ranks} does not divide by tensor_parallel"
-            raise ValueError(message)
+        dense = self.tensor_parallel * self.context_parallel * self.pipeline_parallel
+        experts = self.expert_tensor_parallel * self.expert_parallel * self.pipeline_parallel
+        for part, keys in (
+            (dense, "tensor_parallel x context_parallel x pipeline_parallel"),
+            (experts, "expert_tensor_parallel x expert_parallel x pipeline_parallel"),
+        ):
+            if self.ranks % part:
+                message = f"ranks={self.ranks} does not divide by {keys} = {part}"
+                raise ValueError(message)
         return self
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -21,6 +20,7 @@ from swerl.errors import InputError, SwerlError, TrainerError
 from swerl.interfaces import MegatronMapping
 from swerl.learning import WeightRef
 from swerl.run.files import disk_errors
+from swerl.training.gather import global_name, own_part
 from swerl.training.tiny_model import copy_tokenizer
 
 KEPT_VERSIONS = 2
@@ -39,7 +39,7 @@ def read_config(folder: Path) -> dict[str, Json]:
 
 
 def load(
-    model: torch.nn.Module, folder: Path, mapping: MegatronMapping, hf_config: Mapping[str, Json]
+    model: GPTModel, folder: Path, mapping: MegatronMapping, hf_config: Mapping[str, Json]
 ) -> None:
     """Fill this rank's parameters from the safetensors files of a folder.
 
@@ -48,7 +48,8 @@ def load(
     hf = _read_tensors(folder)
     with torch.no_grad():
         for name, param in model.named_parameters():
-            part = _own_part(mapping.to_megatron(name, hf, hf_config), param)
+            full = mapping.to_megatron(global_name(model, name), hf, hf_config)
+            part = own_part(full, param)
             if part.shape != param.shape:
                 message = (
                     f"{folder} holds a {name} of shape {tuple(part.shape)}, "
@@ -56,14 +57,6 @@ def load(
                 )
                 raise InputError(message, hint="config.json and weights must be of one model")
             param.copy_(part)
-
-
-def gather(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter whole, on the CPU in fp32. All ranks must call it together."""
-    return {
-        name: _whole(param).detach().to("cpu", torch.float32)
-        for name, param in model.named_parameters()
-    }
 
 
 def publish(tensors: Mapping[str, torch.Tensor], source: Path, target: Path) -> WeightRef:
@@ -110,44 +103,3 @@ def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     except SafetensorError as error:
         message = f"cannot write {path}: {error}"
         raise TrainerError(message, hint="is the disk full?") from error
-
-
-def _own_part(full: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
-    """Cut this tensor-parallel rank's part out of a whole tensor."""
-    split = _split(param)
-    if split is None:
-        return full
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    stacked = full.chunk(split.num_stacked, split.dim)
-    return torch.cat([part.chunk(split.num_ranks, split.dim)[rank] for part in stacked], split.dim)
-
-
-def _whole(param: torch.nn.Parameter) -> torch.Tensor:
-    split = _split(param)
-    if split is None:
-        return param
-    parts = [torch.empty_like(param) for _ in range(split.num_ranks)]
-    group = parallel_state.get_tensor_model_parallel_group()
-    torch.distributed.all_gather(parts, param.detach().contiguous(), group=group)
-    pieces = [part.chunk(split.num_stacked, split.dim) for part in parts]
-    ordered = [piece[i] for i in range(split.num_stacked) for piece in pieces]
-    return torch.cat(ordered, split.dim)
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """How tensor-parallel ranks share a parameter."""
-
-    num_ranks: int
-    dim: int
-    num_stacked: int
-    """Matrices stacked in the parameter, each of which is cut by itself."""
-
-
-def _split(param: torch.nn.Parameter) -> _Split | None:
-    num_ranks = parallel_state.get_tensor_model_parallel_world_size()
-    if num_ranks == 1 or not getattr(param, "tensor_model_parallel", False):
-        return None
-    # Attributes that Megatron-Core sets on the parameters of its parallel layers.
-    values = vars(param)
-    return _Split(num_ranks, values["partition_dim"], values["partition_stride"])

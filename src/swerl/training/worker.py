@@ -22,17 +22,21 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from swerl import plugins
 from swerl.cluster.network import interface_of
-from swerl.errors import SwerlError
+from swerl.errors import SwerlError, TrainerError
+from swerl.learning import Batch, EngineTarget
 from swerl.training import batch as batches
 from swerl.training import megatron_cpu
 from swerl.training.options import WorkerSettings
+
+if TYPE_CHECKING:
+    from swerl.training.weight_sync_send import Sender
 
 IDLE = timedelta(days=30)
 """How long a rank waits for the next command: as long as rollouts take. Dead ranks are noticed by
@@ -60,6 +64,7 @@ def main() -> None:
     _answer(link, {"result": "ready"})
     for command in _commands(link):
         _answer(link, _run(commands, command))
+    commands.close()
     dist.destroy_process_group()
 
 
@@ -75,26 +80,44 @@ class Commands:
         algorithm = module.build(module.Options.model_validate(settings.algorithm_options))
         self._settings = settings
         self._learner = Learner(settings, family, algorithm)
+        self._sender: Sender | None = None
 
     def step(self, batch: str) -> dict[str, Any]:
         """Take one optimizer step on a batch file."""
-        return asdict(self._learner.step(batches.read(Path(batch))))
+        return asdict(self._learner.step(self._read(batch)))
 
     def logprobs(self, batch: str) -> list[list[float]]:
         """Return the log-probability of every token of a batch file."""
-        return self._learner.logprobs(batches.read(Path(batch)))
+        return self._learner.logprobs(self._read(batch))
 
     def publish(self) -> dict[str, str]:
         """Write the weights as a model folder named for the number of steps taken."""
         from swerl.training import weights
 
-        tensors = self._learner.whole_weights()
-        version = f"{self._learner.num_steps:06d}"
+        tensors = {name: held.cpu() for name, held in self._learner.whole_weights()}
         if dist.get_rank():
             return {}
-        target = self._settings.options.publish_dir / version
+        target = self._settings.options.publish_dir / self._version
         ref = weights.publish(tensors, self._settings.model, target)
         return {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
+
+    def send(self, targets: list[dict[str, Any]], way: str, version: str | None) -> dict[str, Any]:
+        """Send the weights into the memory of engine servers."""
+        from swerl.training.weight_sync_send import Sender, stored_dtypes
+
+        if version not in (None, self._version):
+            message = f"the trainer holds weights {self._version}, not {version} any more"
+            raise TrainerError(message, hint="the next update serves every engine")
+        options = self._settings.options
+        self._sender = self._sender or Sender(
+            self._learner.whole_weights,
+            self._learner.hf_config,
+            stored_dtypes(self._settings.model),
+            max_bytes=options.weight_bucket_mib * 2**20,
+            timeout_s=options.weight_bucket_s,
+        )
+        sent = self._sender.send([EngineTarget(**each) for each in targets], way, self._version)
+        return asdict(sent)
 
     def save(self, step: int) -> None:
         """Write the checkpoint of a step."""
@@ -107,6 +130,20 @@ class Commands:
         from swerl.training import checkpoint
 
         checkpoint.restore(self._learner, self._checkpoint(step))
+
+    @property
+    def _version(self) -> str:
+        """What the weights are called: the number of steps taken."""
+        return f"{self._learner.num_steps:06d}"
+
+    def close(self) -> None:
+        """Leave the engines' group."""
+        if self._sender:
+            self._sender.close()
+
+    def _read(self, path: str) -> Batch:
+        replay = self._settings.options.routing_replay
+        return batches.read(Path(path), routed=replay)
 
     def _checkpoint(self, step: int) -> Path:
         return self._settings.options.checkpoint_dir / f"{step:05d}"
@@ -128,8 +165,13 @@ def _join_ranks(settings: WorkerSettings) -> None:
         world_size=settings.options.ranks,
         timeout=IDLE,
     )
+    options = settings.options
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=settings.options.tensor_parallel,
+        tensor_model_parallel_size=options.tensor_parallel,
+        pipeline_model_parallel_size=options.pipeline_parallel,
+        context_parallel_size=options.context_parallel,
+        expert_model_parallel_size=options.expert_parallel,
+        expert_tensor_parallel_size=options.expert_tensor_parallel,
         create_gloo_process_groups=True,
     )
     torch.manual_seed(settings.options.seed)
