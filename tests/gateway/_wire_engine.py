@@ -83,9 +83,11 @@ class WireEngine:
 
 
 @asynccontextmanager
-async def wired(engine: RecordingEngine) -> AsyncIterator[WireEngine]:
+async def wired(
+    engine: RecordingEngine, kind: type[WireEngine] = WireEngine
+) -> AsyncIterator[WireEngine]:
     """Serve the engine on a free port of the loopback interface."""
-    wire = WireEngine(engine)
+    wire = kind(engine)
     runner = web.AppRunner(wire.routes(), handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
