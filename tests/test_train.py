@@ -132,11 +132,12 @@ def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run)
     code, output = run.finish()
     assert code == 0, output
     assert "reward by step" in output
-    assert run.state() == {
-        "step": 6,
-        "finished": True,
-        "evals_done": [f"eval-{s}-{n:05d}" for n in (0, 6) for s in ("heldout", "unseen")],
-    }
+    state = run.state()
+    assert (state["step"], state["finished"]) == (6, True)
+    assert state["evals_done"] == [
+        f"eval-{split}-{step:05d}" for step in (0, 6) for split in ("heldout", "unseen")
+    ]
+    assert len(state["versions"]) == 7
     learned = {path for path in before if json.loads(path.read_text())["verdict"] != "infra"}
     assert learned and all(path.stat().st_mtime_ns == before[path] for path in learned)
     assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")

@@ -33,6 +33,7 @@ from swerl.ledger.store import default_ledger
 from swerl.ledger.tracked import tracked
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
+from swerl.rollout.gate import Gate
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
@@ -202,7 +203,8 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
     ):
         meter = Meter(engine)
         emit = fan_out(meter, show)
-        async with gateway_of(recipe, engine, setup, emit) as gateway:
+        gate = _gate(recipe, engine)
+        async with gateway_of(recipe, gate or engine, setup, emit) as gateway:
             yield loop.Machine(
                 recipe=recipe,
                 folder=folder,
@@ -213,7 +215,16 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
                 algorithm=plugin(recipe, "algorithm"),
                 parts=parts_of(recipe, gateway, emit),
                 meter=meter,
+                gate=gate,
             )
+
+
+def _gate(recipe: Recipe, engine: Engine) -> Gate | None:
+    """Return the gate that the schedule's rule for replies under way needs."""
+    schedule = recipe.schedule
+    if schedule.mode != "async" or schedule.replies == "keep":
+        return None
+    return Gate(engine, schedule.replies)
 
 
 async def _model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emit) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from swerl.run.events import (
     PhaseStarted,
     Progress,
     StepEnded,
+    StepSkipped,
     StepStarted,
 )
 from swerl.run.history import History
@@ -79,6 +80,8 @@ class TrainView:
                 self._begin(f"step {event.step + 1}/{self._recipe.steps}", event.num_episodes)
             case StepEnded():
                 console().print(self._step_line(event), soft_wrap=True)
+            case StepSkipped():
+                console().print(f"  [yellow]step {event.step + 1} skipped[/]: {event.reason}")
             case EvalEnded():
                 console().print(_eval_line(event))
             case Progress():
@@ -124,7 +127,7 @@ class TrainView:
         return (
             f"  step {event.step + 1:>3}/{self._recipe.steps}  reward {m['reward']:.2f}  "
             f"{m['sampled_tokens'] / rollout_s:>6,.0f} tokens/s  "
-            f"mismatch {m['mismatch']:.0e}  grad {m['grad_norm']:.2f}  "
+            f"mismatch {m.get('mismatch', 0):.0e}  grad {m.get('grad_norm', 0):.2f}  "
             f"{m['step_s']:.1f} s (train {m.get('train_s', 0):.1f}, other {m['other_share']:.0%})"
         )
 
@@ -149,17 +152,23 @@ def show_summary(folder: Path, past: History) -> None:
 
 def _accounts(past: History) -> Iterator[str]:
     sampled, trained = sum(past.series("sampled_tokens")), sum(past.series("trained_tokens"))
-    stale, mismatch = sum(past.series("stale_turns")), max(past.series("mismatch"), default=0)
+    stale, mismatch = sum(past.series("stale_tokens")), max(past.series("mismatch"), default=0)
     left_out = sum(past.series("left_out_tokens"))
     seconds = past.series("step_s")
     unexplained = zip(past.series("other_share"), seconds, strict=True)
     other = sum(share * step_s for share, step_s in unexplained) / max(sum(seconds), 1e-9)
     yield (
         f"tokens          {sampled:,.0f} sampled, {trained:,.0f} trained "
-        f"({trained / max(sampled, 1):.0%}); {stale:,.0f} stale turns"
+        f"({trained / max(sampled, 1):.0%}); {stale:,.0f} stale tokens"
     )
     if left_out:
         yield f"left out        {left_out:,.0f} tokens, by rollout.group_filter"
+    if dropped := sum(past.series("tokens_dropped_stale")):
+        yield f"dropped         {dropped:,.0f} tokens of Groups that were too old"
+    if skipped := sum(past.series("skipped")):
+        yield f"skipped         {skipped:,.0f} steps without finite loss or gradients"
+    if past.steps:
+        yield f"by length       {_shares(past.steps[max(past.steps)])}"
     yield f"mismatch        {mismatch:.1e} at most, engine against trainer"
     yield (
         f"wall time       {sum(seconds):,.0f} s of steps; {other:.0%} neither model, trainer "
@@ -167,11 +176,26 @@ def _accounts(past: History) -> Iterator[str]:
     )
 
 
+def _shares(metrics: Mapping[str, float]) -> str:
+    """Say what part of the sampled tokens was trained, by tenths of the Episodes' length."""
+    tenths = [
+        (metrics.get(f"trained_tokens_d{n}", 0), metrics.get(f"sampled_tokens_d{n}", 0))
+        for n in range(1, 11)
+    ]
+    shares = " ".join(f"{trained / max(sampled, 1):.0%}" for trained, sampled in tenths)
+    return f"trained of the shortest to the longest tenth of episodes: {shares}"
+
+
 def _eval_line(event: EvalEnded) -> str:
-    return (
+    line = (
         f"  [bold]eval[/] {event.split:<8} after {event.step} steps: "
-        f"[bold]{event.solve_rate:.2f}[/] solved of {event.num_episodes} episodes"
+        f"[bold]{event.solve_rate:.2f}[/] ({event.low:.2f}-{event.high:.2f}) solved "
+        f"of {event.num_episodes} episodes"
     )
+    if event.k > 1:
+        low, high = event.pass_at_k_low, event.pass_at_k_high
+        line += f"; pass@{event.k} [bold]{event.pass_at_k:.2f}[/] ({low:.2f}-{high:.2f})"
+    return line + (f"; {event.num_lost} lost" if event.num_lost else "")
 
 
 def _sparkline(values: list[float], width: int = 60) -> str:

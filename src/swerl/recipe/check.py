@@ -29,6 +29,7 @@ def check(recipe: Recipe) -> None:
     """
     check_budgets(recipe.budgets)
     check_rollout(recipe.rollout)
+    check_schedule(recipe)
     check_replay(recipe)
     for section, kind in PLUGIN_SECTIONS.items():
         plugin_options(kind, getattr(recipe, section), section=section)
@@ -71,6 +72,22 @@ def _num_experts(model: Path) -> int:
     text = config.get("text_config") or config
     names = ("num_experts", "n_routed_experts", "num_local_experts")
     return next((text[name] for name in names if text.get(name)), 0)
+
+
+def check_schedule(recipe: Recipe) -> None:
+    """Raise RecipeError where rollouts and steps cannot run side by side as the schedule says."""
+    schedule, cluster = recipe.schedule, recipe.cluster
+    if schedule.mode != "sync" and cluster.gpus_per_node and cluster.colocate:
+        message = f"schedule.mode = {schedule.mode!r} needs engines beside the trainer"
+        raise RecipeError(message, hint="set cluster.colocate = false, or mode = 'sync'")
+    if schedule.mode != "async":
+        return
+    if schedule.replies != "keep" and recipe.gateway.processes > 1:
+        message = f"schedule.replies = {schedule.replies!r} needs gateway.processes = 1"
+        raise RecipeError(message, hint="set schedule.replies = 'keep', which any number can do")
+    if recipe.rollout.oversample > 1:
+        message = "rollout.oversample is for whole steps; the pool of `async` replaces Groups alone"
+        raise RecipeError(message, hint="set it to 1, and schedule.pool higher")
 
 
 def obstacles(recipe: Recipe) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swerl.episode import Episode, Group
 from swerl.grade import Verdict
@@ -13,35 +13,69 @@ from swerl.run.layout import RunFolder
 from swerl.task import Task
 
 
+def any_episode(episode: Episode) -> bool:
+    """Keep every Episode."""
+    return True
+
+
 async def run(
     tasks: Sequence[Task], stage: str, parts: Parts, *, size: int, folder: RunFolder
 ) -> list[Group]:
-    """Run `size` Episodes of each Task; `stage` names their folder under `episodes/`.
-
-    Episodes that are already finished on disk are read back, not run again, unless the machinery
-    had lost them.
-    """
+    """Run a Group of each Task; see `run_one`."""
     async with asyncio.TaskGroup() as running:
-        waiting = [
-            [running.create_task(_attempt(task, stage, k, parts, folder)) for k in range(size)]
+        groups = [
+            running.create_task(run_one(task, stage, parts, size=size, folder=folder))
             for task in tasks
         ]
-    return [
-        Group(task.id, tuple(attempt.result() for attempt in attempts))
-        for task, attempts in zip(tasks, waiting, strict=True)
-    ]
+    return [group.result() for group in groups]
 
 
-async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFolder) -> Episode:
-    name = f"{task.id.replace('/', '_')}.{k}"
-    path = folder.episode(stage, name)
-    if record.is_finished(path) and (kept := record.read(path)).learnable:
-        return kept
+async def run_one(
+    task: Task,
+    stage: str,
+    parts: Parts,
+    *,
+    size: int,
+    folder: RunFolder,
+    is_kept: Callable[[Episode], bool] = any_episode,
+) -> Group:
+    """Run `size` Episodes of a Task; `stage` names their folder under `episodes/`.
+
+    Episodes that are already finished on disk are read back, not run again, unless the machinery
+    had lost them or `is_kept` refuses them.
+    """
+    async with asyncio.TaskGroup() as running:
+        attempts = [
+            running.create_task(_attempt(task, stage, k, parts, folder, is_kept))
+            for k in range(size)
+        ]
+    return Group(task.id, tuple(attempt.result() for attempt in attempts))
+
+
+def prefix_of(task: Task, stage: str) -> str:
+    """Return how the ids of all Episodes of a Group begin."""
+    return f"{stage}/{task.id.replace('/', '_')}."
+
+
+async def _attempt(
+    task: Task,
+    stage: str,
+    k: int,
+    parts: Parts,
+    folder: RunFolder,
+    is_kept: Callable[[Episode], bool],
+) -> Episode:
+    name = f"{prefix_of(task, stage)}{k}"
+    path = folder.episode(*name.split("/"))
+    if record.is_finished(path):
+        kept = record.read(path)
+        if kept.learnable and is_kept(kept):
+            return kept
     async with parts.provisioner.slot:
-        result = await episode.run(task, f"{stage}/{name}", parts)
+        result = await episode.run(task, name, parts)
         for refill in range(parts.rollout.refills):
             if result.learnable or result.verdict is Verdict.INVALID:
                 break
-            result = await episode.run(task, f"{stage}/{name}+{refill + 1}", parts)
+            result = await episode.run(task, f"{name}+{refill + 1}", parts)
         record.write(path, result)
     return result

@@ -42,6 +42,16 @@ def choose(
 
 
 @dataclass(frozen=True, slots=True)
+class Stale:
+    """A Group that was dropped unfinished, or unused, because it had become too old."""
+
+    task_id: str
+    stage: str
+    lengths: tuple[int, ...]
+    """Tokens that were sampled for each of its Episodes."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepGroups:
     """The Groups of a step."""
 
@@ -49,6 +59,8 @@ class StepGroups:
     """Those to train."""
     left_out: tuple[Group, ...] = ()
     """Those that the filter did not pass, and those beyond what was wanted."""
+    stale: tuple[Stale, ...] = ()
+    """Those that were dropped because they had become too old."""
 
     @property
     def all(self) -> tuple[Group, ...]:
@@ -74,7 +86,7 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
         groups += await group.run(
             chosen, f"{step:05d}", parts, size=rollout.episodes_per_group, folder=folder
         )
-        _refuse_losses(groups, rollout.max_infra_rate)
+        refuse_losses(groups, rollout.max_infra_rate)
         missing = wanted - sum(map(passes, groups))
         chosen = list(islice(spare, ceil(max(missing, 0) * rollout.oversample)))
         if not chosen:
@@ -83,11 +95,11 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
 
 
 async def evaluate(
-    tasks: Sequence[Task], stage: str, parts: Parts, folder: RunFolder
+    tasks: Sequence[Task], stage: str, parts: Parts, folder: RunFolder, *, attempts: int
 ) -> list[Group]:
-    """Run one Episode of each Task without training on it."""
-    groups = await group.run(tasks, stage, parts, size=1, folder=folder)
-    _refuse_losses(groups, parts.rollout.max_infra_rate)
+    """Run `attempts` Episodes of each Task without training on them."""
+    groups = await group.run(tasks, stage, parts, size=attempts, folder=folder)
+    refuse_losses(groups, parts.rollout.max_infra_rate)
     return groups
 
 
@@ -121,7 +133,8 @@ def _divide(groups: Sequence[Group], wanted: int, passes: GroupFilter, emit: Emi
     return StepGroups(tuple(kept), tuple(each for each in groups if id(each) not in names))
 
 
-def _refuse_losses(groups: Sequence[Group], allowed: float) -> None:
+def refuse_losses(groups: Sequence[Group], allowed: float) -> None:
+    """Raise RunError where more than this share of the Episodes was lost to machinery."""
     episodes = [episode for group in groups for episode in group.episodes]
     lost = [episode for episode in episodes if not episode.learnable]
     if len(lost) > allowed * len(episodes):

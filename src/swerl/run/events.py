@@ -74,13 +74,36 @@ class StepEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSkipped:
+    """A step was not taken: its loss or gradients are not finite; the weights are unchanged."""
+
+    step: int
+    reason: str
+    batch: str
+    """File of the Batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvalEnded:
     """An evaluation is over."""
 
     step: int
     split: str
     solve_rate: float
+    """pass@1: the mean over Tasks of the share of attempts that solved it."""
     num_episodes: int
+    """Attempts that count: those that machinery lost do not."""
+    low: float = 0.0
+    """Ends of the 95 % confidence interval of `solve_rate`."""
+    high: float = 1.0
+    k: int = 1
+    """Attempts at each Task."""
+    pass_at_k: float = 0.0
+    pass_at_k_low: float = 0.0
+    pass_at_k_high: float = 1.0
+    num_tasks: int = 0
+    num_lost: int = 0
+    """Attempts lost to machinery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +145,7 @@ Event: TypeAlias = (
     | EpisodeEnded
     | StepStarted
     | StepEnded
+    | StepSkipped
     | EvalEnded
     | Progress
     | Notice

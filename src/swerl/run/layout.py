@@ -1,8 +1,8 @@
 """The run folder: where everything lies, who may use it, and which step it stands at.
 
-runs/<name>/  recipe.resolved.json  meta.json  state.json  events.jsonl  lock
+runs/<name>/  recipe.resolved.json  meta.json  state.json  events.jsonl  prompts.jsonl  lock
   episodes/<step>/<task>.<k>/  turns/<step>.parquet  samples/<step>.parquet
-  checkpoints/<step>/  weights/<version>/  logs/attempt-NN/
+  checkpoints/<step>/  weights/<version>/  evals/<name>.json  logs/attempt-NN/
 """
 
 from __future__ import annotations
@@ -21,6 +21,30 @@ from swerl.run.files import disk_errors, read_json, write_json
 
 
 @dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a run stands in the order of its Tasks, where that does not follow from the step.
+
+    A Group's place counts from 0 in the order in which Groups begin.
+    """
+
+    next_place: int = 0
+    """Place of the next Group to begin."""
+    under_way: tuple[tuple[int, int], ...] = ()
+    """(place, weight version by its place in `State.versions`) of Groups that have begun and are
+    not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The evaluated step that did best."""
+
+    step: int
+    """Optimizer steps before it; its checkpoint has this number."""
+    split: str
+    pass_at_1: float
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """How far a run has come. Writing it is what commits a step."""
 
@@ -29,6 +53,14 @@ class State:
     finished: bool = False
     evals_done: tuple[str, ...] = ()
     """Evaluations that are committed, by name."""
+    versions: tuple[str, ...] = ()
+    """Weight versions that have served up to this step, oldest first."""
+    cursor: Cursor = Cursor()
+    skipped: int = 0
+    """Steps that were skipped because loss or gradients were not finite."""
+    skipped_in_a_row: int = 0
+    """Those of them right before this step."""
+    best: Best | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +96,15 @@ class RunFolder:
         """Return the file of the Turns of a step."""
         return self.root / "turns" / f"{step:05d}.parquet"
 
+    def evaluation(self, name: str) -> Path:
+        """Return the file of what an evaluation came to."""
+        return self.root / "evals" / f"{name}.json"
+
+    @property
+    def prompts(self) -> Path:
+        """Return the ledger of which Tasks were trained in which step."""
+        return self.root / "prompts.jsonl"
+
     @property
     def events(self) -> Path:
         """Return the file of all events."""
@@ -76,8 +117,8 @@ class RunFolder:
             return State()
         value = read_json(path)
         try:
-            return State(value["step"], value["finished"], tuple(value["evals_done"]))
-        except (KeyError, TypeError) as error:
+            return _state(value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             message = f"{path} is damaged: {error!r}"
             raise RunError(message, hint="delete the run folder to start the run anew") from error
 
@@ -103,7 +144,9 @@ def open_run(root: Path, recipe: dict[str, Any]) -> Iterator[RunFolder]:
     """
     folder = RunFolder(root)
     with disk_errors(root):
-        for name in ("", "episodes", "samples", "turns", "weights", "checkpoints", "logs"):
+        for name in (
+            *("", "episodes", "samples", "turns", "weights", "checkpoints", "evals", "logs"),
+        ):
             (root / name).mkdir(parents=True, exist_ok=True)
     with _locked(root / "lock"):
         _check_recipe(root / "recipe.resolved.json", recipe)
@@ -134,6 +177,22 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
         message = f"{path.parent} belongs to another recipe: {shown}"
         hint = "restore those keys to resume, or start a new run with --set name=…"
         raise RunError(message, hint=hint)
+
+
+def _state(value: dict[str, Any]) -> State:
+    """Read a state; what an older one lacks has its default."""
+    cursor, best = value.get("cursor") or {}, value.get("best")
+    under_way = tuple((place, began) for place, began in cursor.get("under_way", ()))
+    return State(
+        step=value["step"],
+        finished=value["finished"],
+        evals_done=tuple(value["evals_done"]),
+        versions=tuple(value.get("versions", ())),
+        cursor=Cursor(cursor.get("next_place", 0), under_way),
+        skipped=value.get("skipped", 0),
+        skipped_in_a_row=value.get("skipped_in_a_row", 0),
+        best=Best(**best) if best else None,
+    )
 
 
 def _differing(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -1,28 +1,34 @@
 """The training loop: roll out, grade, learn, publish, commit; then the next step.
 
 A step is committed when `state.json` moves. What was finished before a crash is read back, so
-the same command goes on where the last one stopped.
+the same command goes on where the last one stopped. `schedule.mode` decides whether rollouts and
+optimizer steps take turns or run side by side; the loop is the same (`rollout/supply.py`).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swerl.interfaces import Algorithm, Engine, Trainer
 from swerl.learning import StepStats
 from swerl.recipe.schema import Recipe
-from swerl.rollout import scheduler
+from swerl.rollout.deciles import Deciles
+from swerl.rollout.gate import Gate
 from swerl.rollout.parts import Parts
 from swerl.rollout.scheduler import StepGroups
-from swerl.run import history, tables
-from swerl.run.events import EvalEnded, StepEnded
+from swerl.rollout.supply import Site, Supply, open_supply
+from swerl.rollout.versions import Versions
+from swerl.run import history, prompts, tables
+from swerl.run.events import StepEnded
 from swerl.run.layout import RunFolder
 from swerl.task import Task
 from swerl.training import batch as batches
+from swerl.training import outcome
 from swerl.training.collect import Collected, collect
+from swerl.training.evaluation import evaluate, is_due
 from swerl.training.meter import Meter
+from swerl.training.skipping import Skipping
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,58 +45,113 @@ class Machine:
     algorithm: Algorithm
     parts: Parts
     meter: Meter
+    gate: Gate | None = None
+    """What all requests to the engine pass, where `schedule.replies` needs it."""
+    stopping: Callable[[], bool] = lambda: False
+    """Asked after each committed step: whether the run is to end there."""
 
 
 async def run(machine: Machine) -> history.History:
     """Train to the recipe's last step, from wherever the run folder stands."""
     folder, recipe = machine.folder, machine.recipe
-    version = await _resume(machine)
-    for step in range(folder.read_state().step, recipe.steps):
-        if step == 0 or (recipe.eval.every and step % recipe.eval.every == 0):
-            await _evaluate(machine, step)
-        machine.meter.start()
-        groups = await scheduler.run_step(machine.train, step, machine.parts, folder)
-        collected = collect(step, groups.kept, machine.algorithm)
-        _write_tables(folder, step, groups, collected)
-        with machine.meter.span("train"):
-            stats = await machine.trainer.step(collected.batch)
-        metrics = _metrics(groups, collected, stats, version=version)
-        with machine.meter.span("publish"):
-            version = await _publish(machine)
-            await machine.trainer.save(step + 1)
-        machine.parts.emit(StepEnded(step, metrics | await machine.meter.stop()))
-        folder.write_state(replace(folder.read_state(), step=step + 1))
-    await _evaluate(machine, recipe.steps)
+    books = await _resume(machine)
+    state = folder.read_state()
+    async with open_supply(_site(machine, books.versions), state.cursor) as supply:
+        for step in range(state.step, recipe.steps):
+            if is_due(step, recipe.eval):
+                await _evaluate(machine, supply, step)
+            machine.meter.start()
+            groups = await supply.take(step)
+            collected = collect(step, groups.kept, machine.algorithm)
+            _write_tables(folder, step, groups, collected)
+            with machine.meter.span("train"):
+                stats = await _learn(machine, books, collected)
+            metrics = books.close(step, groups, collected, stats)
+            with machine.meter.span("publish"):
+                await supply.serve(lambda: _transfer(machine))
+                await machine.trainer.save(step + 1)
+            machine.parts.emit(StepEnded(step, metrics | await machine.meter.stop()))
+            _commit(machine, books, supply, step + 1)
+            if machine.stopping():
+                return history.read(folder.events)
+        await _evaluate(machine, supply, recipe.steps)
     folder.write_state(replace(folder.read_state(), finished=True))
     return history.read(folder.events)
 
 
-async def _resume(machine: Machine) -> str:
-    """Bring trainer and engine to the committed step; return the version that serves."""
-    step = machine.folder.read_state().step
-    if step:
-        await machine.trainer.restore(step)
-    return await _publish(machine)
+@dataclass(slots=True)
+class _Books:
+    """What a run keeps count of from step to step."""
+
+    folder: RunFolder
+    versions: Versions
+    skipping: Skipping
+    deciles: Deciles
+
+    def close(
+        self, step: int, groups: StepGroups, collected: Collected, stats: StepStats | None
+    ) -> dict[str, float]:
+        """Write a step into the prompt ledger and return its metrics."""
+        entries = outcome.entries(step, groups, stats)
+        prompts.append(self.folder.prompts, entries)
+        self.deciles.add(entries)
+        return {
+            **outcome.metrics(groups, collected, stats, versions=self.versions),
+            "steps_skipped": self.skipping.total,
+            **self.deciles.metrics(),
+        }
 
 
-async def _publish(machine: Machine) -> str:
+async def _resume(machine: Machine) -> _Books:
+    """Bring trainer and engine to the committed step."""
+    state = machine.folder.read_state()
+    if state.step:
+        await machine.trainer.restore(state.step)
+    versions = Versions(state.versions)
+    versions.add(await _transfer(machine))
+    skipping = Skipping(
+        machine.recipe.trainer.max_skipped_steps,
+        total=state.skipped,
+        in_a_row=state.skipped_in_a_row,
+    )
+    past = prompts.read(machine.folder.prompts, steps=state.step)
+    return _Books(machine.folder, versions, skipping, Deciles(past))
+
+
+def _site(machine: Machine, versions: Versions) -> Site:
+    return Site(
+        tasks=machine.train,
+        parts=machine.parts,
+        folder=machine.folder,
+        schedule=machine.recipe.schedule,
+        steps=machine.recipe.steps,
+        versions=versions,
+        gate=machine.gate,
+    )
+
+
+async def _transfer(machine: Machine) -> str:
+    """Bring the trainer's weights to the engine; return the version that serves."""
     weights = await machine.trainer.publish()
     return await machine.engine.load(weights)
 
 
-async def _evaluate(machine: Machine, step: int) -> None:
-    """Measure the solve rate of every split, once per step however often the run resumes."""
-    folder = machine.folder
-    for split, tasks in machine.evals.items():
-        name = f"eval-{split}-{step:05d}"
-        if not tasks or name in folder.read_state().evals_done:
-            continue
-        groups = await scheduler.evaluate(tasks, name, machine.parts, folder)
-        episodes = [e for group in groups for e in group.episodes if e.learnable]
-        rate = sum(e.verdict == "solved" for e in episodes) / max(len(episodes), 1)
-        machine.parts.emit(EvalEnded(step, split, rate, len(episodes)))
-        state = folder.read_state()
-        folder.write_state(replace(state, evals_done=(*state.evals_done, name)))
+async def _learn(machine: Machine, books: _Books, collected: Collected) -> StepStats | None:
+    """Take the optimizer step, or skip it where it is not finite."""
+    batch = collected.batch
+    path = machine.folder.samples(batch.step)
+    return await books.skipping.step(machine.trainer, batch, path, machine.parts.emit)
+
+
+async def _evaluate(machine: Machine, supply: Supply, step: int) -> None:
+    await evaluate(
+        machine.evals,
+        step,
+        machine.parts,
+        machine.folder,
+        section=machine.recipe.eval,
+        supply=supply,
+    )
 
 
 def _write_tables(folder: RunFolder, step: int, groups: StepGroups, collected: Collected) -> None:
@@ -99,37 +160,14 @@ def _write_tables(folder: RunFolder, step: int, groups: StepGroups, collected: C
     batches.write(folder.samples(step), collected.batch)
 
 
-def _metrics(
-    groups: StepGroups, collected: Collected, stats: StepStats, *, version: str
-) -> dict[str, float]:
-    """Return what a step came to; rates are over the Episodes that can be learned from.
-
-    They count Groups that were left out too: a filter must not make the policy look better.
-    """
-    episodes = [episode for group in groups.all for episode in group.episodes]
-    learnable = [episode for episode in episodes if episode.learnable]
-    sampled = sum(episode.trajectory.num_sampled_tokens for episode in learnable)
-    everything = sum(episode.trajectory.num_sampled_tokens for episode in episodes)
-    turns = [turn for episode in learnable for turn in episode.trajectory.turns]
-    count = max(len(learnable), 1)
-    return {
-        "time": time.time(),
-        "reward": sum(e.reward for e in learnable) / count,
-        "solve_rate": sum(e.verdict == "solved" for e in learnable) / count,
-        "timeout_rate": sum(e.verdict == "timeout" for e in learnable) / count,
-        "infra_episodes": len(episodes) - len(learnable),
-        "groups_with_signal": sum(group.has_signal for group in groups.all),
-        "groups_left_out": len(groups.left_out),
-        "left_out_tokens": sampled - collected.num_sampled_tokens,
-        "turns_per_episode": len(turns) / count,
-        "sampled_tokens": sampled,
-        "trained_tokens": stats.num_tokens,
-        "lost_tokens": everything - sampled,
-        "dropped_tokens": sum(sum(e.trajectory.dropped.values()) for e in learnable),
-        "stale_turns": sum(turn.weight_version != version for turn in turns),
-        "malformed_calls": sum(turn.malformed_calls for turn in turns),
-        "loss": stats.loss,
-        "grad_norm": stats.grad_norm,
-        "mismatch": stats.mismatch,
-        **stats.extra,
-    }
+def _commit(machine: Machine, books: _Books, supply: Supply, step: int) -> None:
+    """Move the state to the step."""
+    state = replace(
+        machine.folder.read_state(),
+        step=step,
+        versions=books.versions.names,
+        cursor=supply.cursor(),
+        skipped=books.skipping.total,
+        skipped_in_a_row=books.skipping.in_a_row,
+    )
+    machine.folder.write_state(state)

@@ -1,0 +1,129 @@
+"""Evaluation on Tasks that are never trained on: k attempts each, graded, counted by Task.
+
+It takes place between two steps, when the newest weights serve and no others are loaded, so its
+Episodes see one version. What the machinery lost is in no mean; it is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from swerl.episode import Group
+from swerl.recipe.schema import EvalSection
+from swerl.rollout import scheduler
+from swerl.rollout.parts import Parts
+from swerl.rollout.supply import Supply
+from swerl.rollout.versions import spans_of
+from swerl.run.events import EvalEnded, Notice
+from swerl.run.files import write_json
+from swerl.run.layout import Best, RunFolder
+from swerl.task import Task
+from swerl.training.passrate import Rate, pass_at_k, rate
+
+
+def is_due(step: int, section: EvalSection) -> bool:
+    """Return whether an evaluation belongs before this step; the first is, the last is extra."""
+    return step == 0 or bool(section.every and step % section.every == 0)
+
+
+async def evaluate(
+    splits: Mapping[str, Sequence[Task]],
+    step: int,
+    parts: Parts,
+    folder: RunFolder,
+    *,
+    section: EvalSection,
+    supply: Supply,
+) -> None:
+    """Evaluate every split once per step, however often the run resumes; keep the best step."""
+    for split, tasks in splits.items():
+        name = f"eval-{split}-{step:05d}"
+        if not tasks or name in folder.read_state().evals_done:
+            continue
+        await supply.settle()
+        groups = await scheduler.evaluate(
+            tasks, name, _settings(parts, section), folder, attempts=section.attempts
+        )
+        found = summary(groups, section.attempts)
+        write_json(folder.evaluation(name), {"step": step, "split": split, **found})
+        _tell(parts, step, split, found)
+        _commit(folder, name, Best(step, split, found["pass_at_1"]["mean"]), section.best)
+
+
+def summary(groups: Sequence[Group], k: int) -> dict[str, Any]:
+    """Return pass@1 and pass@k with their intervals, and what each Task came to, as JSON.
+
+    A Task without an attempt that counts is in neither mean, one with fewer than k not in pass@k.
+    """
+    rows = [_row(group) for group in groups]
+    counted = [row for row in rows if row["attempts"]]
+    at_1 = rate([pass_at_k(row["attempts"], row["solved"], 1) for row in counted])
+    full = [row for row in counted if row["attempts"] >= k]
+    at_k = rate([pass_at_k(row["attempts"], row["solved"], k) for row in full])
+    return {
+        "k": k,
+        "pass_at_1": asdict(at_1),
+        "pass_at_k": asdict(at_k),
+        "verdicts": dict(Counter(verdict for row in rows for verdict in row["verdicts"])),
+        "num_attempts": sum(row["attempts"] for row in rows),
+        "num_lost": sum(len(row["verdicts"]) - row["attempts"] for row in rows),
+        "versions": sorted({name for group in groups for name in _versions(group)}),
+        "tasks": rows,
+    }
+
+
+def _settings(parts: Parts, section: EvalSection) -> Parts:
+    """Return the parts with the sampling of an evaluation."""
+    own = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
+    chosen = {name: value for name, value in own.items() if value is not None}
+    return replace(parts, rollout=parts.rollout.model_copy(update=chosen))
+
+
+def _row(group: Group) -> dict[str, Any]:
+    counted = [episode for episode in group.episodes if episode.learnable]
+    return {
+        "task": group.task_id,
+        "attempts": len(counted),
+        "solved": sum(episode.verdict == "solved" for episode in counted),
+        "verdicts": [str(episode.verdict) for episode in group.episodes],
+    }
+
+
+def _versions(group: Group) -> set[str]:
+    turns = [turn for episode in group.episodes for turn in episode.trajectory.turns]
+    return {name for turn in turns for name, _ in spans_of(turn)}
+
+
+def _tell(parts: Parts, step: int, split: str, found: Mapping[str, Any]) -> None:
+    at_1, at_k = Rate(**found["pass_at_1"]), Rate(**found["pass_at_k"])
+    parts.emit(
+        EvalEnded(
+            step=step,
+            split=split,
+            solve_rate=at_1.mean,
+            num_episodes=found["num_attempts"],
+            low=at_1.low,
+            high=at_1.high,
+            k=found["k"],
+            pass_at_k=at_k.mean,
+            pass_at_k_low=at_k.low,
+            pass_at_k_high=at_k.high,
+            num_tasks=at_1.num_tasks,
+            num_lost=found["num_lost"],
+        )
+    )
+    if len(found["versions"]) > 1:
+        names = ", ".join(found["versions"])
+        parts.emit(Notice(f"the evaluation of {split} mixes the weights {names}"))
+
+
+def _commit(folder: RunFolder, name: str, result: Best, best_of: str) -> None:
+    """Note that an evaluation is done, and whether its step is the best so far; ties are not."""
+    state = folder.read_state()
+    best = state.best
+    if result.split == best_of and (best is None or result.pass_at_1 > best.pass_at_1):
+        best = result
+    folder.write_state(replace(state, evals_done=(*state.evals_done, name), best=best))

@@ -1,0 +1,96 @@
+"""What a step came to: its metrics, and its lines in the prompt ledger."""
+
+from __future__ import annotations
+
+import time
+
+from swerl.learning import StepStats
+from swerl.rollout.scheduler import StepGroups
+from swerl.rollout.versions import Versions, staleness
+from swerl.run.prompts import Entry, Fate, entry
+from swerl.training.collect import Collected
+
+
+def metrics(
+    groups: StepGroups, collected: Collected, stats: StepStats | None, *, versions: Versions
+) -> dict[str, float]:
+    """Return what a step came to; without `stats` it was skipped.
+
+    Rates are over the Episodes that can be learned from. They count Groups that were left out too:
+    a filter must not make the policy look better.
+    """
+    return {
+        "time": time.time(),
+        **_rollout(groups, collected),
+        **_ages(groups, versions),
+        **_learning(stats),
+    }
+
+
+def entries(step: int, groups: StepGroups, stats: StepStats | None) -> list[Entry]:
+    """Return the step's lines in the prompt ledger."""
+    fate = Fate.SKIPPED if stats is None else Fate.TRAINED
+    return [
+        *(entry(step, group, fate) for group in groups.kept),
+        *(entry(step, group, Fate.LEFT_OUT) for group in groups.left_out),
+        *(
+            Entry(
+                step=step,
+                task=each.task_id,
+                stage=each.stage,
+                fate=Fate.STALE,
+                lengths=each.lengths,
+                learned=(False,) * len(each.lengths),
+            )
+            for each in groups.stale
+        ),
+    ]
+
+
+def _rollout(groups: StepGroups, collected: Collected) -> dict[str, float]:
+    episodes = [episode for group in groups.all for episode in group.episodes]
+    learnable = [episode for episode in episodes if episode.learnable]
+    sampled = sum(episode.trajectory.num_sampled_tokens for episode in learnable)
+    everything = sum(episode.trajectory.num_sampled_tokens for episode in episodes)
+    turns = [turn for episode in learnable for turn in episode.trajectory.turns]
+    count = max(len(learnable), 1)
+    return {
+        "reward": sum(e.reward for e in learnable) / count,
+        "solve_rate": sum(e.verdict == "solved" for e in learnable) / count,
+        "timeout_rate": sum(e.verdict == "timeout" for e in learnable) / count,
+        "infra_episodes": len(episodes) - len(learnable),
+        "groups_with_signal": sum(group.has_signal for group in groups.all),
+        "groups_left_out": len(groups.left_out),
+        "left_out_tokens": sampled - collected.num_sampled_tokens,
+        "turns_per_episode": len(turns) / count,
+        "sampled_tokens": sampled,
+        "lost_tokens": everything - sampled,
+        "dropped_tokens": sum(sum(e.trajectory.dropped.values()) for e in learnable),
+        "malformed_calls": sum(turn.malformed_calls for turn in turns),
+    }
+
+
+def _ages(groups: StepGroups, versions: Versions) -> dict[str, float]:
+    """Return how old the tokens are that the step trains, and what was too old."""
+    found = staleness((e for g in groups.kept for e in g.episodes if e.learnable), versions)
+    return {
+        "staleness": found.mean,
+        "staleness_max": found.largest,
+        "stale_tokens": found.num_stale,
+        "partial_replies": found.num_partial,
+        "groups_dropped_stale": len(groups.stale),
+        "tokens_dropped_stale": sum(sum(each.lengths) for each in groups.stale),
+    }
+
+
+def _learning(stats: StepStats | None) -> dict[str, float]:
+    if stats is None:
+        return {"trained_tokens": 0, "skipped": 1}
+    return {
+        "trained_tokens": stats.num_tokens,
+        "skipped": 0,
+        "loss": stats.loss,
+        "grad_norm": stats.grad_norm,
+        "mismatch": stats.mismatch,
+        **stats.extra,
+    }
