@@ -27,6 +27,7 @@ def install() -> None:
     _import_megatron_uncompiled()
     _replace_runtime()
     _replace_random_state()
+    _replace_moves_to_host()
     mode = _CudaMeansCpu()
     mode.__enter__()  # type: ignore[no-untyped-call]
     _active.append(mode)
@@ -161,3 +162,13 @@ def _replace_random_state() -> None:
         module.set_rng_state = set_state  # type: ignore[attr-defined]
     megatron_random._get_cuda_rng_state = get_state
     megatron_random._set_cuda_rng_state = set_state
+
+
+def _replace_moves_to_host() -> None:
+    """Make counts of tokens plain numbers also where they lie on the CPU already."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    def move(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
+        return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = move

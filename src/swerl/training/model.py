@@ -27,6 +27,7 @@ from swerl.interfaces import MegatronMapping
 from swerl.training.layer_spec import block_spec, check_divides
 from swerl.training.options import TrainerOptions
 from swerl.training.output import log_probs, over_context
+from swerl.training.packed_layer import RowParams
 from swerl.training.rows import PackedRows
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -97,7 +98,7 @@ def build_model(
     assert isinstance(model, Mapping)
     check_divides(transformer, model, options.tensor_parallel)
     _check_layout(transformer, options)
-    config = TransformerConfig(**transformer, **_settings(options))
+    config = TransformerConfig(**{**_settings(options), **transformer})
     built = TokenModel(
         config=config,
         transformer_layer_spec=block_spec(config, shapes),
@@ -127,6 +128,7 @@ def _settings(options: TrainerOptions) -> dict[str, object]:
         "expert_tensor_parallel_size": options.expert_tensor_parallel,
         # Micro-batches are packed rows, no two of one length.
         "variable_seq_lengths": options.pipeline_parallel > 1,
+        "moe_token_dispatcher_type": "alltoall",
         "bf16": options.dtype == "bf16",
         "params_dtype": dtype,
         "pipeline_dtype": dtype,

@@ -1,0 +1,165 @@
+"""Routed experts in Megatron-Core's MoE layer: a router that can replay, and stacked experts.
+
+Routing replay (R3, arXiv 2510.11370): engine and trainer round differently, so now and then they
+choose other experts for the same token. Where the engine's choices were recorded they are taken
+here too, in the forward pass and where it is recomputed; their weights come from this router's own
+logits, so that gradients reach it.
+
+Axes: N tokens of this rank, E experts (of this rank, in GroupedExperts), K experts of a token, T
+tokens sent to this rank's experts, sorted by expert, F an expert's width, H hidden.
+"""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from swerl.chat import Json
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRules:
+    """How scores are made of logits, and weights of scores."""
+
+    sigmoid: bool = False
+    normalised: bool = True
+    scale: float = 1.0
+    bias: bool = False
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Json]) -> RouterRules:
+        """Read what ModelMapping.config says about the router."""
+        scale = settings["scale"]
+        assert isinstance(scale, float)
+        return cls(
+            sigmoid=bool(settings["sigmoid"]),
+            normalised=bool(settings["normalised"]),
+            scale=scale,
+            bias=bool(settings["bias"]),
+        )
+
+
+class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no types
+    """Chooses experts by its scores, or takes choices that were recorded."""
+
+    replay_NK: torch.Tensor | None = None
+    """Recorded choices of the tokens at hand, -1 where there is no record; set before each pass."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        pg_collection: ProcessGroupCollection | None = None,
+        *,
+        rules: RouterRules,
+    ) -> None:
+        super().__init__(config=config, pg_collection=pg_collection)
+        self.rules = rules
+        self.expert_bias: torch.nn.Parameter | None
+        if rules.bias:
+            # Megatron holds it in a buffer and moves it by load. In reinforcement learning it stays
+            # as it was published: engine and trainer must choose alike.
+            del self.expert_bias
+            bias = torch.zeros(config.num_moe_experts, device=torch.cuda.current_device())
+            self.expert_bias = torch.nn.Parameter(bias, requires_grad=False)
+
+    def gating(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the logits, in fp32 whatever the model's type is."""
+        return F.linear(input.float(), self.weight.float())
+
+    def routing(
+        self, logits: torch.Tensor, padding_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weights and choices as (N, E): 0 and False where an expert is not chosen."""
+        logits_NE = logits.reshape(-1, logits.shape[-1])
+        scores_NE = logits_NE.sigmoid() if self.rules.sigmoid else logits_NE.softmax(-1)
+        chosen_NK = self._choose(scores_NE)
+        weights_NK = scores_NE.gather(1, chosen_NK)
+        if self.rules.normalised:
+            weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
+        weights_NE = torch.zeros_like(scores_NE).scatter(
+            1, chosen_NK, weights_NK * self.rules.scale
+        )
+        is_chosen_NE = torch.zeros_like(scores_NE, dtype=torch.bool).scatter(1, chosen_NK, True)
+        return weights_NE, is_chosen_NE
+
+    def _choose(self, scores_NE: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            ranked_NE = scores_NE if self.expert_bias is None else scores_NE + self.expert_bias
+            own_NK = ranked_NE.topk(self.topk, dim=-1).indices
+            if self.replay_NK is None:
+                return own_NK
+            replay_NK = self.replay_NK.to(own_NK)
+            return torch.where(_is_record(replay_NK, scores_NE.shape[1]), replay_NK, own_NK)
+
+
+class GroupedExperts(torch.nn.Module):
+    """This rank's experts: gated feed-forward blocks whose weights are stacked."""
+
+    def __init__(self, num_local_experts: int, config: TransformerConfig, **unused: object) -> None:
+        super().__init__()
+        ranks = parallel_state.get_expert_tensor_parallel_world_size()
+        width, hidden = config.moe_ffn_hidden_size // ranks, config.hidden_size
+        device, dtype = torch.cuda.current_device(), config.params_dtype
+        empty = torch.empty
+        self.fc1 = _of_experts(
+            empty(num_local_experts, 2, width, hidden, device=device, dtype=dtype)
+        )
+        self.fc2 = _of_experts(empty(num_local_experts, hidden, width, device=device, dtype=dtype))
+
+    def forward(
+        self, x_TH: torch.Tensor, tokens_per_expert: torch.Tensor, weights_T: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        """Return the experts' outputs times their weights, and no bias."""
+        multiply = _multiply_grouped if _has_grouped_mm(x_TH) else _multiply_in_turn
+        both_TF = multiply(x_TH, self.fc1.flatten(1, 2), tokens_per_expert)
+        gate_TF, up_TF = both_TF.chunk(2, dim=-1)
+        inner_TF = (F.silu(gate_TF) * up_TF * weights_T.unsqueeze(-1)).to(x_TH.dtype)
+        return multiply(inner_TF, self.fc2, tokens_per_expert), None
+
+
+def _is_record(replay_NK: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Say for each token, as (N, 1), whether its record is whole: K different experts."""
+    sorted_NK = replay_NK.sort(-1).values
+    within = (sorted_NK[:, :1] >= 0) & (sorted_NK[:, -1:] < num_experts)
+    return within & (sorted_NK.diff(dim=-1) > 0).all(-1, keepdim=True)
+
+
+def _of_experts(value: torch.Tensor) -> torch.nn.Parameter:
+    """Return an expert parameter: its gradients belong to the expert-data ranks.
+
+    Megatron marks experts so only where expert_parallel > 1; without, it would reduce the gradients
+    of experts that are not split over tensor ranks over too few.
+    """
+    parameter = torch.nn.Parameter(value)
+    vars(parameter).update(
+        allreduce=False, tensor_model_parallel=True, partition_dim=2, partition_stride=1
+    )
+    return parameter
+
+
+def _has_grouped_mm(x_TH: torch.Tensor) -> bool:
+    return x_TH.is_cuda and x_TH.dtype is torch.bfloat16
+
+
+def _multiply_grouped(
+    x_TI: torch.Tensor, weight_EOI: torch.Tensor, tokens_per_expert: torch.Tensor
+) -> torch.Tensor:
+    ends = tokens_per_expert.to(x_TI.device).cumsum(0, dtype=torch.int32)
+    out_TO: torch.Tensor = F.grouped_mm(x_TI, weight_EOI.mT, offs=ends)
+    return out_TO
+
+
+def _multiply_in_turn(
+    x_TI: torch.Tensor, weight_EOI: torch.Tensor, tokens_per_expert: torch.Tensor
+) -> torch.Tensor:
+    parts = torch.split(x_TI, tokens_per_expert.tolist())
+    return torch.cat([part @ weight.T for part, weight in zip(parts, weight_EOI, strict=True)])
