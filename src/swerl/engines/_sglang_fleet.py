@@ -10,12 +10,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 
+from swerl.chat import Json
 from swerl.engines._placement import Placement
 from swerl.engines._sglang_server import Clients, Server
-from swerl.errors import EngineError, EngineLostError
-from swerl.learning import WeightRef
+from swerl.engines._sglang_update import PARTIAL, stream
+from swerl.errors import EngineError, EngineLostError, TrainerError
+from swerl.interfaces import WeightSource
+from swerl.learning import Received, WeightRef
 
 WATCH_EVERY_S = 5.0
 """Seconds between two looks at every server."""
@@ -23,6 +27,14 @@ WATCH_S = 10.0
 """Seconds that a look may take."""
 MISSES = 3
 """Looks in a row that must fail: a busy server is late now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Weights that serve, and that only a source can give again."""
+
+    version: str
+    source: WeightSource
 
 
 class PauseMode(StrEnum):
@@ -47,7 +59,7 @@ class Fleet:
     ) -> None:
         self.servers = [Server(url, clients) for url in dict.fromkeys(urls)]
         self.router: Server | None = None
-        self.served: list[WeightRef] = []
+        self.served: list[WeightRef | Streamed] = []
         """Every load that all servers took, oldest first."""
         self._clients = clients
         self._mode = mode
@@ -56,6 +68,7 @@ class Fleet:
         self._versions: set[str] = set()
         """What the servers held when they were found."""
         self._paused = False
+        self._asleep = False
         self._changing = asyncio.Lock()
 
     async def discover(self, *, timeout_s: float = WATCH_S) -> None:
@@ -84,6 +97,10 @@ class Fleet:
         """
         infos = await asyncio.gather(*(server.get("/model_info") for server in self.servers))
         self._versions = {str(info.get("weight_version")) for info in infos}
+        for server, info in zip(self.servers, infos, strict=True):
+            if str(info.get("weight_version")).startswith(PARTIAL):
+                server.usable_again = False
+                server.lose("an update of its weights was interrupted")
 
     async def agree(self) -> None:
         """Raise EngineError where servers were found with different weights and still hold them.
@@ -111,10 +128,15 @@ class Fleet:
             raise self.servers[0].lost if self.servers and self.servers[0].lost else _nobody()
         return found
 
+    @property
+    def ended(self) -> bool:
+        """Whether every server is gone for good."""
+        return all(server.ended for server in self.servers)
+
     async def pause(self) -> None:
         """Pause every server."""
         self._paused = True
-        await self._all(lambda server: server.post("/pause_generation", {"mode": self._mode}))
+        await self._all(_pause(self._mode))
 
     async def resume(self) -> None:
         """Let every server go on."""
@@ -129,12 +151,14 @@ class Fleet:
         """
         async with self._changing, self._while_paused():
             servers = self.alive()
+            await self._wake(servers, "weights")
             results = await asyncio.gather(
                 *(self._put(server, weights) for server in servers), return_exceptions=True
             )
             refusal = next((each for each in results if isinstance(each, BaseException)), None)
             if refusal is None:
-                self.alive()  # not all of them died of it
+                await self._wake(self.alive(), "kv_cache")  # not all of them died of it
+                self._asleep = False
                 self.served.append(weights)
                 return
             changed = [
@@ -145,11 +169,69 @@ class Fleet:
             await asyncio.gather(*map(self._put_back, changed))
             raise refusal
 
+    async def receive(self, source: WeightSource) -> Received:
+        """Send a source's weights into every server; those that do not take all are given up.
+
+        Servers that were given up with weights of before take part where they answer. Raises
+        EngineError where no server holds all; TrainerError where the source failed, and with it
+        every server.
+        """
+        async with self._changing:
+            servers = await self._reachable()
+            resumes = not self._paused or self._asleep
+            servers = await self._all(_pause(self._mode), servers)
+            try:
+                received = await self._stream(servers, source)
+                self.served.append(Streamed(received.version, source))
+            finally:
+                if resumes:
+                    await asyncio.shield(self._resume_after_load())
+        return received
+
+    async def _stream(self, servers: Sequence[Server], source: WeightSource) -> Received:
+        await self._wake(servers, "weights")
+        try:
+            outcome = await stream(servers, source, flush=self._flushes)
+        except BaseException:
+            for server in servers:
+                server.lose("an update of its weights was interrupted")
+            raise
+        for server in servers:
+            if failure := outcome.failures.get(server.url):
+                server.lose(failure)
+            else:
+                server.find()
+        received = outcome.received
+        await self._wake(self.alive(), "kv_cache")
+        self._asleep = False
+        return received
+
+    async def sleep(self) -> None:
+        """Have every server give its memory back; what it held is gone until the next weights."""
+        async with self._changing:
+            servers = self.alive()
+            if not self._paused:
+                await self.pause()
+            body: dict[str, Json] = {"tags": ["kv_cache", "weights"]}
+            for server in servers:
+                server.usable_again = False
+            self._asleep = True
+            await self._all(lambda server: server.post("/release_memory_occupation", body))
+
     async def mourn(self, process: asyncio.subprocess.Process) -> None:
         """Wait until the process of the only server has ended, and give the server up for good."""
         code = await process.wait()
         for server in self.servers:
             server.end(f"its process ended with exit code {code}")
+
+    async def is_gone(self, server: Server) -> bool:
+        """Ask a server whose request broke off; give it up where it does not answer."""
+        if not server.lost:
+            try:
+                await server.get("/model_info", timeout_s=WATCH_S)
+            except EngineError as error:
+                server.lose(error)
+        return server.lost is not None
 
     async def watch(self) -> None:
         """Look after the servers until cancelled."""
@@ -162,6 +244,30 @@ class Fleet:
                     await self.discover()
             watched = [*self.servers, *([self.router] if self.router else [])]
             await asyncio.gather(*map(self._look, watched))
+
+    @property
+    def _flushes(self) -> bool:
+        return self._mode is not PauseMode.IN_PLACE
+
+    async def _reachable(self) -> list[Server]:
+        """Return the servers in use, and those given up that answer. Raises EngineLostError."""
+        given_up = [server for server in self.servers if server.lost and not server.ended]
+        calls = (server.get("/model_info", timeout_s=WATCH_S) for server in given_up)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        back = {
+            server.url
+            for server, answer in zip(given_up, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        }
+        found = [server for server in self.servers if not server.lost or server.url in back]
+        return found or self.alive()
+
+    async def _wake(self, servers: Sequence[Server], tag: str) -> None:
+        """Give servers the memory back that `sleep` took."""
+        if self._asleep:
+            body: dict[str, Json] = {"tags": [tag]}
+            calls = (server.post("/resume_memory_occupation", body) for server in servers)
+            await asyncio.gather(*calls)
 
     async def _look(self, server: Server) -> None:
         num_loads = len(self.served)
@@ -186,24 +292,34 @@ class Fleet:
         if server.lost:
             await self._take_back(server, wanted)
 
-    async def _take_back(self, server: Server, wanted: WeightRef | None) -> None:
-        """Use a server again that answers again, after it has loaded what serves."""
+    async def _take_back(self, server: Server, wanted: WeightRef | Streamed | None) -> None:
+        """Use a server again that answers again, after it has loaded what serves.
+
+        Where the trainer has gone on since, the server waits for the next weights.
+        """
         async with self._changing:
             if wanted is None or server is self.router:
                 if server.usable_again:
                     server.find()
                 return
-            with contextlib.suppress(EngineError):
+            with contextlib.suppress(EngineError, TrainerError):
                 await server.post("/pause_generation", {"mode": PauseMode.RETRACT})
-                await server.load(wanted, flush=True, timeout_s=self._load_s)
+                await self._give(server, wanted, flush=True)
                 await server.post("/continue_generation", {})
                 server.find()
 
+    async def _give(self, server: Server, weights: WeightRef | Streamed, *, flush: bool) -> None:
+        """Have one server take weights, from their folder or from who holds them."""
+        if isinstance(weights, WeightRef):
+            await server.load(weights, flush=flush, timeout_s=self._load_s)
+        else:
+            outcome = await stream([server], weights.source, flush=flush, version=weights.version)
+            _ = outcome.received
+
     async def _put(self, server: Server, weights: WeightRef) -> None:
         """Load into one server; one that dies of it is no longer one of them."""
-        flush = self._mode is not PauseMode.IN_PLACE
         try:
-            await server.load(weights, flush=flush, timeout_s=self._load_s)
+            await self._give(server, weights, flush=self._flushes)
         except EngineLostError as error:
             server.lose(error)
 
@@ -213,27 +329,37 @@ class Fleet:
             server.lose("it holds weights that the other servers refused")
             return
         try:
-            await server.load(self.served[-1], flush=True, timeout_s=self._load_s)
-        except EngineError as error:
+            await self._give(server, self.served[-1], flush=True)
+        except (EngineError, TrainerError) as error:
             server.usable_again = False
             server.lose(error)
 
-    async def _all(self, call: Callable[[Server], Awaitable[object]]) -> None:
-        """Call every server; one that is gone is given up. Raises EngineError of any other."""
-        servers = self.alive()
+    async def _all(
+        self, call: Callable[[Server], Awaitable[object]], servers: Sequence[Server] | None = None
+    ) -> list[Server]:
+        """Call every server, by default all in use; return who answered, at least one.
+
+        One that is gone is given up. Raises EngineError of any other, EngineLostError of the last.
+        """
+        servers = self.alive() if servers is None else servers
         results = await asyncio.gather(*map(call, servers), return_exceptions=True)
+        answered = []
         for server, result in zip(servers, results, strict=True):
             if isinstance(result, EngineLostError):
                 server.lose(result)
             elif isinstance(result, BaseException):
                 raise result
-        self.alive()
+            else:
+                answered.append(server)
+        if not answered:
+            raise servers[0].lost or _nobody()
+        return answered
 
     @asynccontextmanager
     async def _while_paused(self) -> AsyncIterator[None]:
         """Pause around a block unless the caller has paused already."""
-        was_paused = self._paused
-        if not was_paused:
+        was_paused = self._paused and not self._asleep
+        if not self._paused:
             await self.pause()
         try:
             yield
@@ -247,6 +373,10 @@ class Fleet:
             await self.resume()
         except EngineLostError:
             self._paused = False
+
+
+def _pause(mode: PauseMode) -> Callable[[Server], Awaitable[object]]:
+    return lambda server: server.post("/pause_generation", {"mode": mode})
 
 
 def _nobody() -> EngineLostError:

@@ -8,12 +8,12 @@ import hashlib
 import math
 import resource
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from secrets import token_bytes
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 
@@ -23,8 +23,8 @@ from swerl.engines._sglang_server import Clients, Server, lost
 from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
 from swerl.engines._usage import Usage, UsageMeter
 from swerl.errors import EngineError, EngineLostError
-from swerl.interfaces import EngineAddress
-from swerl.learning import WeightRef
+from swerl.interfaces import EngineAddress, WeightSource
+from swerl.learning import Received, WeightRef
 from swerl.turn import Completion, Sampling
 
 IDLE_S = 2.0
@@ -35,8 +35,14 @@ ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between the tries of an abort: one that overtakes its request finds nothing to stop."""
 ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-SGL-Routing-Key")
 """By which routers keep a session on one server."""
+LOOK_S = 0.2
+"""Seconds between two looks for a server, where none is left."""
 SPARE_FILES = 512
 """Open files beside the connections."""
+
+
+Keeper: TypeAlias = Callable[[Fleet], Coroutine[None, None, None]]
+"""Looks after a fleet's processes until it is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,12 @@ class ClientSettings:
     reply_s: float | None = None
     load_s: float = 1800.0
     routed_experts: bool = False
+    retries: int = 0
+    """How often a request is begun anew on another server when its own is gone."""
+    wait_s: float = 0.0
+    """Seconds that such a request waits for a server where none is left: one may be starting."""
+    streams: bool = True
+    """Whether the servers take weights without a folder in between."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +117,7 @@ class HttpEngine:
         await self._fleet.agree()
         num_loads = len(self._fleet.served)
         routed_from = sampling.num_routed if self._settings.routed_experts else None
-        answer = await self._sample(ids, sampling, session)
+        answer = await self._sample_somewhere(ids, sampling, session)
         if answer is None:
             version = self._fleet.served[-1].version if self._fleet.served else ""
             return Completion((), (), Finish.ABORT, version, len(ids))
@@ -144,6 +156,19 @@ class HttpEngine:
         await self._fleet.load(weights)
         return weights.version
 
+    @property
+    def streams(self) -> bool:
+        """Whether `receive` and `sleep` can be used."""
+        return self._settings.streams
+
+    async def receive(self, source: WeightSource) -> Received:
+        """Take all weights of a source. Implements StreamedEngine."""
+        return await self._fleet.receive(source)
+
+    async def sleep(self) -> None:
+        """Lend the GPUs' memory out until the next weights come. Implements ColocatedEngine."""
+        await self._fleet.sleep()
+
     async def resume(self) -> None:
         """Take up work again."""
         await self._fleet.resume()
@@ -172,13 +197,36 @@ class HttpEngine:
         spans = (await self._account()).get("busy_spans", self._meter.spans)
         return [(start, end) for start, end in spans]
 
-    async def _sample(
+    async def _sample_somewhere(
         self, ids: Sequence[int], sampling: Sampling, session: str
+    ) -> Mapping[str, Any] | None:
+        """Sample; where the server is gone, begin anew on another. What it drew nobody saw."""
+        for attempt in range(self._settings.retries + 1):
+            server = await self._place(session)
+            try:
+                return await self._sample(ids, sampling, session, server)
+            except EngineLostError:
+                if attempt == self._settings.retries or not await self._fleet.is_gone(server):
+                    raise
+        raise AssertionError
+
+    async def _place(self, session: str) -> Server:
+        """Return where a request goes, and wait for a server where none is left."""
+        for _ in range(math.ceil(self._settings.wait_s / LOOK_S)):
+            with contextlib.suppress(EngineLostError):
+                return self._fleet.place(session)
+            if self._fleet.ended:
+                break
+            await asyncio.sleep(LOOK_S)
+        return self._fleet.place(session)
+
+    async def _sample(
+        self, ids: Sequence[int], sampling: Sampling, session: str, server: Server
     ) -> Mapping[str, Any] | None:
         """Return a server's answer; None where the request was given up."""
         key = self._routing_key(session)
         # Of fixed width: SGLang aborts every request whose id begins with the one it is given.
-        flight = _Flight(f"{key}_t{next(self._numbers):09d}", self._fleet.place(session))
+        flight = _Flight(f"{key}_t{next(self._numbers):09d}", server)
         body = generate_body(ids, sampling, flight.rid, routed=self._settings.routed_experts)
         headers = dict.fromkeys(ROUTING_HEADERS, key) if self._fleet.router else {}
         call = asyncio.create_task(flight.server.generate(body, headers))
@@ -286,11 +334,13 @@ async def connect(
     shape: ModelShape | None = None,
     settings: ClientSettings | None = None,
     process: asyncio.subprocess.Process | None = None,
+    keep: Keeper | None = None,
 ) -> AsyncIterator[HttpEngine]:
     """Open a client of one server, of several, or of a router, and watch them.
 
     `process` is the only server's, where it is ours: when it ends nobody asks that server again.
-    Raises EngineLostError when one of them does not answer.
+    `keep` looks after servers that can be started again, until it is cancelled. Raises
+    EngineLostError when one of them does not answer.
     """
     settings = settings or ClientSettings()
     _allow_files(settings.max_in_flight + SPARE_FILES)
@@ -304,6 +354,8 @@ async def connect(
         watches = [asyncio.create_task(fleet.watch())]
         if process:
             watches.append(asyncio.create_task(fleet.mourn(process)))
+        if keep:
+            watches.append(asyncio.create_task(keep(fleet)))
         engine = HttpEngine(fleet, shape or ModelShape(), settings)
         try:
             yield engine

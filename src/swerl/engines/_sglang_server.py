@@ -50,6 +50,8 @@ class Server:
         """Who wants to hear at once when it is given up."""
         self.usable_again = True
         """False once it may hold weights that nobody vouches for."""
+        self.ended = False
+        """Whether nobody starts it again."""
         self._clients = clients
 
     async def generate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
@@ -114,8 +116,13 @@ class Server:
     def end(self, why: str) -> None:
         """Give the server up for good: nobody starts it again, so nobody need ask again."""
         self.usable_again = False
+        self.ended = True
         error = lost(self.url, why)
         self._give_up(EngineLostError(str(error), hint=error.hint, retryable=False))
+
+    def fresh(self) -> None:
+        """Note that it runs anew, with the weights that it was started on."""
+        self.usable_again = True
 
     def find(self) -> None:
         """Take the server back."""

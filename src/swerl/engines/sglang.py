@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.engines._process import child, until_ready
 from swerl.engines._sglang_fleet import PauseMode
 from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
+from swerl.engines._sglang_launch import Launched, LaunchPlan, free_port, keeper
 from swerl.engines._sglang_wire import ModelShape
 from swerl.engines._weights import model_shape
 from swerl.errors import EngineError, InputError
@@ -54,7 +53,14 @@ class Options(BaseModel):
     python: Path = Path(sys.executable)
     """Interpreter that has SGLang; its pinned packages often call for an environment of its own."""
     port: int = Field(default=0, ge=0, lt=65536)
-    """Port of the launched server on the loopback interface; 0 takes a free one."""
+    """Port of the launched server on the loopback interface; 0 takes a free one. More servers take
+    the ports after it."""
+    servers: int = Field(default=1, ge=1)
+    """Servers launched on this machine, each with the whole model."""
+    gpus_per_server: int = Field(default=0, ge=0)
+    """GPUs of each launched server, one server's after the other's; 0 shows all to each."""
+    restarts: int = Field(default=3, ge=0)
+    """How often a launched server that died is started again; more would hide what kills it."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of a CPU server; small models are slower with more than one."""
     max_total_tokens: int = Field(default=65536, ge=256)
@@ -93,38 +99,47 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         load_s=options.load_timeout_s,
         routed_experts=options.routed_experts,
     )
-    process = None
     async with AsyncExitStack() as stack:
         if options.url:
             urls = [options.url] if isinstance(options.url, str) else list(options.url)
+            keep = None
         elif setup.model is None:
             raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
         else:
-            log = setup.log_dir / "engine.log"
-            launched = _launched(options, setup.model, log)
-            url, process = await stack.enter_async_context(launched)
-            urls = [url]
+            await _require_sglang(options)
+            plans = _plans(options, setup.model, setup.log_dir)
+            servers = [Launched(plan, restarts=options.restarts) for plan in plans]
+            await asyncio.gather(*(stack.enter_async_context(server) for server in servers))
+            urls = [server.plan.url for server in servers]
+            keep = keeper(servers)
+            settings = replace(settings, retries=options.restarts, wait_s=options.start_timeout_s)
         yield await stack.enter_async_context(
-            connect(urls, shape=shape, settings=settings, process=process)
+            connect(urls, shape=shape, settings=settings, keep=keep)
         )
 
 
-@asynccontextmanager
-async def _launched(
-    options: Options, model: Path, log: Path
-) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
-    await _require_sglang(options)
-    port = options.port or _free_port()
-    url = f"http://127.0.0.1:{port}"
-    env = {"OMP_NUM_THREADS": str(options.threads)} if options.cpu else {}
-    if options.cpu:
-        env |= {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(CPU_FOLDER)}
-
-    async def probe() -> str | None:
-        return url if await _serves(url) else None
-
-    async with child(_command(options, model, port), log, env=env) as process:
-        yield await until_ready(probe, process, log, timeout_s=options.start_timeout_s), process
+def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
+    """Return how each server is started; the first writes engine.log, the others engine-N.log."""
+    plans = []
+    for number in range(options.servers):
+        env = {"OMP_NUM_THREADS": str(options.threads)} if options.cpu else {}
+        if options.cpu:
+            env |= {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(CPU_FOLDER)}
+        if options.gpus_per_server:
+            first = number * options.gpus_per_server
+            gpus = range(first, first + options.gpus_per_server)
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        port = options.port + number if options.port else free_port()
+        plans.append(
+            LaunchPlan(
+                url=f"http://127.0.0.1:{port}",
+                command=tuple(_command(options, model, port)),
+                log=log_dir / (f"engine-{number}.log" if number else "engine.log"),
+                env=env,
+                start_timeout_s=options.start_timeout_s,
+            )
+        )
+    return plans
 
 
 def _command(options: Options, model: Path, port: int) -> list[str]:
@@ -158,21 +173,3 @@ def _how_to_install(cpu: bool) -> str:
         f"sglang-env/bin/pip install -r {CPU_FOLDER / 'requirements.txt'}; "
         "then set engine.python to sglang-env/bin/python"
     )
-
-
-async def _serves(url: str) -> bool:
-    timeout = aiohttp.ClientTimeout(total=10)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as client,
-            client.get(f"{url.rstrip('/')}/health") as response,
-        ):
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

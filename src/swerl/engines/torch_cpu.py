@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.engines._process import child, until_ready
-from swerl.engines._sglang_http import HttpEngine, connect
+from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
 from swerl.engines._weights import model_shape
 from swerl.errors import EngineError
 from swerl.interfaces import EngineSetup
@@ -55,7 +55,12 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
 
         found = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
         url = f"http://127.0.0.1:{found}"
-        async with connect([url], shape=model_shape(setup.model), process=process) as engine:
+        async with connect(
+            [url],
+            shape=model_shape(setup.model),
+            settings=ClientSettings(streams=False),
+            process=process,
+        ) as engine:
             yield engine
 
 

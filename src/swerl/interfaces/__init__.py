@@ -20,6 +20,7 @@ from swerl.interfaces.learning import (
 )
 from swerl.interfaces.models import (
     ChatEngine,
+    ColocatedEngine,
     Engine,
     EngineAddress,
     EngineSetup,
@@ -27,6 +28,8 @@ from swerl.interfaces.models import (
     MegatronMapping,
     ParserChoice,
     SharedEngine,
+    StreamedEngine,
+    WeightSource,
 )
 from swerl.interfaces.sandboxes import (
     Listener,
@@ -39,6 +42,7 @@ from swerl.interfaces.sandboxes import (
 __all__ = [
     "Algorithm",
     "ChatEngine",
+    "ColocatedEngine",
     "Converter",
     "Dialect",
     "Endpoint",
@@ -58,6 +62,8 @@ __all__ = [
     "Sandbox",
     "SandboxBackend",
     "SharedEngine",
+    "StreamedEngine",
     "Trainer",
+    "WeightSource",
     "WireReply",
 ]

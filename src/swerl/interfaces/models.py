@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swerl.chat import ChatReply, ChatRequest, Json, Message, ParsedReply
-from swerl.learning import WeightRef
+from swerl.learning import EngineTarget, Received, Sent, WeightRef
 from swerl.turn import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -53,6 +53,35 @@ class SharedEngine(Protocol):
 
     def address(self) -> EngineAddress:
         """Return how another process reaches the same engine."""
+
+
+class WeightSource(Protocol):
+    """Who holds the weights and can send them into the memory of running engines."""
+
+    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
+        """Send all weights to every server, each of which expects them.
+
+        Raises TrainerError where the source no longer holds `version`; None sends what it holds.
+        """
+
+
+@runtime_checkable
+class StreamedEngine(Protocol):
+    """An Engine that takes weights without a folder in between."""
+
+    async def receive(self, source: WeightSource) -> Received:
+        """Take all weights of a source; the version that it names serves then.
+
+        Raises EngineError where no server holds all of them; none serves a part of them.
+        """
+
+
+@runtime_checkable
+class ColocatedEngine(Protocol):
+    """An Engine that can lend its GPUs to the trainer."""
+
+    async def sleep(self) -> None:
+        """Give the memory of weights and cache back, until the next `load` or `receive`."""
 
 
 class ChatEngine(Protocol):

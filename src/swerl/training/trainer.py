@@ -7,16 +7,18 @@ ends the others.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from swerl.cluster.local import LocalNode
 from swerl.cluster.node import Node
 from swerl.errors import NotFiniteError, TrainerError
-from swerl.learning import Batch, StepStats, WeightRef
+from swerl.learning import Batch, EngineTarget, Sent, StepStats, WeightRef
 from swerl.run.files import disk_errors
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions
@@ -51,6 +53,8 @@ class MegatronTrainer:
         self._options = options
         self._ranks: Ranks | None = None
         self._work = options.log_dir.resolve() / "trainer-work"
+        self._turn = asyncio.Lock()
+        """The ranks take one command after the other."""
 
     async def __aenter__(self) -> MegatronTrainer:
         await self.start()
@@ -87,8 +91,7 @@ class MegatronTrainer:
 
         The ranks count the tokens that enter the loss; each of the Batch must be there once.
         """
-        path = self._work / "batch.parquet"
-        batches.write(path, batch)
+        path = (batch.path or self._written(batch)).resolve()
         stats = StepStats(**await self._ask("step", batch=str(path)))
         num_given = sum(sample.num_trained_tokens for sample in batch.samples)
         if stats.num_tokens != num_given:
@@ -98,8 +101,7 @@ class MegatronTrainer:
 
     async def logprobs(self, batch: Batch) -> list[list[float]]:
         """Return the log-probability of every token of every Sample, 0 for a row's first."""
-        path = self._work / "logprobs.parquet"
-        batches.write(path, batch)
+        path = self._written(batch)
         rows: list[list[float]] = await self._ask("logprobs", batch=str(path))
         return rows
 
@@ -107,6 +109,20 @@ class MegatronTrainer:
         """Write the current weights; the version is the number of optimizer steps taken."""
         ref = await self._ask("publish")
         return WeightRef(Path(ref["path"]), ref["version"], ref["checksum"])
+
+    async def send(
+        self, targets: Sequence[EngineTarget], way: str, *, version: str | None = None
+    ) -> Sent:
+        """Send the weights into running engines, by `tensor` or by `distributed`.
+
+        Raises TrainerError where they are no longer those of `version`.
+        """
+        asked = [asdict(target) for target in targets]
+        sent = await self._ask("send", targets=asked, way=way, version=version)
+        checksums = tuple(
+            {name: tuple(allowed) for name, allowed in each.items()} for each in sent["checksums"]
+        )
+        return Sent(sent["version"], sent["num_tensors"], sent["failures"], checksums)
 
     async def save(self, step: int) -> None:
         """Write the checkpoint of a step; the two newest are kept."""
@@ -123,11 +139,17 @@ class MegatronTrainer:
             await ranks.close()
         shutil.rmtree(self._work, ignore_errors=True)
 
+    def _written(self, batch: Batch) -> Path:
+        path = self._work / "batch.parquet"
+        batches.write(path, batch)
+        return path
+
     async def _ask(self, command: str, **arguments: object) -> Any:
         if self._ranks is None or not self._ranks.all:
             message = "the trainer is not running"
             raise TrainerError(message, hint="call start() first")
-        answer = await self._ranks.ask(json.dumps({"command": command, **arguments}))
+        async with self._turn:
+            answer = await self._ranks.ask(json.dumps({"command": command, **arguments}))
         if "error" in answer:
             kind = NotFiniteError if answer.get("kind") == "NotFiniteError" else TrainerError
             raise kind(answer["error"], hint=answer["hint"])

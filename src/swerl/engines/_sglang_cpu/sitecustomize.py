@@ -1,8 +1,9 @@
 """Let unmodified SGLang start where its GPU-only dependencies cannot be installed.
 
 SGLang imports torchvision and sgl_kernel at the top of modules that a text model on a CPU never
-calls into. With this folder on PYTHONPATH those two names resolve to empty stand-ins; everything
-else, SGLang included, is what pip installed.
+calls into. With this folder on PYTHONPATH those two names resolve to empty stand-ins. SGLang's
+checksum of weights waits for the GPU first: without CUDA, `torch.cuda.synchronize` waits for
+nothing. Everything else, SGLang included, is what pip installed.
 """
 
 import importlib.abc
@@ -65,4 +66,32 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+class _CudaFinder(importlib.abc.MetaPathFinder):
+    """Lets `torch.cuda` load as it is, then gives it a `synchronize` that needs no CUDA."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch.cuda":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            load(module)
+            wait = module.synchronize
+
+            def synchronize(device: object = None) -> None:
+                if module.is_available():
+                    wait(device)
+
+            module.synchronize = synchronize  # type: ignore[attr-defined]
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
 sys.meta_path.append(_Finder())
+sys.meta_path.insert(0, _CudaFinder())

@@ -1,0 +1,180 @@
+"""A weight update of live servers: begin, weights, end, checksums, version; or the server is mixed.
+
+From the first byte on until all is confirmed a server carries the version `partial:...`: tokens of
+such weights are refused, also by a controller that comes after one that died in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swerl.chat import Json
+from swerl.engines._sglang_server import Server
+from swerl.errors import EngineError
+from swerl.interfaces import WeightSource
+from swerl.learning import EngineTarget, Received, Sent
+
+PARTIAL = "partial:"
+"""How the version of weights begins of which a server may hold only a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an update of some servers."""
+
+    version: str
+    confirmed: Mapping[str, int]
+    """URL -> parameters whose checksum agreed, of servers that hold all weights."""
+    failures: Mapping[str, EngineError]
+    """URL -> why this one does not."""
+
+    @property
+    def received(self) -> Received:
+        """Return what every server confirmed at least. Raises EngineError where none holds all."""
+        if not self.confirmed:
+            raise next(iter(self.failures.values()))
+        return Received(self.version, min(self.confirmed.values()))
+
+
+async def stream(
+    servers: Sequence[Server],
+    source: WeightSource,
+    *,
+    flush: bool,
+    version: str | None = None,
+    confirm: bool = True,
+) -> Outcome:
+    """Send a source's weights into paused servers; each must be paused by the caller.
+
+    Servers are marked `usable_again = False` from the start, and again usable where all came.
+    Raises TrainerError where the source fails: then all of them are mixed.
+    """
+    for server in servers:
+        server.usable_again = False
+    targets, failures = await _each(servers, _begin)
+    if not targets:
+        return Outcome("", {}, failures)
+    _check_alike(list(targets.values()))
+    sent = await source.send(list(targets.values()), version=version)
+    failures |= {
+        url: EngineError(
+            f"{url} did not take the weights: {why}", hint="it must load all of them anew"
+        )
+        for url, why in sent.failures.items()
+    }
+    whole = [server for server in servers if server.url in targets and server.url not in failures]
+
+    async def finish(server: Server) -> int:
+        return await _finish(server, sent, flush=flush, confirm=confirm)
+
+    confirmed, late = await _each(whole, finish)
+    return Outcome(sent.version, confirmed, failures | late)
+
+
+async def _each(
+    servers: Sequence[Server], call: Any
+) -> tuple[dict[str, Any], dict[str, EngineError]]:
+    """Call for every server at once; return the answers and the failures, by URL."""
+    results = await asyncio.gather(*map(call, servers), return_exceptions=True)
+    answers, failures = {}, {}
+    for server, result in zip(servers, results, strict=True):
+        if isinstance(result, EngineError):
+            failures[server.url] = result
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            answers[server.url] = result
+    return answers, failures
+
+
+async def _begin(server: Server) -> EngineTarget:
+    """Mark the server and open the update; one that was left open is closed first."""
+    target = await _target(server)
+    await _set_version(server, f"{PARTIAL}{server.url}")
+    try:
+        await server.post("/begin_weight_update", {})
+    except EngineError as error:
+        if "already open" not in str(error):
+            raise
+        await server.post("/end_weight_update", {})
+        await server.post("/begin_weight_update", {})
+    return target
+
+
+async def _target(server: Server) -> EngineTarget:
+    info = await server.get("/server_info")
+    if int(info.get("pp_size") or 1) > 1:
+        message = f"{server.url} is split into pipeline stages"
+        raise EngineError(message, hint='such engines load with weight_sync = "disk" only')
+    device = str(info.get("device") or "cuda")
+    return EngineTarget(
+        url=server.url,
+        num_ranks=int(info.get("tp_size") or 1),
+        dtype=_dtype(info),
+        device="cpu" if device == "cpu" else "cuda",
+    )
+
+
+def _dtype(info: Mapping[str, Any]) -> str:
+    """Return the type of the weights by torch's name; an engine on GPUs chooses bfloat16."""
+    given = str(info.get("dtype") or "auto")
+    known = {"half": "float16", "float": "float32", "auto": "bfloat16"}
+    return known.get(given, given)
+
+
+def _check_alike(targets: Sequence[EngineTarget]) -> None:
+    kinds = {(each.num_ranks, each.dtype, each.device) for each in targets}
+    if len(kinds) > 1:
+        message = f"the servers differ in ranks, type or device: {sorted(kinds)}"
+        raise EngineError(message, hint="start all servers of a run with the same settings")
+
+
+async def _finish(server: Server, sent: Sent, *, flush: bool, confirm: bool) -> int:
+    """Close the update, drop what was computed before it, and check; return what was confirmed."""
+    await server.post("/end_weight_update", {})
+    if flush:
+        await server.post("/flush_cache", {})
+    num_confirmed = await _confirm(server, sent) if confirm else 0
+    await _set_version(server, sent.version)
+    info = await server.get("/model_info")
+    if (found := str(info.get("weight_version"))) != sent.version:
+        message = f"{server.url} serves weights {found!r} after taking {sent.version!r}"
+        raise EngineError(message, hint="another client updates the same engine")
+    server.usable_again = True
+    return num_confirmed
+
+
+async def _set_version(server: Server, version: str) -> None:
+    body: dict[str, Json] = {"new_version": version, "abort_all_requests": False}
+    await server.post("/update_weight_version", body)
+
+
+async def _confirm(server: Server, sent: Sent) -> int:
+    """Compare the checksums of every rank; return how many parameters agreed, on all ranks.
+
+    A server that cannot state any confirms nothing. Raises EngineError where one differs.
+    """
+    try:
+        answer = await server.post("/weights_checker", {"action": "checksum"})
+    except EngineError:
+        return 0
+    ranks = answer.get("ranks") or []
+    # One entry of places for the model, more for its draft models, which are not the trainer's.
+    by_rank = {int(each["parallelism_info"][0]["tp_rank"]): each["checksums"] for each in ranks}
+    common: set[str] | None = None
+    for rank, expected in enumerate(sent.checksums):
+        stated = by_rank.get(rank, {})
+        known = set(expected) & set(stated)
+        wrong = sorted(name for name in known if stated[name] not in expected[name])
+        if wrong:
+            message = (
+                f"{server.url}: {len(wrong)} of {len(known)} parameters arrived changed, "
+                f"{wrong[0]} first"
+            )
+            hint = "does the server hold this model in this type, unquantised?"
+            raise EngineError(message, hint=hint)
+        common = known if common is None else common & known
+    return len(common or ())

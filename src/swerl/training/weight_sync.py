@@ -1,0 +1,74 @@
+"""Bring the trainer's weights into the engine: the one step between learning and sampling.
+
+Three ways, in falling order of speed: `tensor` hands over memory that trainer and engine share,
+`distributed` broadcasts, `disk` goes through a folder. Whatever way, all of the weights serve
+afterwards or none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from swerl.errors import RecipeError
+from swerl.interfaces import Engine, StreamedEngine, Trainer
+from swerl.learning import EngineTarget, Sent
+from swerl.recipe.schema import ClusterSection
+from swerl.run.events import Emit, Notice, ignore
+
+
+class SendingTrainer(Protocol):
+    """A Trainer that can send weights into running engines."""
+
+    async def send(
+        self, targets: Sequence[EngineTarget], way: str, *, version: str | None = None
+    ) -> Sent:
+        """Send the weights by `tensor` or `distributed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSource:
+    """Implements WeightSource by one of the trainer's ways."""
+
+    trainer: SendingTrainer
+    way: str
+
+    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
+        """Send all weights to every server."""
+        return await self.trainer.send(targets, self.way, version=version)
+
+
+def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
+    """Return the way that the recipe means. Raises RecipeError where the engine cannot take it.
+
+    A notice says it where `auto` falls back to the disk though there are GPUs.
+    """
+    streams = isinstance(engine, StreamedEngine) and getattr(engine, "streams", True)
+    way = cluster.weight_sync
+    if way == "auto":
+        if not cluster.gpus_per_node:
+            return "disk"
+        way = "tensor" if cluster.colocate else "distributed"
+        if not streams:
+            emit(Notice(f"weights go through the disk: this engine does not take them by {way}"))
+            return "disk"
+    if way != "disk" and not streams:
+        message = f'this engine does not take weights by cluster.weight_sync = "{way}"'
+        raise RecipeError(message, hint='use "disk", or engine.type = "sglang"')
+    return way
+
+
+async def sync(trainer: Trainer, engine: Engine, cluster: ClusterSection, emit: Emit) -> str:
+    """Make the trainer's weights serve; return their version.
+
+    Raises EngineError where no server took all of them, TrainerError where the trainer failed.
+    """
+    way = choose_way(cluster, engine, ignore)
+    if way == "disk":
+        return await engine.load(await trainer.publish())
+    assert isinstance(engine, StreamedEngine)
+    received = await engine.receive(TrainerSource(trainer, way))  # type: ignore[arg-type]
+    if not received.num_confirmed:
+        emit(Notice(f"no checksum confirms weights {received.version}: the engine states none"))
+    return received.version
