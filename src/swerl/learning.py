@@ -57,6 +57,18 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A checkpoint that is whole."""
+
+    step: int
+    num_bytes: int
+    write_s: float
+    """Seconds from the copy to the end, most of them beside training."""
+    warning: str = ""
+    """What a reader should know, such as a disk that is nearly full."""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """Sizes of a whole Batch, which a micro-batch cannot see."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
 
 from swerl.episode import Group
 from swerl.grade import Grade
 from swerl.interfaces.sandboxes import Sandbox
-from swerl.learning import Batch, LossInputs, LossResult, StepStats, WeightRef
+from swerl.learning import Batch, CheckpointRef, LossInputs, LossResult, StepStats, WeightRef
 from swerl.task import Task
 
 Fresh: TypeAlias = Callable[[], Awaitable[Sandbox]]
@@ -36,8 +36,17 @@ class Trainer(Protocol):
     async def publish(self) -> WeightRef:
         """Write the current weights where engines can load them."""
 
-    async def save(self, step: int) -> None:
-        """Write a checkpoint that `restore` continues from."""
+    async def save(self, step: int, *, kept: Collection[int] = ()) -> None:
+        """Begin a checkpoint that `restore` continues from; pruning spares those of `kept` steps.
+
+        Training may go on at once.
+        """
+
+    async def saved(self) -> CheckpointRef | None:
+        """Wait until the checkpoint begun last is whole; None where none is under way.
+
+        May be awaited beside other calls. Raises TrainerError where it cannot be written.
+        """
 
     async def restore(self, step: int) -> None:
         """Continue from the checkpoint of this step."""

@@ -1,157 +1,236 @@
-"""Checkpoints in Megatron-Core's distributed format: weights, optimizer, schedule, random state.
+"""Checkpoints that are written while training goes on.
 
-The format names every tensor by the whole model, so another number of ranks can load it.
+`save` copies this rank's pieces to host memory and returns; a thread writes them. When every
+rank's file is there and synced, the first rank adds what describes them, and renames the folder:
+a checkpoint is whole or it does not exist. The ranks' threads meet over a process group of their
+own, as the main threads train meanwhile. A thread ends with its process, so that nothing of a
+killed rank goes on writing.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
 
 from __future__ import annotations
 
-import pickle
-import queue
 import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-from megatron.core.optimizer import ChainedOptimizer
-from torch.distributed.checkpoint.api import CheckpointException
+import torch.distributed as dist
 
-from swerl.errors import TrainerError
-from swerl.run.files import disk_errors
-from swerl.training import weights
+from swerl.errors import SwerlError, TrainerError
+from swerl.training import checkpoint_files as files
+from swerl.training import checkpoint_folder as folders
+from swerl.training import checkpoint_state as state
+from swerl.training.checkpoint_folder import Outcome
+from swerl.training.checkpoint_meta import CheckpointMeta, check_files, mark, read_meta, write_meta
+from swerl.training.checkpoint_pieces import Piece
 from swerl.training.learner import Learner
+from swerl.training.options import WorkerSettings
 
-KEPT_CHECKPOINTS = 2
-"""Checkpoints kept: the newest, and the one before it in case a run stops while committing."""
+_Result = TypeVar("_Result")
 
-_WRITE_ERRORS = (CheckpointingException, CheckpointException, RuntimeError)
-_READ_ERRORS = (*_WRITE_ERRORS, OSError, EOFError, pickle.UnpicklingError)
-_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
-
-
-def save(learner: Learner, folder: Path) -> None:
-    """Write a checkpoint folder that appears at once. All ranks must call it together.
-
-    Older checkpoints beside it are removed. Raises TrainerError or RunError on a full disk.
-    """
-    temporary = folder.with_name(f".{folder.name}.part")
-    is_first = torch.distributed.get_rank() == 0
-    with disk_errors(folder):
-        if is_first:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-        torch.distributed.barrier()
-        try:
-            dist_checkpointing.save(_state(learner, is_loading=False), str(temporary), _strategy())
-        except _WRITE_ERRORS as error:
-            message = f"cannot write the checkpoint {folder}: {_first_line(error)}"
-            raise TrainerError(message, hint="is the disk full? the weights are safe") from error
-        torch.distributed.barrier()
-        if is_first:
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.rename(folder)
-            weights.keep_newest(folder.parent, KEPT_CHECKPOINTS)
+_PATIENCE = timedelta(days=1)
+"""How long a rank's thread waits for the others': as long as the slowest disk takes."""
 
 
-def restore(learner: Learner, folder: Path) -> None:
-    """Continue from a checkpoint. All ranks must call it together.
+@dataclass(slots=True)
+class _Job:
+    """One checkpoint on its way to disk."""
 
-    Raises TrainerError where it is missing, damaged or of another model.
-    """
-    _make_adam_state(learner.optimizer)
-    try:
-        state = dist_checkpointing.load(_state(learner, is_loading=True), str(folder))
-    except _READ_ERRORS as error:
-        message = f"cannot restore the checkpoint {folder}: {_first_line(error)}"
-        hint = "remove the folder to resume from an older checkpoint, or start the run anew"
-        raise TrainerError(message, hint=hint) from error
-    learner.model.load_state_dict(state["model"])
-    _load_optimizer(learner.optimizer, state["optimizer"])
-    learner.scheduler.num_steps = 0  # loading adds to it
-    learner.scheduler.load_state_dict(state["scheduler"])
-    torch.set_rng_state(state["random_state"])
+    step: int
+    folder: Path
+    kept: Collection[int]
+    pieces: Sequence[Piece]
+    common: dict[str, Any]
+    random_state: dict[str, Any]
+    meta: CheckpointMeta
+    began: float = field(default_factory=time.monotonic)
+    outcome: Outcome | None = None
 
 
-def _strategy() -> TorchDistSaveShardedStrategy:
-    """Return a writer that works in this process alone.
+class Checkpoints:
+    """Saves and restores one rank's part. Every method must be called on all ranks together."""
 
-    Megatron-Core's own starts a server for its results and forks a process per file. The server
-    outlives a killed rank, and a forked process that dies leaves the save waiting for ever.
-    """
-    filesystem_async._results_queue = queue.Queue()
-    FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(_write_buckets)
-    return TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
+    def __init__(self, learner: Learner, settings: WorkerSettings) -> None:
+        self._learner = learner
+        self._settings = settings
+        self._parent = settings.options.checkpoint_dir
+        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._rank = dist.get_rank()
+        self._base: int | None = None
+        """The step that the run stands on: restored, or whole since."""
+        self._job: _Job | None = None
+        self._thread: threading.Thread | None = None
 
+    def save(self, step: int, kept: Collection[int] = ()) -> None:
+        """Begin a checkpoint, after the one before it is whole.
 
-def _write_buckets(
-    transforms: list[Any],
-    use_msc: bool,
-    rank: int,
-    buckets: list[Any],
-    results: queue.Queue[Any],
-) -> None:
-    """Write files one after the other; put their results, or the first error, into the queue."""
-    written: dict[int, Any] = {}
-    for number, bucket in enumerate(buckets):
-        answers, counter = queue.Queue[Any](), queue.Queue[int]()
-        counter.put(number)
-        FileSystemWriterAsync.write_preloaded_data(
-            transforms, number, bucket, answers, counter, use_fsync=True, use_msc=use_msc
+        Without `trainer.async_save` it is whole at return. A note beside it says how it went.
+        Raises TrainerError where the disk has no room for it.
+        """
+        self.finish()
+        folder = folders.folder_of(self._parent, step)
+        owned = state.owned(self._learner)
+        self._prepare(folder, owned)
+        self._job = _Job(
+            step=step,
+            folder=folder,
+            kept=kept,
+            pieces=files.copy_to_host(owned),
+            common=state.common(self._learner),
+            random_state=state.random_state(),
+            meta=self._meta(step),
         )
-        _, answer = answers.get_nowait()
-        if isinstance(answer, Exception):
-            results.put(answer)
-            return
-        written[number] = answer
-    results.put(written)
+        self._thread = threading.Thread(target=self._write, args=(self._job,), daemon=True)
+        self._thread.start()
+        if not self._settings.options.async_save:
+            self.finish()
+
+    def finish(self) -> Outcome | None:
+        """Wait for the checkpoint that is being written; return how it went."""
+        if self._thread is None or self._job is None:
+            return None
+        self._thread.join()
+        outcome, self._job, self._thread = self._job.outcome, None, None
+        return outcome
+
+    def restore(self, step: int) -> None:
+        """Continue from a checkpoint of any layout.
+
+        Raises TrainerError, and leaves the weights as they were, where the folder is missing,
+        damaged, of another format or of another model. After an error in the middle of reading,
+        the trainer must be started anew.
+        """
+        self.finish()
+        folder = folders.folder_of(self._parent, step)
+        needed = state.load_pieces(self._learner)
+        source = self._agree(lambda: self._open(folder, needed))
+        self._agree(lambda: source.read(needed))
+        common = source.common()
+        state.load_common(self._learner, common)
+        state.load_random_state(common["random_states"], self._rank)
+        self._base = step
+
+    def _open(self, folder: Path, needed: Sequence[Piece]) -> files.Source:
+        meta = read_meta(folder)
+        if meta.family != self._settings.family:
+            message = f"the checkpoint {folder} is of family {meta.family!r}"
+            hint = f"set model.family = {meta.family!r}, or restore a checkpoint of this model"
+            raise TrainerError(message, hint=hint)
+        check_files(folder, meta, part=self._rank, num_parts=dist.get_world_size())
+        source = files.Source(folder)
+        source.check(needed)
+        return source
+
+    def _agree(self, do: Callable[[], _Result]) -> _Result:
+        """Do something on every rank; where it fails on one, all raise that rank's error."""
+        error = None
+        try:
+            result = do()
+        except SwerlError as caught:
+            error = (str(caught), caught.hint)
+        errors: list[tuple[str, str] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, error, group=self._group)
+        for found in errors:
+            if found is not None:
+                raise TrainerError(found[0], hint=found[1])
+        return result
+
+    def _prepare(self, folder: Path, owned: Sequence[Piece]) -> None:
+        """Make the folder to write in. Raises TrainerError where the disk has too little room."""
+        num_bytes = torch.tensor(sum(piece.data.numel() * 4 for piece in owned))
+        dist.all_reduce(num_bytes, group=self._group)
+        if self._rank == 0:
+            self._agree(lambda: folders.make_room(folder, int(num_bytes)))
+        else:
+            self._agree(lambda: None)
+
+    def _meta(self, step: int) -> CheckpointMeta:
+        options, model = self._settings.options, self._learner.model
+        return CheckpointMeta(
+            step=step,
+            family=self._settings.family,
+            model_type=str(self._learner.hf_config.get("model_type")),
+            num_params=0,
+            layout={
+                "ranks": options.ranks,
+                "tensor": options.tensor_parallel,
+                "pipeline": options.pipeline_parallel,
+                "context": options.context_parallel,
+                "expert": options.expert_parallel,
+                "expert_tensor": options.expert_tensor_parallel,
+            },
+            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+            files={},
+        )
+
+    def _write(self, job: _Job) -> None:
+        """Write this rank's file, and on the first rank what makes the checkpoint whole."""
+        part: tuple[files.Written, dict[str, Any]] | str
+        try:
+            written = files.write(job.pieces, folders.part_of(job.folder), self._rank)
+            part = (written, job.random_state)
+        except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
+            part = _first_line(error)
+        job.pieces = ()
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, part, group=self._group)
+        verdict: list[Any] = [None if self._rank else self._finish(job, parts)]
+        dist.broadcast_object_list(verdict, src=0, group=self._group)
+        job.outcome = verdict[0]
+
+    def _finish(self, job: _Job, parts: Sequence[Any]) -> Outcome:
+        try:
+            meta = _make_whole(job, parts)
+            spare = {*job.kept, *(() if self._base is None else (self._base,))}
+            folders.prune(
+                self._parent, job.step, spare=spare, every=self._settings.options.keep_every
+            )
+            self._base = job.step
+            outcome = Outcome(
+                job.step,
+                meta.num_bytes,
+                time.monotonic() - job.began,
+                folders.space_warning(self._parent, meta.num_bytes),
+            )
+        except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
+            shutil.rmtree(folders.part_of(job.folder), ignore_errors=True)
+            outcome = Outcome(
+                job.step,
+                error=f"cannot write the checkpoint {job.folder}: {_first_line(error)}",
+                hint="is the disk full? the weights and the checkpoint before it are safe",
+            )
+        with suppress(SwerlError):  # a full disk takes no note: the next command says it
+            folders.put_outcome(self._parent, outcome)
+        return outcome
 
 
-def _state(learner: Learner, *, is_loading: bool) -> dict[str, Any]:
-    model = learner.model.sharded_state_dict()
-    return {
-        "model": model,
-        "optimizer": learner.optimizer.sharded_state_dict(
-            model, is_loading=is_loading, metadata=_FORMAT
-        ),
-        "scheduler": learner.scheduler.state_dict(),
-        "random_state": torch.get_rng_state(),
-    }
-
-
-def _make_adam_state(optimizer: ChainedOptimizer) -> None:
-    """Give a fresh Adam the state that Megatron-Core expects before it loads into it."""
-    (distributed,) = optimizer.chained_optimizers
-    adam = distributed.optimizer
-    for param in (param for group in adam.param_groups for param in group["params"]):
-        if not adam.state[param]:
-            adam.state[param] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(param),
-                "exp_avg_sq": torch.zeros_like(param),
-            }
-
-
-def _load_optimizer(optimizer: ChainedOptimizer, state: dict[str, Any]) -> None:
-    """Load a dense model's optimizer, whose base is torch's Adam.
-
-    Megatron-Core 0.16.1 looks for torch Adam's `step` among the saved tensors, where it is not,
-    and gives all parameters one shared step tensor, which torch then counts up once a parameter.
-    So the steps are taken out while the tensors load, and put back one each.
-    """
-    (distributed,) = optimizer.chained_optimizers
-    tensors = state.pop("param_state")
-    distributed.load_state_dict(state)
-    adam_state = distributed.optimizer.state
-    steps = [(entry, entry.pop("step")) for entry in adam_state.values()]
-    distributed.load_parameter_state_from_fully_reshardable(tensors)
-    for entry, step in steps:
-        entry["step"] = step.clone()
+def _make_whole(job: _Job, parts: Sequence[Any]) -> CheckpointMeta:
+    """Describe what the ranks wrote, and rename the folder."""
+    for part in parts:
+        if isinstance(part, str):
+            raise TrainerError(part, hint="")
+    folder = folders.part_of(job.folder)
+    written = [part for part, _ in parts]
+    random_states = [random_state for _, random_state in parts]
+    shapes = files.finish(written, {**job.common, "random_states": random_states}, folder)
+    marks = {name: found for part in written for name, found in part.files.items()}
+    marks |= {name: mark(folder / name) for name in files.DESCRIPTIONS}
+    num_params = sum(prod(s) for key, s in shapes.items() if not key.startswith(state.OPTIMIZER))
+    meta = replace(job.meta, num_params=num_params, files=marks)
+    write_meta(folder, meta)
+    files.sync_folder(folder)
+    folders.put_in_place(job.folder)
+    files.sync_folder(job.folder.parent)
+    return meta
 
 
 def _first_line(error: BaseException) -> str:

@@ -70,6 +70,7 @@ async def run(machine: Machine) -> history.History:
             with machine.meter.span("publish"):
                 await supply.serve(lambda: _transfer(machine))
                 await machine.trainer.save(step + 1)
+                await machine.trainer.saved()
             machine.parts.emit(StepEnded(step, metrics | await machine.meter.stop()))
             _commit(machine, books, supply, step + 1)
             if machine.stopping():

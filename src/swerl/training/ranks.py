@@ -64,6 +64,11 @@ class Ranks:
         """Ranks that ended, the first one first."""
         self._asking = asyncio.Lock()
 
+    @property
+    def has_died(self) -> bool:
+        """Whether a rank ended."""
+        return bool(self._dead)
+
     async def start(self) -> None:
         """Start every rank and wait until all are ready. Raises TrainerError."""
         rendezvous = await self._rendezvous()

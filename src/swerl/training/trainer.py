@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from typing import Any
 from swerl.cluster.local import LocalNode
 from swerl.cluster.node import Node
 from swerl.errors import NotFiniteError, TrainerError
-from swerl.learning import Batch, EngineTarget, Sent, StepStats, WeightRef
+from swerl.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef
 from swerl.run.files import disk_errors
 from swerl.training import batch as batches
+from swerl.training.checkpoint_wait import wait_until_whole
 from swerl.training.options import TrainerOptions
 from swerl.training.ranks import RankPlan, Ranks
 
@@ -53,6 +54,8 @@ class MegatronTrainer:
         self._options = options
         self._ranks: Ranks | None = None
         self._work = options.log_dir.resolve() / "trainer-work"
+        self._saving: int | None = None
+        """Step of a checkpoint that nobody waited for yet."""
         self._turn = asyncio.Lock()
         """The ranks take one command after the other."""
 
@@ -124,17 +127,41 @@ class MegatronTrainer:
         )
         return Sent(sent["version"], sent["num_tensors"], sent["failures"], checksums)
 
-    async def save(self, step: int) -> None:
-        """Write the checkpoint of a step; the two newest are kept."""
-        await self._ask("save", step=step)
+    async def save(self, step: int, *, kept: Collection[int] = ()) -> None:
+        """Begin the checkpoint of a step, after the one before it is whole.
+
+        Returns when the state is copied, or with `trainer.async_save = false` when all is written.
+        Raises TrainerError where the disk has no room, or the one before could not be written.
+        """
+        await self.saved()
+        self._saving = step
+        try:
+            await self._ask("save", step=step, kept=sorted(kept))
+        except TrainerError:
+            self._saving = None
+            raise
+
+    async def saved(self) -> CheckpointRef | None:
+        """Wait until the checkpoint begun last is whole; None where none is under way.
+
+        Takes no turn at the ranks, so it may wait beside a step. Raises TrainerError.
+        """
+        step, self._saving = self._saving, None
+        if step is None:
+            return None
+        return await wait_until_whole(self._options.checkpoint_dir, step, lives=self._lives)
+
+    def _lives(self) -> bool:
+        return self._ranks is not None and not self._ranks.has_died
 
     async def restore(self, step: int) -> None:
         """Continue from the checkpoint of a step. Raises TrainerError where it is not usable."""
+        await self.saved()
         await self._ask("restore", step=step)
 
     async def close(self) -> None:
         """End the ranks, by force where they do not end by themselves."""
-        ranks, self._ranks = self._ranks, None
+        ranks, self._ranks, self._saving = self._ranks, None, None
         if ranks is not None:
             await ranks.close()
         shutil.rmtree(self._work, ignore_errors=True)

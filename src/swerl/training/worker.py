@@ -65,6 +65,7 @@ def main() -> None:
     for command in _commands(link):
         _answer(link, _run(commands, command))
     commands.close()
+    commands.finish()
     dist.destroy_process_group()
 
 
@@ -73,6 +74,7 @@ class Commands:
 
     def __init__(self, settings: WorkerSettings) -> None:
         # Imported here: Megatron-Core must find the CPU adapter in place.
+        from swerl.training.checkpoint import Checkpoints
         from swerl.training.learner import Learner
 
         family = plugins.load("families", settings.family).build(settings.model)
@@ -80,6 +82,7 @@ class Commands:
         algorithm = module.build(module.Options.model_validate(settings.algorithm_options))
         self._settings = settings
         self._learner = Learner(settings, family, algorithm)
+        self._checkpoints = Checkpoints(self._learner, settings)
         self._sender: Sender | None = None
 
     def step(self, batch: str) -> dict[str, Any]:
@@ -119,17 +122,17 @@ class Commands:
         sent = self._sender.send([EngineTarget(**each) for each in targets], way, self._version)
         return asdict(sent)
 
-    def save(self, step: int) -> None:
-        """Write the checkpoint of a step."""
-        from swerl.training import checkpoint
-
-        checkpoint.save(self._learner, self._checkpoint(step))
+    def save(self, step: int, kept: list[int]) -> None:
+        """Begin the checkpoint of a step."""
+        self._checkpoints.save(step, kept)
 
     def restore(self, step: int) -> None:
         """Continue from the checkpoint of a step."""
-        from swerl.training import checkpoint
+        self._checkpoints.restore(step)
 
-        checkpoint.restore(self._learner, self._checkpoint(step))
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being written; how that goes, its note says."""
+        self._checkpoints.finish()
 
     @property
     def _version(self) -> str:
@@ -144,9 +147,6 @@ class Commands:
     def _read(self, path: str) -> Batch:
         replay = self._settings.options.routing_replay
         return batches.read(Path(path), routed=replay)
-
-    def _checkpoint(self, step: int) -> Path:
-        return self._settings.options.checkpoint_dir / f"{step:05d}"
 
 
 def _join_ranks(settings: WorkerSettings) -> None:
