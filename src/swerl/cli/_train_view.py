@@ -83,7 +83,7 @@ class TrainView:
             case StepSkipped():
                 console().print(f"  [yellow]step {event.step + 1} skipped[/]: {event.reason}")
             case EvalEnded():
-                console().print(_eval_line(event))
+                console().print(_eval_line(event), soft_wrap=True)
             case Progress():
                 self._progress(event)
             case Notice(text=text):
@@ -123,7 +123,10 @@ class TrainView:
 
     def _step_line(self, event: StepEnded) -> str:
         m = event.metrics
-        rollout_s = max(m["step_s"] - m.get("train_s", 0.0) - m.get("publish_s", 0.0), 1e-9)
+        own_s = m["step_s"]
+        if self._recipe.schedule.mode == "sync":  # else rollouts go on while others work
+            own_s -= m.get("train_s", 0.0) + m.get("publish_s", 0.0)
+        rollout_s = max(own_s, 1e-9)
         return (
             f"  step {event.step + 1:>3}/{self._recipe.steps}  reward {m['reward']:.2f}  "
             f"{m['sampled_tokens'] / rollout_s:>6,.0f} tokens/s  "

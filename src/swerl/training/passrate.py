@@ -52,9 +52,12 @@ def rate(values: Sequence[float]) -> Rate:
 
 
 def _wilson(mean: float, count: int) -> tuple[float, float]:
+    if mean in (0.0, 1.0):  # one end is exact, and rounding would move it
+        other = Z95**2 / (count + Z95**2)
+        return (0.0, other) if mean == 0.0 else (1.0 - other, 1.0)
     spread = Z95 * sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count**2))
     middle, scale = mean + Z95**2 / (2 * count), 1 + Z95**2 / count
-    return max((middle - spread) / scale, 0.0), min((middle + spread) / scale, 1.0)
+    return (middle - spread) / scale, (middle + spread) / scale
 
 
 def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
