@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from swerl.chat import Finish
+from swerl.episode import Episode, Status
+from swerl.grade import Grade, Verdict
+from swerl.rollout.deciles import Deciles
+from swerl.rollout.versions import Staleness, Versions, spans_of, staleness
+from swerl.run.prompts import Entry, Fate
+from swerl.tree import Trajectory
+from swerl.turn import Turn, WeightChange
+
+
+def turn(num_tokens: int, version: str, *changes: WeightChange) -> Turn:
+    ids = tuple(range(num_tokens))
+    logprobs = (0.0,) * num_tokens
+    return Turn(0, None, (1,), ids, logprobs, Finish.STOP, version, weight_changes=changes)
+
+
+def episode(*turns: Turn) -> Episode:
+    grade = Grade(Verdict.SOLVED)
+    return Episode("e", "t", Status.COMPLETED, grade, 1.0, Trajectory("s", turns))
+
+
+def test_every_token_has_the_version_that_sampled_it() -> None:
+    partial = turn(10, "a", WeightChange(4, "b"), WeightChange(9, "c"))
+    assert list(spans_of(partial)) == [("a", 4), ("b", 5), ("c", 1)]
+    unseen = turn(4, "a", WeightChange(0, "b"), WeightChange(4, "c"))
+    assert list(spans_of(unseen)) == [("b", 4)]
+
+
+def test_staleness_counts_versions_and_weighs_by_tokens() -> None:
+    versions = Versions(["a", "b", "c"])
+    partial = turn(10, "a", WeightChange(5, "c"))
+    found = staleness([episode(partial, turn(10, "b"))], versions)
+    assert found == Staleness(mean=1.0, largest=2, num_tokens=20, num_stale=15, num_partial=1)
+
+
+def test_a_version_that_comes_again_is_not_newer() -> None:
+    versions = Versions(["a"])
+    versions.add("a")
+    assert (versions.newest, versions.names) == (0, ("a",))
+
+
+def test_episodes_of_weights_that_were_never_committed_are_told_apart() -> None:
+    versions = Versions(["a", "b"])
+    assert versions.knows(episode(turn(3, "a", WeightChange(1, "b"))))
+    assert not versions.knows(episode(turn(3, "a", WeightChange(1, "c"))))
+
+
+def test_tenths_hold_equally_many_episodes_and_untrained_ones_show() -> None:
+    short = Entry(0, "t", "0", Fate.TRAINED, lengths=(1,) * 9, learned=(True,) * 9)
+    long = Entry(0, "u", "0", Fate.STALE, lengths=(100,), learned=(False,))
+    found = Deciles([long, short]).metrics()
+    assert found["sampled_tokens_d1"] == found["trained_tokens_d1"] == 1
+    assert (found["sampled_tokens_d10"], found["trained_tokens_d10"]) == (100, 0)
