@@ -13,6 +13,7 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from swerl.training.host_adam import move_to_host
 from swerl.training.model import TokenModel
 from swerl.training.options import TrainerOptions
 
@@ -35,8 +36,7 @@ def _finalize(model: list[torch.nn.Module], num_tokens: object, **groups: object
 def build_optimizer(model: DistributedDataParallel, options: TrainerOptions) -> MegatronOptimizer:
     """Build Adam with its state shared out over the ranks; norms are not decayed.
 
-    In bf16 it holds an fp32 copy of the weights. An offloaded state lives in the host's memory,
-    where torch's AdamW takes the step; Megatron-Core copies gradients there and weights back.
+    In bf16 it holds an fp32 copy of the weights. An offloaded state lives in the host's memory.
     """
     config = OptimizerConfig(
         optimizer="adam",
@@ -49,10 +49,11 @@ def build_optimizer(model: DistributedDataParallel, options: TrainerOptions) -> 
         use_distributed_optimizer=True,
         bf16=options.dtype == "bf16",
         params_dtype=model.config.params_dtype,
-        optimizer_cpu_offload=options.offload_optimizer,
-        optimizer_offload_fraction=1.0 if options.offload_optimizer else 0.0,
     )
-    return get_megatron_optimizer(config, [model])
+    optimizer = get_megatron_optimizer(config, [model])
+    if options.offload_optimizer:
+        move_to_host(optimizer)
+    return optimizer
 
 
 def build_scheduler(
