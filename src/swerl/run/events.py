@@ -67,7 +67,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """A step is committed."""
+    """A step is over; it is committed once its checkpoint is whole."""
 
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -21,11 +21,12 @@ from swerl.rollout.supply import Site, Supply, open_supply
 from swerl.rollout.versions import Versions
 from swerl.run import history, prompts, tables
 from swerl.run.events import StepEnded
-from swerl.run.layout import RunFolder
+from swerl.run.layout import Cursor, RunFolder, State
 from swerl.task import Task
 from swerl.training import batch as batches
-from swerl.training import outcome
+from swerl.training import outcome, weight_sync
 from swerl.training.collect import Collected, collect
+from swerl.training.commits import Commits
 from swerl.training.evaluation import evaluate, is_due
 from swerl.training.meter import Meter
 from swerl.training.skipping import Skipping
@@ -56,7 +57,10 @@ async def run(machine: Machine) -> history.History:
     folder, recipe = machine.folder, machine.recipe
     books = await _resume(machine)
     state = folder.read_state()
-    async with open_supply(_site(machine, books.versions), state.cursor) as supply:
+    async with (
+        Commits(machine.trainer, folder, machine.parts.emit) as commits,
+        open_supply(_site(machine, books.versions), state.cursor) as supply,
+    ):
         for step in range(state.step, recipe.steps):
             if is_due(step, recipe.eval):
                 await _evaluate(machine, supply, step)
@@ -69,14 +73,17 @@ async def run(machine: Machine) -> history.History:
             metrics = books.close(step, groups, collected, stats)
             with machine.meter.span("publish"):
                 await supply.serve(lambda: _transfer(machine))
-                await machine.trainer.save(step + 1)
-                await machine.trainer.saved()
+            stops = machine.stopping() and step + 1 < recipe.steps
+            with machine.meter.span("save"):
+                if stops or _is_saved(step + 1, recipe):
+                    await commits.begin(books.state(step + 1, supply.cursor()))
             machine.parts.emit(StepEnded(step, metrics | await machine.meter.stop()))
-            _commit(machine, books, supply, step + 1)
-            if machine.stopping():
-                return history.read(folder.events)
-        await _evaluate(machine, supply, recipe.steps)
-    folder.write_state(replace(folder.read_state(), finished=True))
+            if stops:
+                break
+        else:
+            await _evaluate(machine, supply, recipe.steps)
+    if folder.read_state().step == recipe.steps:
+        folder.write_state(replace(folder.read_state(), finished=True))
     return history.read(folder.events)
 
 
@@ -101,6 +108,16 @@ class _Books:
             "steps_skipped": self.skipping.total,
             **self.deciles.metrics(),
         }
+
+    def state(self, step: int, cursor: Cursor) -> State:
+        """Return what commits the first `step` steps."""
+        return State(
+            step=step,
+            versions=self.versions.names,
+            cursor=cursor,
+            skipped=self.skipping.total,
+            skipped_in_a_row=self.skipping.in_a_row,
+        )
 
 
 async def _resume(machine: Machine) -> _Books:
@@ -133,8 +150,8 @@ def _site(machine: Machine, versions: Versions) -> Site:
 
 async def _transfer(machine: Machine) -> str:
     """Bring the trainer's weights to the engine; return the version that serves."""
-    weights = await machine.trainer.publish()
-    return await machine.engine.load(weights)
+    cluster = machine.recipe.cluster
+    return await weight_sync.sync(machine.trainer, machine.engine, cluster, machine.parts.emit)
 
 
 async def _learn(machine: Machine, books: _Books, collected: Collected) -> StepStats | None:
@@ -161,14 +178,8 @@ def _write_tables(folder: RunFolder, step: int, groups: StepGroups, collected: C
     batches.write(folder.samples(step), collected.batch)
 
 
-def _commit(machine: Machine, books: _Books, supply: Supply, step: int) -> None:
-    """Move the state to the step."""
-    state = replace(
-        machine.folder.read_state(),
-        step=step,
-        versions=books.versions.names,
-        cursor=supply.cursor(),
-        skipped=books.skipping.total,
-        skipped_in_a_row=books.skipping.in_a_row,
+def _is_saved(step: int, recipe: Recipe) -> bool:
+    """Return whether a step gets a checkpoint: every n-th, evaluated ones and the last."""
+    return (
+        step % recipe.trainer.save_every == 0 or is_due(step, recipe.eval) or step == recipe.steps
     )
-    machine.folder.write_state(state)
