@@ -38,7 +38,7 @@ def simulated(
 
 
 def test_8_node_run_lies_within_what_its_recipe_assumes() -> None:
-    found = simulated(num_steps=20).own
+    found = simulated().own
     low, _, high = load([RECIPE]).cost.step_minutes
     assert low <= found.step_s / 60 <= high
     seconds = load([RECIPE]).cost.sandbox_seconds
@@ -48,7 +48,7 @@ def test_8_node_run_lies_within_what_its_recipe_assumes() -> None:
 
 
 def test_8_node_run_waits_for_tools_and_other_schedules_help() -> None:
-    found = simulated(compare=True)
+    found = simulated(compare=True, num_steps=5)
     assert found.own.bottleneck == "tools"
     assert found.split
     hours = {run.mode: run.hours(100) for run in (found.own, *found.others)}
@@ -86,7 +86,8 @@ def test_training_time_is_arithmetic_over_rate() -> None:
 def test_what_makes_a_run_harder_makes_it_longer(
     settings: tuple[str, ...], assume: tuple[str, ...]
 ) -> None:
-    assert simulated(*settings, assume=assume).own.seconds > simulated().own.seconds
+    hard, plain = simulated(*settings, assume=assume, num_steps=2), simulated(num_steps=2)
+    assert hard.own.seconds > plain.own.seconds
 
 
 def test_wrong_assumptions_are_refused() -> None:
@@ -136,7 +137,7 @@ def test_episodes_of_a_real_run_are_read_from_its_events(tmp_path: Path) -> None
     assert [turn.tool_s for turn in found.turns] == [7, 1, 2]
     assert (found.boot_s, found.grading_s) == (2, 4.5)
     assert list(found.rows()) == [550, 205]
-    outcome = simulated(recorded=Recorded((found,))).own
+    outcome = simulated(recorded=Recorded((found,)), num_steps=1).own
     assert outcome.row_tokens == 755
 
 

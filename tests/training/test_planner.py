@@ -32,6 +32,7 @@ ONE_NODE = {
     "trainer": {
         "ranks": 8,
         "tensor_parallel": 2,
+        "dtype": "bf16",
         "recompute": True,
         "tokens_per_micro_batch": 32768,
     },
@@ -289,8 +290,7 @@ def measured(
             algorithm="sft",
             algorithm_options={},
             options=options,
-            rendezvous=work / "rendezvous",
-            socket_fd=None,
+            rendezvous=f"file://{work / 'rendezvous'}",
             rank=rank,
         )
         command = [sys.executable, "-c", MEASURE, settings.model_dump_json()]

@@ -9,49 +9,75 @@ from swerl.cli._output import console
 from swerl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
+    from swerl.simulation.simulate import Simulation
     from swerl.training.plan import Plan
     from swerl.training.planner import MemoryPlan
 
 
 def show_plan(recipe: Recipe) -> None:
     """Print the plan of a recipe. Raises RecipeError where it contradicts itself."""
+    from swerl.training.plan import plan
+
+    found = plan(recipe)
+    for part in plan_parts(found):
+        console().print(part)
+    _show_ending(found)
+
+
+def plan_parts(found: Plan) -> Iterator[RenderableType]:
+    """Yield the plan's tables and lines, but for what this version lacks."""
     from rich.box import SIMPLE
     from rich.table import Table
 
     from swerl.cli.cost import cases_table
-    from swerl.training.plan import plan
 
-    found = plan(recipe)
-    table = Table(
-        "", "", title=f"Plan of {recipe.name}", title_justify="left", box=SIMPLE, show_header=False
-    )
+    title = f"Plan of {found.recipe.name}"
+    table = Table("", "", title=title, title_justify="left", box=SIMPLE, show_header=False)
     table.columns[0].no_wrap = True
     table.columns[0].style = "bold"
     for name, text in _rows(found):
         table.add_row(name, text)
-    console().print(table)
+    yield table
     if found.memory:
-        console().print(_memory_table(found.memory))
-        for line in _host_and_cache(found.memory):
-            console().print(line)
+        yield _memory_table(found.memory)
+        yield from _host_and_cache(found.memory)
+    if (simulated := found.simulate()) is not None:
+        yield from _time(found.recipe, simulated)
     if found.cost is None:
-        console().print("no dollars: the price book lacks a price; see `swerl cost estimate`")
+        yield "no dollars: the price book lacks a price; see `swerl cost estimate`"
     elif any(case.total_dollars for case in found.cost.cases):
-        console().print(cases_table(found.cost))
+        yield cases_table(found.cost)
     for note in found.notes:
-        console().print(f"[yellow]note:[/] {note}")
-    _show_ending(found)
+        yield f"[yellow]note:[/] {note}"
+
+
+def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
+    from swerl.cli._simulation_view import outcome_table, remarks
+
+    yield outcome_table(recipe, found)
+    for remark in remarks(recipe, found):
+        yield f"- {remark}"
+    yield (
+        f"these rest on {len(found.assumptions)} assumptions: `swerl cost simulate` lists them, "
+        "with sources, and changes them by --set; with --from RUN it takes a real run's episodes"
+    )
 
 
 def _show_ending(plan: Plan) -> None:
+    out = console()
+    out.print(
+        "checked: every key, time budgets inside each other, the parallel layout against the "
+        "model's sizes, memory of every phase against the GPU, engines against nodes"
+    )
     if not plan.obstacles:
-        console().print("next: the same command without --dry-run")
+        out.print("next: the same command without --dry-run")
         return
-    console().print("[yellow]the recipe is consistent, but this version cannot launch it:[/]")
+    out.print("[yellow]the recipe is consistent, but this version cannot launch it:[/]")
     for obstacle in plan.obstacles:
-        console().print(f"- {obstacle}")
+        out.print(f"- {obstacle}")
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -61,6 +87,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "engines", _engines(plan)
     yield from _work(plan)
     yield "budgets", _budgets(plan.recipe)
+    yield "disk", _disk(plan)
 
 
 def _model(plan: Plan) -> str:
@@ -77,7 +104,8 @@ def _machines(plan: Plan) -> Iterator[tuple[str, str]]:
     layout = plan.layout
     if layout.num_gpus:
         gpu = plan.recipe.cluster.gpu
-        text = f"{layout.num_nodes} nodes x {layout.gpus_per_node} {gpu} = {layout.num_gpus} GPUs"
+        nodes = "1 node" if layout.num_nodes == 1 else f"{layout.num_nodes} nodes"
+        text = f"{nodes} x {layout.gpus_per_node} {gpu} = {layout.num_gpus} GPUs"
         yield "machines", text
     yield "trainer", f"{layout.ranks} {'rank' if layout.ranks == 1 else 'ranks'}"
 
@@ -118,7 +146,13 @@ def _work(plan: Plan) -> Iterator[tuple[str, str]]:
         f"{rollout.groups_per_step} tasks x {rollout.episodes_per_group} attempts = "
         f"{plan.episodes_per_step} episodes",
     )
-    yield "the run", f"{recipe.steps} steps, {plan.num_episodes:,} episodes"
+    if round(plan.episodes_begun) > plan.episodes_per_step:
+        yield (
+            "begun",
+            f"{plan.episodes_begun:.0f} episodes a step on average: others replace the groups that "
+            f"{rollout.group_filter} leaves out",
+        )
+    yield "the run", f"{recipe.steps} steps, {plan.num_episodes:,} trained episodes"
     yield (
         "tokens",
         f"{rollout.max_context_tokens:,} of context / {plan.layout.context} context ranks = "
@@ -144,6 +178,23 @@ def _budgets(recipe: Recipe) -> str:
         "sandbox": budgets.sandbox_s,
     }
     return " < ".join(f"{name} {seconds:g} s" for name, seconds in chain.items())
+
+
+def _disk(plan: Plan) -> str:
+    disk, trainer = plan.disk, plan.recipe.trainer
+    when = "step" if trainer.save_every == 1 else f"{trainer.save_every} steps"
+    shared = ", on a disk that all nodes share" if plan.layout.num_nodes > 1 else ""
+    return (
+        f"a checkpoint of {_bytes(disk.checkpoint)} every {when}, {disk.kept} kept; published "
+        f"weights of {_bytes(disk.weights)}, 2 kept; {_bytes(disk.most)} at most{shared}"
+    )
+
+
+def _bytes(number: float) -> str:
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:,.0f} bytes"
 
 
 def _memory_table(planned: MemoryPlan) -> Table:

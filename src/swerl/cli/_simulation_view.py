@@ -74,6 +74,8 @@ def remarks(recipe: Recipe, found: Simulation) -> Iterator[str]:
 
 def _rows(recipe: Recipe, runs: tuple[Outcome, ...]) -> Iterator[tuple[str, list[str]]]:
     yield "minutes a step", [f"{run.step_s / 60:.1f}" for run in runs]
+    yield "  rollout, minutes", [f"{run.mean('rollout_s') / 60:.1f}" for run in runs]
+    yield "  training, seconds", [f"{run.mean('train_s'):.0f}" for run in runs]
     yield f"hours of {recipe.steps} steps", [f"{run.hours(recipe.steps):.1f}" for run in runs]
     for name in runs[0].parts:
         shares = [run.parts.get(name, 0.0) for run in runs]
@@ -88,6 +90,7 @@ def _rows(recipe: Recipe, runs: tuple[Outcome, ...]) -> Iterator[tuple[str, list
     yield "last tenth of episodes alone", [f"{run.tail_share:.0%}" for run in runs]
     yield "agents stopped by their budget", [f"{run.timed_out:.1%}" for run in runs]
     yield "tokens an episode", [f"{run.row_tokens:,.0f}" for run in runs]
+    yield "tokens a step", [f"{run.mean('row_tokens') / 1e6:.2f}M" for run in runs]
     yield "sandbox-seconds an episode", [f"{run.sandbox_s:,.0f}" for run in runs]
     turns = [run.turns_per_s() for run in runs]
     yield "gateway turns/s, mean and most", [f"{mean:.1f}, {most:.1f}" for mean, most in turns]

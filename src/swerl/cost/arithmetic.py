@@ -19,7 +19,7 @@ def episode_dollars(dollars_per_second: float, sandbox_seconds: float) -> float:
 
 
 def sandbox_dollars(dollars_per_episode: float, num_episodes: float, *, factor: float) -> float:
-    """Return what a run's sandboxes cost; `factor` covers refills, retries and leaks."""
+    """Return what a run's sandboxes cost; `factor` covers leaks and idle ones."""
     return dollars_per_episode * num_episodes * factor
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from swerl.cost.estimate import CASES, Assumption
 from swerl.cost.prices import price_book
+from swerl.cost.rollouts import LOST_SHARE, PASSING_SHARE, attempts, group_factor
 from swerl.recipe.schema import Recipe
 
 EXAMPLE_AGENT_S = 1800
@@ -65,7 +66,11 @@ def _assumptions(recipe: Recipe, source: _Source) -> tuple[Assumption, ...]:
         Assumption("steps", recipe.steps, "optimizer steps", run),
         Assumption("groups_per_step", rollout.groups_per_step, "tasks a step", run),
         Assumption("episodes_per_group", rollout.episodes_per_group, "episodes a task", run),
+        Assumption("group_factor", group_factor(rollout), "groups begun a group", _filter(recipe)),
         Assumption("eval_episodes", *_evaluations(recipe)),
+        Assumption(
+            "attempts", attempts(rollout), "attempts an episode", f"assumed: {LOST_SHARE:.0%} lost"
+        ),
         Assumption("sandboxes_per_episode", 2, "sandboxes", "one for the agent, one for grading"),
         Assumption("vcpus", limits.num_cpus, "vCPU a sandbox", run),
         Assumption("memory_gib", limits.memory_mib / 1024, "GiB a sandbox", run),
@@ -74,9 +79,7 @@ def _assumptions(recipe: Recipe, source: _Source) -> tuple[Assumption, ...]:
         *_cases(
             "sandbox_seconds", _seconds(recipe), "s an episode, both sandboxes", source.seconds
         ),
-        Assumption(
-            "sandbox_factor", 1.0, "times", "no refills, no leaks; one published bill needed 4"
-        ),
+        Assumption("sandbox_factor", 1.0, "times", "no leaks; one published bill needed 4"),
         Assumption("gpus", cluster.nodes * cluster.gpus_per_node, "GPUs", run),
     ]
     if cluster.gpus_per_node:
@@ -111,6 +114,13 @@ def _seconds(recipe: Recipe) -> tuple[float, float, float]:
 def _minutes(recipe: Recipe) -> tuple[float, float, float]:
     known = recipe.cluster.gpus_per_node or "step_minutes" in recipe.cost.model_fields_set
     return recipe.cost.step_minutes if known else (0.0, 0.0, 0.0)
+
+
+def _filter(recipe: Recipe) -> str:
+    chosen = recipe.rollout.group_filter
+    if chosen == "none":
+        return "no rollout.group_filter"
+    return f"assumed: {PASSING_SHARE:.0%} pass rollout.group_filter = {chosen}"
 
 
 def _evaluations(recipe: Recipe) -> tuple[float, str, str]:

@@ -46,7 +46,7 @@ class Estimate:
 
     assumptions: tuple[Assumption, ...]
     num_episodes: int
-    """Trained and evaluated Episodes."""
+    """Episodes that are trained, left out by a filter, or evaluated."""
     num_sandboxes: int
     sandbox_dollars_per_second: float
     cases: tuple[Case, ...]
@@ -61,8 +61,9 @@ def estimate(assumptions: Iterable[Assumption], settings: Iterable[str] = ()) ->
     rows = override(tuple(assumptions), settings)
     _refuse_unknown(rows)
     value = {row.key: row.value for row in rows}
-    episodes = value["steps"] * value["groups_per_step"] * value["episodes_per_group"]
-    episodes += value["eval_episodes"]
+    groups = value["steps"] * value["groups_per_step"] * value["group_factor"]
+    episodes = groups * value["episodes_per_group"] + value["eval_episodes"]
+    tried = episodes * value["attempts"]
     per_second = arithmetic.sandbox_dollars_per_second(
         vcpus=value["vcpus"],
         memory_gib=value["memory_gib"],
@@ -72,9 +73,9 @@ def estimate(assumptions: Iterable[Assumption], settings: Iterable[str] = ()) ->
     return Estimate(
         assumptions=rows,
         num_episodes=round(episodes),
-        num_sandboxes=round(episodes * value["sandboxes_per_episode"]),
+        num_sandboxes=round(tried * value["sandboxes_per_episode"]),
         sandbox_dollars_per_second=per_second,
-        cases=tuple(_case(name, value, per_second, episodes) for name in CASES),
+        cases=tuple(_case(name, value, per_second, tried) for name in CASES),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from swerl.cost.estimate import Assumption
+from swerl.cost.rollouts import LOST_SHARE, PASSING_SHARE
 from swerl.errors import InputError, unknown
 from swerl.recipe.schema import Recipe
 
@@ -50,17 +51,34 @@ def _episodes(recipe: Recipe) -> Iterator[Assumption]:
     yield Assumption(
         "first_prompt", prompt, "tokens", f"{agent}'s first request, measured to a few thousand"
     )
-    yield from _spread("turns", 30, 0.6, "turns", "assumed; published SWE runs cap at 100 to 200")
-    length = "with it the mean row is some 30k tokens, as NVIDIA's SWE runs publish (31.6k)"
-    yield from _spread("reply_tokens", 150, 1.1, "tokens a turn", length)
-    yield from _spread("result_tokens", 180, 1.0, "tokens a turn", length)
-    yield from _spread("tool_s", 2.5, 1.5, "s a turn", "assumed: most calls read, some run tests")
+    yield from _generated() if recipe.tasks.source == "twin" else _repositories()
     boot = _BOOT_S.get(sandbox, 5.0)
     yield from _spread("boot_s", boot, 0.5, "s", f"{sandbox}'s start with the image at hand")
-    yield from _spread("grading_s", 150, 0.6, "s", "assumed: a second start and the tests")
-    yield Assumption("lost_share", 0.02, "of episodes", "assumed: lost to machinery, run again")
+    yield Assumption(
+        "lost_share", LOST_SHARE, "of episodes", "assumed: lost to machinery, run again"
+    )
     passing = "assumed: groups with solved and unsolved episodes, of all"
-    yield Assumption("passing_share", 0.6, "of groups", passing)
+    yield Assumption("passing_share", PASSING_SHARE, "of groups", passing)
+
+
+def _repositories() -> Iterator[Assumption]:
+    """Yield what work on real repositories takes."""
+    yield from _spread("turns", 30, 0.6, "turns", "assumed; published SWE runs cap at 100 to 200")
+    length = "with it the mean row is some 31k tokens, as NVIDIA's SWE runs publish (31.6k)"
+    yield from _spread("reply_tokens", 150, 1.1, "tokens a turn", length)
+    yield from _spread("result_tokens", 180, 1.0, "tokens a turn", length)
+    seconds = "assumed: with it sandbox-seconds are near the published low case, 520"
+    yield from _spread("tool_s", 2.5, 1.5, "s a turn", seconds)
+    yield from _spread("grading_s", 150, 0.6, "s", "assumed: a second start and the tests")
+
+
+def _generated() -> Iterator[Assumption]:
+    """Yield what the twin's small repositories take, with a model that explains itself."""
+    yield from _spread("turns", 5, 0.4, "turns", "assumed: look, edit, test, submit")
+    yield from _spread("reply_tokens", 150, 0.8, "tokens a turn", "assumed")
+    yield from _spread("result_tokens", 100, 0.5, "tokens a turn", "the twin's files")
+    yield from _spread("tool_s", 0.3, 0.5, "s a turn", "docs/twin.md: a local sandbox")
+    yield from _spread("grading_s", 1.0, 0.3, "s", "docs/twin.md: a local sandbox, a few tests")
 
 
 def _spread(

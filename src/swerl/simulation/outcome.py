@@ -111,6 +111,10 @@ class Outcome:
         """Tokens of an Episode's rows."""
         return self._sum("row_tokens") / self._sum("episodes")
 
+    def mean(self, name: str) -> float:
+        """Return the mean of one number of the steps."""
+        return self._sum(name) / len(self.steps)
+
     def turns_per_s(self, window_s: float = 10.0) -> tuple[float, float]:
         """Return turns a second at the gateway: on average, and in the busiest window."""
         times, most, first = sorted(self.turn_times), 0, 0

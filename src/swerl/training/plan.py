@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from math import ceil
 
 from swerl import plugins
 from swerl.cost.assumptions import from_recipe
 from swerl.cost.estimate import Estimate, estimate
+from swerl.cost.rollouts import group_factor
 from swerl.errors import InputError, UnknownNameError
 from swerl.interfaces import Algorithm
 from swerl.recipe.check import check_budgets, check_rollout, obstacles, plugin_options
 from swerl.recipe.schema import Recipe
+from swerl.simulation.simulate import Simulation, simulate
+from swerl.training.disk import Disk, plan_disk
 from swerl.training.layout import Layout, layout
 from swerl.training.planner import MemoryPlan, plan_memory
 from swerl.training.savings import check_memory
@@ -27,6 +30,7 @@ class Plan:
     layout: Layout
     memory: MemoryPlan | None
     """None on CPU."""
+    disk: Disk
     cost: Estimate | None
     """None where the price book lacks a price."""
     notes: tuple[str, ...]
@@ -34,10 +38,21 @@ class Plan:
     obstacles: tuple[str, ...]
     """Why this version cannot launch the recipe; empty where it can."""
 
+    def simulate(self) -> Simulation | None:
+        """Simulate some steps; None on CPU and on GPUs whose speed is not known."""
+        if self.memory is None or self.memory.capacity is None:
+            return None
+        return simulate(self.recipe, self.shape, self.layout, self.memory.cache)
+
     @property
     def episodes_per_step(self) -> int:
         """Episodes of one optimizer step."""
         return self.recipe.rollout.groups_per_step * self.recipe.rollout.episodes_per_group
+
+    @property
+    def episodes_begun(self) -> float:
+        """Episodes that a step begins on average, those that a filter leaves out counted."""
+        return self.episodes_per_step * group_factor(self.recipe.rollout)
 
     @property
     def num_episodes(self) -> int:
@@ -47,7 +62,11 @@ class Plan:
     @property
     def sandboxes_at_once(self) -> int:
         """Most sandboxes that live at the same time: an Episode holds one at a time."""
-        return min(self.recipe.rollout.concurrency, self.episodes_per_step)
+        rollout = self.recipe.rollout
+        begun = ceil(rollout.groups_per_step * rollout.oversample) * rollout.episodes_per_group
+        if self.recipe.schedule.mode == "async":
+            begun = ceil(self.recipe.schedule.pool * self.episodes_per_step)
+        return min(rollout.concurrency, begun)
 
     @property
     def tokens_per_gpu(self) -> int:
@@ -71,9 +90,10 @@ def plan(recipe: Recipe) -> Plan:
         shape=shape,
         layout=found,
         memory=on_gpu,
+        disk=plan_disk(recipe, shape),
         cost=_cost(recipe),
         notes=tuple(_notes(recipe, shape, found, on_gpu)),
-        obstacles=(*obstacles(recipe), *_model_obstacles(shape, found)),
+        obstacles=tuple(obstacles(recipe)),
     )
 
 
@@ -113,6 +133,8 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
         notes.append(f"{episodes} episodes a step spread unevenly over {found.data} data ranks")
     if found.expert > found.gpus_per_node > 0:
         notes.append(f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node")
+    if found.num_gpus and recipe.trainer.dtype == "fp32":
+        notes.append("trainer.dtype = fp32 on GPUs: bf16 takes half of the time and memory")
     if on_gpu:
         notes += _memory_notes(recipe, on_gpu)
     return notes
@@ -132,16 +154,3 @@ def _memory_notes(recipe: Recipe, planned: MemoryPlan) -> list[str]:
             f"{cache.sequences} episodes: long ones are put out and computed again"
         )
     return notes
-
-
-def _model_obstacles(shape: Shape, found: Layout) -> list[str]:
-    if not shape.num_linear_layers or found.context == 1:
-        return []
-    try:
-        installed = f"megatron-core {version('megatron-core')}"
-    except PackageNotFoundError:
-        installed = "megatron-core"
-    return [
-        f"{shape.num_linear_layers} of {shape.num_layers} layers are linear attention, which "
-        f"{installed} does not split over context_parallel ranks"
-    ]

@@ -47,6 +47,9 @@ optimizer; Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, with fp32 gra
 FP32 = Precision(weight=4, gradient=4, optimizer=8)
 """fp32 throughout: the weights are their own master copy."""
 
+PRECISIONS = {"bf16": BF16, "fp32": FP32}
+"""By `trainer.dtype`."""
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -110,7 +113,8 @@ def plan_memory(
     gpu = GPUS.get(recipe.cluster.gpu)
     capacity = gpu.memory_gib if gpu else None
     cache = kv_cache(recipe, shape, layout, gpu_gib=capacity or GPUS["h100"].memory_gib)
-    state = training_state(rank_params(shape, layout), layout)
+    precision = PRECISIONS[recipe.trainer.dtype]
+    state = training_state(rank_params(shape, layout), layout, precision)
     offload = recipe.trainer.offload_optimizer
     train = _train(recipe, shape, layout, state) | {
         "reference": state.weights / _GIB if reference else 0.0
@@ -128,7 +132,7 @@ def plan_memory(
             Phase("train", train),
             Phase("update", _update(layout, state, cache, train)),
         ),
-        host=_host(layout, state, offload=offload),
+        host=_host(layout, state, offload=offload, saving=recipe.trainer.async_save),
         cache=cache,
         capacity=capacity,
     )
@@ -147,14 +151,14 @@ def training_state(params: RankParams, layout: Layout, precision: Precision = BF
 def _train(recipe: Recipe, shape: Shape, layout: Layout, state: State) -> dict[str, float]:
     trainer = recipe.trainer
     positions = trainer.tokens_per_micro_batch
+    wider = PRECISIONS[trainer.dtype].weight / BF16.weight
     held = {
         "weights": state.weights,
         "gradients": state.gradients,
         "optimizer": 0.0 if trainer.offload_optimizer else state.optimizer,
-        "activations": activation_bytes(
-            shape, layout, positions=positions, recompute=trainer.recompute
-        ),
-        "logits": logit_bytes(shape, layout, positions=positions),
+        "activations": wider
+        * activation_bytes(shape, layout, positions=positions, recompute=trainer.recompute),
+        "logits": wider * logit_bytes(shape, layout, positions=positions),
     }
     parts = {name: number / _GIB for name, number in held.items()}
     parts["gaps"] = GAPS * sum(parts.values())
@@ -177,9 +181,10 @@ def _update(
     return {name: train[name] for name in stays} | {"buckets": 2 * BUCKET_GIB}
 
 
-def _host(layout: Layout, state: State, *, offload: bool) -> float:
-    """An offloaded optimizer also keeps its gradients; colocated, weights and states wait there."""
+def _host(layout: Layout, state: State, *, offload: bool, saving: bool) -> float:
+    """An offloaded optimizer also keeps its gradients; colocated, weights and states wait there. A
+    checkpoint that is written while training goes on is a copy of the states."""
     gradients = state.optimizer / BF16.optimizer * BF16.gradient if offload else 0.0
     waits = state.weights + state.optimizer if layout.colocated else 0.0
     held = max(waits, state.optimizer if offload else 0.0) + gradients
-    return layout.gpus_per_node * held / _GIB
+    return layout.gpus_per_node * (held + saving * state.optimizer) / _GIB
