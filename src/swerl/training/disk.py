@@ -1,22 +1,51 @@
-"""How much disk a run fills."""
+"""What a run keeps on disk: checkpoints, published weights, and everything else."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from swerl.recipe.schema import Recipe
 from swerl.training.parameters import model_params
-from swerl.training.shape import shape_of
+from swerl.training.shape import Shape, shape_of
 
-CHECKPOINT_BYTES = 14
-"""Bytes a parameter: weights in bf16, a copy and two moments of the optimizer in fp32."""
-WEIGHT_BYTES = 4
-"""Bytes a parameter of published weights, at most: fp32."""
-KEPT = 3
-"""Checkpoints and published versions at once: two that are kept, one being written."""
-REST_BYTES = 2 << 30
-"""Episodes, turns, samples and logs of a run of a hundred steps."""
+_CHECKPOINT = 12
+"""Bytes of a parameter: fp32 master copy and Adam's two moments."""
+_NEWEST = 2
+"""Checkpoints that are kept for a crash, and published weights beside them."""
+_REST = 2 << 30
+"""Bytes of the episodes, turns, samples and logs of a run of a hundred steps. Assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Bytes on a disk that every node reads."""
+
+    checkpoint: int
+    """One of them."""
+    kept: int
+    """Checkpoints that stay at the end: the newest, the best evaluated one, every n-th."""
+    weights: int
+    """One published version, in Hugging Face format."""
+
+    @property
+    def most(self) -> int:
+        """All that is kept, with one checkpoint and one version being written."""
+        return (self.kept + 1) * self.checkpoint + (_NEWEST + 1) * self.weights
+
+
+def plan_disk(recipe: Recipe, shape: Shape) -> Disk:
+    """Return what a run needs."""
+    params = model_params(shape).total
+    trainer = recipe.trainer
+    every = recipe.steps // trainer.keep_every if trainer.keep_every else 0
+    evaluated = bool(recipe.eval.every)
+    return Disk(
+        checkpoint=params * _CHECKPOINT,
+        kept=_NEWEST + evaluated + every,
+        weights=params * (2 if trainer.dtype == "bf16" else 4),
+    )
 
 
 def run_bytes(recipe: Recipe) -> int:
-    """Return the bytes that a run's folder grows to, roughly and rather too many."""
-    num_params = model_params(shape_of(recipe.model)).total
-    return num_params * (CHECKPOINT_BYTES + WEIGHT_BYTES) * KEPT + REST_BYTES
+    """Return the bytes that a run's folder grows to."""
+    return plan_disk(recipe, shape_of(recipe.model)).most + _REST
