@@ -1,4 +1,4 @@
-"""What a run keeps on disk: checkpoints, published weights, and everything else."""
+"""What a run keeps on disk: checkpoints and published weights."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from swerl.recipe.schema import Recipe
 from swerl.training.parameters import model_params
-from swerl.training.shape import Shape, shape_of
+from swerl.training.shape import Shape
 
 _CHECKPOINT = 12
 """Bytes of a parameter: fp32 master copy and Adam's two moments."""
 _NEWEST = 2
 """Checkpoints that are kept for a crash, and published weights beside them."""
-_REST = 2 << 30
-"""Bytes of the episodes, turns, samples and logs of a run of a hundred steps. Assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +42,3 @@ def plan_disk(recipe: Recipe, shape: Shape) -> Disk:
         kept=_NEWEST + evaluated + every,
         weights=params * (2 if trainer.dtype == "bf16" else 4),
     )
-
-
-def run_bytes(recipe: Recipe) -> int:
-    """Return the bytes that a run's folder grows to."""
-    return plan_disk(recipe, shape_of(recipe.model)).most + _REST
