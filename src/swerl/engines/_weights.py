@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from swerl.engines._sglang_wire import ModelShape
@@ -19,8 +20,19 @@ _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def checksum(folder: Path) -> str:
-    """Return the sha256 of every tensor in the folder. Raises EngineError on unreadable files."""
-    return digest(path.read_bytes() for path in shards(folder))
+    """Return the checksum of every tensor in the folder, without reading a file into memory.
+
+    Raises EngineError on unreadable files.
+    """
+    digests: dict[str, bytes] = {}
+    for path in shards(folder):
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                _tensors(b"")
+            # Closed with its last view: an error on the way would still hold some.
+            blob = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            digests |= dict(_digests(blob))
+    return combine(digests)
 
 
 def shards(folder: Path) -> list[Path]:
@@ -54,18 +66,27 @@ def model_shape(folder: Path) -> ModelShape:
 
 def digest(blobs: Iterable[bytes]) -> str:
     """Return the checksum of the tensors in whole safetensors files, given as bytes."""
-    tensors: dict[str, tuple[bytes, memoryview]] = {}
-    for blob in blobs:
-        tensors |= _tensors(blob)
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        label, data = tensors[name]
-        total.update(label)
-        total.update(data)
-    return total.hexdigest()
+    return combine({name: found for blob in blobs for name, found in _digests(blob)})
 
 
-def _tensors(blob: bytes) -> dict[str, tuple[bytes, memoryview]]:
+def combine(digests: Mapping[str, bytes]) -> str:
+    """Return the checksum of a model from those of its tensors, by name."""
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
+
+
+def tensor_digest(name: str, dtype: str, shape: Sequence[int], data: bytes | memoryview) -> bytes:
+    """Return the sha256 of one tensor; `dtype` by safetensors' name."""
+    found = hashlib.sha256(f"{name}\0{dtype}\0{list(shape)}\n".encode())
+    found.update(data)
+    return found.digest()
+
+
+def _digests(blob: bytes | mmap.mmap) -> Iterator[tuple[str, bytes]]:
+    for name, (dtype, shape, data) in _tensors(blob).items():
+        yield name, tensor_digest(name, dtype, shape, data)
+
+
+def _tensors(blob: bytes | mmap.mmap) -> dict[str, tuple[str, list[int], memoryview]]:
     """Read one file: 8 bytes of header length, a JSON header, then the data of all tensors."""
     try:
         start = 8 + int.from_bytes(blob[:8], "little")
@@ -79,8 +100,7 @@ def _tensors(blob: bytes) -> dict[str, tuple[bytes, memoryview]]:
             if not 0 <= begin <= end <= len(blob) - start:
                 message = f"{name} lies outside the file"
                 raise ValueError(message)
-            label = f"{name}\0{entry['dtype']}\0{entry['shape']}\n".encode()
-            found[name] = (label, view[start + begin : start + end])
+            found[name] = (entry["dtype"], entry["shape"], view[start + begin : start + end])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"not a readable safetensors file: {error}"
         raise EngineError(

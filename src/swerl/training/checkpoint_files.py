@@ -6,7 +6,7 @@ a process for every file, and one that dies leaves the save waiting for ever. He
 one file by itself, in whichever thread calls, and ends with it.
 """
 
-# heavy imports: this file only runs in the trainer's own processes
+# heavy imports: this file only runs in the trainer's own processes and in exports
 
 from __future__ import annotations
 
@@ -142,11 +142,12 @@ class Source:
         Raises TrainerError where the folder has no such tensor, or one of another shape.
         """
         items: list[ReadItem] = []
-        for piece in pieces:
-            entry = self._entry(piece)
+        for number, piece in enumerate(pieces):
             chunk = ChunkStorageMetadata(torch.Size(piece.offsets), piece.data.shape)
-            items += create_read_items_for_chunk_list(piece.key, entry, [chunk])
-        targets = _Targets({_index(piece): piece.data for piece in pieces})
+            found = create_read_items_for_chunk_list(piece.key, self._entry(piece), [chunk])
+            # Two pieces may be the same part of a tensor: a parameter and its master.
+            items += [replace(item, dest_index=MetadataIndex(str(number))) for item in found]
+        targets = _Targets({MetadataIndex(str(n)): piece.data for n, piece in enumerate(pieces)})
         plan = LoadPlan(items)
         try:
             self._reader.read_data(plan, targets).wait()

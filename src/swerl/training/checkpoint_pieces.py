@@ -6,7 +6,7 @@ optimizer's state is a flat range of that (ZeRO), which falls into a few boxes. 
 what it has, without asking another, and any other layout finds what it needs by overlap.
 """
 
-# heavy imports: this file only runs in the trainer's own processes
+# heavy imports: this file only runs in the trainer's own processes and in exports
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-from megatron.core import parallel_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,8 @@ class Cut:
 
 def cuts(param: torch.nn.Parameter) -> list[Cut]:
     """Return how the ranks share a parameter, from Megatron-Core's marks on it."""
+    from megatron.core import parallel_state
+
     found = []
     is_expert = belongs_to_experts(param)
     if is_expert:
@@ -146,6 +147,8 @@ def _in_row(number: int, start: int, end: int, shape: Sequence[int], begin: int)
 
 
 def _tensor_rank(*, is_expert: bool) -> tuple[int, int]:
+    from megatron.core import parallel_state
+
     if is_expert:
         return (
             parallel_state.get_expert_tensor_parallel_rank(),

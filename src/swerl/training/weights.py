@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from swerl.chat import Json
-from swerl.engines._weights import checksum, shards
-from swerl.errors import InputError, SwerlError, TrainerError
+from swerl.errors import InputError
 from swerl.interfaces import MegatronMapping
 from swerl.learning import WeightRef
 from swerl.run.files import disk_errors
 from swerl.training.gather import global_name, own_part
+from swerl.training.safetensors_files import LazyTensors, ShardWriter
 from swerl.training.tiny_model import copy_tokenizer
 
 KEPT_VERSIONS = 2
@@ -45,8 +43,7 @@ def load(
 
     Raises InputError where the files do not belong to the config.
     """
-    hf = _read_tensors(folder)
-    with torch.no_grad():
+    with LazyTensors(folder) as hf, torch.no_grad():
         for name, param in model.named_parameters():
             full = mapping.to_megatron(global_name(model, name), hf, hf_config)
             part = own_part(full, param)
@@ -59,23 +56,28 @@ def load(
             param.copy_(part)
 
 
-def publish(tensors: Mapping[str, torch.Tensor], source: Path, target: Path) -> WeightRef:
+def publish(tensors: Iterable[tuple[str, torch.Tensor]], source: Path, target: Path) -> WeightRef:
     """Write Hugging Face tensors as a model folder that appears at once under its version.
 
-    `source` gives config.json and the tokenizer's files. Older versions are removed. Raises
-    RunError on a full disk.
+    They are written one by one as they come. `source` gives config.json and the tokenizer's files.
+    Older versions are removed. Raises RunError on a full disk.
     """
     temporary = target.with_name(f".{target.name}.part")
-    with disk_errors(target):
+    try:
+        with disk_errors(target):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            with ShardWriter(temporary) as writer:
+                for name, tensor in tensors:
+                    writer.add(name, tensor)
+            shutil.copyfile(source / "config.json", temporary / "config.json")
+            copy_tokenizer(source, temporary)
+            shutil.rmtree(target, ignore_errors=True)
+            temporary.rename(target)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        _save(tensors, temporary / "model.safetensors")
-        shutil.copyfile(source / "config.json", temporary / "config.json")
-        copy_tokenizer(source, temporary)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.rename(target)
     keep_newest(target.parent, KEPT_VERSIONS)
-    return WeightRef(target, target.name, checksum(target))
+    return WeightRef(target, target.name, writer.checksum)
 
 
 def keep_newest(parent: Path, num_kept: int) -> None:
@@ -84,22 +86,3 @@ def keep_newest(parent: Path, num_kept: int) -> None:
     folders.sort(key=lambda path: path.stat().st_mtime_ns)
     for old in folders[:-num_kept]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    try:
-        for path in shards(folder):
-            tensors |= load_file(path)
-    except (OSError, SafetensorError, SwerlError) as error:
-        message = f"cannot read the weights in {folder}: {error}"
-        raise InputError(message, hint="is the folder whole? fetch or publish it again") from error
-    return tensors
-
-
-def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        message = f"cannot write {path}: {error}"
-        raise TrainerError(message, hint="is the disk full?") from error

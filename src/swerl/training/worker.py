@@ -97,11 +97,15 @@ class Commands:
         """Write the weights as a model folder named for the number of steps taken."""
         from swerl.training import weights
 
-        tensors = {name: held.cpu() for name, held in self._learner.whole_weights()}
-        if dist.get_rank():
-            return {}
-        target = self._settings.options.publish_dir / self._version
-        ref = weights.publish(tensors, self._settings.model, target)
+        tensors = self._learner.whole_weights()
+        try:
+            if dist.get_rank():
+                return {}
+            target = self._settings.options.publish_dir / self._version
+            ref = weights.publish(tensors, self._settings.model, target)
+        finally:
+            for _ in tensors:  # all ranks come to the end together, also of an error on the first
+                pass
         return {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
 
     def send(self, targets: list[dict[str, Any]], way: str, version: str | None) -> dict[str, Any]:
