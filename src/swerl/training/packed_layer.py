@@ -26,7 +26,10 @@ class RowParams(PackedSeqParams):  # type: ignore[misc]  # megatron-core ships n
     """Bounds of packed rows, and the experts that the engine chose for them."""
 
     routed_NLK: torch.Tensor | None = None
-    """By position of this context rank, layer with experts of the whole model, and choice."""
+    """By position of this context rank, layer of the whole model, and choice.
+
+    Layers are all of the model's, as SGLang records them, or those with experts.
+    """
 
 
 class PackedLayer(TransformerLayer):  # type: ignore[misc]  # megatron-core ships no types
@@ -42,7 +45,8 @@ class PackedLayer(TransformerLayer):  # type: ignore[misc]  # megatron-core ship
     ) -> None:
         """`experts_place` counts the layers with experts of the whole model before this one."""
         super().__init__(config, *arguments, **named)
-        self._place, self._num_expert_layers = experts_place, num_expert_layers
+        self._place = experts_place
+        self._num_expert_layers = num_expert_layers
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the layer; the router, where there is one, first gets its part of the record."""
@@ -57,13 +61,15 @@ class PackedLayer(TransformerLayer):  # type: ignore[misc]  # megatron-core ship
         if routed_NLK is None:
             return None
         _, num_layers, num_chosen = routed_NLK.shape
-        if (num_layers, num_chosen) != (self._num_expert_layers, self.config.moe_router_topk):
+        places = {self.config.num_layers: self.layer_number - 1}
+        places[self._num_expert_layers] = self._place
+        if num_layers not in places or num_chosen != self.config.moe_router_topk:
             message = (
                 f"the engine recorded {num_chosen} experts in {num_layers} layers, the model has "
                 f"{self.config.moe_router_topk} in {self._num_expert_layers}"
             )
             raise TrainerError(message, hint="engine and trainer must serve the same model")
-        routed_NK: torch.Tensor = routed_NLK[:, self._place]
+        routed_NK: torch.Tensor = routed_NLK[:, places[num_layers]]
         if not self.config.sequence_parallel:
             return routed_NK
         ranks = parallel_state.get_tensor_model_parallel_world_size()

@@ -1,0 +1,146 @@
+"""The gated delta rule against its recurrence written out, and rows that stay apart."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from swerl.training.delta_rule import CHUNK, causal_conv, gated_delta_rule
+
+HEADS, KEY, VALUE = 2, 8, 12
+ROWS = [0, 5, 5 + 2 * CHUNK + 9, 5 + 2 * CHUNK + 10]
+"""Bounds of a short row, a row of three chunks, and one of a single position."""
+
+
+class Inputs(NamedTuple):
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+
+    def row(self, start: int, end: int) -> Inputs:
+        return Inputs(*(part[start:end] for part in self))
+
+    def to(self, dtype: torch.dtype) -> Inputs:
+        return Inputs(*(part.to(dtype) for part in self))
+
+
+def inputs(length: int, *, decay: float = 0.5) -> Inputs:
+    torch.manual_seed(0)
+    return Inputs(
+        torch.randn(length, HEADS, KEY),
+        torch.randn(length, HEADS, KEY),
+        torch.randn(length, HEADS, VALUE),
+        -torch.rand(length, HEADS) * decay,
+        torch.rand(length, HEADS),
+    )
+
+
+def by_rule(x: Inputs, bounds: list[int]) -> torch.Tensor:
+    return gated_delta_rule(*x[:3], log_decay_MH=x.log_decay, beta_MH=x.beta, bounds=bounds)
+
+
+def by_recurrence(x: Inputs, *, state_dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Equation 10 of arXiv 2412.06464, position by position."""
+    query, key, value, log_decay, beta = x.to(torch.float64)
+    query, key = unit(query) * KEY**-0.5, unit(key)
+    state = torch.zeros(HEADS, KEY, VALUE, dtype=state_dtype)
+    outs = []
+    for t in range(len(query)):
+        k, v, b = key[t][:, :, None], value[t][:, None], beta[t][:, None, None]
+        moved = state.double() * log_decay[t].exp()[:, None, None]
+        moved = moved - b * k @ (k.mT @ moved) + b * k @ v
+        state = moved.to(state_dtype)
+        outs.append((state.double().mT @ query[t][:, :, None]).squeeze(-1))
+    return torch.stack(outs)
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).abs().max())
+
+
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 9])
+def test_chunks_equal_the_recurrence(length: int) -> None:
+    x = inputs(length)
+    assert gap(by_rule(x, [0, length]), by_recurrence(x)) <= 1e-6
+
+
+def test_gradients_equal_those_of_the_recurrence() -> None:
+    length = CHUNK + 9
+    direction = torch.randn(length, HEADS, VALUE)
+    found = []
+    for rule in (lambda x: by_rule(x, [0, length]), by_recurrence):
+        x = Inputs(*(part.requires_grad_() for part in inputs(length)))
+        (rule(x) * direction).sum().backward()
+        found.append([part.grad for part in x])
+
+    for ours, expected in zip(*found, strict=True):
+        assert ours is not None and expected is not None
+        assert gap(ours, expected) <= 1e-5 * float(expected.abs().max())
+
+
+def test_the_rule_is_that_of_transformers() -> None:
+    from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as theirs
+
+    x = inputs(2 * CHUNK + 9)
+    expected, _ = theirs.torch_chunk_gated_delta_rule(
+        *(part[None] for part in x[:3]),
+        g=x.log_decay[None],
+        beta=x.beta[None],
+        use_qk_l2norm_in_kernel=True,
+    )
+    assert gap(by_rule(x, [0, len(x.query)]), expected[0]) <= 1e-6
+
+
+def test_packed_rows_equal_separate_ones() -> None:
+    x = inputs(ROWS[-1], decay=0.05)
+    separate = torch.cat([by_rule(x.row(*row), [0, row[1] - row[0]]) for row in pairwise(ROWS)])
+
+    assert gap(by_rule(x, ROWS), separate) <= 1e-6
+    # A state that leaks from row to row is far outside what the comparison allows.
+    assert gap(by_rule(x, [0, ROWS[-1]]), separate) >= 1e-2
+
+
+def test_the_convolution_sees_its_own_row_only() -> None:
+    torch.manual_seed(0)
+    x_MC, weight = torch.randn(ROWS[-1], 6), torch.randn(6, 4)
+
+    def reference(row: torch.Tensor) -> torch.Tensor:
+        padded = torch.nn.functional.pad(row.T[None], (3, 0))
+        out = torch.nn.functional.conv1d(padded, weight[:, None], groups=6)
+        return torch.nn.functional.silu(out[0].T)
+
+    separate = torch.cat([reference(x_MC[start:end]) for start, end in pairwise(ROWS)])
+    assert gap(causal_conv(x_MC, weight, ROWS), separate) <= 1e-6
+    assert gap(causal_conv(x_MC, weight, [0, ROWS[-1]]), separate) >= 1e-2
+
+
+def test_no_gradient_crosses_from_row_to_row() -> None:
+    x = inputs(ROWS[-1], decay=0.05)
+    x.value.requires_grad_()
+    by_rule(x, ROWS)[ROWS[1] :].sum().backward()
+    assert x.value.grad is not None
+    assert not x.value.grad[: ROWS[1]].any()
+    assert x.value.grad[ROWS[1] : ROWS[2]].any()
+
+
+def test_the_state_is_fp32_where_the_model_is_bf16() -> None:
+    length = 1500
+    x = inputs(length, decay=2e-3).to(torch.bfloat16)
+    x = x._replace(log_decay=x.log_decay.float(), beta=x.beta.float() * 0.05)
+    exact = by_recurrence(x)
+    size = float(exact.abs().max())
+
+    out = by_rule(x, [0, length])
+    assert out.dtype is torch.bfloat16
+    # bf16 keeps 8 bits: rounding the output alone is an error of 2^-9 of the largest.
+    assert gap(out, exact) <= size * 2**-8
+    assert gap(by_recurrence(x, state_dtype=torch.bfloat16), exact) >= size * 2**-6
