@@ -20,7 +20,7 @@ LAYERS = {
     "rollout": 4, "training": 4, "images": 4, "cost": 4, "tasks": 4,
     "simulation": 4,
     "ledger": 4, "probe": 4, "redteam": 4, "e2b_server": 4, "lab": 4, "cluster": 4,
-    "assemble": 5, "doctor": 5, "integrations": 5,
+    "assemble": 5, "doctor": 5, "preflight": 5, "integrations": 5,
     "cli": 6,
 }  # fmt: skip
 PLURAL = {"sandboxes", "harnesses", "dialects", "engines", "graders", "algorithms", "families"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from swerl import plugins
-from swerl.errors import RecipeError
+from swerl.cluster.node import Node
+from swerl.cluster.open import open_nodes
+from swerl.errors import RankLostError, RecipeError
 from swerl.gateway.app import Gateway
 from swerl.gateway.orders import WorkerSetup
 from swerl.gateway.pool import GatewayPool
@@ -41,6 +43,8 @@ from swerl.run import history
 from swerl.run.events import Emit, Notice, Progress, fan_out, ignore
 from swerl.run.history import EventLog, History
 from swerl.run.layout import RunFolder, open_run
+from swerl.run.presence import Part, Presence, present
+from swerl.run.standing import require_alone
 from swerl.sandbox import Limits
 from swerl.task import Task, read_tasks
 from swerl.tasks import twin
@@ -52,22 +56,46 @@ from swerl.training.options import TrainerOptions
 from swerl.training.picture import reward_curve
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warmstart import warm_start
+from swerl.training.weight_sync import choose_way
 
 
 async def train(recipe: Recipe, root: Path, show: Emit) -> History:
     """Run a recipe in its run folder to the end, or on from where it stands."""
     if recipe.tasks.source != "twin" and not root.exists():
         await asyncio.to_thread(tasks_of, recipe, root)  # what is refused leaves no run behind
+    require_alone(root)
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
         if folder.read_state().finished:
             return history.read(folder.events)
         with open_sinks(recipe, root) as sinks:
             emit = fan_out(log, show, sinks)
-            await reap_leftovers(recipe, emit)
-            async with _machine(recipe, folder, emit) as machine:
-                past = await loop.run(machine)
+            async with present(root) as presence:
+                await reap_leftovers(recipe, emit)
+                past = await _despite_deaths(recipe, folder, emit, presence)
     reward_curve(root / "reward.png", past.series("reward"), past.evals)
     return past
+
+
+async def _despite_deaths(
+    recipe: Recipe, folder: RunFolder, emit: Emit, presence: Presence
+) -> History:
+    """Train to the end; where a rank is lost, start again as often as the recipe allows."""
+    left = recipe.trainer.restarts
+    while True:
+        try:
+            async with _machine(recipe, folder, emit, presence) as machine:
+                return await loop.run(machine)
+        except (RankLostError, ExceptionGroup) as error:
+            if not left or not _is_a_lost_rank(error):
+                raise
+            left -= 1
+            emit(Notice(f"{error}; starting again from the last checkpoint, {left} more times"))
+
+
+def _is_a_lost_rank(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_a_lost_rank(each) for each in error.exceptions)
+    return isinstance(error, RankLostError)
 
 
 def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:
@@ -190,7 +218,9 @@ async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
 
 
 @asynccontextmanager
-async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterator[loop.Machine]:
+async def _machine(
+    recipe: Recipe, folder: RunFolder, show: Emit, presence: Presence
+) -> AsyncIterator[loop.Machine]:
     logs = folder.new_attempt()
     show(Progress("reading or writing tasks", 0, 1))
     train_tasks, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
@@ -198,11 +228,14 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
     family = family_of(recipe, model)
     setup = EngineSetup(family=family, log_dir=logs, model=model)
     async with (
-        _trainer(recipe, folder, model, logs) as trainer,
+        open_nodes(recipe, logs) as nodes,
+        _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
         plugin(recipe, "engine", setup) as engine,
     ):
+        presence.has(_parts_at_work(trainer))
         meter = Meter(engine)
         emit = fan_out(meter, show)
+        choose_way(recipe.cluster, engine, emit)
         gate = _gate(recipe, engine)
         async with gateway_of(recipe, gate or engine, setup, emit) as gateway:
             yield loop.Machine(
@@ -216,7 +249,13 @@ async def _machine(recipe: Recipe, folder: RunFolder, show: Emit) -> AsyncIterat
                 parts=parts_of(recipe, gateway, emit),
                 meter=meter,
                 gate=gate,
+                stopping=presence.stopping,
             )
+
+
+def _parts_at_work(trainer: MegatronTrainer) -> tuple[Part, ...]:
+    found = enumerate(zip(trainer.pids, trainer.hosts, strict=True))
+    return tuple(Part(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in found)
 
 
 def _gate(recipe: Recipe, engine: Engine) -> Gate | None:
@@ -241,8 +280,11 @@ async def _model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emit) -> P
     return kept
 
 
-def _trainer(recipe: Recipe, folder: RunFolder, model: Path, logs: Path) -> MegatronTrainer:
+def _trainer(
+    recipe: Recipe, folder: RunFolder, model: Path, logs: Path, nodes: Sequence[Node]
+) -> MegatronTrainer:
     return MegatronTrainer(
+        nodes=nodes,
         model=model,
         family=recipe.model.family,
         algorithm=recipe.algorithm.type,
@@ -255,6 +297,8 @@ def _trainer(recipe: Recipe, folder: RunFolder, model: Path, logs: Path) -> Mega
             checkpoint_dir=folder.checkpoints,
             publish_dir=folder.weights,
             log_dir=logs,
+            weight_bucket_mib=recipe.cluster.weight_bucket_mib,
+            weight_bucket_s=recipe.cluster.weight_bucket_s,
         ),
     )
 

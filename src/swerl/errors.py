@@ -158,6 +158,10 @@ class RunError(SwerlError, RuntimeError):
     """The run folder cannot be used as asked."""
 
 
+class RunStoppedError(SwerlError, RuntimeError):
+    """Somebody asked the run to end, and it did."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for a name that nothing answers to, naming the nearest known ones."""
     names = sorted(known)

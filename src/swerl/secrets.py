@@ -65,6 +65,11 @@ def state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "swerl"
 
 
+def slurm_node_list() -> str:
+    """Return the hosts of the Slurm allocation around this process in Slurm's own short form."""
+    return os.environ.get("SLURM_JOB_NODELIST", "")
+
+
 def child_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment for a child of ours, with `extra` on top."""
     return {**os.environ, **extra}

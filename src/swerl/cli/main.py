@@ -24,7 +24,7 @@ from swerl.cli import (
 HELP = "Train coding agents by reinforcement learning, from a dataset to a checkpoint."
 
 typer_app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False)
-typer_app.command("train")(train.train)
+typer_app.add_typer(train.app, name="train", help="Train by a recipe; look at runs, stop, resume.")
 typer_app.command("rollout")(rollout.rollout)
 typer_app.command("serve")(serve.serve)
 typer_app.command("convert")(convert.convert)

@@ -1,0 +1,49 @@
+"""Finding run folders, and the recipes that they keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swerl.errors import RunError, unknown
+
+if TYPE_CHECKING:
+    from swerl.recipe.schema import Recipe
+
+RECIPE = "recipe.resolved.json"
+
+
+def all_runs(runs: Path) -> list[Path]:
+    """Return every run folder in `runs`, the one used last first."""
+    found = [path.parent for path in runs.glob(f"*/{RECIPE}")]
+    return sorted(found, key=_last_use, reverse=True)
+
+
+def find_run(run: str, runs: Path) -> Path:
+    """Return the folder of a run given by its name or its folder. Raises UnknownNameError."""
+    for folder in (runs / run, Path(run)):
+        if (folder / RECIPE).is_file():
+            return folder
+    raise unknown("run", run, [path.name for path in all_runs(runs)])
+
+
+def stored_recipe(root: Path) -> Recipe:
+    """Return the recipe of a run. Raises RunError where this version does not read it."""
+    from pydantic import ValidationError
+
+    from swerl.recipe.schema import Recipe
+    from swerl.run.files import read_json
+
+    try:
+        return Recipe.model_validate(read_json(root / RECIPE))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        message = f"{root / RECIPE}: {key}: {first['msg']}"
+        hint = "another version of swerl wrote it; resume the run with that one"
+        raise RunError(message, hint=hint) from error
+
+
+def _last_use(root: Path) -> float:
+    names = ("events.jsonl", "process.json", RECIPE)
+    return max(path.stat().st_mtime for name in names if (path := root / name).exists())

@@ -1,0 +1,168 @@
+"""`swerl train status`: what runs do, and how those that are over ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from swerl.recipe.schema import Recipe
+    from swerl.run.progress import Progress
+    from swerl.run.standing import Look
+
+_COLOURS = {"running": "green", "finished": "green", "failed": "red", "killed": "red"}
+_METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
+
+
+def status(
+    run: Annotated[str | None, typer.Argument(help="Name of a run, or its folder.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a run does, or list all; from the run folder alone, on any machine."""
+    from swerl.cli._output import console
+    from swerl.cli._runs import all_runs, find_run
+
+    if run is None:
+        found = all_runs(runs)
+        rows = [_facts(root) for root in found]
+        if as_json:
+            _print_json(rows)
+        elif not rows:
+            console().print(f"no runs in {runs}; next: swerl train recipes/twin_cpu.toml")
+        else:
+            _show_all(rows)
+        return
+    facts = _facts(find_run(run, runs))
+    if as_json:
+        _print_json(facts)
+    else:
+        for line in _lines(facts):
+            console().print(line, soft_wrap=True)
+
+
+def _facts(root: Path) -> dict[str, Any]:
+    """Return everything that is known of a run."""
+    from dataclasses import asdict
+
+    from swerl.cli._runs import stored_recipe
+    from swerl.run.progress import read_progress
+    from swerl.run.standing import look
+
+    recipe, seen, progress = stored_recipe(root), look(root), read_progress(root)
+    return {
+        "run": root.name,
+        "folder": str(root),
+        "standing": str(seen.standing),
+        "steps": recipe.steps,
+        "process": asdict(seen.process) if seen.process else None,
+        "beat_s": round(seen.beat_s, 1),
+        "step": progress.step,
+        "doing": progress.doing,
+        "episodes": [progress.episodes_done, progress.episodes_expected],
+        "phases": {name: count for name, count in progress.phases.items() if count > 0},
+        "metrics": dict(progress.metrics),
+        "dollars": _dollars(recipe, progress, seen),
+    }
+
+
+def _dollars(recipe: Recipe, progress: Progress, seen: Look) -> dict[str, float]:
+    """Return what was paid so far for sandboxes, by this machine's ledger, and for GPUs."""
+    from swerl.cost.prices import price_book
+    from swerl.ledger.bill import bill
+    from swerl.ledger.store import default_ledger
+
+    lines = bill(default_ledger(), run=recipe.name).lines
+    num_gpus = recipe.cluster.nodes * recipe.cluster.gpus_per_node
+    price = price_book().get(f"{recipe.cluster.gpu}_hour")
+    dollars = {"sandboxes": sum(line.cost for line in lines)}
+    if num_gpus and price:
+        dollars["gpus"] = num_gpus * price.value * progress.step_seconds / 3600
+    return dollars
+
+
+def _show_all(rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from swerl.cli._output import console
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for title in ("run", "standing", "step", "reward", "process"):
+        table.add_column(title)
+    for row in rows:
+        process = row["process"]
+        where = f"{process['pid']} on {process['host']}" if process else ""
+        reward = row["metrics"].get("reward")
+        table.add_row(
+            row["run"],
+            _coloured(row["standing"]),
+            f"{row['step']}/{row['steps']}",
+            "" if reward is None else f"{reward:.2f}",
+            where,
+        )
+    console().print(table)
+    console().print(f"next: swerl train status {rows[0]['run']}", soft_wrap=True)
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    from rich.markup import escape
+
+    process, standing = facts["process"], facts["standing"]
+    yield f"[bold]{facts['run']}[/]: {_coloured(standing)}{_WHAT.get(standing, '')}"
+    if process:
+        ended = f", ended {_ago(process['ended'])}" if process["ended"] else ""
+        sign = f", last sign {facts['beat_s']:.0f} s ago" if not process["ended"] else ""
+        began = _ago(process["started"])
+        yield f"process    {process['pid']} on {process['host']}, began {began}{ended}{sign}"
+        if process["error"]:
+            yield f"[red]error[/]      {escape(process['error'])}"
+            yield f"hint       {escape(process['hint'])}"
+        if standing == "running":
+            for part in process["parts"]:
+                yield f"           {part['name']}: {part['pid']} on {part['host']}"
+    yield f"steps      {facts['step']} of {facts['steps']} committed"
+    if standing == "running" and facts["doing"]:
+        done, expected = facts["episodes"]
+        phases = ", ".join(f"{count} in {name}" for name, count in facts["phases"].items())
+        episodes = f": {done} of {expected} episodes" if expected else ""
+        yield f"doing      {facts['doing']}{episodes}{'; ' + phases if phases else ''}"
+    if facts["metrics"]:
+        shown = ((key, facts["metrics"][key]) for key in _METRICS if key in facts["metrics"])
+        yield "last step  " + "  ".join(f"{key} {value:.4g}" for key, value in shown)
+    money = ", ".join(f"{name} ${value:,.2f}" for name, value in facts["dollars"].items())
+    yield f"cost       {money}"
+    yield f"folder     {facts['folder']}"
+    verb = {"running": "stop", "finished": "status"}.get(standing, "resume")
+    yield f"next       swerl train {verb} {facts['run']}"
+
+
+_WHAT = {
+    "killed": ": its process is gone and did not say why; nothing committed is lost",
+    "silent": ": its process is on another machine and gives no sign",
+    "untouched": ": nothing has worked here yet",
+}
+
+
+def _coloured(standing: str) -> str:
+    return f"[{_COLOURS.get(standing, 'yellow')}]{standing}[/]"
+
+
+def _ago(moment_s: float) -> str:
+    import time
+    from datetime import datetime
+
+    at = datetime.fromtimestamp(moment_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    minutes = (time.time() - moment_s) / 60
+    return (
+        f"{at} ({minutes:,.0f} min ago)" if minutes < 120 else f"{at} ({minutes / 60:,.1f} h ago)"
+    )
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=1))

@@ -1,0 +1,90 @@
+"""Join a run's Ray cluster for as long as standard input is open: `python -m swerl.cluster.join`.
+
+The first line of standard input says where the head is, its token and what this machine gives; the
+answer is the line `joined`. When the other end is gone, whatever the reason, Ray and all that it
+started here are killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from swerl.cluster.hosts import RAY_SETTINGS, ray_start
+from swerl.cluster.network import address_towards
+from swerl.engines._process import child
+
+TRIES = 3
+"""Ray gives a machine 30 seconds to start; one that is busy for a while may need more."""
+
+
+def main() -> None:
+    """Read the order, join, and stay until the input ends."""
+    order = json.loads(sys.stdin.readline())
+    address = address_towards(order["head"].rpartition(":")[0])
+    command = ray_start(address, cpus=order["cpus"], gpus=order["gpus"])
+    command.append(f"--address={order['head']}")
+    env = {**RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": order["token"]}
+    sys.exit(asyncio.run(_stay(command, env)))
+
+
+async def _stay(command: list[str], env: Mapping[str, str]) -> int:
+    """Be a member until the input ends; return 1 where Ray does not start or ends by itself."""
+    gone = asyncio.create_task(_input_end())
+    for _ in range(TRIES):
+        with tempfile.NamedTemporaryFile(prefix="swerl-join-", suffix=".log") as log:
+            has_joined = await _try(command, env, Path(log.name), gone)
+            if gone.done():
+                return 0
+            sys.stderr.write(Path(log.name).read_text(errors="replace"))
+            sys.stderr.flush()
+            if has_joined:
+                break
+    gone.cancel()
+    return 1
+
+
+async def _try(
+    command: list[str], env: Mapping[str, str], log: Path, gone: asyncio.Task[None]
+) -> bool:
+    """Run Ray until it ends or the input does; say whether it had joined."""
+    async with child(command, log, env=env) as process:
+        ended = asyncio.create_task(process.wait())
+        up = asyncio.create_task(_up(log))
+        await asyncio.wait([gone, ended, up], return_when=asyncio.FIRST_COMPLETED)
+        has_joined = up.done()
+        up.cancel()
+        if has_joined:
+            sys.stdout.write("joined\n")
+            sys.stdout.flush()
+            await asyncio.wait([gone, ended], return_when=asyncio.FIRST_COMPLETED)
+        return has_joined
+
+
+async def _input_end() -> None:
+    """Wait until the other end closes standard input; the waiting thread holds up no exit."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def read() -> None:
+        sys.stdin.read()
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(over.set)
+
+    threading.Thread(target=read, daemon=True).start()
+    await over.wait()
+
+
+async def _up(log: Path) -> None:
+    """Wait until Ray says that its daemons run."""
+    while "Ray runtime started" not in log.read_text(errors="replace"):  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""From a recipe's cluster section to its nodes: this machine, a Ray cluster, or one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from swerl.cluster.hosts import HostPlan, host_cluster
+from swerl.cluster.local import LocalNode
+from swerl.cluster.node import Node
+from swerl.cluster.ray_nodes import Share, ray_nodes
+from swerl.cluster.slurm import slurm_hosts
+from swerl.errors import RecipeError
+from swerl.recipe.schema import ClusterSection, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The machines of a run. Where engines and trainer take turns, both lists are the same."""
+
+    trainer: tuple[Node, ...]
+    engines: tuple[Node, ...]
+
+    @property
+    def all(self) -> tuple[Node, ...]:
+        """Every machine once."""
+        return tuple(dict.fromkeys((*self.trainer, *self.engines)))
+
+
+@asynccontextmanager
+async def open_nodes(recipe: Recipe, logs: Path) -> AsyncIterator[Nodes]:
+    """Yield the machines of a run, held for it until the block ends.
+
+    Raises RecipeError where the recipe's numbers do not fit, ClusterError where machines do not.
+    """
+    num_trainer = trainer_nodes(recipe)
+    cluster = recipe.cluster
+    if cluster.launcher == "local":
+        here = (LocalNode(),)
+        yield Nodes(here, here)
+        return
+    async with AsyncExitStack() as stack:
+        address = cluster.ray_address
+        if cluster.launcher != "ray":
+            plan = _host_plan(recipe, logs)
+            address = await stack.enter_async_context(host_cluster(plan))
+        share = Share(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
+        nodes = await stack.enter_async_context(ray_nodes(address, share, run=recipe.name))
+        trainer = tuple(nodes[:num_trainer])
+        yield Nodes(trainer, trainer if cluster.colocate else tuple(nodes[num_trainer:]))
+
+
+def trainer_nodes(recipe: Recipe) -> int:
+    """Return how many machines hold ranks. Raises RecipeError where they do not come out even."""
+    cluster, ranks = recipe.cluster, recipe.trainer.ranks
+    if cluster.launcher == "local":
+        if cluster.nodes > 1:
+            message = f"cluster.nodes = {cluster.nodes} with cluster.launcher = 'local'"
+            raise RecipeError(message, hint="set cluster.launcher to ray, ssh or slurm")
+        return 1
+    apart = bool(cluster.gpus_per_node) and not cluster.colocate
+    num_nodes = -(-ranks // cluster.gpus_per_node) if apart else cluster.nodes
+    if ranks % num_nodes:
+        message = f"trainer.ranks = {ranks} do not spread evenly over {num_nodes} nodes"
+        raise RecipeError(message, hint="change trainer.ranks or cluster.nodes")
+    if (ranks // num_nodes) % recipe.trainer.tensor_parallel:
+        message = f"{ranks // num_nodes} ranks a node would split a tensor group over nodes"
+        hint = (
+            f"give a node a multiple of trainer.tensor_parallel = {recipe.trainer.tensor_parallel}"
+        )
+        raise RecipeError(message, hint=hint)
+    return num_nodes
+
+
+def cpus_per_node(recipe: Recipe) -> int:
+    """Return the cores that a node's processes keep busy: one each, on CPU their threads."""
+    cluster = recipe.cluster
+    if cluster.gpus_per_node:
+        return cluster.gpus_per_node
+    return max(1, recipe.trainer.ranks // cluster.nodes) * recipe.trainer.threads
+
+
+def _host_plan(recipe: Recipe, logs: Path) -> HostPlan:
+    cluster: ClusterSection = recipe.cluster
+    hosts, command = cluster.hosts, cluster.ssh
+    if cluster.launcher == "slurm":
+        hosts, command = slurm_hosts(cluster.gpus_per_node)
+    if len(hosts) != cluster.nodes:
+        message = f"cluster.nodes = {cluster.nodes}, but there are {len(hosts)} hosts"
+        source = "the allocation" if cluster.launcher == "slurm" else "cluster.hosts"
+        raise RecipeError(message, hint=f"make both the same: {source} holds {', '.join(hosts)}")
+    return HostPlan(
+        hosts=hosts,
+        command=command,
+        logs=logs,
+        gpus_per_node=cluster.gpus_per_node,
+        cpus_per_node=cpus_per_node(recipe),
+        head_address=cluster.head_address,
+    )

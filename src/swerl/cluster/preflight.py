@@ -1,0 +1,120 @@
+"""Looks whether the machines of a run are fit for it, before anything of the run starts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from swerl.cluster import checks
+from swerl.cluster.allreduce import check_collective
+from swerl.cluster.checks import Questions
+from swerl.cluster.finding import Finding, State, judged
+from swerl.cluster.gpus import Wanted
+from swerl.cluster.node import Node
+from swerl.cluster.open import Nodes
+from swerl.errors import ClusterError
+from swerl.recipe.schema import Recipe
+
+CLOCKS_S = 1.0
+"""Difference of clocks that files' times and logs still make sense with."""
+CLOCKS_BAD_S = 30.0
+"""Difference from which a heartbeat cannot be trusted."""
+
+
+async def check_nodes(
+    recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int
+) -> AsyncIterator[Finding]:
+    """Yield a line a check, machine by machine, then what concerns them together.
+
+    `folder` is the run's, which exists and which all machines share.
+    """
+    wanted = Wanted(recipe.cluster.gpus_per_node, recipe.cluster.gpu)
+    examined = await asyncio.gather(
+        *(_examine(node, wanted, folder, disk_bytes) for node in nodes.all)
+    )
+    for findings in examined:
+        for finding in findings:
+            yield finding
+    for finding in await _versions(nodes.all):
+        yield finding
+    for finding in await _shared(nodes.all, folder):
+        yield finding
+    for node in nodes.all:
+        yield await _clock(node)
+    for finding in await check_collective(
+        nodes.trainer, recipe.trainer.ranks, folder, threads=recipe.trainer.threads
+    ):
+        yield finding
+
+
+async def _examine(node: Node, wanted: Wanted, folder: Path, disk_bytes: int) -> Sequence[Finding]:
+    asked = Questions(node.name, node.address, wanted, folder.resolve(), disk_bytes)
+    try:
+        return await node.call(checks.examine, asked)
+    except (ClusterError, OSError) as error:
+        mend = getattr(error, "hint", "") or f"{folder} must exist there: share it"
+        return [judged(node.name, "machine", str(error), good=False, mend=mend)]
+
+
+async def _versions(nodes: Sequence[Node]) -> list[Finding]:
+    """Compare what is installed with the first machine's."""
+    found = await asyncio.gather(*(node.call(checks.versions) for node in nodes))
+    rows = []
+    for node, own in zip(nodes, found, strict=True):
+        differing = {
+            name for name in own.keys() | found[0].keys() if own.get(name) != found[0].get(name)
+        }
+        text = ", ".join(f"{name} {number}" for name, number in own.items())
+        mend = f"install the versions of {nodes[0].name}: {', '.join(sorted(differing))} differ"
+        rows.append(judged(node.name, "versions", text, good=not differing, mend=mend))
+    return rows
+
+
+async def _shared(nodes: Sequence[Node], folder: Path) -> list[Finding]:
+    """Have every machine write a word into the run folder, and every other one read it."""
+    token = secrets.token_hex(4)
+    words = {f".preflight-{token}-{number}": secrets.token_hex(8) for number in range(len(nodes))}
+    where = folder.resolve()
+    rows = []
+    try:
+        for node, (name, word) in zip(nodes, words.items(), strict=True):
+            await node.call(checks.leave_word, where, name, word)
+        for node in nodes:
+            read = await node.call(checks.read_words, where, list(words))
+            missing = [
+                other.name
+                for other, said, word in zip(nodes, read, words.values(), strict=True)
+                if said != word
+            ]
+            found = (
+                f"reads the files of all {len(nodes)}"
+                if not missing
+                else f"lacks those of {', '.join(missing)}"
+            )
+            mend = f"{where} must be one folder on all machines: give --runs a shared one"
+            rows.append(judged(node.name, "shared folder", found, good=not missing, mend=mend))
+    except (ClusterError, OSError) as error:
+        mend = f"{where} must be writable on all machines: give --runs a shared one"
+        rows.append(judged("all", "shared folder", str(error), good=False, mend=mend))
+    finally:
+        for name in words:
+            (where / name).unlink(missing_ok=True)
+    return rows
+
+
+async def _clock(node: Node) -> Finding:
+    """Compare a machine's clock with this one's, less half of the way there and back."""
+    before = time.time()
+    there = await node.call(time.time)
+    after = time.time()
+    apart = abs(there - (before + after) / 2)
+    doubt = (after - before) / 2
+    found = f"{apart * 1e3:,.1f} ms apart, ± {doubt * 1e3:,.1f}"
+    mend = "start a time service (chrony, ntpd) there"
+    if apart - doubt <= CLOCKS_S:
+        return Finding(node.name, "clock", State.OK, found)
+    state = State.FAIL if apart - doubt > CLOCKS_BAD_S else State.WARN
+    return Finding(node.name, "clock", state, found, mend)

@@ -1,0 +1,95 @@
+"""`swerl train preflight`: the machines of a recipe, its sandboxes, and the way between them.
+
+Episodes run beside the controller, so sandboxes and the gateway's reach are looked at from this
+machine; everything else on each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import secrets
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from swerl import assemble
+from swerl.cluster.finding import Finding, State, judged
+from swerl.cluster.open import open_nodes
+from swerl.cluster.preflight import check_nodes
+from swerl.errors import SwerlError
+from swerl.probe._services import Greeter
+from swerl.recipe.schema import Recipe
+from swerl.sandbox import Limits
+from swerl.task import Task
+from swerl.tasks import smoke
+from swerl.training.disk import plan_disk
+from swerl.training.shape import shape_of
+
+REACH_S = 60.0
+REST_BYTES = 2 << 30
+"""Episodes, turns, samples and logs of a run of a hundred steps."""
+_FETCH = (
+    'curl -fsS -m 20 "$0" 2>/dev/null || wget -qO- -T 20 "$0" 2>/dev/null || python3 -c '
+    "'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())' "
+    '"$0"'
+)
+
+
+async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[Finding]:
+    """Yield every finding as it comes; starts nothing of the run and leaves nothing behind.
+
+    Raises ClusterError where the machines cannot be had at all.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    logs = root / "logs"
+    logs.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=logs, prefix="preflight-") as attempt:
+        async with open_nodes(recipe, Path(attempt)) as nodes:
+            disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most + REST_BYTES
+            async for finding in check_nodes(recipe, nodes, root, disk_bytes=disk_bytes):
+                yield finding
+    async for finding in _sandboxes(recipe):
+        yield finding
+
+
+async def _sandboxes(recipe: Recipe) -> AsyncIterator[Finding]:
+    """Boot the image of the first Task, and fetch a page of this machine's from inside."""
+    here = platform.node()
+    with tempfile.TemporaryDirectory(prefix="swerl-preflight-") as scratch:
+        few = {"num_train": 1, "num_heldout": 0, "num_unseen": 0}
+        one = recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=few)})
+        try:
+            tasks, _ = await asyncio.to_thread(assemble.tasks_of, one, Path(scratch))
+            backend = assemble.sandbox_backend(recipe, lambda _: None)
+            (seen,) = await smoke.check(backend, tasks[:1])
+        except SwerlError as error:
+            yield judged(here, "sandbox", str(error), good=False, mend=error.hint)
+            return
+        found = f"{recipe.sandbox.type}: {seen.image} booted in {seen.boot_s:.1f} s"
+        mend = f"`swerl sandbox smoke` looks at all images of the tasks: {seen.failure}"
+        yield judged(here, "sandbox", found, good=seen.ok, mend=mend)
+        if seen.ok:
+            yield await _reach(recipe, tasks[0], here)
+
+
+async def _reach(recipe: Recipe, task: Task, here: str) -> Finding:
+    word = secrets.token_hex(8)
+    page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
+    listener = Greeter(page)
+    limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
+    backend = assemble.sandbox_backend(recipe, lambda _: None)
+    try:
+        async with backend.open(task.image, limits, workdir=task.workdir) as sandbox:
+            url = await sandbox.expose(listener)
+            done = await sandbox.run(["sh", "-c", _FETCH, f"{url}/"], cwd="/", timeout_s=REACH_S)
+    except (SwerlError, OSError, TimeoutError) as error:
+        mend = getattr(error, "hint", "") or "`swerl sandbox probe` says what the backend lacks"
+        return judged(here, "gateway", str(error), good=False, mend=mend)
+    finally:
+        listener.close()
+    if word in done.text:
+        return Finding(here, "gateway", State.OK, f"reached from inside at {url}")
+    found = f"not reached from inside at {url}: {done.text.strip()[-80:]}"
+    mend = "set gateway.bind and the backend's address for it; `swerl sandbox probe` says more"
+    return judged(here, "gateway", found, good=False, mend=mend)
