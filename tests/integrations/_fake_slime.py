@@ -1,8 +1,8 @@
 """A stand-in for slime: its Sample, and what it does with what hooks return.
 
 Written to slime's contract as of August 2026 (slime/utils/types.py, slime/ray/rollout.py and
-slime/rollout/sglang_rollout.py): the fields, how a group is rolled out, how rewards are normalised where no
-hook does it, and how samples become training data.
+slime/rollout/sglang_rollout.py): the fields, how a group is rolled out, how rewards are normalised
+where no hook does it, and how samples become training data.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ async def test_an_unsolved_rollout_is_a_zero_and_a_lost_one_is_none(
 ) -> None:
     engine.lines = [DONE]
     [[unsolved]] = await rolled_out(args, [sample_of(task)], slime.generate, PARAMS)
-    broken = replace(task, image="no-such-folder")
+    broken = replace(task, image=f"{task.image}-gone")
     [[lost]] = await rolled_out(args, [sample_of(broken, 1)], slime.generate, PARAMS)
     assert (unsolved.reward, unsolved.status) == (0.0, Sample.Status.COMPLETED)
     assert (lost.status, lost.remove_sample) == (Sample.Status.ABORTED, True)
@@ -203,7 +203,7 @@ async def test_the_reward_hook_grades_a_patch_in_a_clean_sandbox(
 ) -> None:
     samples = [sample_of(task), sample_of(task, 1), sample_of(task, 2)]
     samples[0].metadata["patch"] = task.gold_patch
-    samples[2] = sample_of(replace(task, image="no-such-folder"), 2)
+    samples[2] = sample_of(replace(task, image=f"{task.image}-gone"), 2)
     found = await slime.reward(args, samples)
     assert isinstance(found, list)
     assert found[:2] == [1.0, 0.0]
