@@ -57,6 +57,11 @@ class FakeServer:
         self.refuses_weights = False
         self.lies_about_version: str | None = None
         self.routes_experts = False
+        self.session = False
+        """Whether a weight update is open."""
+        self.held: dict[str, str] = {}
+        """Parameter -> checksum, of what was sent to it."""
+        self.released: set[str] = set()
         self._seen: list[list[int]] = []
         self._site: web.TCPSite | None = None
         self._runner: web.AppRunner | None = None
@@ -69,6 +74,14 @@ class FakeServer:
             web.post("/pause_generation", self._pause),
             web.post("/continue_generation", self._continue),
             web.post("/update_weights_from_disk", self._update),
+            web.post("/begin_weight_update", self._begin),
+            web.post("/end_weight_update", self._end),
+            web.post("/update_weights_from_tensor", self._take),
+            web.post("/update_weight_version", self._name),
+            web.post("/weights_checker", self._check),
+            web.post("/flush_cache", self._flush),
+            web.post("/release_memory_occupation", self._release),
+            web.post("/resume_memory_occupation", self._reclaim),
             web.get("/model_info", self._model_info),
             web.get("/server_info", self._server_info),
             web.get("/health", self._health),
@@ -94,6 +107,7 @@ class FakeServer:
         port = int(self.url.rpartition(":")[2])
         await self.stop()
         self.version, self.paused, self.running = "default", False, {}
+        self.session, self.released = False, set()
         self._seen = []
         await self.start(port)
 
@@ -198,12 +212,60 @@ class FakeServer:
             self._seen = []
         return web.json_response({"success": True, "message": "Succeeded."})
 
+    async def _begin(self, request: web.Request) -> web.Response:
+        if self.session:
+            return _refusal("a weight-update session is already open; call end_weight_update()")
+        self.session = True
+        return _success()
+
+    async def _end(self, request: web.Request) -> web.Response:
+        if not self.session:
+            return _refusal("no weight-update session is open; call begin_weight_update() first")
+        self.session = False
+        return _success()
+
+    async def _take(self, request: web.Request) -> web.Response:
+        """Take checksums where the real one takes handles of memory."""
+        if not self.session:
+            return _refusal("update_weights_from_tensor must run between begin_weight_update()")
+        if self.refuses_weights:
+            return _refusal("size mismatch")
+        for text in (await request.json())["serialized_named_tensors"]:
+            self.held |= dict(pair.split("=") for pair in text.split(","))
+        return _success()
+
+    async def _name(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["abort_all_requests"] is False  # the real one ends every request by default
+        self.version = self.lies_about_version or body["new_version"]
+        return _success()
+
+    async def _check(self, request: web.Request) -> web.Response:
+        place = {"role": "target", "tp_rank": 0, "tp_size": 1}
+        rank = {"checksums": self.held, "parallelism_info": [place]}
+        return web.json_response({"success": True, "message": "Success.", "ranks": [rank]})
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        self._seen = []
+        return web.Response(text="Cache flushed.\n")
+
+    async def _release(self, request: web.Request) -> web.Response:
+        assert self.paused, "release_memory_occupation should be called only when server is idle."
+        self.released |= set((await request.json())["tags"])
+        return web.json_response(None)
+
+    async def _reclaim(self, request: web.Request) -> web.Response:
+        for tag in (await request.json())["tags"]:
+            self.released.remove(tag)  # the real one dies, too, of a tag that was not released
+        return web.json_response(None)
+
     async def _model_info(self, request: web.Request) -> web.Response:
         info = {"model_path": str(self.model), "weight_version": self.version}
         return web.json_response(info)
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.5.21"})
+        told = {"version": "0.5.21", "tp_size": 1, "pp_size": 1, "dtype": "auto", "device": "cpu"}
+        return web.json_response(told)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -274,6 +336,14 @@ def experts(start: int, end: int) -> str:
         for k in range(TOP_K)
     ]
     return base64.b64encode(array("i", ids).tobytes()).decode()
+
+
+def _success() -> web.Response:
+    return web.json_response({"success": True, "message": "Success"})
+
+
+def _refusal(message: str) -> web.Response:
+    return web.json_response({"success": False, "message": message}, status=400)
 
 
 def _problem(body: dict[str, Any]) -> str | None:

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swerl.chat import Json
 from swerl.engines._placement import Placement
 from swerl.engines._sglang_server import Clients, Server
 from swerl.engines._sglang_update import PARTIAL, stream
@@ -96,11 +95,12 @@ class Fleet:
         Servers may hold different weights, as a killed run leaves them: see `agree`.
         """
         infos = await asyncio.gather(*(server.get("/model_info") for server in self.servers))
-        self._versions = {str(info.get("weight_version")) for info in infos}
-        for server, info in zip(self.servers, infos, strict=True):
-            if str(info.get("weight_version")).startswith(PARTIAL):
-                server.usable_again = False
-                server.lose("an update of its weights was interrupted")
+        found = [str(info.get("weight_version")) for info in infos]
+        self._versions = {version for version in found if not version.startswith(PARTIAL)}
+        for server, version in zip(self.servers, found, strict=True):
+            if version.startswith(PARTIAL):
+                server.is_partial = True
+                server.lose("an update of its weights was interrupted, or is under way")
 
     async def agree(self) -> None:
         """Raise EngineError where servers were found with different weights and still hold them.
@@ -212,11 +212,8 @@ class Fleet:
             servers = self.alive()
             if not self._paused:
                 await self.pause()
-            body: dict[str, Json] = {"tags": ["kv_cache", "weights"]}
-            for server in servers:
-                server.usable_again = False
             self._asleep = True
-            await self._all(lambda server: server.post("/release_memory_occupation", body))
+            await self._all(lambda server: server.release(("kv_cache", "weights")), servers)
 
     async def mourn(self, process: asyncio.subprocess.Process) -> None:
         """Wait until the process of the only server has ended, and give the server up for good."""
@@ -264,10 +261,7 @@ class Fleet:
 
     async def _wake(self, servers: Sequence[Server], tag: str) -> None:
         """Give servers the memory back that `sleep` took."""
-        if self._asleep:
-            body: dict[str, Json] = {"tags": [tag]}
-            calls = (server.post("/resume_memory_occupation", body) for server in servers)
-            await asyncio.gather(*calls)
+        await asyncio.gather(*(server.reclaim(tag) for server in servers))
 
     async def _look(self, server: Server) -> None:
         num_loads = len(self.served)
@@ -286,6 +280,8 @@ class Fleet:
         server.misses = 0
         if self._changing.locked() or len(self.served) != num_loads:
             return
+        if server.is_partial and version is not None and not version.startswith(PARTIAL):
+            server.is_partial = False  # who sends its weights is done
         wanted = self.served[-1] if self.served else None
         if wanted and version is not None and version != wanted.version:
             server.lose(f"it holds weights {version!r}, and {wanted.version!r} serve")
@@ -299,7 +295,7 @@ class Fleet:
         """
         async with self._changing:
             if wanted is None or server is self.router:
-                if server.usable_again:
+                if server.usable_again and not server.is_partial:
                     server.find()
                 return
             with contextlib.suppress(EngineError, TrainerError):

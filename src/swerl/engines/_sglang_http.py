@@ -20,6 +20,7 @@ import aiohttp
 from swerl.chat import Finish, Json
 from swerl.engines._sglang_fleet import Fleet, PauseMode
 from swerl.engines._sglang_server import Clients, Server, lost
+from swerl.engines._sglang_update import PARTIAL
 from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
 from swerl.engines._usage import Usage, UsageMeter
 from swerl.errors import EngineError, EngineLostError
@@ -312,10 +313,13 @@ class HttpEngine:
 
     def _check_versions(self, completion: Completion, num_loads: int) -> None:
         """Refuse tokens of weights that nobody published: of a server that started anew, say."""
+        given = [completion.weight_version, *(one.version for one in completion.weight_changes)]
+        if any(version.startswith(PARTIAL) for version in given):
+            message = f"{self.url} answered with a part of its weights"
+            raise EngineLostError(message, hint="an update was interrupted; the next one mends it")
         if not num_loads:
             return
         known = {weights.version for weights in self._fleet.served[num_loads - 1 :]}
-        given = [completion.weight_version, *(one.version for one in completion.weight_changes)]
         if wrong := [version for version in given if version not in known]:
             message = f"{self.url} answered with weights {wrong[0]!r}; {known} serve"
             raise EngineLostError(message, hint="it started anew, or another client updates it")

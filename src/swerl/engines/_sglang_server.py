@@ -50,6 +50,10 @@ class Server:
         """Who wants to hear at once when it is given up."""
         self.usable_again = True
         """False once it may hold weights that nobody vouches for."""
+        self.is_partial = False
+        """Whether it was found in the middle of somebody's update."""
+        self.released: set[str] = set()
+        """Kinds of memory that it gave back: `weights`, `kv_cache`."""
         self.ended = False
         """Whether nobody starts it again."""
         self._clients = clients
@@ -108,6 +112,18 @@ class Server:
             raise EngineError(message, hint="the folder was written to after it was published")
         self.usable_again = True
 
+    async def release(self, kinds: tuple[str, ...]) -> None:
+        """Give memory back; it must be paused. What weights it held is gone."""
+        self.usable_again = False
+        await self.post("/release_memory_occupation", {"tags": list(kinds)})
+        self.released |= set(kinds)
+
+    async def reclaim(self, kind: str) -> None:
+        """Take a kind of memory again; SGLang dies of being asked for what was not released."""
+        if kind in self.released:
+            self.released.discard(kind)
+            await self.post("/resume_memory_occupation", {"tags": [kind]})
+
     def lose(self, why: Exception | str) -> None:
         """Give the server up: what it is sampling fails."""
         if not self.lost:
@@ -123,10 +139,12 @@ class Server:
     def fresh(self) -> None:
         """Note that it runs anew, with the weights that it was started on."""
         self.usable_again = True
+        self.released.clear()
 
     def find(self) -> None:
         """Take the server back."""
         self.lost = None
+        self.is_partial = False
         self.misses = 0
 
     def _give_up(self, error: EngineLostError) -> None:
@@ -180,7 +198,10 @@ class Server:
         if "json" not in response.content_type:
             return {}
         with contextlib.suppress(orjson.JSONDecodeError):
-            if isinstance(answer := orjson.loads(raw), dict):
+            answer = orjson.loads(raw)
+            if answer is None:  # of calls that return nothing
+                return {}
+            if isinstance(answer, dict):
                 return answer
         message = f"{path} answered {raw[:200]!r}, not an object"
         raise EngineError(message, hint=f"{self.url} does not speak SGLang's contract")

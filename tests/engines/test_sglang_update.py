@@ -1,0 +1,254 @@
+"""Weights sent into live servers: all of them serve afterwards, or none; whatever is cut short.
+
+The servers are fakes of the wire contract, because a fault must come when the test wants it.
+`tests/training/test_weight_sync_sglang.py` sends real weights to real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from swerl.engines import _sglang_fleet
+from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
+from swerl.engines._sglang_wire import ModelShape
+from swerl.errors import EngineError, EngineLostError, TrainerError
+from swerl.learning import EngineTarget, Sent
+from swerl.training.weight_sync_http import Caller, failures
+from swerl.turn import Sampling
+from tests.engines._fake_sglang import VOCAB, FakeServer, fakes
+
+Fault = Callable[[], None]
+
+
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[list[FakeServer]]:
+    async with fakes(tmp_path, 3) as found:
+        yield found
+
+
+@asynccontextmanager
+async def opened(
+    servers: list[FakeServer], settings: ClientSettings | None = None
+) -> AsyncIterator[HttpEngine]:
+    urls = [server.url for server in servers]
+    async with connect(urls, shape=ModelShape(VOCAB), settings=settings) as engine:
+        yield engine
+
+
+class Source:
+    """Sends two pieces to every server, and calls `between` in the middle."""
+
+    def __init__(self, version: str, between: Fault = lambda: None) -> None:
+        self.version = version
+        self.between = between
+        self.lies = False
+        """Whether the trainer's checksums are others."""
+
+    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
+        if version not in (None, self.version):
+            message = f"the trainer holds {self.version}"
+            raise TrainerError(message, hint="")
+        wrong: dict[str, str] = {}
+        caller = Caller(len(targets), 5.0)
+        for piece in ("a", "b"):
+            body = {"serialized_named_tensors": [f"{piece}={self.version}"]}
+            calls = {
+                each.url: caller.start(each.url, "/update_weights_from_tensor", body)
+                for each in targets
+                if each.url not in wrong
+            }
+            lost = await asyncio.to_thread(failures, calls)
+            wrong |= {url: str(error) for url, error in lost.items()}
+            if piece == "a":
+                self.between()
+        known = "other" if self.lies else self.version
+        return Sent(self.version, 2, wrong, ({"a": (known,), "b": (known, "cast")},))
+
+
+async def versions(engine: HttpEngine) -> set[str]:
+    """Return the weight versions that answer nine sessions."""
+    calls = (engine.generate([5, 6], Sampling(2), f"s{n}") for n in range(9))
+    return {reply.weight_version for reply in await asyncio.gather(*calls)}
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110  what is waited for happens in a server
+            await asyncio.sleep(0.01)
+
+
+async def test_all_servers_serve_what_was_sent(servers: list[FakeServer]) -> None:
+    async with opened(servers) as engine:
+        received = await engine.receive(Source("1"))
+        assert (received.version, received.num_confirmed) == ("1", 2)
+        assert await versions(engine) == {"1"}
+    assert not any(server.paused or server.session for server in servers)
+
+
+async def test_an_update_that_was_left_open_is_closed_first(servers: list[FakeServer]) -> None:
+    servers[1].session = True
+    async with opened(servers) as engine:
+        await engine.receive(Source("1"))
+        assert await versions(engine) == {"1"}
+
+
+async def test_a_server_that_dies_in_the_middle_is_taken_out(
+    servers: list[FakeServer],
+) -> None:
+    loop = asyncio.get_running_loop()
+    source = Source("1", lambda: void(loop.create_task(servers[0].stop())))
+    async with opened(servers) as engine:
+        await engine.receive(source)
+        assert await versions(engine) == {"1"}
+        assert sum(server.lost is not None for server in engine._fleet.servers) == 1
+
+
+async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(
+    servers: list[FakeServer],
+) -> None:
+    async with opened(servers) as engine:
+        await engine.receive(Source("1", lambda: setattr(servers[2], "refuses_weights", True)))
+        assert await versions(engine) == {"1"}
+        assert servers[2].version.startswith("partial:")
+        assert engine._fleet.servers[2].lost
+        servers[2].refuses_weights = False
+        await engine.receive(Source("2"))
+        assert await versions(engine) == {"2"}
+        assert {server.version for server in servers} == {"2"}
+
+
+async def test_a_server_that_missed_weights_gets_them_from_who_sent_them(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.05)
+    async with opened(servers) as engine:
+        await engine.receive(Source("1"))
+        await servers[0].restart()
+        await until(lambda: servers[0].version == "1" and not servers[0].session)
+        assert await versions(engine) == {"1"}
+
+
+async def test_a_server_waits_where_the_trainer_has_gone_on(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.05)
+    source = Source("1")
+    async with opened(servers) as engine:
+        await engine.receive(source)
+        source.version = "2"
+        await servers[0].restart()
+        await until(lambda: servers[0].version.startswith("partial:"))
+        assert await versions(engine) == {"1"}
+        await engine.receive(source)
+        assert await versions(engine) == {"2"}
+
+
+async def test_a_trainer_that_dies_in_the_middle_leaves_no_server_in_use(
+    servers: list[FakeServer],
+) -> None:
+    def die() -> None:
+        raise TrainerError("a rank died", hint="")
+
+    async with opened(servers) as engine:
+        with pytest.raises(TrainerError, match="a rank died"):
+            await engine.receive(Source("1", die))
+        with pytest.raises(EngineLostError, match="interrupted"):
+            await engine.generate([5], Sampling(2), "s")
+    async with opened(servers) as after:
+        with pytest.raises(EngineLostError, match="interrupted"):
+            await after.generate([5], Sampling(2), "s")
+        await after.receive(Source("2"))
+        assert await versions(after) == {"2"}
+
+
+async def test_a_client_that_comes_in_the_middle_waits_until_the_weights_are_whole(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.05)
+    for server in servers:
+        server.version = "partial:x"
+    async with opened(servers) as engine:
+        with pytest.raises(EngineLostError, match="under way"):
+            await engine.generate([5], Sampling(2), "s")
+        for server in servers:
+            server.version = "1"
+        await until(lambda: not any(server.lost for server in engine._fleet.servers))
+        assert await versions(engine) == {"1"}
+
+
+async def test_a_controller_that_is_stopped_in_the_middle_leaves_no_server_in_use(
+    servers: list[FakeServer],
+) -> None:
+    reached = asyncio.Event()
+    async with opened(servers) as engine:
+
+        class Stuck(Source):
+            async def send(
+                self, targets: Sequence[EngineTarget], *, version: str | None = None
+            ) -> Sent:
+                reached.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+
+        task = asyncio.create_task(engine.receive(Stuck("1")))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(EngineLostError, match="interrupted"):
+            await engine.generate([5], Sampling(2), "s")
+    assert all(server.version.startswith("partial:") for server in servers)
+
+
+async def test_weights_that_arrived_changed_never_serve(servers: list[FakeServer]) -> None:
+    source = Source("1")
+    source.lies = True
+    async with opened(servers) as engine:
+        with pytest.raises(EngineError, match="2 of 2 parameters arrived changed, a first"):
+            await engine.receive(source)
+        with pytest.raises(EngineError, match="arrived changed"):
+            await engine.generate([5], Sampling(2), "s")
+
+
+async def test_a_server_of_another_version_than_told_is_refused(
+    servers: list[FakeServer],
+) -> None:
+    for server in servers:
+        server.lies_about_version = "9"
+    async with opened(servers) as engine:
+        with pytest.raises(EngineError, match="serves weights '9' after taking '1'"):
+            await engine.receive(Source("1"))
+
+
+async def test_a_sleeping_engine_wakes_in_order(servers: list[FakeServer]) -> None:
+    async with opened(servers) as engine:
+        await engine.sleep()
+        assert all(server.released == {"weights", "kv_cache"} for server in servers)
+        held: list[set[str]] = []
+        await engine.receive(Source("1", lambda: held.extend(set(s.released) for s in servers)))
+        assert held == [{"kv_cache"}] * 3  # the cache's memory comes last
+        assert not any(server.released or server.paused for server in servers)
+        assert await versions(engine) == {"1"}
+
+
+async def test_a_request_of_a_dead_server_is_begun_anew_on_another(
+    servers: list[FakeServer],
+) -> None:
+    settings = ClientSettings(retries=1, wait_s=10.0)
+    async with opened(servers, settings) as engine:
+        await engine.receive(Source("1"))
+        call = asyncio.create_task(engine.generate([5, 6], Sampling(900), "s"))
+        await until(lambda: any(server.running for server in servers))
+        busy = next(server for server in servers if server.running)
+        await busy.stop()
+        reply = await call
+    assert (reply.weight_version, len(reply.ids)) == ("1", 900)
+
+
+def void(_: object) -> None:
+    """Drop what a call returns."""

@@ -1,0 +1,215 @@
+"""Weights from real ranks into real SGLang: two servers on the CPU, two tensor-parallel ranks.
+
+Needs an interpreter with SGLang in SWERL_SGLANG_PYTHON; skips without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from swerl.engines import sglang
+from swerl.engines._sglang_http import HttpEngine
+from swerl.errors import EngineLostError, TrainerError
+from swerl.interfaces import EngineSetup
+from swerl.learning import Batch, EngineTarget, Sent
+from swerl.recipe.schema import ClusterSection
+from swerl.run.events import Event
+from swerl.sample import Sample
+from swerl.training import weight_sync
+from swerl.training.options import TrainerOptions
+from swerl.training.trainer import MegatronTrainer
+from swerl.training.weight_sync import TrainerSource
+from swerl.turn import Completion, Sampling
+from tests.engines._served import sglang_python
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NUM_PARAMETERS = 18
+"""Of the tiny model, as SGLang fuses them."""
+UPDATES = 5
+PROMPT = list(range(3, 40))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[HttpEngine]:
+    """Two launched servers, each with the whole model."""
+    options = sglang.Options(
+        cpu=True, python=sglang_python(), servers=2, restarts=2, start_timeout_s=600
+    )
+    logs = tmp_path_factory.mktemp("engine")
+    setup = EngineSetup(family=None, log_dir=logs, model=tiny_model)  # type: ignore[arg-type]
+    async with sglang.open(options, setup) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trainer(
+    engine: HttpEngine, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[MegatronTrainer]:
+    """Two ranks that share the model; pieces are small, so that an update has several."""
+    root = tmp_path_factory.mktemp("trainer")
+    options = TrainerOptions(
+        ranks=2,
+        tensor_parallel=2,
+        checkpoint_dir=root / "checkpoints",
+        publish_dir=root / "weights",
+        log_dir=root,
+        lr=1e-3,
+        warmup_steps=2,
+        weight_bucket_mib=1,
+    )
+    opened = MegatronTrainer(model=tiny_model, family="tiny", algorithm="gspo", options=options)
+    async with opened:
+        yield opened
+
+
+async def sample(engine: HttpEngine, num_tokens: int = 24, count: int = 6) -> list[Completion]:
+    """Sample replies of several sessions, so that both servers are asked."""
+    sampling = Sampling(num_tokens, temperature=1.0)
+    calls = (engine.generate(PROMPT, sampling, f"session-{n}") for n in range(count))
+    return list(await asyncio.gather(*calls))
+
+
+async def mismatch(trainer: MegatronTrainer, replies: Sequence[Completion]) -> float:
+    """Return the mean absolute difference of log-probabilities, a token."""
+    rows = [
+        Sample("e", "t", (*PROMPT, *reply.ids), (0,) * len(PROMPT) + (1,) * len(reply.ids),
+               (0.0,) * len(PROMPT) + reply.logprobs)
+        for reply in replies
+    ]  # fmt: skip
+    known = await trainer.logprobs(Batch(0, tuple(rows), len(rows)))
+    gaps = [
+        abs(ours - theirs)
+        for row, logprobs in zip(rows, known, strict=True)
+        for ours, theirs in zip(logprobs[len(PROMPT) :], row.logprobs[len(PROMPT) :], strict=True)
+    ]
+    return sum(gaps) / len(gaps)
+
+
+@pytest.mark.parametrize("way", ["tensor", "distributed", "disk"])
+async def test_five_updates_leave_engine_and_trainer_in_agreement(
+    engine: HttpEngine,
+    trainer: MegatronTrainer,
+    random_batch: Callable[..., Batch],
+    way: str,
+) -> None:
+    told: list[Event] = []
+    before = await sample(engine)
+    for step in range(UPDATES):
+        stats = await trainer.step(random_batch(step))
+        cluster = ClusterSection(weight_sync=way)  # type: ignore[arg-type]
+        version = await weight_sync.sync(trainer, engine, cluster, told.append)
+        assert stats.num_tokens > 0
+    after = await sample(engine)
+    assert {reply.weight_version for reply in after} == {version} != before[0].weight_version
+    assert await mismatch(trainer, after) <= 1e-4
+    assert await mismatch(trainer, before) > 1e-4  # else the steps changed nothing
+    assert not told
+
+
+@pytest.mark.parametrize("way", ["tensor", "distributed"])
+async def test_every_parameter_is_confirmed_by_its_checksum(
+    engine: HttpEngine, trainer: MegatronTrainer, way: str
+) -> None:
+    received = await engine.receive(TrainerSource(trainer, way))
+    assert received.num_confirmed == NUM_PARAMETERS
+
+
+async def test_replies_under_way_go_on_over_an_update(
+    engine: HttpEngine, trainer: MegatronTrainer, random_batch: Callable[..., Batch]
+) -> None:
+    old = (await engine.receive(TrainerSource(trainer, "tensor"))).version
+    long = asyncio.create_task(sample(engine, 200))
+    await asyncio.sleep(0.3)
+    await trainer.step(random_batch(9))
+    new = (await engine.receive(TrainerSource(trainer, "distributed"))).version
+    replies = await long
+    spans = {
+        (reply.weight_version, *(c.version for c in reply.weight_changes)) for reply in replies
+    }
+    assert spans <= {(old,), (old, new), (new,)}
+
+
+async def test_an_engine_that_slept_wakes_with_the_next_weights(
+    engine: HttpEngine, trainer: MegatronTrainer
+) -> None:
+    await engine.sleep()
+    received = await engine.receive(TrainerSource(trainer, "tensor"))
+    replies = await sample(engine)
+    assert received.num_confirmed == NUM_PARAMETERS
+    assert await mismatch(trainer, replies) <= 1e-4
+
+
+class _CutOff:
+    """A source that dies after its first piece."""
+
+    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
+        """Send one tensor of noise by shared memory, and fail."""
+        import torch
+
+        from swerl.training.weight_sync_buckets import Bucket, handle
+        from swerl.training.weight_sync_http import Caller, failures
+
+        name = "model.layers.0.mlp.down_proj.weight"
+        bucket = Bucket((name,), (torch.randn(64, 96),))
+        flat = bucket.flat()
+        body = {"serialized_named_tensors": [handle(bucket, flat)], "flush_cache": False}
+        body["load_format"] = "flattened_bucket"
+        caller = Caller(len(targets), 60.0)
+        path = "/update_weights_from_tensor"
+        calls = {each.url: caller.start(each.url, path, body) for each in targets}
+        assert not await asyncio.to_thread(failures, calls)
+        raise TrainerError("rank 0 died", hint="")
+
+
+async def test_no_token_comes_from_an_update_that_was_cut_off(
+    engine: HttpEngine, trainer: MegatronTrainer, tiny_model: Path
+) -> None:
+    urls = tuple(server.url for server in engine._fleet.servers)
+    setup = EngineSetup(family=None, log_dir=Path(), model=tiny_model)  # type: ignore[arg-type]
+    async with sglang.open(sglang.Options(url=urls), setup) as another:
+        with pytest.raises(TrainerError, match="rank 0 died"):
+            await another.receive(_CutOff())
+        with pytest.raises(EngineLostError, match="interrupted"):
+            await another.generate(PROMPT, Sampling(4), "a session")
+    received = await engine.receive(TrainerSource(trainer, "distributed"))
+    assert received.num_confirmed == NUM_PARAMETERS
+    assert await mismatch(trainer, await sample(engine)) <= 1e-4
+
+
+async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_right_weights(
+    engine: HttpEngine, trainer: MegatronTrainer
+) -> None:
+    version = (await engine.receive(TrainerSource(trainer, "distributed"))).version
+    under_way = asyncio.create_task(sample(engine, 300))
+    await asyncio.sleep(0.3)
+    victim = engine._fleet.servers[0]
+    _kill_listener(victim.url)
+    replies = await under_way
+    assert {reply.weight_version for reply in replies} == {version}
+    assert await mismatch(trainer, replies) <= 1e-4
+    async with asyncio.timeout(600):
+        while victim.lost:  # noqa: ASYNC110  the watch takes it back
+            await asyncio.sleep(0.2)
+    info = await victim.get("/model_info")
+    assert info["weight_version"] == version
+    assert await mismatch(trainer, await sample(engine)) <= 1e-4
+
+
+def _kill_listener(url: str) -> None:
+    """Kill the processes of the server that listens at this URL, as a lost machine would."""
+    port = url.rpartition(":")[2]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        arguments = path.read_bytes().decode(errors="replace").split("\0")
+        # The server itself, whose second word is -m, and not its guard.
+        if arguments[1:3] == ["-m", "sglang.launch_server"] and f"--port={port}" in arguments:
+            os.kill(int(path.parent.name), signal.SIGKILL)
