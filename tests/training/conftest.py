@@ -60,7 +60,7 @@ def options(tmp_path: Path) -> TrainerOptions:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def random_batch():
     """Make a Batch of random rows; two Samples belong to the first Episode."""
 
