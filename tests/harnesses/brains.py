@@ -106,7 +106,7 @@ class Model:
         And that no row holds more than its last prompt and reply.
         """
         wholes = {prompt + reply for prompt, reply in self.calls}
-        assert all(sample.ids in wholes for sample in samples)
+        assert all(tuple(sample.ids) in wholes for sample in samples)
         assert Counter(span for sample in samples for span in _trained(sample)) == Counter(
             self.calls
         )
@@ -190,6 +190,6 @@ def _trained(sample: Sample) -> list[tuple[Ids, Ids]]:
     for is_trained, group in groupby(sample.mask):
         end = start + len(list(group))
         if is_trained:
-            spans.append((sample.ids[:start], sample.ids[start:end]))
+            spans.append((tuple(sample.ids[:start]), tuple(sample.ids[start:end])))
         start = end
     return spans

@@ -7,14 +7,16 @@ the last of type `result`. The environment keeps the CLI from calling anything b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swerl.chat import Json, Message, Role, ToolCall
 from swerl.errors import BrokenImageError
+from swerl.harnesses import _claude_dispatch as dispatch
 from swerl.harnesses import _claude_releases as releases
 from swerl.harnesses import _records
 from swerl.harnesses._cli import prepare, said_last
@@ -74,6 +76,9 @@ class Options(BaseModel):
     Fewer tools make the first request several times shorter."""
     sub_agents: bool = True
     """Whether the model may start agents of its own, as the CLI lets it by default."""
+    dispatch: Literal["free", "forced"] = "free"
+    """`forced`: the lead can only look and hand work to sub-agents of the type `worker`; they alone
+    edit and run. What they sample is trained too, as branches of the Episode."""
     compact_at: int | None = Field(None, ge=1, le=_WINDOW - _SUMMARY - _MARGIN)
     """Tokens of history at which the CLI puts a summary in its place; none is its own choice,
     which is past 160,000, so that smaller contexts end instead."""
@@ -84,6 +89,19 @@ class Options(BaseModel):
     """Most seconds of one Bash call; the CLI's own default."""
     extra_args: tuple[str, ...] = ()
     """More arguments for the CLI, as they are."""
+
+    @model_validator(mode="after")
+    def _can_dispatch(self) -> Options:
+        if self.dispatch == "forced" and (self.bare or not self.sub_agents or self.tools):
+            message = (
+                "dispatch = 'forced' brings tools and agents of its own: leave out bare, tools "
+                "and sub_agents"
+            )
+            raise ValueError(message)
+        if self.dispatch == "forced" and not dispatch.is_kept_by(self.version):
+            message = f"{self.version} gives its main thread every tool; dispatch needs 2.1.143"
+            raise ValueError(message)
+        return self
 
 
 def build(options: Options) -> ClaudeCode:
@@ -158,6 +176,8 @@ def _argv(options: Options) -> list[str]:
         argv += ["--max-turns", str(options.max_turns)]
     if options.tools is not None:
         argv += ["--tools", ",".join(options.tools)]
+    if options.dispatch == "forced":
+        argv += ["--agents", json.dumps(dispatch.AGENTS), "--agent", dispatch.LEAD]
     if not options.sub_agents:
         argv += ["--disallowedTools", ",".join(_AGENT_TOOLS)]
     if options.bare:
