@@ -1,0 +1,153 @@
+"""Evaluations: what counts, what is committed, and with which settings Episodes are sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.chat import Finish
+from swerl.episode import Episode, Group, Status
+from swerl.grade import Grade, Verdict
+from swerl.recipe.schema import BudgetsSection, EvalSection, RolloutSection
+from swerl.rollout import scheduler
+from swerl.rollout.parts import Parts
+from swerl.rollout.reward import rule
+from swerl.run.events import EvalEnded, Event, Notice
+from swerl.run.layout import Best, RunFolder, open_run
+from swerl.task import GradingSpec, Task
+from swerl.training.evaluation import evaluate, is_due, summary
+from swerl.tree import Trajectory
+from swerl.turn import Turn
+
+SPLITS = {"heldout": [Task("a", "r", "host", "/w", "p", GradingSpec("command"))], "empty": []}
+
+
+def group(task: str, *verdicts: str, version: str = "000003") -> Group:
+    turn = Turn(0, None, (1,), (2,), (0.0,), Finish.STOP, version)
+    return Group(
+        task,
+        tuple(
+            Episode(
+                f"eval/{task}.{k}", task, Status.COMPLETED, Grade(Verdict(verdict)), 0.0,
+                Trajectory("s", (turn,)),
+            )
+            for k, verdict in enumerate(verdicts)
+        ),
+    )  # fmt: skip
+
+
+class Settled:
+    """Counts how often the newest weights were asked for; the rest of a Supply is not used."""
+
+    num_settled = 0
+
+    async def settle(self) -> None:
+        self.num_settled += 1
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutSection, int]]:
+    """Answer rollouts from a table, and keep their settings and sizes.
+
+    A fake: it answers what `group.run` would, without agents.
+    """
+    found: list[tuple[RolloutSection, int]] = []
+
+    async def run(tasks: Sequence[Task], stage: str, parts: Parts, *, size, folder) -> list[Group]:
+        found.append((parts.rollout, size))
+        is_late = stage.endswith("00004")
+        return [group(task.id, "solved", "solved" if is_late else "unsolved") for task in tasks]
+
+    monkeypatch.setattr(scheduler.group, "run", run)
+    return found
+
+
+def parts_of(told: list[Event]) -> Parts:
+    absent: Any = None
+    return Parts(
+        gateway=absent, provisioner=absent, harness=absent, reward=rule("solved"),
+        rollout=RolloutSection(temperature=1.0), budgets=BudgetsSection(), seed=0,
+        emit=told.append,
+    )  # fmt: skip
+
+
+async def run_at(folder: RunFolder, step: int, told: list[Event], **section: Any) -> None:
+    supply: Any = Settled()
+    settings = EvalSection(attempts=2, **section)
+    await evaluate(SPLITS, step, parts_of(told), folder, section=settings, supply=supply)
+
+
+def test_lost_attempts_are_in_no_mean_and_are_counted() -> None:
+    groups = [
+        group("a", "solved", "unsolved"),
+        group("b", "infra", "solved"),
+        group("c", "infra", "infra"),
+        group("d", "timeout", "cheat"),
+    ]
+    found = summary(groups, 2)
+    assert found["pass_at_1"]["mean"] == pytest.approx((0.5 + 1.0 + 0.0) / 3)
+    assert found["pass_at_1"]["num_tasks"] == 3
+    assert (found["pass_at_k"]["mean"], found["pass_at_k"]["num_tasks"]) == (0.5, 2)
+    assert (found["num_attempts"], found["num_lost"]) == (5, 3)
+    assert found["verdicts"]["infra"] == 3
+
+
+async def test_an_evaluation_is_told_written_and_done_once(asked, tmp_path: Path) -> None:
+    told: list[Event] = []
+    with open_run(tmp_path / "run", {}) as folder:
+        for _ in range(2):
+            await run_at(folder, 3, told)
+        assert folder.read_state().evals_done == ("eval-heldout-00003",)
+        written = json.loads(folder.evaluation("eval-heldout-00003").read_text())
+    [event] = told
+    assert isinstance(event, EvalEnded)
+    assert (event.solve_rate, event.pass_at_k, event.k, event.num_episodes) == (0.5, 1.0, 2, 2)
+    assert event.low < 0.5 < event.high
+    assert (written["step"], written["split"], written["versions"]) == (3, "heldout", ["000003"])
+    assert written["tasks"][0]["verdicts"] == ["solved", "unsolved"]
+
+
+async def test_the_best_step_of_the_named_split_is_kept_and_ties_do_not_replace_it(
+    asked, tmp_path: Path
+) -> None:
+    with open_run(tmp_path / "run", {}) as folder:
+        for step in (2, 3):
+            await run_at(folder, step, [])
+        assert folder.read_state().best == Best(2, "heldout", 0.5)
+        await run_at(folder, 4, [])
+        assert folder.read_state().best == Best(4, "heldout", 1.0)
+        await run_at(folder, 5, [])
+        assert folder.read_state().best == Best(4, "heldout", 1.0)
+    with open_run(tmp_path / "other", {}) as folder:
+        await run_at(folder, 2, [], best="unseen")
+        assert folder.read_state().best is None
+
+
+async def test_an_evaluation_samples_with_its_own_settings(asked, tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", {}) as folder:
+        await run_at(folder, 0, [], temperature=0.5, max_new_tokens=7)
+        await run_at(folder, 1, [])
+    (own, size), (rollouts, _) = asked
+    assert (own.temperature, own.max_new_tokens, size) == (0.5, 7, 2)
+    assert (rollouts.temperature, rollouts.max_new_tokens) == (1.0, 96)
+
+
+async def test_weights_that_mix_are_told(monkeypatch, tmp_path: Path) -> None:
+    async def run(tasks, stage, parts, *, size, folder) -> list[Group]:
+        return [group("a", "solved", version="000001"), group("b", "solved", version="000002")]
+
+    monkeypatch.setattr(scheduler.group, "run", run)
+    told: list[Event] = []
+    with open_run(tmp_path / "run", {}) as folder:
+        await run_at(folder, 0, told)
+    text = "the evaluation of heldout mixes the weights 000001, 000002"
+    assert Notice(text) in told
+
+
+def test_evaluations_come_first_and_at_every_nth_step() -> None:
+    assert [step for step in range(7) if is_due(step, EvalSection(every=3))] == [0, 3, 6]
+    assert [step for step in range(7) if is_due(step, EvalSection())] == [0]
