@@ -1,4 +1,4 @@
-"""Checkpoints of real ranks: any layout reads what any other wrote, and goes on as it would have."""
+"""Checkpoints of real ranks: any layout reads what another wrote, and goes on as it would have."""
 
 from __future__ import annotations
 

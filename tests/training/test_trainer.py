@@ -263,7 +263,7 @@ async def test_disk_trouble_is_reported_and_costs_no_weights(
         shard.write_bytes(shard.read_bytes()[:5000])
         with pytest.raises(TrainerError, match="distcp has 5,000 bytes of"):
             await trainer.restore(1)
-        with pytest.raises(TrainerError, match="no checkpoint.*there: 1"):
+        with pytest.raises(TrainerError, match=r"no checkpoint.*there: 1"):
             await trainer.restore(7)
 
 

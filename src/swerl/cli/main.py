@@ -12,6 +12,7 @@ from swerl.cli import (
     convert,
     cost,
     doctor,
+    export,
     images,
     rollout,
     samples,
@@ -28,6 +29,7 @@ typer_app.add_typer(train.app, name="train", help="Train by a recipe; look at ru
 typer_app.command("rollout")(rollout.rollout)
 typer_app.command("serve")(serve.serve)
 typer_app.command("convert")(convert.convert)
+typer_app.command("export")(export.export)
 typer_app.command("doctor")(doctor.doctor)
 typer_app.add_typer(sandbox.app, name="sandbox", help="Start, check and measure sandboxes.")
 typer_app.add_typer(tasks.app, name="tasks", help="Look into task files, and choose tasks.")

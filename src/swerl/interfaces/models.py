@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -155,6 +155,9 @@ class MegatronMapping(Protocol):
         self, name: str, hf: Mapping[str, torch.Tensor], hf_config: Mapping[str, Json]
     ) -> torch.Tensor:
         """Return the full (unsharded) tensor of one Megatron parameter."""
+
+    def untrained(self, names: Iterable[str], hf_config: Mapping[str, Json]) -> tuple[str, ...]:
+        """Return those Hugging Face tensors that training leaves alone: an export copies them."""
 
     def to_hf(
         self, full: Mapping[str, torch.Tensor], hf_config: Mapping[str, Json]

@@ -51,9 +51,19 @@ class _Job:
     pieces: Sequence[Piece]
     common: dict[str, Any]
     random_state: dict[str, Any]
+    dtypes: dict[str, str]
     meta: CheckpointMeta
     began: float = field(default_factory=time.monotonic)
     outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a rank tells the first one."""
+
+    written: files.Written
+    random_state: dict[str, Any]
+    dtypes: dict[str, str]
 
 
 class Checkpoints:
@@ -87,6 +97,7 @@ class Checkpoints:
             pieces=files.copy_to_host(owned),
             common=state.common(self._learner),
             random_state=state.random_state(),
+            dtypes=state.dtypes(self._learner),
             meta=self._meta(step),
         )
         self._thread = threading.Thread(target=self._write, args=(self._job,), daemon=True)
@@ -169,15 +180,16 @@ class Checkpoints:
                 "expert_tensor": options.expert_tensor_parallel,
             },
             dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+            other_dtypes={},
             files={},
         )
 
     def _write(self, job: _Job) -> None:
         """Write this rank's file, and on the first rank what makes the checkpoint whole."""
-        part: tuple[files.Written, dict[str, Any]] | str
+        part: _Part | str
         try:
             written = files.write(job.pieces, folders.part_of(job.folder), self._rank)
-            part = (written, job.random_state)
+            part = _Part(written, job.random_state, job.dtypes)
         except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
             part = _first_line(error)
         job.pieces = ()
@@ -219,13 +231,15 @@ def _make_whole(job: _Job, parts: Sequence[Any]) -> CheckpointMeta:
         if isinstance(part, str):
             raise TrainerError(part, hint="")
     folder = folders.part_of(job.folder)
-    written = [part for part, _ in parts]
-    random_states = [random_state for _, random_state in parts]
+    written = [part.written for part in parts]
+    random_states = [part.random_state for part in parts]
     shapes = files.finish(written, {**job.common, "random_states": random_states}, folder)
     marks = {name: found for part in written for name, found in part.files.items()}
     marks |= {name: mark(folder / name) for name in files.DESCRIPTIONS}
     num_params = sum(prod(s) for key, s in shapes.items() if not key.startswith(state.OPTIMIZER))
-    meta = replace(job.meta, num_params=num_params, files=marks)
+    dtypes = {key: dtype for part in parts for key, dtype in part.dtypes.items()}
+    others = {key: dtype for key, dtype in dtypes.items() if dtype != job.meta.dtype}
+    meta = replace(job.meta, num_params=num_params, other_dtypes=others, files=marks)
     write_meta(folder, meta)
     files.sync_folder(folder)
     folders.put_in_place(job.folder)

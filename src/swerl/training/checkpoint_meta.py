@@ -43,6 +43,8 @@ class CheckpointMeta:
     """Parallel sizes of the run that wrote it; any other may read it."""
     dtype: str
     """Of the weights in training; the checkpoint holds their fp32 masters."""
+    other_dtypes: Mapping[str, str]
+    """Parameters that have another type in training, and which."""
     files: Mapping[str, FileMark]
     format: int = FORMAT
 

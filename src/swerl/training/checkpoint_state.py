@@ -78,6 +78,12 @@ def load_common(learner: Learner, state: Mapping[str, Any]) -> None:
             main.data.copy_(master)
 
 
+def dtypes(learner: Learner) -> dict[str, str]:
+    """Return the type that each parameter of this rank has in training, by torch's name."""
+    names = _names(learner).items()
+    return {key: str(param.dtype).removeprefix("torch.") for param, key in names}
+
+
 def random_state() -> dict[str, Any]:
     """Return this rank's random state."""
     on_gpu = torch.cuda.is_available()

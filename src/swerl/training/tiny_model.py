@@ -22,6 +22,11 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "vocab.json",
     "merges.txt",
+    "tokenizer.model",
+    "added_tokens.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
 )
 """Files that travel with the weights wherever they go."""
 

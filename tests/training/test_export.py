@@ -1,0 +1,131 @@
+"""A checkpoint of any layout as a model folder: the published weights, to the last bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swerl.engines._weights import checksum
+from swerl.errors import InputError, TrainerError
+from swerl.learning import Batch, WeightRef
+from swerl.recipe.schema import Recipe
+from swerl.run.files import write_json
+from swerl.run.layout import Best, RunFolder, State
+from swerl.training.export import Wish, export
+from swerl.training.options import TrainerOptions
+from swerl.training.trainer import MegatronTrainer
+
+MakeBatch = Callable[..., Batch]
+WITHOUT_MEGATRON = """
+import sys
+sys.modules["megatron"] = None
+from swerl.cli.main import app
+app()
+"""
+
+
+@dataclass
+class Run:
+    """A run folder with one checkpoint, and what was published at that step."""
+
+    root: Path
+    published: WeightRef
+
+
+@pytest.fixture
+async def run(
+    tmp_path: Path, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
+) -> Run:
+    root = tmp_path / "small"
+    (root / "checkpoints").mkdir(parents=True)
+    shutil.copytree(tiny_model, root / "initial_model")
+    write_json(root / "recipe.resolved.json", Recipe(name="small").model_dump(mode="json"))
+    changes = {"checkpoint_dir": root / "checkpoints", "ranks": 2, "tensor_parallel": 2}
+    async with MegatronTrainer(
+        model=root / "initial_model",
+        family="tiny",
+        algorithm="gspo",
+        options=options.model_copy(update=changes),
+    ) as trainer:
+        await trainer.step(random_batch(0))
+        published = await trainer.publish()
+        await trainer.save(1)
+        await trainer.saved()
+    return Run(root, published)
+
+
+async def test_an_export_is_the_published_model(run: Run, tmp_path: Path) -> None:
+    _check_content(run, tmp_path / "model")
+    _check_types_and_files(run, tmp_path)
+    _check_bad_input(run, tmp_path)
+
+
+def _check_content(run: Run, out: Path) -> None:
+    """Export by the command, where Megatron-Core cannot be imported."""
+    command = [sys.executable, "-c", WITHOUT_MEGATRON, "export", str(run.root), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert run.published.checksum in done.stdout
+    assert checksum(out) == run.published.checksum
+    ids = torch.arange(5, 30)[None]
+    exported, published = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for folder in (out, run.published.path)
+    )
+    assert torch.equal(exported(ids).logits, published(ids).logits)
+    assert AutoTokenizer.from_pretrained(out)("a")["input_ids"]
+    card = (out / "README.md").read_text()
+    assert "small, step 1" in card and run.published.checksum in card
+    for line in (out / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    assert not list(out.parent.glob(".*.part"))
+
+
+def _check_types_and_files(run: Run, tmp_path: Path) -> None:
+    done = export(run.root, tmp_path / "half", Wish(step=1, dtype="bf16", max_bytes=60_000))
+    files = sorted(done.folder.glob("*.safetensors"))
+    assert len(files) > 2
+    index = json.loads((done.folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {path.name for path in files}
+    wanted = load_file(run.published.path / "model.safetensors")
+    found = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    assert found.keys() == wanted.keys() == index["weight_map"].keys()
+    assert all(torch.equal(found[name], wanted[name].bfloat16()) for name in wanted)
+    assert sum(tensor.numel() for tensor in found.values()) == done.num_params
+    config = json.loads((done.folder / "config.json").read_text())
+    assert config["torch_dtype"] == "bfloat16"
+    loaded = AutoModelForCausalLM.from_pretrained(done.folder, dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+
+
+def _check_bad_input(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="already there"):
+        export(run.root, tmp_path / "model", Wish())
+    with pytest.raises(InputError, match="no checkpoint of step 7") as error:
+        export(run.root, tmp_path / "new", Wish(step=7))
+    assert "1" in error.value.hint
+    with pytest.raises(InputError, match="has been evaluated"):
+        export(run.root, tmp_path / "new", Wish(best=True))
+    RunFolder(run.root).write_state(State(step=1, best=Best(1, "heldout", 0.5)))
+    assert export(run.root, tmp_path / "best", Wish(best=True)).step == 1
+    with pytest.raises(InputError, match="is no run folder"):
+        export(tmp_path, tmp_path / "new", Wish())
+    shard = next((run.root / "checkpoints" / "00001").glob("__1_*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(TrainerError, match=f"content of its file {shard.name} has changed"):
+        export(run.root, tmp_path / "new", Wish())
+    assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*.part"))
