@@ -62,6 +62,7 @@ class FakeServer:
         self.held: dict[str, str] = {}
         """Parameter -> checksum, of what was sent to it."""
         self.released: set[str] = set()
+        self.device = "cpu"
         self._seen: list[list[int]] = []
         self._site: web.TCPSite | None = None
         self._runner: web.AppRunner | None = None
@@ -264,7 +265,13 @@ class FakeServer:
         return web.json_response(info)
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        told = {"version": "0.5.21", "tp_size": 1, "pp_size": 1, "dtype": "auto", "device": "cpu"}
+        told = {
+            "version": "0.5.21",
+            "tp_size": 1,
+            "pp_size": 1,
+            "dtype": "auto",
+            "device": self.device,
+        }
         return web.json_response(told)
 
     async def _health(self, request: web.Request) -> web.Response:

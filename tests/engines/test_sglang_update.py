@@ -7,16 +7,18 @@ The servers are fakes of the wire contract, because a fault must come when the t
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from swerl.engines import _sglang_fleet
+from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
 from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError, EngineLostError, TrainerError
+from swerl.interfaces import EngineSetup
 from swerl.learning import EngineTarget, Sent
 from swerl.training.weight_sync_http import Caller, failures
 from swerl.turn import Sampling
@@ -234,6 +236,39 @@ async def test_a_sleeping_engine_wakes_in_order(servers: list[FakeServer]) -> No
         assert held == [{"kv_cache"}] * 3  # the cache's memory comes last
         assert not any(server.released or server.paused for server in servers)
         assert await versions(engine) == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "words", "told"),
+    [(999, "ab", r"other with 999 tokens, .*mine has 512"), (512, "ac", "another tokenizer")],
+)
+async def test_a_server_of_another_model_is_refused_by_name(
+    servers: list[FakeServer], tmp_path: Path, vocab_size: int, words: str, told: str
+) -> None:
+    mine = _model(tmp_path / "mine", 512, "ab")
+    servers[1].model = _model(tmp_path / "other", vocab_size, words)
+    urls = tuple(server.url for server in servers)
+    setup = EngineSetup(family=None, log_dir=tmp_path, model=mine)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=told):
+        async with sglang.open(sglang.Options(url=urls), setup):
+            pass
+
+
+def _model(folder: Path, vocab_size: int, words: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size}))
+    vocab = {word: number for number, word in enumerate(words)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    return folder
+
+
+async def test_a_server_on_a_gpu_that_would_keep_its_memory_does_not_sleep(
+    servers: list[FakeServer],
+) -> None:
+    servers[0].device = "cuda"
+    async with opened(servers) as engine:
+        with pytest.raises(EngineError, match="cannot give its memory back"):
+            await engine.sleep()
 
 
 async def test_a_request_of_a_dead_server_is_begun_anew_on_another(

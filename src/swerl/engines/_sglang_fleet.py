@@ -207,9 +207,12 @@ class Fleet:
         return received
 
     async def sleep(self) -> None:
-        """Have every server give its memory back; what it held is gone until the next weights."""
+        """Have every server give its memory back; what it held is gone until the next weights.
+
+        Raises EngineError where a server on a GPU would keep its memory.
+        """
         async with self._changing:
-            servers = self.alive()
+            servers = await self._all(_require_saver)
             if not self._paused:
                 await self.pause()
             self._asleep = True
@@ -369,6 +372,13 @@ class Fleet:
             await self.resume()
         except EngineLostError:
             self._paused = False
+
+
+async def _require_saver(server: Server) -> None:
+    info = await server.get("/server_info")
+    if info.get("device") != "cpu" and not info.get("enable_memory_saver"):
+        message = f"{server.url} cannot give its memory back to the trainer"
+        raise EngineError(message, hint="start it with --enable-memory-saver (engine.flags)")
 
 
 def _pause(mode: PauseMode) -> Callable[[Server], Awaitable[object]]:

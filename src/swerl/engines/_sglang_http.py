@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from secrets import token_bytes
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ import aiohttp
 
 from swerl.chat import Finish, Json
 from swerl.engines._sglang_fleet import Fleet, PauseMode
+from swerl.engines._sglang_match import require_match
 from swerl.engines._sglang_server import Clients, Server, lost
 from swerl.engines._sglang_update import PARTIAL
 from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
@@ -161,6 +163,10 @@ class HttpEngine:
     def streams(self) -> bool:
         """Whether `receive` and `sleep` can be used."""
         return self._settings.streams
+
+    async def require_match(self, model: Path) -> None:
+        """Raise EngineError where a server holds another vocabulary or tokenizer than `model`."""
+        await require_match(self._fleet.servers, model)
 
     async def receive(self, source: WeightSource) -> Received:
         """Take all weights of a source. Implements StreamedEngine."""

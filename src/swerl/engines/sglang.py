@@ -113,18 +113,19 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
             urls = [server.plan.url for server in servers]
             keep = keeper(servers)
             settings = replace(settings, retries=options.restarts, wait_s=options.start_timeout_s)
-        yield await stack.enter_async_context(
+        engine = await stack.enter_async_context(
             connect(urls, shape=shape, settings=settings, keep=keep)
         )
+        if options.url and setup.model:
+            await engine.require_match(setup.model)
+        yield engine
 
 
 def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
     """Return how each server is started; the first writes engine.log, the others engine-N.log."""
     plans = []
     for number in range(options.servers):
-        env = {"OMP_NUM_THREADS": str(options.threads)} if options.cpu else {}
-        if options.cpu:
-            env |= {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(CPU_FOLDER)}
+        env = environment(options)
         if options.gpus_per_server:
             first = number * options.gpus_per_server
             gpus = range(first, first + options.gpus_per_server)
@@ -133,7 +134,7 @@ def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
         plans.append(
             LaunchPlan(
                 url=f"http://127.0.0.1:{port}",
-                command=tuple(_command(options, model, port)),
+                command=tuple(server_command(options, model, host="127.0.0.1", port=port)),
                 log=log_dir / (f"engine-{number}.log" if number else "engine.log"),
                 env=env,
                 start_timeout_s=options.start_timeout_s,
@@ -142,9 +143,18 @@ def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
     return plans
 
 
-def _command(options: Options, model: Path, port: int) -> list[str]:
+def environment(options: Options) -> dict[str, str]:
+    """Return what a launched server's environment has besides ours."""
+    if not options.cpu:
+        return {}
+    threads = {"OMP_NUM_THREADS": str(options.threads)}
+    return threads | {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(CPU_FOLDER)}
+
+
+def server_command(options: Options, model: Path, *, host: str, port: int) -> list[str]:
+    """Return the command that serves a model at an address."""
     command = [str(options.python), "-m", "sglang.launch_server"]
-    command += [f"--model-path={model.resolve()}", "--host=127.0.0.1", f"--port={port}", *FLAGS]
+    command += [f"--model-path={model.resolve()}", f"--host={host}", f"--port={port}", *FLAGS]
     if options.cpu:
         command += [*CPU_FLAGS, f"--max-total-tokens={options.max_total_tokens}"]
     if options.routed_experts:

@@ -158,6 +158,7 @@ async def _learn(machine: Machine, books: _Books, collected: Collected) -> StepS
     """Take the optimizer step, or skip it where it is not finite."""
     batch = collected.batch
     path = machine.folder.samples(batch.step)
+    await weight_sync.make_room(machine.engine, machine.recipe.cluster)
     return await books.skipping.step(machine.trainer, batch, path, machine.parts.emit)
 
 

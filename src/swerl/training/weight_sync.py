@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swerl.errors import RecipeError
-from swerl.interfaces import Engine, StreamedEngine, Trainer
+from swerl.interfaces import ColocatedEngine, Engine, StreamedEngine, Trainer
 from swerl.learning import EngineTarget, Sent
 from swerl.recipe.schema import ClusterSection
 from swerl.run.events import Emit, Notice, ignore
@@ -57,6 +57,15 @@ def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
         message = f'this engine does not take weights by cluster.weight_sync = "{way}"'
         raise RecipeError(message, hint='use "disk", or engine.type = "sglang"')
     return way
+
+
+async def make_room(engine: Engine, cluster: ClusterSection) -> None:
+    """Have an engine that shares the trainer's GPUs give its memory back for the step.
+
+    The next `sync` gives it the memory again, together with the weights.
+    """
+    if cluster.colocate and cluster.gpus_per_node and isinstance(engine, ColocatedEngine):
+        await engine.sleep()
 
 
 async def sync(trainer: Trainer, engine: Engine, cluster: ClusterSection, emit: Emit) -> str:

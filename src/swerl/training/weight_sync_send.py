@@ -131,7 +131,7 @@ class Sender:
     def _typed(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield each tensor in the type that the model's own files give it."""
         for name, tensor in self._gather():
-            yield name, tensor.to(self._dtypes.get(name, tensor.dtype))
+            yield name, tensor.detach().to(self._dtypes.get(name, tensor.dtype))
 
 
 class _Delivery:
