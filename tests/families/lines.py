@@ -61,15 +61,15 @@ LINES: dict[str, dict[str, Any]] = {
 """Name -> the settings of a config.json."""
 
 
-def build(line: str, *, seed: int = 0) -> torch.nn.Module:
-    """Build a line's small model in fp32, every weight drawn at random."""
+def build(line: str, **changes: Any) -> torch.nn.Module:
+    """Build a line's small model in fp32, every weight drawn at random; `changes` of its config."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = dict(LINES[line])
+    settings = LINES[line] | changes
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model: torch.nn.Module = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, value in _weights(model).items():

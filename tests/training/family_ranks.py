@@ -41,20 +41,13 @@ def main() -> None:
 
 
 def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core import parallel_state
 
     from swerl.training.learner import Learner
+    from swerl.training.parallel import form_groups
 
     options = TrainerOptions.model_validate(job["options"])
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=options.tensor_parallel,
-        pipeline_model_parallel_size=options.pipeline_parallel,
-        context_parallel_size=options.context_parallel,
-        expert_model_parallel_size=options.expert_parallel,
-        expert_tensor_parallel_size=options.expert_tensor_parallel,
-        create_gloo_process_groups=True,
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(0)
+    form_groups(options)
     settings = WorkerSettings.model_construct(
         model=Path(job["model"]), family="tiny", options=options, rank=rank
     )
