@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from swerl.cli import train_manifest, train_preflight, train_status, train_stop
+from swerl.cli import train_manifest, train_preflight, train_rewind, train_status, train_stop
 
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
@@ -30,6 +30,7 @@ class _RunsByDefault(TyperGroup):
 app = typer.Typer(cls=_RunsByDefault, no_args_is_help=True)
 app.command("status")(train_status.status)
 app.command("stop")(train_stop.stop)
+app.command("rewind")(train_rewind.rewind)
 app.command("preflight")(train_preflight.preflight)
 app.command("manifest")(train_manifest.manifest)
 

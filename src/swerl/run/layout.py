@@ -110,9 +110,13 @@ class RunFolder:
         """Return the file of all events."""
         return self.root / "events.jsonl"
 
-    def read_state(self) -> State:
-        """Return the committed state, the initial one for a new run."""
-        path = self.root / "state.json"
+    def state_of(self, step: int) -> Path:
+        """Return the file in a step's checkpoint with the run's state of that step."""
+        return self.checkpoints / f"{step:05d}" / "state.json"
+
+    def read_state(self, step: int | None = None) -> State:
+        """Return the committed state, the initial one for a new run; or that of a checkpoint."""
+        path = self.root / "state.json" if step is None else self.state_of(step)
         if not path.exists():
             return State()
         value = read_json(path)
@@ -123,7 +127,9 @@ class RunFolder:
             raise RunError(message, hint="delete the run folder to start the run anew") from error
 
     def write_state(self, state: State) -> None:
-        """Commit a state."""
+        """Commit a state, of which the checkpoint of its step keeps a copy."""
+        if (copy := self.state_of(state.step)).parent.is_dir():
+            write_json(copy, asdict(state))
         write_json(self.root / "state.json", asdict(state))
 
     def new_attempt(self) -> Path:

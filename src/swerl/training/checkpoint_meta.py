@@ -18,7 +18,7 @@ from swerl.run.files import write_json
 FORMAT = 1
 """Number of the format that this file writes and reads."""
 META = "meta.json"
-OLDER = "go back to an older checkpoint with `swerl train RECIPE --from-step N`"
+OLDER = "`swerl train rewind RUN --step N` goes back to an older checkpoint"
 """What to do about a checkpoint that cannot be used."""
 
 
