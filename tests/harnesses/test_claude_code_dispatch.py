@@ -1,4 +1,4 @@
-"""Forced dispatch: the real CLI's lead cannot work by itself, its workers can, and both are trained."""
+"""Forced dispatch: the real CLI's lead cannot work by itself, its workers can; both are trained."""
 
 from __future__ import annotations
 

@@ -66,7 +66,12 @@ def test_layout_that_needs_more_than_the_gpu_has_is_refused_with_what_would_fit(
 
 
 def test_changes_that_only_fit_together_are_found() -> None:
-    settings = ("model.path=GLM-4.6", "cluster.gpus_per_engine=16", "cluster.gpu=h100")
+    settings = (
+        "trainer.expert_parallel=2",
+        "model.path=GLM-4.6",
+        "cluster.gpus_per_engine=16",
+        "cluster.gpu=h200",
+    )
     told = refused(*settings)
     keys = re.findall(r"(trainer\.\w+) = (\w+)", told.rpartition(" | set ")[2])
     assert len(keys) > 1

@@ -21,8 +21,8 @@ AGENTS: dict[str, Any] = {
             "You lead the repair of a repository. You can read it, but not change it or run "
             f"anything: hand every such piece of work to a sub-agent of the type `{WORKER}` by the "
             "Agent tool. Tell it all that it needs, as it knows nothing of your conversation: the "
-            "problem, the files, what to change and how to check it. Wait for its report before you "
-            "go on. When the problem is solved and checked, say so in a sentence and stop."
+            "problem, the files, what to change and how to check it. Wait for its report before "
+            "you go on. When the problem is solved and checked, say so in a sentence and stop."
         ),
         "tools": [*_LOOKING, *_DELEGATING],
     },

@@ -39,12 +39,14 @@ class Precision:
     gradient: int
     optimizer: int
     """Master copy and Adam's two moments, on the rank that owns them."""
+    master: int
+    """Of these, the master copy: it stays on the GPU when the moments are offloaded."""
 
 
-BF16 = Precision(weight=2, gradient=4, optimizer=12)
+BF16 = Precision(weight=2, gradient=4, optimizer=12, master=4)
 """bf16 weights, fp32 gradients, fp32 master weights and moments (Megatron-Core's distributed
 optimizer; Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, with fp32 gradients)."""
-FP32 = Precision(weight=4, gradient=4, optimizer=8)
+FP32 = Precision(weight=4, gradient=4, optimizer=8, master=0)
 """fp32 throughout: the weights are their own master copy."""
 
 PRECISIONS = {"bf16": BF16, "fp32": FP32}
@@ -58,6 +60,8 @@ class State:
     weights: float
     gradients: float
     optimizer: float
+    master: float
+    """Of the optimizer: the master copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,7 @@ def training_state(params: RankParams, layout: Layout, precision: Precision = BF
         weights=params.total * precision.weight,
         gradients=params.total * precision.gradient,
         optimizer=owned * precision.optimizer,
+        master=owned * precision.master,
     )
 
 
@@ -155,7 +160,7 @@ def _train(recipe: Recipe, shape: Shape, layout: Layout, state: State) -> dict[s
     held = {
         "weights": state.weights,
         "gradients": state.gradients,
-        "optimizer": 0.0 if trainer.offload_optimizer else state.optimizer,
+        "optimizer": state.master if trainer.offload_optimizer else state.optimizer,
         "activations": wider
         * activation_bytes(shape, layout, positions=positions, recompute=trainer.recompute),
         "logits": wider * logit_bytes(shape, layout, positions=positions),
@@ -182,9 +187,8 @@ def _update(
 
 
 def _host(layout: Layout, state: State, *, offload: bool, saving: bool) -> float:
-    """An offloaded optimizer also keeps its gradients; colocated, weights and states wait there. A
-    checkpoint that is written while training goes on is a copy of the states."""
-    gradients = state.optimizer / BF16.optimizer * BF16.gradient if offload else 0.0
+    """Offloaded, the optimizer's moments; colocated, weights and states wait there. A checkpoint
+    that is written while training goes on is a copy of the states."""
     waits = state.weights + state.optimizer if layout.colocated else 0.0
-    held = max(waits, state.optimizer if offload else 0.0) + gradients
+    held = max(waits, state.optimizer - state.master if offload else 0.0)
     return layout.gpus_per_node * (held + saving * state.optimizer) / _GIB
