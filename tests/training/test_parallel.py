@@ -41,7 +41,8 @@ class Case:
     layout: Mapping[str, Any] = field(default_factory=dict)
 
 
-TP, CP, PP, EP = "tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel"
+TP, CP, PP = "tensor_parallel", "context_parallel", "pipeline_parallel"
+EP, ETP = "expert_parallel", "expert_tensor_parallel"
 CASES = {
     "dense": Case("dense"),
     "untied": Case("untied"),
@@ -56,8 +57,10 @@ CASES = {
     "stages": Case("dense", 2, poisoned=True, layout={PP: 2}),
     "stages-untied": Case("untied", 2, layout={PP: 2}),
     "experts": Case("moe", 2, layout={EP: 2}),
+    "expert-tensor": Case("moe", 2, layout={TP: 2, ETP: 2}),
     "tensor-context": Case("dense", 4, poisoned=True, layout={TP: 2, CP: 2}),
     "stages-data": Case("dense", 4, layout={PP: 2}),
+    "stages-experts": Case("moe", 4, layout={PP: 2, EP: 2}),
     "tensor-context-experts": Case("moe", 4, layout={TP: 2, CP: 2, EP: 4, "recompute": True}),
     "bf16-tensor-stages": Case("dense", 4, "sft", layout={TP: 2, PP: 2, "dtype": "bf16"}),
 }

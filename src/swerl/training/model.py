@@ -128,6 +128,8 @@ def _settings(options: TrainerOptions) -> dict[str, object]:
         "expert_tensor_parallel_size": options.expert_tensor_parallel,
         # Micro-batches are packed rows, no two of one length.
         "variable_seq_lengths": options.pipeline_parallel > 1,
+        # What is sent to the next stage is not kept here: the backward pass does not read it.
+        "deallocate_pipeline_outputs": True,
         "moe_token_dispatcher_type": "alltoall",
         "bf16": options.dtype == "bf16",
         "params_dtype": dtype,

@@ -155,7 +155,7 @@ class Commands:
 
 def _join_ranks(settings: WorkerSettings) -> None:
     megatron_cpu.install()
-    from megatron.core import parallel_state, tensor_parallel
+    from swerl.training.parallel import form_groups
 
     if torch.cuda.is_available():
         torch.cuda.set_device(settings.rank % torch.cuda.device_count())
@@ -169,17 +169,7 @@ def _join_ranks(settings: WorkerSettings) -> None:
         world_size=settings.options.ranks,
         timeout=IDLE,
     )
-    options = settings.options
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=options.tensor_parallel,
-        pipeline_model_parallel_size=options.pipeline_parallel,
-        context_parallel_size=options.context_parallel,
-        expert_model_parallel_size=options.expert_parallel,
-        expert_tensor_parallel_size=options.expert_tensor_parallel,
-        create_gloo_process_groups=True,
-    )
-    torch.manual_seed(settings.options.seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(settings.options.seed)
+    form_groups(settings.options)
 
 
 def _commands(link: socket.socket | None) -> Iterator[Mapping[str, Any]]:
