@@ -172,6 +172,9 @@ class LazyTensors(Mapping[str, torch.Tensor]):
             raise self._unreadable(error) from error
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
