@@ -30,7 +30,7 @@ def attend(
 
     (queries, heads, head_dim) and (keys, groups, head_dim) in, shaped like the queries out.
     """
-    kernel = _varlen() if query.is_cuda and query.dtype is not torch.float32 else None
+    kernel = installed_kernel() if query.is_cuda and query.dtype is not torch.float32 else None
     if kernel is None:
         rows = zip(
             torch.split(query, list(query_lengths)),
@@ -65,7 +65,7 @@ def varlen(
 
 
 @lru_cache(maxsize=1)
-def _varlen() -> Callable[..., torch.Tensor] | None:
+def installed_kernel() -> Callable[..., torch.Tensor] | None:
     """Return the variable-length kernel that is installed."""
     try:
         from torch.nn.attention.varlen import varlen_attn

@@ -1,0 +1,48 @@
+"""Positions over context ranks: each held once, evenly, and found again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swerl.training.context import Share, own_positions, whole_order
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+@given(lengths=LENGTHS, ranks=st.integers(1, 4), tensor=st.integers(1, 4))
+def test_rows_are_padded_to_even_parts_and_no_further(
+    lengths: list[int], ranks: int, tensor: int
+) -> None:
+    padded = Share(ranks, 0, tensor).pad(lengths)
+    unit = 2 * ranks if ranks > 1 else 1
+    assert all(length <= room for length, room in zip(lengths, padded, strict=True))
+    assert all(room % unit == 0 for room in padded)
+    assert sum(padded) % (ranks * tensor) == 0
+    assert all(room - length < unit for length, room in zip(lengths[:-1], padded, strict=False))
+    assert padded[-1] - lengths[-1] < unit + 2 * ranks * tensor
+
+
+@given(lengths=LENGTHS, ranks=st.integers(1, 4))
+def test_the_ranks_parts_make_up_the_whole(lengths: list[int], ranks: int) -> None:
+    padded = Share(ranks).pad(lengths)
+    parts = [Share(ranks, rank).positions(padded) for rank in range(ranks)]
+    assert len({len(part) for part in parts}) == 1
+    whole = torch.cat(parts)[whole_order(padded, ranks)]
+    assert whole.tolist() == list(range(sum(padded)))
+
+
+def test_a_rank_holds_an_early_and_a_late_piece_of_every_row() -> None:
+    assert own_positions((8, 4), 2, 0).tolist() == [0, 1, 6, 7, 8, 11]
+    assert own_positions((8, 4), 2, 1).tolist() == [2, 3, 4, 5, 9, 10]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_causal_attention_costs_every_rank_the_same(ranks: int) -> None:
+    lengths = Share(ranks).pad([320, 96])
+    starts = torch.tensor([0] * lengths[0] + [lengths[0]] * lengths[1])
+    seen = torch.arange(sum(lengths)) - starts + 1
+    costs = {int(seen[Share(ranks, rank).positions(lengths)].sum()) for rank in range(ranks)}
+    assert len(costs) == 1
