@@ -69,11 +69,9 @@ def make_room(folder: Path, num_bytes: int) -> None:
 
 def put_in_place(folder: Path) -> None:
     """Give a whole checkpoint its name, in place of one of the same step."""
-    old = folder.with_name(f".{folder.name}.old")
     if folder.exists():
-        folder.rename(old)
+        _remove(folder)
     part_of(folder).rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def prune(parent: Path, step: int, *, spare: Collection[int], every: int) -> None:
@@ -84,7 +82,15 @@ def prune(parent: Path, step: int, *, spare: Collection[int], every: int) -> Non
     earlier = [found for found in steps(parent) if found <= step]
     for found in earlier[:-KEPT]:
         if found not in spare and not (every and found % every == 0):
-            shutil.rmtree(folder_of(parent, found), ignore_errors=True)
+            _remove(folder_of(parent, found))
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint, which is gone before its first file is."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def space_warning(parent: Path, num_bytes: int) -> str:

@@ -72,10 +72,7 @@ def load_common(learner: Learner, state: Mapping[str, Any]) -> None:
     learner.scheduler.num_steps = 0  # loading adds to it
     learner.scheduler.load_state_dict(dict(state["scheduler"]))
     for optimizer in _optimizers(learner):
-        for adam in _adams(optimizer):
-            _set_steps(adam, state["adam_steps"])
-        for main, master in getattr(optimizer.optimizer, "param_to_inner_param", {}).items():
-            main.data.copy_(master)
+        _set_steps(optimizer.optimizer, state["adam_steps"])
 
 
 def dtypes(learner: Learner) -> dict[str, str]:
@@ -132,27 +129,16 @@ def _optimizers(learner: Learner) -> list[Any]:
     return list(getattr(chained, "chained_optimizers", [chained]))
 
 
-def _adams(optimizer: Any) -> list[Any]:
-    """Return the Adams that do the work: several, where some of it is done on the CPU."""
-    return list(getattr(optimizer.optimizer, "sub_optimizers", [optimizer.optimizer]))
-
-
 def _shards(
     optimizer: Any,
 ) -> Iterator[tuple[torch.nn.Parameter, int, dict[str, torch.Tensor]]]:
     """Yield each parameter that this rank's optimizer has a range of: its start, its state."""
-    adams = {
-        held: adam
-        for adam in _adams(optimizer)
-        for group in adam.param_groups
-        for held in group["params"]
-    }
     for buffer in optimizer.gbuf_ranges:
         for buckets in buffer.values():
             for bucket in buckets:
                 for param, ranges in bucket["param_map"].items():
                     master = _master(optimizer, param)
-                    state = adams[master].state[master]
+                    state = optimizer.optimizer.state[master]
                     if not state:
                         state.update(_fresh_adam_state(master))
                     yield param, ranges["param"].start, {"param": master, **state}
@@ -162,9 +148,7 @@ def _master(optimizer: Any, param: torch.nn.Parameter) -> torch.Tensor:
     """Return this rank's range of a parameter in the form that Adam updates."""
     group, order = optimizer.model_param_group_index_map[param]
     main: torch.Tensor = optimizer.optimizer.param_groups[group]["params"][order]
-    on_host = getattr(optimizer.optimizer, "param_to_inner_param", {})
-    master: torch.Tensor = on_host.get(main, main)
-    return master
+    return main
 
 
 def _fresh_adam_state(param: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -190,7 +174,7 @@ def _pieces(
 
 def _adam_steps(learner: Learner) -> int:
     """Return the steps that Adam counts for its bias correction, the same for all parameters."""
-    adams = [adam for optimizer in _optimizers(learner) for adam in _adams(optimizer)]
+    adams = [optimizer.optimizer for optimizer in _optimizers(learner)]
     counts = [state["step"] for adam in adams for state in adam.state.values() if "step" in state]
     counts += [group["step"] for adam in adams for group in adam.param_groups if "step" in group]
     return int(max(counts, default=0))
