@@ -65,11 +65,11 @@ def test_routed_experts_are_read_back_row_by_row(
     ],
 )
 def test_experts_that_do_not_fit_their_row_are_refused(
-    random_batch: MakeBatch, pieces: tuple[RoutedExperts, ...], message: str
+    tmp_path: Path, random_batch: MakeBatch, pieces: tuple[RoutedExperts, ...], message: str
 ) -> None:
     row = replace(random_batch(0).samples[2], share=1.0, routed=pieces)
     with pytest.raises(TrainerError, match=message):
-        batches.weights(Batch(0, (row,), 1))
+        batches.write(tmp_path / "b.parquet", Batch(0, (row,), 1))
 
 
 def test_every_episode_has_one_vote(random_batch: MakeBatch) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _GROUP_BYTES = 1 << 25
-"""Bytes of rows after which a row group ends; a longer row is a group of its own."""
+"""Most bytes of a row group; a longer row is a group of its own."""
 _TOKEN_BYTES = 9
 """Of one token in a file: its id, its mask, its log-probability."""
 _ROUTED = "routed"
@@ -152,12 +152,12 @@ def _groups(samples: Sequence[Sample]) -> Iterator[range]:
     """Yield the rows of each row group."""
     start, num_bytes = 0, 0
     for place, sample in enumerate(samples):
-        num_bytes += _TOKEN_BYTES * len(sample.ids)
-        num_bytes += sum(len(piece.data) for piece in sample.routed)
-        if num_bytes >= _GROUP_BYTES:
-            yield range(start, place + 1)
-            start, num_bytes = place + 1, 0
-    if start < len(samples):
+        size = _TOKEN_BYTES * len(sample.ids) + sum(len(piece.data) for piece in sample.routed)
+        if place > start and num_bytes + size > _GROUP_BYTES:
+            yield range(start, place)
+            start, num_bytes = place, 0
+        num_bytes += size
+    if samples:
         yield range(start, len(samples))
 
 

@@ -38,6 +38,8 @@ def write(path: Path, batch: Batch) -> Batch:
 
     Raises TrainerError, and RunError on a full disk.
     """
+    for sample in batch.samples:
+        _check_experts(sample)
     about = {"step": str(batch.step), "num_episodes": str(batch.num_episodes)}
     sample_table.write(path, batch.samples, weights(batch), about)
     return replace(batch, path=path)
@@ -68,12 +70,17 @@ def _check(sample: Sample) -> None:
     if not sample.num_trained_tokens:
         message = f"a sample of {sample.episode} trains no token"
         raise TrainerError(message, hint="leave it out: it has no share in its episode's vote")
+
+
+def _check_experts(sample: Sample) -> None:
     end = 0
     for piece in sample.routed:
         if piece.start < end:
             message = f"a sample of {sample.episode} has two records of experts at {piece.start}"
             raise TrainerError(message, hint="each position is fed to the engine's model once")
         end = piece.start + piece.num_positions
-    if end > length - 1:
-        message = f"a sample of {sample.episode} has experts of {end} positions of {length - 1}"
+    if end > len(sample.ids) - 1:
+        message = (
+            f"a sample of {sample.episode} has experts of {end} positions of {len(sample.ids) - 1}"
+        )
         raise TrainerError(message, hint="the last id of a row is never fed to the engine's model")

@@ -1,0 +1,159 @@
+"""Seconds that a step costs besides rollout and training, at the size of an 8-node run.
+
+    python bench/controller.py [--json FILE] [--routed] [--tokens N] [--repeats N]
+
+64 Episodes of 8 Tasks, 96,000 tokens each in 200 Turns of which a fifth is sampled; every fourth
+Episode has two conversations of half the length. Phases, in the order of a step:
+
+`collect`   advantages and Samples from the trees (controller)
+`turns`     the table of Turns (controller)
+`write`     the Batch as a Parquet file, which is also what the run keeps (controller)
+`read`      the file on a rank: every rank reads all rows
+`pack`      rows over 4 data-parallel ranks, 96,000 tokens a micro-batch (every rank)
+`tensors`   the rank's own rows as tensors
+
+`--routed` gives every position the experts of 40 layers, 8 of 256: 30.7 MB a trajectory. Only a
+rank's own rows are read then, in `tensors`. The best repeat counts, as the machine may be busy; `cpu` is
+processor time of all phases. Ids and experts are random numbers, which compress worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from swerl.algorithms import gspo
+from swerl.chat import Finish
+from swerl.episode import Episode, Group, Status
+from swerl.grade import Grade, Verdict
+from swerl.recipe.schema import ModelSection
+from swerl.run import tables
+from swerl.training import batch as batches
+from swerl.training.collect import collect
+from swerl.training.flops import row_cost
+from swerl.training.microbatch import rank_micro_batches, to_tensors
+from swerl.training.shape import shape_of
+from swerl.tree import Trajectory
+from swerl.turn import RoutedExperts, Turn
+
+NUM_TASKS, NUM_EPISODES, NUM_TURNS = 8, 8, 200
+DATA_RANKS = 4
+LAYERS, TOP_K = 40, 8
+PHASES = ("collect", "turns", "write", "read", "pack", "tensors")
+
+
+def main() -> None:
+    """Print the table; write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="file for the numbers")
+    parser.add_argument("--routed", action="store_true")
+    parser.add_argument("--tokens", type=int, default=96_000, help="tokens of an Episode")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    rng = random.Random(0)
+    groups = [
+        Group(f"t{task}", tuple(episode(rng, task, k, args) for k in range(NUM_EPISODES)))
+        for task in range(NUM_TASKS)
+    ]
+    best: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(args.repeats):
+            found = step(groups, Path(folder) / "batch.parquet", args.tokens)
+            best = {name: min(found[name], best.get(name, 1e9)) for name in found}
+    figures = best | {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    sys.stdout.write(table(figures))
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def episode(rng: random.Random, task: int, k: int, args: argparse.Namespace) -> Episode:
+    """Return an Episode; every fourth has two conversations."""
+    turns: list[Turn] = []
+    num_roots = 2 if k % 4 == 0 else 1
+    size = args.tokens // NUM_TURNS
+    for index in range(NUM_TURNS):
+        is_root = index % (NUM_TURNS // num_roots) == 0
+        start = 0 if is_root else (index % (NUM_TURNS // num_roots)) * size - 1
+        num_positions = size - is_root
+        data = os.urandom(num_positions * LAYERS * TOP_K) if args.routed else b""
+        routed = RoutedExperts(start, LAYERS, TOP_K, 1, data) if args.routed else None
+        num_sampled = size // 5
+        ids = tuple(array("I", rng.randbytes(4 * size)))
+        ids = tuple(one % 248_320 for one in ids)
+        logprobs = tuple(-rng.random() for _ in range(num_sampled))
+        turns.append(
+            Turn(
+                index=index,
+                parent=None if is_root else index - 1,
+                prompt_ids=ids[num_sampled:],
+                output_ids=ids[:num_sampled],
+                logprobs=logprobs,
+                finish=Finish.STOP,
+                weight_version="1",
+                routed=routed,
+            )
+        )
+    verdict = Verdict.SOLVED if k % 2 else Verdict.UNSOLVED
+    name = f"0/t{task}.{k}"
+    trajectory = Trajectory(name, tuple(turns))
+    return Episode(name, f"t{task}", Status.COMPLETED, Grade(verdict, ""), float(k % 2), trajectory)
+
+
+def step(groups: list[Group], path: Path, tokens: int) -> dict[str, float]:
+    """Take every phase once; return seconds, and the file's size."""
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        seconds[name] = time.perf_counter() - began
+
+    algorithm, cpu = gspo.build(gspo.Options()), time.process_time()
+    cost = row_cost(shape_of(ModelSection(path=Path("Qwen3.6-35B-A3B"))))
+    with phase("collect"):
+        collected = collect(0, groups, algorithm)
+    with phase("turns"):
+        episodes = [episode for group in groups for episode in group.episodes]
+        tables.write_turns(path.with_name("turns.parquet"), episodes)
+    with phase("write"):
+        batches.write(path, collected.batch)
+    with phase("read"):
+        batch = batches.read(path)
+    with phase("pack"):
+        micro_batches = rank_micro_batches(
+            batch, rank=0, num_ranks=DATA_RANKS, budget=tokens, cost=cost
+        )
+    with phase("tensors"):
+        for rows in micro_batches:
+            to_tensors(rows, all_tokens=False, device=torch.device("cpu"))
+    cpu = time.process_time() - cpu
+    return seconds | {
+        "total": sum(seconds.values()),
+        "cpu": cpu,
+        "file_mb": path.stat().st_size / 1e6,
+    }
+
+
+def table(figures: dict[str, float]) -> str:
+    """Return the figures as lines."""
+    lines = [f"{name:8} {figures[name]:7.3f} s" for name in (*PHASES, "total", "cpu")]
+    lines.append(f"file     {figures['file_mb']:7.1f} MB")
+    lines.append(f"peak     {figures['peak_gib']:7.2f} GiB")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
