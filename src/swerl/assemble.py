@@ -50,6 +50,7 @@ from swerl.task import Task, read_tasks
 from swerl.tasks import twin
 from swerl.tasks.admission import of_difficulty, require_certified, require_time
 from swerl.training import loop
+from swerl.training.accounts import Accounts
 from swerl.training.meter import Meter
 from swerl.training.metrics import open_sinks
 from swerl.training.options import TrainerOptions
@@ -68,16 +69,16 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
         if folder.read_state().finished:
             return history.read(folder.events)
         with open_sinks(recipe, root) as sinks:
-            emit = fan_out(log, show, sinks)
+            accounts = Accounts(recipe, fan_out(log, show, sinks), history.read(folder.events))
             async with present(root) as presence:
-                await reap_leftovers(recipe, emit)
-                past = await _despite_deaths(recipe, folder, emit, presence)
+                await reap_leftovers(recipe, accounts)
+                past = await _despite_deaths(recipe, folder, accounts, presence)
     reward_curve(root / "reward.png", past.series("reward"), past.evals)
     return past
 
 
 async def _despite_deaths(
-    recipe: Recipe, folder: RunFolder, emit: Emit, presence: Presence
+    recipe: Recipe, folder: RunFolder, emit: Accounts, presence: Presence
 ) -> History:
     """Train to the end; where a rank is lost, start again as often as the recipe allows."""
     left = recipe.trainer.restarts
@@ -219,7 +220,7 @@ async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
 
 @asynccontextmanager
 async def _machine(
-    recipe: Recipe, folder: RunFolder, show: Emit, presence: Presence
+    recipe: Recipe, folder: RunFolder, show: Accounts, presence: Presence
 ) -> AsyncIterator[loop.Machine]:
     logs = folder.new_attempt()
     show(Progress("reading or writing tasks", 0, 1))
@@ -249,7 +250,7 @@ async def _machine(
                 parts=parts_of(recipe, gateway, emit),
                 meter=meter,
                 gate=gate,
-                stopping=presence.stopping,
+                stopping=lambda: presence.stopping() or show.is_spent(),
             )
 
 

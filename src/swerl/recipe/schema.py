@@ -333,6 +333,10 @@ class CostSection(Section):
     sandbox_seconds: tuple[float, float, float] | None = None
     """Sandbox-seconds of one Episode, the agent's and the grading sandbox together; none scales
     520, 1,140 and 2,400 s, which belong to an agent budget of 1,800 s, to this recipe's."""
+    max_dollars: float | None = Field(None, gt=0)
+    """US dollars after which the run stops at the end of a step; none never does. Estimated by the
+    price book, GPUs and sandboxes together. The run goes on when the key is raised: it alone may
+    differ from the recipe of the run's folder."""
 
 
 class EvalSection(Section):

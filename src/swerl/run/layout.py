@@ -44,6 +44,10 @@ class Best:
     pass_at_1: float
 
 
+_MAY_CHANGE = ("cost.max_dollars",)
+"""Keys that may differ when a run goes on: they change nothing that is learned."""
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """How far a run has come. Writing it is what commits a step."""
@@ -177,7 +181,10 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, recipe)
         return
-    differing = _differing(read_json(path), recipe)
+    found = _differing(read_json(path), recipe)
+    differing = [each for each in found if each[0] not in _MAY_CHANGE]
+    if found and not differing:
+        write_json(path, recipe)
     if differing:
         shown = ", ".join(f"{key} ({old!r} -> {new!r})" for key, old, new in differing[:5])
         message = f"{path.parent} belongs to another recipe: {shown}"

@@ -22,6 +22,7 @@ def metrics(
     return {
         "time": time.time(),
         **_rollout(groups, collected),
+        **_rows(collected),
         **_ages(groups, versions),
         **_learning(stats),
     }
@@ -80,6 +81,17 @@ def _ages(groups: StepGroups, versions: Versions) -> dict[str, float]:
         "partial_replies": found.num_partial,
         "groups_dropped_stale": len(groups.stale),
         "tokens_dropped_stale": sum(sum(each.lengths) for each in groups.stale),
+    }
+
+
+def _rows(collected: Collected) -> dict[str, float]:
+    """Return the lengths of what is trained; with the sum of squares the arithmetic is known."""
+    lengths = [len(sample.ids) for sample in collected.batch.samples]
+    return {
+        "rows": len(lengths),
+        "row_tokens": sum(lengths),
+        "row_tokens_max": max(lengths, default=0),
+        "row_token_pairs": sum(length**2 for length in lengths),
     }
 
 

@@ -1,0 +1,137 @@
+"""What a step cost and how well it used its machines: figures added to every step's metrics.
+
+Dollars are estimates from the price book: GPUs from the start of the command on, also while nothing
+is trained, and every second of a sandbox. What an earlier start of the same run had spent by its
+last step is counted too; what it spent after that is not known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from swerl.cost.arithmetic import sandbox_dollars_per_second
+from swerl.cost.prices import price_book
+from swerl.errors import RecipeError, RunError
+from swerl.recipe.schema import Recipe
+from swerl.run.events import Emit, Event, Notice, PhaseEnded, StepEnded
+from swerl.run.history import History
+from swerl.training.flops import row_cost
+from swerl.training.gpus import GPUS
+from swerl.training.memory_check import MemoryCheck
+from swerl.training.shape import shape_of
+
+_HELD = {"boot", "agent", "diff", "grade_boot", "grade"}
+"""Phases of an Episode in which a sandbox is open; others are parts of these."""
+
+
+class Accounts:
+    """Hands every event on, a step's end with more metrics."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        emit: Emit,
+        past: History,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`past` is what the run's folder tells.
+
+        With `cost.max_dollars`, raises RecipeError where a price is not known, and RunError where
+        it is spent already.
+        """
+        self._recipe = recipe
+        self._emit = emit
+        self._clock = clock
+        self._started = clock()
+        self._sandbox_s = 0.0
+        self._step_sandbox_s = 0.0
+        self._before = max(past.series("dollars"), default=0.0)
+        self._rates = _rates(recipe)
+        self._peak = _peak(recipe)
+        self._cost = row_cost(shape_of(recipe.model)) if self._peak else None
+        self._memory = MemoryCheck.of(recipe)
+        self._told = False
+        self._refuse()
+
+    def __call__(self, event: Event) -> None:
+        """Take one event and hand it on."""
+        if isinstance(event, PhaseEnded) and event.phase in _HELD:
+            self._sandbox_s += event.seconds
+            self._step_sandbox_s += event.seconds
+        if isinstance(event, StepEnded):
+            event = replace(event, metrics={**event.metrics, **self._figures(event.metrics)})
+        self._emit(event)
+
+    def is_spent(self) -> bool:
+        """Return whether the run has spent what it may; says so once."""
+        dollars, cap = self.dollars(), self._recipe.cost.max_dollars
+        if cap is None or dollars is None or dollars < cap:
+            return False
+        if not self._told:
+            self._told = True
+            self._emit(Notice(f"${dollars:,.2f} are spent of cost.max_dollars = {cap:g}"))
+        return True
+
+    def dollars(self) -> float | None:
+        """Return the dollars spent so far; None where a price is not known."""
+        if self._rates is None:
+            return None
+        gpus, sandbox = self._rates
+        seconds = self._clock() - self._started
+        return self._before + gpus * seconds + sandbox * self._sandbox_s
+
+    def _figures(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        found = {"sandbox_s": self._step_sandbox_s}
+        self._step_sandbox_s = 0.0
+        if (dollars := self.dollars()) is not None:
+            found["dollars"] = dollars
+        rollout_s = metrics.get("step_s", 0.0) - sum(
+            metrics.get(f"{part}_s", 0.0) for part in ("train", "publish", "save")
+        )
+        if rollout_s > 0 and "sampled_tokens" in metrics:
+            found["sampled_tokens_per_s"] = metrics["sampled_tokens"] / rollout_s
+        if self._cost and metrics.get("train_s") and "row_tokens" in metrics:
+            work = self._cost.per_token * metrics["row_tokens"]
+            work += self._cost.per_token_pair * metrics["row_token_pairs"]
+            found["mfu"] = work / (metrics["train_s"] * self._peak)
+        return found | self._memory.figures(metrics, self._emit)
+
+    def _refuse(self) -> None:
+        cap = self._recipe.cost.max_dollars
+        if cap is None:
+            return
+        if self._rates is None:
+            message = "cost.max_dollars is set, and the price book lacks a price of this run"
+            raise RecipeError(message, hint="`swerl cost estimate RECIPE` says which")
+        if self._before >= cap:
+            message = f"this run has spent ${self._before:,.2f} of cost.max_dollars = {cap:g}"
+            raise RunError(message, hint="raise it to go on: --set cost.max_dollars=…")
+
+
+def _rates(recipe: Recipe) -> tuple[float, float] | None:
+    """Return dollars a second of all GPUs, and of one sandbox."""
+    book, cluster, limits = price_book(), recipe.cluster, recipe.limits
+    gpus = cluster.nodes * cluster.gpus_per_node
+    names = (f"{recipe.sandbox.type}_vcpu_second", f"{recipe.sandbox.type}_gib_second")
+    hour = f"{cluster.gpu}_hour"
+    if not all(name in book for name in (*names, *([hour] if gpus else []))):
+        return None
+    vcpu, gib = (book[name].value for name in names)
+    sandbox = sandbox_dollars_per_second(
+        vcpus=limits.num_cpus,
+        memory_gib=limits.memory_mib / 1024,
+        vcpu_second=vcpu,
+        gib_second=gib,
+    )
+    return (gpus * book[hour].value / 3600 if gpus else 0.0), sandbox
+
+
+def _peak(recipe: Recipe) -> float:
+    """Return the operations a second of the trainer's GPUs by their data sheet; 0 on CPU."""
+    gpu = GPUS.get(recipe.cluster.gpu)
+    if gpu is None or not recipe.cluster.gpus_per_node:
+        return 0.0
+    return recipe.trainer.ranks * gpu.bf16_flops
