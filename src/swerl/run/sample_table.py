@@ -100,6 +100,17 @@ def metadata(path: Path) -> dict[str, str]:
     return {key.decode(): value.decode() for key, value in found.items()}
 
 
+def list_array(rows: Sequence[Sequence[float]], code: str) -> pa.ListArray:
+    """Return rows of numbers as one list array; `code` is their type by the module `array`."""
+    import numpy as np
+    import pyarrow as pa
+
+    held = [row if isinstance(row, array) else array(code, row) for row in rows]
+    values = np.concatenate([np.asarray(row, code) for row in held]) if held else np.empty(0, code)
+    ends = np.fromiter(accumulate(map(len, held), initial=0), "i")
+    return pa.ListArray.from_arrays(ends, pa.array(values))
+
+
 class StoredExperts(Sequence[RoutedExperts]):
     """The routed experts of one row of a file: read when they are looked at, never kept."""
 
@@ -175,18 +186,8 @@ def _table(samples: Sequence[Sample], weights: Sequence[float], columns: pa.Sche
     }
     arrays = {name: pa.array(values, columns.field(name).type) for name, values in plain.items()}
     for name, code in _CODES.items():
-        arrays[name] = _rows([getattr(sample, name) for sample in samples], code)
+        arrays[name] = list_array([getattr(sample, name) for sample in samples], code)
     return pa.table([arrays[name] for name in columns.names], columns)
-
-
-def _rows(rows: Sequence[Sequence[float]], code: str) -> pa.Array:
-    """Return rows of numbers as a list array."""
-    import numpy as np
-    import pyarrow as pa
-
-    values = np.concatenate([np.asarray(row, code) for row in rows])
-    ends = np.fromiter(accumulate(map(len, rows), initial=0), "i")
-    return pa.ListArray.from_arrays(ends, pa.array(values))
 
 
 def _samples(file: pq.ParquetFile, path: Path, group: int) -> Iterator[Sample]:

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swerl.episode import Episode
 from swerl.run.files import disk_errors
+from swerl.run.sample_table import list_array
+from swerl.turn import Turn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NUMBERS = {"prompt_ids": "i", "output_ids": "i", "logprobs": "d"}
+_NAMES = ("episode", "task", "verdict", "finish", "weight_version")
 
 
 def write_turns(path: Path, episodes: Iterable[Episode]) -> None:
@@ -15,12 +24,22 @@ def write_turns(path: Path, episodes: Iterable[Episode]) -> None:
 
     Columns: episode, task, verdict, reward, index, parent (null for a root), prompt_ids,
     output_ids, logprobs, finish, weight_version, weight_changes, started_s, duration_s,
-    malformed_calls, routed (null where no routed experts were recorded).
+    malformed_calls, num_routed (positions whose experts were recorded; the experts themselves stand
+    with the Samples).
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [
+    turns = [(episode, turn) for episode in episodes for turn in episode.trajectory.turns]
+    temporary = path.with_suffix(".part")
+    with disk_errors(path):
+        pq.write_table(_table(turns), temporary, compression="zstd", use_dictionary=list(_NAMES))
+        temporary.replace(path)
+
+
+def _table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
+    import pyarrow as pa
+
+    plain = [
         {
             "episode": episode.id,
             "task": episode.task_id,
@@ -28,44 +47,26 @@ def write_turns(path: Path, episodes: Iterable[Episode]) -> None:
             "reward": episode.reward,
             "index": turn.index,
             "parent": turn.parent,
-            "prompt_ids": turn.prompt_ids,
-            "output_ids": turn.output_ids,
-            "logprobs": turn.logprobs,
             "finish": str(turn.finish),
             "weight_version": turn.weight_version,
             "weight_changes": [asdict(change) for change in turn.weight_changes],
             "started_s": turn.started_s,
             "duration_s": turn.duration_s,
             "malformed_calls": turn.malformed_calls,
-            "routed": asdict(turn.routed) if turn.routed else None,
+            "num_routed": turn.routed.num_positions if turn.routed else 0,
         }
-        for episode in episodes
-        for turn in episode.trajectory.turns
+        for episode, turn in turns
     ]
-    ids = pa.list_(pa.int32())
-    numbers = ("start", "num_layers", "top_k", "bytes_per_id")
-    routed = pa.struct([*((name, pa.int32()) for name in numbers), ("data", pa.binary())])
-    schema = pa.schema(
+    change = pa.struct([("at", pa.int32()), ("version", pa.string())])
+    columns = pa.schema(
         [
-            ("episode", pa.string()),
-            ("task", pa.string()),
-            ("verdict", pa.string()),
-            ("reward", pa.float64()),
-            ("index", pa.int32()),
-            ("parent", pa.int32()),
-            ("prompt_ids", ids),
-            ("output_ids", ids),
-            ("logprobs", pa.list_(pa.float64())),
-            ("finish", pa.string()),
-            ("weight_version", pa.string()),
-            ("weight_changes", pa.list_(pa.struct([("at", pa.int32()), ("version", pa.string())]))),
-            ("started_s", pa.float64()),
-            ("duration_s", pa.float64()),
-            ("malformed_calls", pa.int32()),
-            ("routed", routed),
+            *((name, pa.string()) for name in _NAMES),
+            *((name, pa.float64()) for name in ("reward", "started_s", "duration_s")),
+            *((name, pa.int32()) for name in ("index", "parent", "malformed_calls", "num_routed")),
+            ("weight_changes", pa.list_(change)),
         ]
     )
-    temporary = path.with_suffix(".part")
-    with disk_errors(path):
-        pq.write_table(pa.Table.from_pylist(rows, schema), temporary)
-        temporary.replace(path)
+    table = pa.Table.from_pylist(plain, columns)
+    for name, code in _NUMBERS.items():
+        table = table.append_column(name, list_array([getattr(t, name) for _, t in turns], code))
+    return table
