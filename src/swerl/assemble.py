@@ -13,7 +13,10 @@ from pydantic import BaseModel
 
 from swerl import plugins
 from swerl.cluster.node import Node
-from swerl.cluster.open import open_nodes
+from swerl.cluster.open import Nodes, open_nodes
+from swerl.cluster.preflight import require_fit
+from swerl.cluster.sglang_servers import serve_on
+from swerl.engines import sglang
 from swerl.errors import RankLostError, RecipeError
 from swerl.gateway.app import Gateway
 from swerl.gateway.orders import WorkerSetup
@@ -51,10 +54,13 @@ from swerl.tasks import twin
 from swerl.tasks.admission import of_difficulty, require_certified, require_time
 from swerl.training import loop
 from swerl.training.accounts import Accounts
+from swerl.training.disk import plan_disk
 from swerl.training.meter import Meter
 from swerl.training.metrics import open_sinks
 from swerl.training.options import TrainerOptions
-from swerl.training.picture import reward_curve
+from swerl.training.picture import draw
+from swerl.training.shape import shape_of
+from swerl.training.trainable import check_trainable
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warmstart import warm_start
 from swerl.training.weight_sync import choose_way
@@ -73,7 +79,7 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
             async with present(root) as presence:
                 await reap_leftovers(recipe, accounts)
                 past = await _despite_deaths(recipe, folder, accounts, presence)
-    reward_curve(root / "reward.png", past.series("reward"), past.evals)
+    draw(root, past)
     return past
 
 
@@ -227,11 +233,13 @@ async def _machine(
     train_tasks, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
     model = await _model(recipe, folder, logs, show)
     family = family_of(recipe, model)
+    check_trainable(family, model)
     setup = EngineSetup(family=family, log_dir=logs, model=model)
     async with (
         open_nodes(recipe, logs) as nodes,
+        _fit(recipe, nodes, folder, show),
         _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
-        plugin(recipe, "engine", setup) as engine,
+        _engine(recipe, nodes, setup, show) as engine,
     ):
         presence.has(_parts_at_work(trainer))
         meter = Meter(engine)
@@ -252,6 +260,42 @@ async def _machine(
                 gate=gate,
                 stopping=lambda: presence.stopping() or show.is_spent(),
             )
+
+
+@asynccontextmanager
+async def _fit(recipe: Recipe, nodes: Nodes, folder: RunFolder, show: Emit) -> AsyncIterator[None]:
+    """Look at the machines of a cluster before anything starts there. Raises ClusterError."""
+    if recipe.cluster.launcher != "local":
+        show(Progress("checking machines", 0, len(nodes.all)))
+        disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most
+        await require_fit(recipe, nodes, folder.root, disk_bytes=disk_bytes)
+    yield
+
+
+@asynccontextmanager
+async def _engine(
+    recipe: Recipe, nodes: Nodes, setup: EngineSetup, show: Emit
+) -> AsyncIterator[Engine]:
+    """Open the recipe's engine; SGLang's servers of a cluster run on its machines."""
+    chosen = recipe.engine
+    on_nodes = chosen.type == "sglang" and recipe.cluster.launcher != "local"
+    if not on_nodes or chosen.options.get("url") or setup.model is None:
+        async with plugin(recipe, "engine", setup) as engine:
+            yield engine
+        return
+    options = sglang.Options.model_validate(chosen.options)
+    async with (
+        serve_on(
+            nodes.engines,
+            options,
+            setup.model,
+            cluster=recipe.cluster,
+            logs=setup.log_dir,
+            emit=show,
+        ) as urls,
+        sglang.open(options.model_copy(update={"url": tuple(urls)}), setup) as engine,
+    ):
+        yield engine
 
 
 def _parts_at_work(trainer: MegatronTrainer) -> tuple[Part, ...]:
@@ -292,7 +336,7 @@ def _trainer(
         algorithm_options=recipe.algorithm.options,
         options=TrainerOptions(
             **recipe.trainer.model_dump(),
-            steps=recipe.steps,
+            steps=recipe.steps * recipe.trainer.updates_per_batch,
             seed=recipe.seed,
             temperature=recipe.rollout.temperature,
             checkpoint_dir=folder.checkpoints,

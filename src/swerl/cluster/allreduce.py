@@ -47,16 +47,17 @@ async def check_collective(
             gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[place]} if place < len(node.gpus) else {}
             argv = (PYTHON, "-m", "swerl.cluster._allreduce_rank", json.dumps(told))
             running.append(await node.start(Order(argv, log, env=gpu)))
-        async with asyncio.timeout(ALL_REDUCE_S):
-            ends = await asyncio.gather(*(process.ended for process in running))
-    except (ClusterError, TimeoutError) as error:
-        what = str(error) or f"not over after {ALL_REDUCE_S:g} s"
-        return [judged(where, name, what, good=False, mend=f"its log is {log}")]
+        deaths = [process.ended for process in running]
+        await asyncio.wait(deaths, timeout=ALL_REDUCE_S, return_when=asyncio.ALL_COMPLETED)
+    except (ClusterError, OSError) as error:
+        mend = getattr(error, "hint", "") or f"{first.address} is no address of {first.name}"
+        return [judged(where, name, str(error), good=False, mend=mend)]
     finally:
         for process in running:
             if not process.ended.done():
                 await process.signal(signal.SIGKILL)
-    bad = [f"rank {rank}: {end}" for rank, end in enumerate(ends) if str(end) != "exit code 0"]
+    ends = [str(each.result()) if each.done() else "hangs" for each in deaths]
+    bad = [f"rank {rank}: {end}" for rank, end in enumerate(ends) if end != "exit code 0"]
     said = _last_line(log)
     if bad or said is None:
         mend = f"do the machines reach each other on every port? Its log is {log}"

@@ -65,6 +65,7 @@ class Running(Protocol):
     node: str
     """Name of its node."""
     ended: asyncio.Task[Ended]
+    """Done when the process is. For `asyncio.wait` and `shield`: it must not be cancelled."""
 
     async def signal(self, number: int) -> None:
         """Send a signal; nothing once it has ended."""

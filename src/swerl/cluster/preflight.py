@@ -50,6 +50,20 @@ async def check_nodes(
         yield finding
 
 
+async def require_fit(recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int) -> None:
+    """Raise ClusterError on machines of which a check failed, naming the first ones."""
+    failed = [
+        finding
+        async for finding in check_nodes(recipe, nodes, folder, disk_bytes=disk_bytes)
+        if finding.state is State.FAIL
+    ]
+    if failed:
+        shown = "; ".join(f"{each.node}: {each.check}: {each.found}" for each in failed[:3])
+        message = f"{len(failed)} checks of the machines failed: {shown}"
+        hint = f"{failed[0].mend}; `swerl train preflight RECIPE` shows all checks"
+        raise ClusterError(message, hint=hint)
+
+
 async def _examine(node: Node, wanted: Wanted, folder: Path, disk_bytes: int) -> Sequence[Finding]:
     asked = Questions(node.name, node.address, wanted, folder.resolve(), disk_bytes)
     try:
@@ -89,11 +103,9 @@ async def _shared(nodes: Sequence[Node], folder: Path) -> list[Finding]:
                 for other, said, word in zip(nodes, read, words.values(), strict=True)
                 if said != word
             ]
-            found = (
-                f"reads the files of all {len(nodes)}"
-                if not missing
-                else f"lacks those of {', '.join(missing)}"
-            )
+            found = f"reads the files of all {len(nodes)}"
+            if missing:
+                found = f"does not see the files of {', '.join(missing)}"
             mend = f"{where} must be one folder on all machines: give --runs a shared one"
             rows.append(judged(node.name, "shared folder", found, good=not missing, mend=mend))
     except (ClusterError, OSError) as error:

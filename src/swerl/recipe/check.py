@@ -103,16 +103,9 @@ def obstacles(recipe: Recipe) -> Iterator[str]:
             yield f"{section}.type = {chosen.type!r} is not installed"
     if recipe.model.family not in set(plugins.names("families")):
         yield f"model.family = {recipe.model.family!r} is not installed"
-    trainer = recipe.trainer
-    for key in ("pipeline", "context", "expert", "expert_tensor"):
-        size = getattr(trainer, f"{key}_parallel")
-        if size > 1:
-            yield f"trainer.{key}_parallel = {size}: this version splits by tensor and data only"
-    for key in ("recompute", "offload_optimizer"):
-        if getattr(trainer, key):
-            yield f"trainer.{key} = true: this version's trainer cannot do that"
-    if recipe.cluster.gpus_per_node:
-        yield "cluster.gpus_per_node above 0: this version starts its processes on CPU"
+    cluster = recipe.cluster
+    if cluster.nodes > 1 and cluster.launcher == "local":
+        yield f"cluster.nodes = {cluster.nodes}: set cluster.launcher to ray, ssh or slurm"
 
 
 def check_budgets(budgets: BudgetsSection) -> None:

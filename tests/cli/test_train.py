@@ -1,0 +1,173 @@
+"""`swerl train` and the commands beside it, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from swerl.cli.train import app
+from swerl.errors import RunError, UnknownNameError
+from swerl.recipe.schema import Recipe
+from swerl.run.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted, as_json
+from swerl.run.files import write_json
+from swerl.run.layout import RunFolder, State
+
+RECIPE = Recipe.model_validate({"name": "shown", "steps": 9})
+SMALL = """
+name = "small"
+steps = 50
+[tasks]
+num_train = 4
+num_heldout = 0
+num_unseen = 0
+[trainer]
+ranks = 1
+[model.warm_start]
+steps = 2
+batch_size = 4
+[rollout]
+groups_per_step = 1
+episodes_per_group = 2
+max_new_tokens = 24
+max_turns = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def swerl(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A run folder as a run leaves it in its fourth step."""
+    folder = RunFolder(tmp_path / "shown")
+    folder.root.mkdir()
+    write_json(folder.root / "recipe.resolved.json", RECIPE.model_dump(mode="json"))
+    folder.write_state(State(step=3))
+    events = [
+        StepEnded(2, {"reward": 0.25, "step_s": 60.0}),
+        StepStarted(3, 8),
+        PhaseStarted("a", "agent"),
+        EpisodeEnded("b", "t", "solved", 1.0, 3, 100, 5.0),
+    ]
+    lines = [json.dumps(as_json(event)) for event in events]
+    folder.events.write_text("\n".join(lines) + '\n{"event": "cut sh')
+    return folder.root
+
+
+def test_a_recipe_in_place_of_a_command_is_run(tmp_path: Path) -> None:
+    done = swerl("recipes/twin_cpu.toml", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "twin" in done.output
+
+
+def test_status_reads_the_folder_alone(root: Path) -> None:
+    done = swerl("status", "shown", "--runs", str(root.parent))
+    assert done.exit_code == 0, done.output
+    for text in ("untouched", "3 of 9 committed", "reward 0.25", "swerl train resume shown"):
+        assert text in done.output
+    facts = json.loads(swerl("status", str(root), "--json").output)
+    assert facts["episodes"] == [1, 8]
+    assert facts["phases"] == {"agent": 1}
+
+
+def test_status_lists_all_runs_and_says_where_there_are_none(root: Path, tmp_path: Path) -> None:
+    assert "3/9" in swerl("status", "--runs", str(root.parent)).output
+    empty = swerl("status", "--runs", str(tmp_path / "none"))
+    assert empty.exit_code == 0
+    assert "no runs" in empty.output
+
+
+def test_an_unknown_run_names_the_nearest(root: Path) -> None:
+    with pytest.raises(UnknownNameError) as error:
+        swerl("status", "shwn", "--runs", str(root.parent))
+    assert "shown" in error.value.hint
+
+
+def test_what_does_not_run_cannot_be_stopped(root: Path) -> None:
+    with pytest.raises(RunError, match="not running: untouched") as error:
+        swerl("stop", str(root))
+    assert "swerl train resume" in error.value.hint
+    assert not (root / "stop.json").exists()
+
+
+def test_a_recipe_of_another_version_is_not_resumed(root: Path) -> None:
+    write_json(root / "recipe.resolved.json", {"name": "shown", "strange": 1})
+    with pytest.raises(RunError, match="strange"):
+        swerl("resume", str(root))
+
+
+@pytest.mark.parametrize("kind", ["kuberay", "slurm"])
+def test_a_manifest_names_its_recipe(kind: str) -> None:
+    done = swerl("manifest", kind, "recipes/qwen35b_8node.toml")
+    assert done.exit_code == 0
+    assert "recipes/qwen35b_8node.toml" in done.output
+
+
+def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "swerl.cli", "train", *arguments, "--runs", str(folder / "runs")],
+        env={**os.environ, "SWERL_CACHE": str(folder / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 240
+    while not reached():
+        if process.poll() is not None:
+            pytest.fail(f"it ended early: {process.communicate()[0]}")
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_after_its_step_resumed_killed_and_stopped_at_once(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
+    (tmp_path / "small.toml").write_text(SMALL)
+    root = tmp_path / "runs" / "small"
+    folder = RunFolder(root)
+
+    started = _start(tmp_path, str(tmp_path / "small.toml"))
+    _until(lambda: folder.read_state().step >= 1, started)
+    shown = swerl("status", str(root)).output
+    assert "running" in shown and "trainer-rank0" in shown
+    assert swerl("stop", str(root)).exit_code == 0
+    output, _ = started.communicate(timeout=60)
+    assert started.returncode == 0 and "stopped after step" in output, output
+    assert "stopped" in swerl("status", str(root)).output
+    stood = folder.read_state().step
+
+    resumed = _start(tmp_path, "resume", "small")
+    _until(lambda: folder.read_state().step > stood, resumed)
+    resumed.send_signal(signal.SIGKILL)
+    resumed.communicate(timeout=60)
+    assert "its process is gone" in swerl("status", str(root)).output
+
+    again = _start(tmp_path, "resume", "small")
+    stood = folder.read_state().step
+    _until(lambda: folder.read_state().step > stood, again)
+    assert swerl("stop", str(root), "--now").exit_code == 0
+    output, _ = again.communicate(timeout=60)
+    assert again.returncode in (0, 130), output  # a step that just ends may be faster
+    assert "stopped" in output and "Traceback" not in output
+    assert "stopped" in swerl("status", str(root)).output

@@ -1,0 +1,39 @@
+"""What nvidia-smi says, read and judged; its tables are as version 550 prints them."""
+
+from __future__ import annotations
+
+import pytest
+
+from swerl.cluster.finding import State
+from swerl.cluster.gpus import Wanted, check_gpus, judge_gpus, read_gpus, read_tenants
+
+TWO = """\
+GPU-aaa, NVIDIA H100 80GB HBM3, 550.54.15, 81559, 4
+GPU-bbb, NVIDIA H100 80GB HBM3, 550.54.15, 81559, 70001
+"""
+TENANT = "GPU-bbb, 4711, python3, 69990\n"
+
+
+def test_a_foreign_process_is_named() -> None:
+    found = list(judge_gpus("n1", Wanted(2, "h100"), read_gpus(TWO), read_tenants(TENANT)))
+    assert [each.state for each in found] == [State.OK, State.FAIL, State.OK]
+    assert "1 of 2 free; in use by python3 (pid 4711, 69990 MiB)" in found[1].found
+    assert "swerl never does" in found[1].mend
+    assert found[2].found == "550.54.15"
+
+
+@pytest.mark.parametrize("wanted", [Wanted(8, "h100"), Wanted(2, "h200")])
+def test_too_few_or_another_kind_fails(wanted: Wanted) -> None:
+    first, *_ = judge_gpus("n1", wanted, read_gpus(TWO), {})
+    assert first.state is State.FAIL
+    assert f"wants {wanted.num_gpus} x {wanted.kind}" in first.mend
+
+
+def test_a_machine_without_the_program_fails_only_where_gpus_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    (found,) = check_gpus("n1", Wanted(8, "h100"))
+    assert (found.state, found.found) == (State.FAIL, "nvidia-smi: not installed")
+    (found,) = check_gpus("n1", Wanted(0, "h100"))
+    assert found.state is State.OK

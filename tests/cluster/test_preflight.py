@@ -1,0 +1,79 @@
+"""The preflight on this machine, real: every check runs, and a bad machine is named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import pytest
+
+from swerl.cluster import checks
+from swerl.cluster.allreduce import check_collective
+from swerl.cluster.finding import Finding, State
+from swerl.cluster.local import LocalNode
+from swerl.cluster.open import Nodes
+from swerl.cluster.preflight import check_nodes, require_fit
+from swerl.errors import ClusterError
+from swerl.recipe.schema import Recipe
+
+P = ParamSpec("P")
+T = TypeVar("T")
+RECIPE = Recipe.model_validate({"name": "checked", "trainer": {"ranks": 2}})
+
+
+async def _all(recipe: Recipe, nodes: tuple[LocalNode, ...], folder: Path) -> list[Finding]:
+    both = Nodes(nodes, nodes)
+    return [each async for each in check_nodes(recipe, both, folder, disk_bytes=1 << 20)]
+
+
+@pytest.mark.slow
+async def test_two_nodes_pass_and_leave_nothing_behind(tmp_path: Path) -> None:
+    nodes = (LocalNode(name="n1"), LocalNode(name="n2"))
+    found = await _all(RECIPE, nodes, tmp_path)
+    assert {each.state for each in found} == {State.OK}, found
+    for name in ("GPUs", "torch", "ports", "disk", "versions", "shared folder", "clock"):
+        assert [each.node for each in found if each.check == name] == ["n1", "n2"]
+    (last,) = [each for each in found if each.check == "all-reduce"]
+    assert last.found.startswith("gloo, 2 ranks, 16 MiB: ")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+class Crooked(LocalNode):
+    """A machine whose clock is ahead, whose folder is its own, and whose torch is another."""
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if function is time.time:
+            return function(*args, **kwargs) + 300  # type: ignore[operator,return-value]
+        if function is checks.leave_word:
+            return None  # type: ignore[return-value]
+        if function is checks.versions:
+            return checks.versions() | {"torch": "1.0"}  # type: ignore[return-value]
+        return await super().call(function, *args, **kwargs)
+
+
+@pytest.mark.slow
+async def test_a_machine_that_is_unlike_the_others_is_named(tmp_path: Path) -> None:
+    nodes = (LocalNode(name="good"), Crooked(name="bad"))
+    with pytest.raises(ClusterError) as error:
+        await require_fit(RECIPE, Nodes(nodes, nodes), tmp_path, disk_bytes=1)
+    shared = "shared folder: does not see the files of"
+    for bad in ("bad: versions: ", f"good: {shared} bad", f"bad: {shared} bad", "4 checks"):
+        assert bad in str(error.value)
+    assert "torch differ" in error.value.hint
+    assert "swerl train preflight" in error.value.hint
+
+
+async def test_too_little_disk_says_how_much_is_wanted(tmp_path: Path) -> None:
+    asked = checks.Questions("n1", "127.0.0.1", checks.Wanted(0, ""), tmp_path, 1 << 60)
+    disk = checks._disk(asked)
+    assert disk.state is State.FAIL
+    assert "1,073,741,824.0 GiB wanted" in disk.found
+
+
+async def test_ranks_that_cannot_meet_are_a_finding(tmp_path: Path) -> None:
+    far = LocalNode(name="far", address="192.0.2.77")
+    (found,) = await check_collective([far], 1, tmp_path, threads=1)
+    assert found.state is State.FAIL
+    assert found.mend

@@ -1,0 +1,93 @@
+"""Servers on nodes: started, restarted, ended. A stand-in serves what SGLang serves at /health."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from swerl.cluster.local import LocalNode
+from swerl.cluster.sglang_servers import engines_per_node, serve_on
+from swerl.engines.sglang import Options
+from swerl.errors import EngineError, RecipeError
+from swerl.recipe.schema import ClusterSection
+from swerl.run.events import Event
+
+SERVER = """#!{python}
+import http.server, os, sys
+
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(os.getpid()).encode())
+
+asked = dict(word[2:].partition("=")[::2] for word in sys.argv if word.startswith("--"))
+assert sys.argv[1:3] == ["-m", "sglang.launch_server"], sys.argv
+if "broken" in asked:
+    sys.exit("no such flag: broken")
+http.server.HTTPServer((asked["host"], int(asked["port"])), Health).serve_forever()
+"""
+CPU = ClusterSection()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    python = tmp_path / "python"
+    python.write_text(SERVER.format(python=sys.executable))
+    python.chmod(0o755)
+    return Options(cpu=True, python=python, restarts=1, start_timeout_s=60)
+
+
+def _pid(url: str) -> int:
+    with urllib.request.urlopen(f"{url}/health", timeout=10) as reply:
+        return int(reply.read())
+
+
+async def test_a_server_a_node_comes_back_when_killed_and_ends_with_the_block(
+    options: Options, tmp_path: Path
+) -> None:
+    import asyncio
+
+    nodes = [LocalNode(name="n1"), LocalNode(name="n2")]
+    told: list[Event] = []
+    async with serve_on(
+        nodes, options, tmp_path, cluster=CPU, logs=tmp_path, emit=told.append
+    ) as urls:
+        assert len(set(urls)) == 2
+        first = _pid(urls[0])
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    second = await asyncio.to_thread(_pid, urls[0])
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)
+        assert second != first
+        assert "started again (1 of 1)" in str(told)
+        other = _pid(urls[1])
+    assert not Path(f"/proc/{second}").exists()
+    assert not Path(f"/proc/{other}").exists()
+
+
+async def test_a_server_that_does_not_come_up_is_an_error_with_its_words(
+    options: Options, tmp_path: Path
+) -> None:
+    broken = options.model_copy(update={"flags": ("--broken",)})
+    with pytest.raises(EngineError, match=r"on n1 did not come up .*no such flag"):
+        async with serve_on(
+            [LocalNode(name="n1")], broken, tmp_path, cluster=CPU, logs=tmp_path, emit=print
+        ):
+            pass
+
+
+def test_engines_of_a_node() -> None:
+    assert engines_per_node(CPU) == 1
+    assert engines_per_node(ClusterSection(gpus_per_node=8, gpus_per_engine=2)) == 4
+    with pytest.raises(RecipeError, match="more than a node has"):
+        engines_per_node(ClusterSection(gpus_per_node=8, gpus_per_engine=16))

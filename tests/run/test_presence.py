@@ -1,0 +1,131 @@
+"""Who works on a run folder, how it ended, and how it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swerl.errors import RunError, RunStoppedError, TrainerError
+from swerl.run import presence
+from swerl.run.layout import RunFolder, State, open_run
+from swerl.run.presence import Ending, Stop, ask_to_stop, present, read_process
+from swerl.run.standing import Standing, look, require_alone
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "BEAT_S", 0.02)
+
+
+def _ended(root: Path) -> tuple[Ending | None, str, str]:
+    process = read_process(root)
+    assert process is not None
+    return process.ending, process.error, process.hint
+
+
+async def test_a_run_that_is_done_is_finished(tmp_path: Path) -> None:
+    with open_run(tmp_path, {}) as folder:
+        async with present(tmp_path):
+            assert look(tmp_path).standing is Standing.RUNNING
+            folder.write_state(State(finished=True))
+    assert look(tmp_path).standing is Standing.FINISHED
+
+
+async def test_an_error_is_kept_with_its_hint_also_out_of_a_group(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup):
+        async with present(tmp_path):
+            raise ExceptionGroup("both", [TrainerError("it broke", hint="mend it")])
+    assert _ended(tmp_path) == (Ending.FAILED, "it broke", "mend it")
+    assert look(tmp_path).standing is Standing.FAILED
+
+
+async def test_a_wish_to_stop_after_the_step_is_seen_and_forgotten(tmp_path: Path) -> None:
+    async with present(tmp_path) as here:
+        assert not here.stopping()
+        ask_to_stop(tmp_path, Stop.STEP)
+        assert here.stopping()
+    assert look(tmp_path).standing is Standing.STOPPED
+    async with present(tmp_path) as again:
+        assert not again.stopping()
+
+
+async def test_a_wish_to_stop_at_once_ends_what_waits(tmp_path: Path) -> None:
+    with pytest.raises(RunStoppedError, match="asked to end"):
+        async with asyncio.timeout(30), present(tmp_path):
+            ask_to_stop(tmp_path, Stop.NOW)
+            await asyncio.Event().wait()
+    assert _ended(tmp_path)[0] is Ending.STOPPED
+
+
+async def test_a_cancelled_run_is_interrupted(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with present(tmp_path):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert _ended(tmp_path)[0] is Ending.INTERRUPTED
+
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from swerl.run.layout import open_run
+from swerl.run.presence import present
+
+async def main() -> None:
+    async with present(Path(sys.argv[1])):
+        print("here", flush=True)
+        await asyncio.sleep(300)
+
+with open_run(Path(sys.argv[1]), {}):
+    asyncio.run(main())
+"""
+
+
+def test_a_killed_process_is_told_from_one_that_runs(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout and holder.stdout.readline() == "here\n"
+    seen = look(tmp_path)
+    assert seen.standing is Standing.RUNNING
+    assert seen.process and seen.process.pid == holder.pid
+    with pytest.raises(RunError, match="another process"), open_run(tmp_path, {}):
+        pass
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert look(tmp_path).standing is Standing.KILLED
+    holder.stdout.close()
+
+
+async def test_another_machines_process_is_known_by_its_heartbeat(tmp_path: Path) -> None:
+    async with present(tmp_path):
+        pass
+    path = tmp_path / "process.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "host": "elsewhere", "ending": None, "ended": 0}))
+    (tmp_path / "heartbeat").touch()
+    assert look(tmp_path, patience_s=0).standing is Standing.RUNNING
+    with pytest.raises(RunError, match="on elsewhere"):
+        require_alone(tmp_path)
+    os.utime(tmp_path / "heartbeat", (1, 1))
+    assert look(tmp_path, patience_s=0).standing is Standing.SILENT
+    require_alone(tmp_path)
+
+
+def test_a_damaged_process_file_is_one_clear_error(tmp_path: Path) -> None:
+    RunFolder(tmp_path)
+    (tmp_path / "process.json").write_text('{"pid": 1}')
+    with pytest.raises(RunError, match="damaged"):
+        look(tmp_path)
