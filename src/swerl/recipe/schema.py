@@ -280,6 +280,9 @@ class TrainerSection(Section):
     async_save: bool = True
     """Whether training goes on while a checkpoint is written. It takes the host as much memory as
     a checkpoint has bytes; a step is committed when its checkpoint is whole, with either."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimizer steps that a step's Groups are split into. More learn faster from the same tokens
+    and less on policy; with one, the clip of an algorithm hardly acts."""
     max_skipped_steps: int = Field(3, ge=0)
     """Steps in a row that may be skipped because loss or gradients are not finite. One may be bad
     luck; a row of them says that the run is lost."""

@@ -24,7 +24,7 @@ from swerl.run.events import StepEnded
 from swerl.run.layout import Cursor, RunFolder, State
 from swerl.task import Task
 from swerl.training import batch as batches
-from swerl.training import outcome, weight_sync
+from swerl.training import mini_batches, outcome, weight_sync
 from swerl.training.collect import Collected, collect
 from swerl.training.commits import Commits
 from swerl.training.evaluation import evaluate, is_due
@@ -67,7 +67,7 @@ async def run(machine: Machine) -> history.History:
             machine.meter.start()
             groups = await supply.take(step)
             collected = collect(step, groups.kept, machine.algorithm)
-            _write_tables(folder, step, groups, collected)
+            collected = _stored(folder, step, groups, collected)
             with machine.meter.span("train"):
                 stats = await _learn(machine, books, collected)
             metrics = books.close(step, groups, collected, stats)
@@ -155,11 +155,13 @@ async def _transfer(machine: Machine) -> str:
 
 
 async def _learn(machine: Machine, books: _Books, collected: Collected) -> StepStats | None:
-    """Take the optimizer step, or skip it where it is not finite."""
-    batch = collected.batch
-    path = machine.folder.samples(batch.step)
+    """Take the optimizer steps on a Batch; None where none of them was finite."""
+    trainer, skipping = machine.trainer, books.skipping
+    path = machine.folder.samples(collected.batch.step)
     await weight_sync.make_room(machine.engine, machine.recipe.cluster)
-    return await books.skipping.step(machine.trainer, batch, path, machine.parts.emit)
+    parts = mini_batches.split(collected.batch, machine.recipe.trainer.updates_per_batch)
+    taken = [await skipping.step(trainer, part, path, machine.parts.emit) for part in parts]
+    return mini_batches.join([stats for stats in taken if stats])
 
 
 async def _evaluate(machine: Machine, supply: Supply, step: int) -> None:
@@ -173,10 +175,11 @@ async def _evaluate(machine: Machine, supply: Supply, step: int) -> None:
     )
 
 
-def _write_tables(folder: RunFolder, step: int, groups: StepGroups, collected: Collected) -> None:
+def _stored(folder: RunFolder, step: int, groups: StepGroups, collected: Collected) -> Collected:
+    """Write a step's Turns and its Batch, whose file the trainer reads too."""
     episodes = [episode for group in groups.all for episode in group.episodes]
     tables.write_turns(folder.turns(step), episodes)
-    batches.write(folder.samples(step), collected.batch)
+    return replace(collected, batch=batches.write(folder.samples(step), collected.batch))
 
 
 def _is_saved(step: int, recipe: Recipe) -> bool:

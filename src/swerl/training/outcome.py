@@ -25,6 +25,7 @@ def metrics(
         **_rows(collected),
         **_ages(groups, versions),
         **_learning(stats),
+        **({"routed_share": collected.routed_share} if collected.routed_share else {}),
     }
 
 
