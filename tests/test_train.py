@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -195,3 +196,12 @@ def _command_lines() -> Iterator[tuple[int, str]]:
             yield int(entry.parent.name), line
         except OSError:
             continue
+
+
+def test_every_metric_of_a_run_is_explained(run: Run) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    lines = (run.root / "events.jsonl").read_text().splitlines()
+    steps = [event for event in map(json.loads, lines) if event["event"] == "StepEnded"]
+    names = {re.sub(r"_d\d+$", "_d1", name) for event in steps for name in event["metrics"]}
+    assert {"sandbox_s", "dollars", "row_tokens", "mismatch"} <= names
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []

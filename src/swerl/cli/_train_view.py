@@ -26,6 +26,7 @@ from swerl.run.events import (
     StepStarted,
 )
 from swerl.run.history import History
+from swerl.training.memory_check import MEASURED, PLANNED, describe
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -149,7 +150,7 @@ def show_summary(folder: Path, past: History) -> None:
     out.print(table)
     for line in _accounts(past):
         out.print(line, soft_wrap=True)
-    out.print(f"\nrun folder      {folder}\nreward curve    {folder / 'reward.png'}")
+    out.print(f"\nrun folder      {folder}\npictures        {folder / 'reward.png'}, metrics.png")
     out.print(f"next            swerl rollout --engine torch-cpu --model {folder}")
 
 
@@ -173,10 +174,23 @@ def _accounts(past: History) -> Iterator[str]:
     if past.steps:
         yield f"by length       {_shares(past.steps[max(past.steps)])}"
     yield f"mismatch        {mismatch:.1e} at most, engine against trainer"
+    yield from _machines(past)
     yield (
         f"wall time       {sum(seconds):,.0f} s of steps; {other:.0%} neither model, trainer "
         "nor tests"
     )
+
+
+def _machines(past: History) -> Iterator[str]:
+    """Yield what only a run that was paid for, or ran on GPUs, has measured."""
+    if planned := past.series(PLANNED):
+        told = describe(planned[-1], max(past.series(MEASURED)))
+        yield f"memory          {told}, tensors of the trainer's fullest GPU"
+    if mfu := past.series("mfu"):
+        yield f"MFU             {sum(mfu) / len(mfu):.1%} of the GPUs' peak while training"
+    if dollars := max(past.series("dollars"), default=0.0):
+        sandbox_s = sum(past.series("sandbox_s"))
+        yield f"dollars         {dollars:,.2f} estimated; {sandbox_s:,.0f} sandbox-seconds"
 
 
 def _shares(metrics: Mapping[str, float]) -> str:
