@@ -14,8 +14,9 @@ import pytest
 
 from swerl.chat import Finish
 from swerl.engines import _sglang_fleet, _sglang_http
-from swerl.engines._sglang_fleet import PauseMode
-from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
+from swerl.engines._sglang_connect import connect
+from swerl.engines._sglang_crew import PauseMode
+from swerl.engines._sglang_http import ClientSettings, HttpEngine
 from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError, EngineLostError
 from swerl.learning import WeightRef
@@ -175,7 +176,7 @@ async def test_sessions_move_away_from_a_server_that_is_lost(servers: list[FakeS
     async with opened(servers) as engine:
         await ask(engine)
         await servers[0].stop()
-        await until(lambda: len(engine._fleet.alive()) == 2)
+        await until(lambda: len(engine._fleet.crew.alive()) == 2)
         assert await ask(engine) == {"default"}
 
 
@@ -203,7 +204,7 @@ async def test_a_server_that_starts_anew_is_used_once_it_has_the_weights(
         await engine.load(ref(tmp_path, "v1"))
         await servers[1].restart()
         await until(lambda: servers[1].version == "v1" and not servers[1].paused)
-        await until(lambda: len(engine._fleet.alive()) == 3)
+        await until(lambda: len(engine._fleet.crew.alive()) == 3)
         assert await ask(engine) == {"v1"}
 
 
@@ -275,7 +276,7 @@ async def test_a_server_that_cannot_be_put_back_is_not_used(
         servers[2].refuses_weights = True
         with pytest.raises(EngineError, match="Failed to load"):
             await engine.load(ref(tmp_path, "v1"))
-        assert engine._fleet.alive() == [engine._fleet.servers[2]]
+        assert engine._fleet.crew.alive() == [engine._fleet.crew.servers[2]]
         assert await ask(engine) == {"default"}
 
 
@@ -288,7 +289,7 @@ async def test_a_server_that_serves_something_else_than_it_loaded_is_found_out(
         with pytest.raises(EngineError, match="'v7' after loading 'v2'"):
             await engine.load(ref(tmp_path, "v2"))
         assert await ask(engine) == {"v1"}
-        assert len(engine._fleet.alive()) == 2
+        assert len(engine._fleet.crew.alive()) == 2
 
 
 async def test_a_server_that_dies_of_the_weights_does_not_hold_up_the_others(

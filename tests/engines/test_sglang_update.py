@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from swerl.engines import _sglang_fleet, sglang
-from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
+from swerl.engines._sglang_connect import connect
+from swerl.engines._sglang_http import ClientSettings, HttpEngine
 from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError, EngineLostError, TrainerError
 from swerl.interfaces import EngineSetup
@@ -107,7 +108,7 @@ async def test_a_server_that_dies_in_the_middle_is_taken_out(
     async with opened(servers) as engine:
         await engine.receive(source)
         assert await versions(engine) == {"1"}
-        assert sum(server.lost is not None for server in engine._fleet.servers) == 1
+        assert sum(server.lost is not None for server in engine._fleet.crew.servers) == 1
 
 
 async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(
@@ -117,7 +118,7 @@ async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(
         await engine.receive(Source("1", lambda: setattr(servers[2], "refuses_weights", True)))
         assert await versions(engine) == {"1"}
         assert servers[2].version.startswith("partial:")
-        assert engine._fleet.servers[2].lost
+        assert engine._fleet.crew.servers[2].lost
         servers[2].refuses_weights = False
         await engine.receive(Source("2"))
         assert await versions(engine) == {"2"}
@@ -179,7 +180,7 @@ async def test_a_client_that_comes_in_the_middle_waits_until_the_weights_are_who
             await engine.generate([5], Sampling(2), "s")
         for server in servers:
             server.version = "1"
-        await until(lambda: not any(server.lost for server in engine._fleet.servers))
+        await until(lambda: not any(server.lost for server in engine._fleet.crew.servers))
         assert await versions(engine) == {"1"}
 
 

@@ -174,7 +174,7 @@ class _CutOff:
 async def test_no_token_comes_from_an_update_that_was_cut_off(
     engine: HttpEngine, trainer: MegatronTrainer, tiny_model: Path
 ) -> None:
-    urls = tuple(server.url for server in engine._fleet.servers)
+    urls = tuple(server.url for server in engine._fleet.crew.servers)
     setup = EngineSetup(family=None, log_dir=Path(), model=tiny_model)  # type: ignore[arg-type]
     async with sglang.open(sglang.Options(url=urls), setup) as another:
         with pytest.raises(TrainerError, match="rank 0 died"):
@@ -186,22 +186,50 @@ async def test_no_token_comes_from_an_update_that_was_cut_off(
     assert await mismatch(trainer, await sample(engine)) <= 1e-4
 
 
+class _Killing:
+    """A source under which one server dies before the first piece."""
+
+    def __init__(self, source: TrainerSource, victim: str) -> None:
+        self._source = source
+        self._victim = victim
+
+    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
+        """Kill the server, then send."""
+        _kill_listener(self._victim)
+        return await self._source.send(targets, version=version)
+
+
+async def test_a_server_lost_in_an_update_neither_hangs_the_trainer_nor_spoils_the_others(
+    engine: HttpEngine, trainer: MegatronTrainer, random_batch: Callable[..., Batch]
+) -> None:
+    source = TrainerSource(trainer, "distributed")
+    await engine.receive(source)  # both servers are in the trainer's group
+    await trainer.step(random_batch(11))
+    first, second = engine._fleet.crew.servers
+    received = await engine.receive(_Killing(source, second.url))
+    assert received.num_confirmed == NUM_PARAMETERS
+    assert second.lost and not first.lost
+    replies = await sample(engine)
+    assert {reply.weight_version for reply in replies} == {received.version}
+    assert await mismatch(trainer, replies) <= 1e-4
+
+
 async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_right_weights(
     engine: HttpEngine, trainer: MegatronTrainer
 ) -> None:
-    version = (await engine.receive(TrainerSource(trainer, "distributed"))).version
+    version = (await engine.receive(TrainerSource(trainer, "tensor"))).version
     under_way = asyncio.create_task(sample(engine, 300))
     await asyncio.sleep(0.3)
-    victim = engine._fleet.servers[0]
+    victim = engine._fleet.crew.servers[0]
     _kill_listener(victim.url)
     replies = await under_way
     assert {reply.weight_version for reply in replies} == {version}
     assert await mismatch(trainer, replies) <= 1e-4
     async with asyncio.timeout(600):
-        while victim.lost:  # noqa: ASYNC110  the watch takes it back
-            await asyncio.sleep(0.2)
-    info = await victim.get("/model_info")
-    assert info["weight_version"] == version
+        while any(server.lost for server in engine._fleet.crew.servers):  # noqa: ASYNC110
+            await asyncio.sleep(0.2)  # until the watch has taken it back
+    for server in engine._fleet.crew.servers:
+        assert (await server.get("/model_info"))["weight_version"] == version
     assert await mismatch(trainer, await sample(engine)) <= 1e-4
 
 

@@ -6,22 +6,20 @@ import asyncio
 import contextlib
 import hashlib
 import math
-import resource
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from secrets import token_bytes
-from typing import Any, TypeAlias
-
-import aiohttp
+from typing import Any
 
 from swerl.chat import Finish, Json
-from swerl.engines._sglang_fleet import Fleet, PauseMode
+from swerl.engines._sglang_crew import PauseMode
+from swerl.engines._sglang_fleet import Fleet
 from swerl.engines._sglang_match import require_match
-from swerl.engines._sglang_server import Clients, Server, lost
+from swerl.engines._sglang_server import Server, lost
 from swerl.engines._sglang_update import PARTIAL
 from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
 from swerl.engines._usage import Usage, UsageMeter
@@ -30,22 +28,12 @@ from swerl.interfaces import EngineAddress, WeightSource
 from swerl.learning import Received, WeightRef
 from swerl.turn import Completion, Sampling
 
-IDLE_S = 2.0
-"""Seconds an unused connection is kept; shorter than the servers' own, so none is found dead."""
-CONNECT_S = 30.0
-"""Seconds to open a connection: with thousands at once the last one waits for all before it."""
 ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between the tries of an abort: one that overtakes its request finds nothing to stop."""
 ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-SGL-Routing-Key")
 """By which routers keep a session on one server."""
 LOOK_S = 0.2
 """Seconds between two looks for a server, where none is left."""
-SPARE_FILES = 512
-"""Open files beside the connections."""
-
-
-Keeper: TypeAlias = Callable[[Fleet], Coroutine[None, None, None]]
-"""Looks after a fleet's processes until it is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +87,11 @@ class HttpEngine:
     @property
     def url(self) -> str:
         """Where requests go: the router, or the first server."""
-        return (self._fleet.router or self._fleet.servers[0]).url
+        return (self._fleet.crew.router or self._fleet.crew.servers[0]).url
 
     def address(self) -> EngineAddress:
         """Return how another process reaches the same servers. Implements SharedEngine."""
-        servers = [self._fleet.router] if self._fleet.router else self._fleet.servers
+        servers = [self._fleet.crew.router] if self._fleet.crew.router else self._fleet.crew.servers
         chosen = self._settings
         options: dict[str, Json] = {
             "url": [server.url for server in servers],
@@ -118,11 +106,11 @@ class HttpEngine:
         """Sample one reply. Raises EngineLostError when the engine is gone."""
         self._check_prompt(ids)
         await self._fleet.agree()
-        num_loads = len(self._fleet.served)
+        num_loads = len(self._fleet.loads.served)
         routed_from = sampling.num_routed if self._settings.routed_experts else None
         answer = await self._sample_somewhere(ids, sampling, session)
         if answer is None:
-            version = self._fleet.served[-1].version if self._fleet.served else ""
+            version = self._fleet.loads.served[-1].version if self._fleet.loads.served else ""
             return Completion((), (), Finish.ABORT, version, len(ids))
         completion = read_completion(
             answer, self._shape, num_prompt=len(ids), routed_from=routed_from
@@ -148,7 +136,7 @@ class HttpEngine:
 
     async def pause(self) -> None:
         """Stop taking up work until `resume`; what runs keeps its tokens unless set otherwise."""
-        await self._fleet.pause()
+        await self._fleet.crew.pause()
 
     async def load(self, weights: WeightRef) -> str:
         """Load published weights and return the version that now serves, on every server.
@@ -156,7 +144,7 @@ class HttpEngine:
         Raises EngineError when a server refuses them or serves something else afterwards; the old
         ones serve on then.
         """
-        await self._fleet.load(weights)
+        await self._fleet.loads.load(weights)
         return weights.version
 
     @property
@@ -166,19 +154,19 @@ class HttpEngine:
 
     async def require_match(self, model: Path) -> None:
         """Raise EngineError where a server holds another vocabulary or tokenizer than `model`."""
-        await require_match(self._fleet.servers, model)
+        await require_match(self._fleet.crew.servers, model)
 
     async def receive(self, source: WeightSource) -> Received:
         """Take all weights of a source. Implements StreamedEngine."""
-        return await self._fleet.receive(source)
+        return await self._fleet.loads.receive(source)
 
     async def sleep(self) -> None:
         """Lend the GPUs' memory out until the next weights come. Implements ColocatedEngine."""
-        await self._fleet.sleep()
+        await self._fleet.loads.sleep()
 
     async def resume(self) -> None:
         """Take up work again."""
-        await self._fleet.resume()
+        await self._fleet.crew.resume()
 
     async def close(self) -> None:
         """Stop what is under way; the servers live on."""
@@ -222,7 +210,7 @@ class HttpEngine:
         for _ in range(math.ceil(self._settings.wait_s / LOOK_S)):
             with contextlib.suppress(EngineLostError):
                 return self._fleet.place(session)
-            if self._fleet.ended:
+            if self._fleet.crew.ended:
                 break
             await asyncio.sleep(LOOK_S)
         return self._fleet.place(session)
@@ -235,7 +223,7 @@ class HttpEngine:
         # Of fixed width: SGLang aborts every request whose id begins with the one it is given.
         flight = _Flight(f"{key}_t{next(self._numbers):09d}", server)
         body = generate_body(ids, sampling, flight.rid, routed=self._settings.routed_experts)
-        headers = dict.fromkeys(ROUTING_HEADERS, key) if self._fleet.router else {}
+        headers = dict.fromkeys(ROUTING_HEADERS, key) if self._fleet.crew.router else {}
         call = asyncio.create_task(flight.server.generate(body, headers))
         with self._noted(flight, session):
             try:
@@ -297,9 +285,9 @@ class HttpEngine:
             await asyncio.gather(*calls)
 
     def _workers(self, server: Server) -> list[Server]:
-        if server is not self._fleet.router:
+        if server is not self._fleet.crew.router:
             return [server]
-        return [each for each in self._fleet.servers if not each.lost]
+        return [each for each in self._fleet.crew.servers if not each.lost]
 
     def _routing_key(self, session: str) -> str:
         """Name a session for routers and logs, without giving away its key."""
@@ -325,81 +313,13 @@ class HttpEngine:
             raise EngineLostError(message, hint="an update was interrupted; the next one mends it")
         if not num_loads:
             return
-        known = {weights.version for weights in self._fleet.served[num_loads - 1 :]}
+        known = {weights.version for weights in self._fleet.loads.served[num_loads - 1 :]}
         if wrong := [version for version in given if version not in known]:
             message = f"{self.url} answered with weights {wrong[0]!r}; {known} serve"
             raise EngineLostError(message, hint="it started anew, or another client updates it")
 
     async def _account(self) -> Mapping[str, Any]:
         """Return a lone server's own account; several have none that could be added up."""
-        if self._fleet.router or len(self._fleet.servers) > 1:
+        if self._fleet.crew.router or len(self._fleet.crew.servers) > 1:
             return {}
-        return await self._fleet.servers[0].get("/server_info")
-
-
-@asynccontextmanager
-async def connect(
-    urls: Sequence[str],
-    *,
-    shape: ModelShape | None = None,
-    settings: ClientSettings | None = None,
-    process: asyncio.subprocess.Process | None = None,
-    keep: Keeper | None = None,
-) -> AsyncIterator[HttpEngine]:
-    """Open a client of one server, of several, or of a router, and watch them.
-
-    `process` is the only server's, where it is ours: when it ends nobody asks that server again.
-    `keep` looks after servers that can be started again, until it is cancelled. Raises
-    EngineLostError when one of them does not answer.
-    """
-    settings = settings or ClientSettings()
-    _allow_files(settings.max_in_flight + SPARE_FILES)
-    async with (
-        _pool(settings.max_in_flight) as generate,
-        _pool(0) as control,
-    ):
-        clients = Clients(generate, control)
-        fleet = Fleet(urls, clients, mode=settings.pause_mode, load_s=settings.load_s)
-        await _find(fleet, urls)
-        watches = [asyncio.create_task(fleet.watch())]
-        if process:
-            watches.append(asyncio.create_task(fleet.mourn(process)))
-        if keep:
-            watches.append(asyncio.create_task(keep(fleet)))
-        engine = HttpEngine(fleet, shape or ModelShape(), settings)
-        try:
-            yield engine
-        finally:
-            for watch in watches:
-                watch.cancel()
-            await engine.close()
-
-
-async def _find(fleet: Fleet, urls: Sequence[str]) -> None:
-    try:
-        await fleet.discover()
-        await fleet.check()
-    except EngineLostError as error:
-        message = f"no SGLang server answers: {error}"
-        raise EngineLostError(
-            message, hint="start it, or leave engine.url out to launch one"
-        ) from error
-    except EngineError as error:
-        message = f"{', '.join(urls)}: no SGLang server and no router of some: {error}"
-        raise EngineError(message, hint="engine.url is a base URL, without a path") from error
-
-
-@asynccontextmanager
-async def _pool(limit: int) -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=IDLE_S)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
-        yield client
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise this process's limit of open files as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return await self._fleet.crew.servers[0].get("/server_info")

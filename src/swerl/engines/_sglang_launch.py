@@ -92,7 +92,7 @@ def keeper(launched: Sequence[Launched]) -> Keep:
     """Return what looks after these processes, which are the fleet's servers in order."""
 
     async def keep(fleet: Fleet) -> None:
-        servers = {server.url: server for server in fleet.servers}
+        servers = {server.url: server for server in fleet.crew.servers}
         await asyncio.gather(*(each.keep(servers[each.plan.url]) for each in launched))
 
     return keep

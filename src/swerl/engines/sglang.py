@@ -11,8 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.engines._sglang_fleet import PauseMode
-from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
+from swerl.engines._sglang_connect import connect
+from swerl.engines._sglang_crew import PauseMode
+from swerl.engines._sglang_http import ClientSettings, HttpEngine
 from swerl.engines._sglang_launch import Launched, LaunchPlan, free_port, keeper
 from swerl.engines._sglang_wire import ModelShape
 from swerl.engines._weights import model_shape

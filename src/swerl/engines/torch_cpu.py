@@ -11,7 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.engines._process import child, until_ready
-from swerl.engines._sglang_http import ClientSettings, HttpEngine, connect
+from swerl.engines._sglang_connect import connect
+from swerl.engines._sglang_http import ClientSettings, HttpEngine
 from swerl.engines._weights import model_shape
 from swerl.errors import EngineError
 from swerl.interfaces import EngineSetup
