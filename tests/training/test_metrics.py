@@ -1,3 +1,8 @@
+import json
+import os
+import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -49,3 +54,27 @@ def test_weights_and_biases_gets_every_step_offline(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert b"reward" in logged.read_bytes()
+
+
+TRACKED = """
+import sys
+from pathlib import Path
+from swerl.recipe.schema import MetricsSection, Recipe
+from swerl.run.events import EvalEnded, StepEnded
+from swerl.training.metrics import open_sinks
+
+for step in (0, 1):  # a run that is resumed goes on under its name
+    with open_sinks(Recipe(name="a", metrics=MetricsSection(sinks=("trackio",))), Path()) as listen:
+        listen(StepEnded(step, {"reward": 0.5}))
+        listen(EvalEnded(step + 1, "heldout", 0.25, 4, k=2))
+"""
+
+
+def test_trackio_gets_every_step_into_its_own_folder(tmp_path: Path) -> None:
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", TRACKED], env=environment, check=True, timeout=120)
+    rows = sqlite3.connect(tmp_path / "swerl.db").execute("select step, metrics from metrics")
+    logged = {(step, name) for step, text in rows for name in json.loads(text)}
+    assert {(0, "reward"), (1, "reward"), (1, "eval/heldout"), (2, "eval/heldout")} <= logged
+    assert (2, "eval/heldout_pass_at_2") in logged

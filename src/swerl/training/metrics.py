@@ -50,9 +50,19 @@ def _open(name: str, recipe: Recipe, root: Path) -> Iterator[Emit]:
         if isinstance(event, StepEnded):
             sink.log(dict(event.metrics), step=event.step)
         elif isinstance(event, EvalEnded):
-            sink.log({f"eval/{event.split}": event.solve_rate}, step=event.step)
+            sink.log(dict(_evaluation(event)), step=event.step)
 
     try:
         yield log
     finally:
         sink.finish()
+
+
+def _evaluation(event: EvalEnded) -> Iterator[tuple[str, float]]:
+    """Yield pass@1 and its interval, and pass@k where Tasks were attempted more than once."""
+    name = f"eval/{event.split}"
+    yield name, event.solve_rate
+    yield f"{name}_low", event.low
+    yield f"{name}_high", event.high
+    if event.k > 1:
+        yield f"{name}_pass_at_{event.k}", event.pass_at_k
