@@ -199,10 +199,11 @@ def _gap(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:
     [name for name, case in CASES.items() if case.ranks > 1 and case.layout.get("dtype") is None],
 )
 def test_any_layout_takes_the_steps_of_one_rank(
-    found: dict[str, dict[str, Any]], name: str
+    found: dict[str, dict[str, Any]], name: str, record_property: Callable[[str, object], None]
 ) -> None:
     case = CASES[name]
     gaps = _gap(found[name], found[case.model])
+    record_property("gaps", gaps)
     assert found[name]["num_skipped"] == int(case.poisoned)
     assert gaps["loss"] <= 1e-5
     assert gaps["grad_norm"] <= 1e-5
@@ -215,13 +216,20 @@ def test_recomputed_activations_change_nothing(found: dict[str, dict[str, Any]])
     assert set(_gap(found["recompute"], found["dense"]).values()) == {0.0}
 
 
-def test_an_offloaded_optimizer_takes_the_same_steps(found: dict[str, dict[str, Any]]) -> None:
-    assert max(_gap(found["offload"], found["dense"]).values()) <= 1e-6
+def test_an_offloaded_optimizer_takes_the_same_steps(
+    found: dict[str, dict[str, Any]], record_property: Callable[[str, object], None]
+) -> None:
+    gaps = _gap(found["offload"], found["dense"])
+    record_property("gaps", gaps)
+    assert max(gaps.values()) <= 1e-6
 
 
 @pytest.mark.parametrize("name", ["bf16", "bf16-tensor-stages"])
-def test_bf16_stays_close_to_fp32(found: dict[str, dict[str, Any]], name: str) -> None:
+def test_bf16_stays_close_to_fp32(
+    found: dict[str, dict[str, Any]], name: str, record_property: Callable[[str, object], None]
+) -> None:
     gaps = _gap(found[name], found["sft"])
+    record_property("gaps", gaps)
     assert 0 < gaps["loss"] <= 2e-3
     assert gaps["grad_norm"] <= 1e-2
     assert all(tensor.dtype is torch.bfloat16 for tensor in found[name]["weights"].values())
