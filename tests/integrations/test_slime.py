@@ -11,16 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from swerl.chat import Message, Role
+from swerl.chat import Finish, Message, Role
+from swerl.episode import Episode, Status
 from swerl.errors import InputError, TaskError
 from swerl.families import _tiny_tokenizer as tokenizer
+from swerl.families import tiny
+from swerl.grade import Grade, Verdict
 from swerl.harnesses import builtin
 from swerl.integrations import slime
+from swerl.integrations._slime_samples import to_train_samples
 from swerl.patch import edits
 from swerl.task import Task, to_row
 from swerl.tasks import twin
+from swerl.tree import Trajectory
+from swerl.turn import RoutedExperts, Turn
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway._wire_engine import WireEngine, wired
 from tests.integrations._fake_slime import (
@@ -239,6 +246,55 @@ async def test_samples_that_are_no_tasks_are_refused(task: Task, args: Namespace
         await slime.generate(args, chat, PARAMS)
     with pytest.raises(InputError, match=r"top_p = 0\.9"):
         await slime.generate(args, sample_of(task), PARAMS | {"top_p": 0.9})
+
+
+# What an Episode becomes
+
+
+def recorded(*turns: Turn) -> Episode:
+    """Return a solved Episode of these Turns."""
+    grade = Grade(Verdict.SOLVED, "")
+    return Episode("e", "t", Status.COMPLETED, grade, 1.0, Trajectory("e", turns))
+
+
+def experts(start: int, num_positions: int) -> RoutedExperts:
+    ids = range(6 * start, 6 * (start + num_positions))
+    return RoutedExperts(start, 3, 2, 1, bytes(one % 256 for one in ids))
+
+
+FIRST = Turn(0, None, (1, 2), (3, 4), (-0.5, -1.0), Finish.STOP, "1", routed=experts(0, 3))
+SECOND = Turn(1, 0, (5,), (6,), (-2.0,), Finish.LENGTH, "2", routed=experts(3, 2))
+
+
+def test_experts_of_whole_rows_are_replayed_and_others_lose_the_rollout() -> None:
+    base, family = Sample(index=4, prompt="p"), tiny.build(None)
+    args = arguments(use_rollout_routing_replay=True)
+    [sample] = to_train_samples(base, recorded(FIRST, SECOND), args, family)
+    assert sample.rollout_routed_experts.dtype == np.int32
+    assert sample.rollout_routed_experts.tolist() == np.arange(30).reshape(5, 3, 2).tolist()
+    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
+    [lost] = to_train_samples(base, recorded(FIRST, replace(SECOND, routed=None)), args, family)
+    assert lost.remove_sample
+    assert lost.metadata["swerl_episode"]["verdict"] == "routed experts missing"
+    [plain] = to_train_samples(base, recorded(FIRST, SECOND), arguments(), family)
+    assert plain.rollout_routed_experts is None
+
+
+def test_a_row_keeps_its_versions_and_says_that_it_was_cut() -> None:
+    base = Sample(index=4, group_index=2, prompt="p", session_id="s", metadata={"mine": 1})
+    [sample] = to_train_samples(base, recorded(FIRST, SECOND), arguments(), tiny.build(None))
+    assert sample.weight_versions == ["1", "2"]
+    assert sample.status is Sample.Status.TRUNCATED
+    assert (sample.index, sample.group_index, sample.session_id) == (4, 2, "s")
+    assert sample.loss_mask == [1, 1, 0, 1]
+    assert sample.metadata["mine"] == 1
+    assert base.metadata == {"mine": 1}
+
+
+def test_an_episode_in_which_nothing_was_sampled_is_lost() -> None:
+    [lost] = to_train_samples(Sample(index=1), recorded(), arguments(), tiny.build(None))
+    assert lost.remove_sample
+    assert lost.loss_mask == [0]
 
 
 # Prompt A all solved, prompt B all failed, one rollout of A in two samples.
