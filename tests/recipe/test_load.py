@@ -1,11 +1,12 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swerl.errors import RecipeError, UnknownNameError
-from swerl.recipe.check import check
+from swerl.recipe.check import check, check_schedule
 from swerl.recipe.load import load
-from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe
+from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe, ScheduleSection
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
@@ -110,3 +111,20 @@ def test_experts_that_nobody_records_cannot_be_replayed(tmp_path: Path) -> None:
         check(Recipe.model_validate(replay))
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 2, "num_experts": 8}')
     check(Recipe.model_validate(replay))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"cluster": {"gpus_per_node": 8}}, "needs engines beside the trainer"),
+        ({"gateway": {"processes": 2}, "replies": "finish"}, "needs gateway.processes = 1"),
+        ({"rollout": {"oversample": 2.0, "group_filter": "zero-variance"}}, "for whole steps"),
+        ({"engine": {"type": "sglang", "pause_mode": "abort"}}, "ends replies"),
+    ],
+)
+def test_a_schedule_that_cannot_be_kept_is_refused(keys: dict[str, Any], message: str) -> None:
+    schedule = {"mode": "async", "replies": keys.pop("replies", "keep")}
+    recipe = Recipe.model_validate({"name": "a", "schedule": schedule, **keys})
+    with pytest.raises(RecipeError, match=message):
+        check_schedule(recipe)
+    check_schedule(recipe.model_copy(update={"schedule": ScheduleSection()}))

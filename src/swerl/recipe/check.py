@@ -85,6 +85,9 @@ def check_schedule(recipe: Recipe) -> None:
     if schedule.replies != "keep" and recipe.gateway.processes > 1:
         message = f"schedule.replies = {schedule.replies!r} needs gateway.processes = 1"
         raise RecipeError(message, hint="set schedule.replies = 'keep', which any number can do")
+    if schedule.replies == "keep" and recipe.engine.options.get("pause_mode") == "abort":
+        message = "engine.pause_mode = 'abort' ends replies, and schedule.replies says to keep them"
+        raise RecipeError(message, hint="set schedule.replies = 'retry', or another pause_mode")
     if recipe.rollout.oversample > 1:
         message = "rollout.oversample is for whole steps; the pool of `async` replaces Groups alone"
         raise RecipeError(message, hint="set it to 1, and schedule.pool higher")
