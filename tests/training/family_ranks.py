@@ -54,7 +54,9 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     algorithm = plugins.load("algorithms", job.get("algorithm", "sft"))
     family = tiny.build(Path(job["model"]))
     learner = Learner(settings, family, algorithm.build(algorithm.Options()))
-    found: dict[str, Any] = {"stats": [], "num_skipped": 0}
+    trained = [param for param in learner.model.parameters() if param.requires_grad]
+    num_params = sum(each.numel() for each in trained)
+    found: dict[str, Any] = {"stats": [], "num_skipped": 0, "num_params": num_params}
     batch_files = [Path(path) for path in job["batches"]]
     found["logprobs"] = learner.logprobs(batches.read(batch_files[0]))
     for path in batch_files[: job["steps"]]:
