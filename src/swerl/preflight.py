@@ -20,6 +20,7 @@ from swerl.cluster.preflight import check_nodes
 from swerl.errors import SwerlError
 from swerl.probe._services import Greeter
 from swerl.recipe.schema import Recipe
+from swerl.run.files import disk_errors
 from swerl.sandbox import Limits
 from swerl.task import Task
 from swerl.tasks import smoke
@@ -37,18 +38,17 @@ _FETCH = (
 
 
 async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[Finding]:
-    """Yield every finding as it comes; starts nothing of the run and leaves nothing behind.
+    """Yield every finding as it comes; starts nothing of the run, leaves only logs behind.
 
     Raises ClusterError where the machines cannot be had at all.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    logs = root / "logs"
-    logs.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=logs, prefix="preflight-") as attempt:
-        async with open_nodes(recipe, Path(attempt)) as nodes:
-            disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most + REST_BYTES
-            async for finding in check_nodes(recipe, nodes, root, disk_bytes=disk_bytes):
-                yield finding
+    logs = root / "preflight"
+    with disk_errors(logs):
+        logs.mkdir(parents=True, exist_ok=True)
+    async with open_nodes(recipe, logs) as nodes:
+        disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most + REST_BYTES
+        async for finding in check_nodes(recipe, nodes, root, disk_bytes=disk_bytes):
+            yield finding
     async for finding in _sandboxes(recipe):
         yield finding
 

@@ -27,7 +27,7 @@ async def check_collective(
     """Run one rank a GPU (or CPU process) on the nodes, and judge sum and speed."""
     where, name = "all" if len(nodes) > 1 else nodes[0].name, "all-reduce"
     each = num_ranks // len(nodes)
-    log = (folder / "logs" / "preflight.log").resolve()
+    log = (folder / "preflight" / "all-reduce.log").resolve()
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     first = nodes[0]

@@ -51,7 +51,7 @@ async def host_cluster(plan: HostPlan) -> AsyncIterator[str]:
     _require_ray()
     address = plan.head_address or _address_towards(plan.hosts[0])
     token = secrets.token_hex(32)
-    folder = Path(tempfile.mkdtemp(prefix="swerl-ray-"))
+    folder = Path(tempfile.mkdtemp(prefix="swerl-ray-", dir="/tmp"))  # sockets have short paths
     port = free_port(address)
     head = f"{address}:{port}"
     with lent("RAY_AUTH_MODE", "token"), lent("RAY_AUTH_TOKEN", token):
@@ -134,9 +134,7 @@ async def _until_joined(process: Process, host: str, log: Path) -> None:
             said = await process.stdout.readline()
     if said.strip() == b"joined":
         return
-    lines = log.read_text(errors="replace").splitlines()
-    last = "; ".join(line.strip() for line in lines[-3:]) or "it said nothing"
-    message = f"host {host} did not join the run's Ray cluster: {last}"
+    message = f"host {host} did not join the run's Ray cluster: {_tail(log)}"
     hint = f"swerl must be installed there at {sys.executable}; the whole log is {log}"
     raise ClusterError(message, hint=hint)
 
@@ -152,8 +150,13 @@ async def _until_up(process: Process, address: str, port: int, log: Path) -> Non
                     continue
                 writer.close()
                 return
-    message = f"Ray's head did not come up at {address}:{port}"
-    raise ClusterError(message, hint=f"its log is {log}")
+    message = f"Ray's head did not come up at {address}:{port}: {_tail(log)}"
+    raise ClusterError(message, hint=f"its whole log is {log}")
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "; ".join(line.strip() for line in lines[-3:]) or "it said nothing"
 
 
 async def _ended(process: Process) -> None:
