@@ -16,6 +16,7 @@ from swerl.errors import TrainerError
 from swerl.learning import Batch
 from swerl.sample import Sample
 from swerl.training import batch as batches
+from swerl.training.context import Share, whole_order
 from swerl.training.flops import RowCost
 from swerl.training.microbatch import Row, rank_micro_batches, to_tensors
 from swerl.turn import RoutedExperts
@@ -153,3 +154,25 @@ def test_experts_stand_at_the_positions_that_they_were_chosen_at(random_batch: M
 
 
 _IDS = array("H", range(300, 306)).tobytes()
+
+
+def test_context_ranks_share_every_selected_token(random_batch: MakeBatch) -> None:
+    share = Share(context_ranks=2, tensor_ranks=2)
+    (rows,) = split(random_batch(1), 0, 1)
+    whole = to_tensors(rows, all_tokens=False, device=CPU)
+    parts = [
+        to_tensors(rows, all_tokens=False, device=CPU, share=replace(share, context_rank=rank))
+        for rank in range(2)
+    ]
+    labels_S = torch.full_like(whole.rows.labels_O, -1)
+    for part in parts:
+        assert torch.equal(part.row_S, whole.row_S)
+        assert part.rows.num_selected == len(labels_S)
+        labels_S[part.rows.place_O] = part.rows.labels_O
+        assert len(part.rows.ids_N) % 2 == 0
+    assert torch.equal(labels_S, whole.rows.labels_O)
+    ids_M = torch.cat([part.rows.ids_N for part in parts])[whole_order(parts[0].rows.lengths, 2)]
+    starts = torch.tensor([0, *parts[0].rows.lengths[:-1]]).cumsum(0)
+    for start, row in zip(starts.tolist(), rows, strict=True):
+        count = len(row.sample.ids) - 1
+        assert ids_M[start : start + count].tolist() == list(row.sample.ids[:-1])

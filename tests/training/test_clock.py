@@ -1,0 +1,57 @@
+"""Phases of a step: seconds everywhere, peak memory where there is CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from swerl.training import clock
+from swerl.training.clock import Clock, peak_memory
+
+GIB = 2**30
+GROUP: Any = None
+"""The stand-in for gathering asks for no group."""
+
+
+class FakeCuda:
+    """Stands in for torch.cuda's memory counters: a peak that grows until it is reset."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, peaks: list[int]) -> None:
+        self._peaks = iter(peaks)
+        self.resets = 0
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(self._peaks))
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+
+    def _reset(self) -> None:
+        self.resets += 1
+
+
+def test_a_machine_without_cuda_measures_time_only() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    measured = Clock()
+    measured.lap("reference")
+    measured.lap("optimizer")
+    assert list(measured.laps) == ["reference_s", "optimizer_s"]
+    assert min(measured.laps.values()) >= 0
+    assert measured.peak_bytes == {}
+    assert peak_memory(measured.peak_bytes, GROUP) == {}
+
+
+def test_each_phase_has_the_fullest_ranks_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch, [3 * GIB, 5 * GIB])
+    measured = Clock()
+    measured.lap("reference")
+    measured.lap("optimizer")
+    assert cuda.resets == 3
+    others = [("reference", 4 * GIB), ("optimizer", 2 * GIB)]
+    monkeypatch.setattr(clock, "gather_lists", lambda own, group: [*own, *others])
+    assert peak_memory(measured.peak_bytes, GROUP) == {
+        "peak_memory_gib": 5.0,
+        "reference_peak_memory_gib": 4.0,
+        "optimizer_peak_memory_gib": 5.0,
+    }
