@@ -68,8 +68,13 @@ async def measure(root: Path, algorithm: str, layout: tuple[int, int], num_steps
             for step in range(num_steps + 1)
         ][1:]
         publish_s = await timed(trainer.publish())
-        save_s = await timed(trainer.save(num_steps))
+        save_s = await timed(_save(trainer, num_steps))
     return Speed(algorithm, ranks, threads, start_s, min(steps), median(steps), publish_s, save_s)
+
+
+async def _save(trainer: MegatronTrainer, step: int) -> None:
+    await trainer.save(step)
+    await trainer.saved()
 
 
 async def timed(call: Awaitable[object]) -> float:
