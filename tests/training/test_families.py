@@ -55,6 +55,7 @@ ONE_RANK = [
     Job("qwen3_5_moe", {"recompute": True}, replay=True),
     Job("glm4_moe", replay=True),
 ]
+BF16 = [Job("qwen3_5_moe", {"dtype": "bf16"}), Job("glm4_moe", {"dtype": "bf16"})]
 TWO_RANKS = [
     Job("qwen3_moe", {"expert_parallel": 2}),
     Job("qwen3_5_moe", {"tensor_parallel": 2, "expert_parallel": 2}),
@@ -75,7 +76,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_rank(work: Path) -> Mapping[str, Any]:
-    return _run_ranks(work, ONE_RANK, num_ranks=1)
+    return _run_ranks(work, [*ONE_RANK, *BF16], num_ranks=1)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,20 @@ def test_a_line_trains_as_in_transformers(job: Job, one_rank: Mapping[str, Any])
 @pytest.mark.parametrize("job", TWO_RANKS, ids=lambda job: job.name)
 def test_two_ranks_train_as_transformers_does(job: Job, two_ranks: Mapping[str, Any]) -> None:
     _compare(job, two_ranks[job.name])
+
+
+@pytest.mark.parametrize("job", BF16, ids=lambda job: job.name)
+def test_in_bf16_what_decides_is_still_fp32(job: Job, one_rank: Mapping[str, Any]) -> None:
+    found, model = one_rank[job.name], _build(job)
+    params = list(model.parameters())
+    optimizer = _adamw(params)
+    for number, (batch, stats) in enumerate(zip(_batches(job), found["stats"], strict=True)):
+        loss, norm = _step(model, optimizer, params, batch, number)
+        assert stats["loss"] == pytest.approx(loss, rel=2e-3)
+        assert stats["grad_norm"] == pytest.approx(norm, rel=1e-2)
+    wide = {name for name, value in found["weights"].items() if value.dtype is torch.float32}
+    kept = ("A_log", "e_score_correction_bias")
+    assert wide == {name for name in found["weights"] if name.endswith(kept)}
 
 
 def test_replay_closes_the_gap_to_an_engine_that_routes_otherwise(
