@@ -87,7 +87,9 @@ def test_plan_counts_a_runs_disk() -> None:
     params = model_params(planned().shape).total
     assert (disk.checkpoint, disk.weights) == (12 * params, 2 * params)
     assert disk.kept == 2 + 1 + 2
-    assert disk.most == 6 * disk.checkpoint + 3 * disk.weights
+    tokens = 64 * 96_000
+    assert disk.episodes == pytest.approx(tokens * (60 + 40 * 8 * (1 + 4 / 3)), abs=1)
+    assert disk.most == 6 * disk.checkpoint + 3 * disk.weights + 100 * disk.episodes
 
 
 def test_plan_counts_groups_that_a_filter_leaves_out() -> None:

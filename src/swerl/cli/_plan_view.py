@@ -186,7 +186,8 @@ def _disk(plan: Plan) -> str:
     shared = ", on a disk that all nodes share" if plan.layout.num_nodes > 1 else ""
     return (
         f"a checkpoint of {_bytes(disk.checkpoint)} every {when}, {disk.kept} kept; published "
-        f"weights of {_bytes(disk.weights)}, 2 kept; {_bytes(disk.most)} at most{shared}"
+        f"weights of {_bytes(disk.weights)}, 2 kept; episodes of "
+        f"{_bytes(disk.episodes)} a step; {_bytes(disk.most)} at most{shared}"
     )
 
 
