@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from swerl import assemble
+from swerl.cluster.checks import check_ports
 from swerl.cluster.finding import Finding, State, judged
 from swerl.cluster.open import open_nodes
 from swerl.cluster.preflight import check_nodes
@@ -48,6 +49,9 @@ async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[Finding]:
     async with open_nodes(recipe, logs) as nodes:
         disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most + REST_BYTES
         async for finding in check_nodes(recipe, nodes, root, disk_bytes=disk_bytes):
+            yield finding
+    if recipe.gateway.port:
+        for finding in check_ports(platform.node(), recipe.gateway.bind, [recipe.gateway.port]):
             yield finding
     async for finding in _sandboxes(recipe):
         yield finding

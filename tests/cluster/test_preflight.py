@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
-from swerl.cluster import checks
+from swerl.cluster import checks, preflight
 from swerl.cluster.allreduce import check_collective
 from swerl.cluster.finding import Finding, State
 from swerl.cluster.local import LocalNode
@@ -40,7 +41,16 @@ async def test_two_nodes_pass_and_leave_nothing_behind(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-class Crooked(LocalNode):
+class Quick(LocalNode):
+    """A machine that is fit by itself."""
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if function is checks.examine:
+            return []  # type: ignore[return-value]
+        return await super().call(function, *args, **kwargs)
+
+
+class Crooked(Quick):
     """A machine whose clock is ahead, whose folder is its own, and whose torch is another."""
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -53,16 +63,31 @@ class Crooked(LocalNode):
         return await super().call(function, *args, **kwargs)
 
 
-@pytest.mark.slow
-async def test_a_machine_that_is_unlike_the_others_is_named(tmp_path: Path) -> None:
-    nodes = (LocalNode(name="good"), Crooked(name="bad"))
-    with pytest.raises(ClusterError) as error:
+async def test_a_machine_that_is_unlike_the_others_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(*args: Any, **kwargs: Any) -> list[Finding]:
+        return []
+
+    monkeypatch.setattr(preflight, "check_collective", none)
+    nodes = (Quick(name="good"), Crooked(name="bad"))
+    found = await _all(RECIPE, nodes, tmp_path)
+    failed = {(each.node, each.check) for each in found if each.state is State.FAIL}
+    shared = "shared folder"
+    assert failed == {("bad", "versions"), ("good", shared), ("bad", shared), ("bad", "clock")}
+    with pytest.raises(ClusterError, match="4 checks of the machines failed") as error:
         await require_fit(RECIPE, Nodes(nodes, nodes), tmp_path, disk_bytes=1)
-    shared = "shared folder: does not see the files of"
-    for bad in ("bad: versions: ", f"good: {shared} bad", f"bad: {shared} bad", "4 checks"):
-        assert bad in str(error.value)
+    assert f"good: {shared}: does not see the files of bad" in str(error.value)
     assert "torch differ" in error.value.hint
     assert "swerl train preflight" in error.value.hint
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (found,) = checks.check_ports("n1", "127.0.0.1", [port])
+    assert found.state is State.FAIL
+    assert (found.check, "in use" in found.found) == (f"port {port}", True)
 
 
 async def test_too_little_disk_says_how_much_is_wanted(tmp_path: Path) -> None:

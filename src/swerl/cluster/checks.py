@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -34,8 +34,6 @@ class Questions:
     disk: Path
     disk_bytes: int
     """Bytes that must be free there."""
-    ports: tuple[int, ...] = ()
-    """Ports that the recipe names, for this machine."""
 
 
 def examine(asked: Questions) -> list[Finding]:
@@ -43,7 +41,7 @@ def examine(asked: Questions) -> list[Finding]:
     return [
         *check_gpus(asked.node, asked.wanted),
         _torch(asked),
-        *_ports(asked),
+        *check_ports(asked.node, asked.address, (0,)),
         _disk(asked),
     ]
 
@@ -87,18 +85,19 @@ def _torch(asked: Questions) -> Finding:
     return judged(asked.node, name, found, good=good, mend=mend)
 
 
-def _ports(asked: Questions) -> Iterator[Finding]:
-    for port in (0, *asked.ports):
+def check_ports(node: str, address: str, ports: Iterable[int]) -> Iterator[Finding]:
+    """Yield whether ports of an address of this machine are free; 0 stands for any."""
+    for port in ports:
         what = f"port {port}" if port else "ports"
         try:
             with socket.socket() as probe:
-                probe.bind((asked.address, port))
+                probe.bind((address, port))
         except OSError as error:
-            found = f"{asked.address}: {error.strerror}"
+            found = f"{address}: {error.strerror}"
             mend = "end what listens there, or name another port in the recipe"
-            yield judged(asked.node, what, found, good=False, mend=mend)
+            yield judged(node, what, found, good=False, mend=mend)
         else:
-            yield Finding(asked.node, what, State.OK, f"free on {asked.address}")
+            yield Finding(node, what, State.OK, f"free on {address}")
 
 
 def _disk(asked: Questions) -> Finding:
