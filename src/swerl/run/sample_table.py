@@ -6,15 +6,14 @@ looked at.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from swerl.errors import RunError
+from swerl.run.arrays import list_array, row_arrays
 from swerl.run.files import disk_errors
 from swerl.sample import Sample
 from swerl.turn import RoutedExperts
@@ -100,17 +99,6 @@ def metadata(path: Path) -> dict[str, str]:
     return {key.decode(): value.decode() for key, value in found.items()}
 
 
-def list_array(rows: Sequence[Sequence[float]], code: str) -> pa.ListArray:
-    """Return rows of numbers as one list array; `code` is their type by the module `array`."""
-    import numpy as np
-    import pyarrow as pa
-
-    held = [row if isinstance(row, array) else array(code, row) for row in rows]
-    values = np.concatenate([np.asarray(row, code) for row in held]) if held else np.empty(0, code)
-    ends = np.fromiter(accumulate(map(len, held), initial=0), "i")
-    return pa.ListArray.from_arrays(ends, pa.array(values))
-
-
 class StoredExperts(Sequence[RoutedExperts]):
     """The routed experts of one row of a file: read when they are looked at, never kept."""
 
@@ -194,7 +182,7 @@ def _samples(file: pq.ParquetFile, path: Path, group: int) -> Iterator[Sample]:
     """Yield the rows of a row group."""
     names = [name for name in file.schema_arrow.names if name != _ROUTED]
     table = file.read_row_group(group, columns=[*names, f"{_ROUTED}.list.element.start"])
-    numbers = {name: list(_arrays(table.column(name), code)) for name, code in _CODES.items()}
+    numbers = {name: list(row_arrays(table.column(name), code)) for name, code in _CODES.items()}
     num_pieces = table.column(_ROUTED).combine_chunks().value_lengths().to_pylist()
     plain = table.select(["episode", "task", "advantage", "share", "versions"]).to_pylist()
     for row, values in enumerate(plain):
@@ -208,16 +196,3 @@ def _samples(file: pq.ParquetFile, path: Path, group: int) -> Iterator[Sample]:
             weight_versions=versions,
             routed=stored,
         )
-
-
-def _arrays(column: pa.ChunkedArray, code: str) -> Iterator[array[Any]]:
-    """Yield the numbers of each row."""
-    whole = column.combine_chunks()
-    values = memoryview(whole.flatten().to_numpy()).cast("B")
-    size = array(code).itemsize
-    start = 0
-    for length in whole.value_lengths().to_pylist():
-        row = array(code)
-        row.frombytes(values[start * size : (start + length) * size])
-        start += length
-        yield row

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swerl.episode import Episode
+from swerl.run.arrays import list_array
 from swerl.run.files import disk_errors
-from swerl.run.sample_table import list_array
 from swerl.turn import Turn
 
 if TYPE_CHECKING:
