@@ -63,7 +63,7 @@ async def test_a_rank_that_hangs_is_an_error_with_the_stacks_in_the_logs(
     random_batch: MakeBatch,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranks, "STACKS_S", 1.0)  # the stopped rank cannot write its own
+    monkeypatch.setattr(ranks, "STACKS_S", 5.0)  # the stopped rank cannot write its own
     two = options.model_copy(update={"ranks": 2, "step_timeout_s": 2.0})
     async with _trainer(tiny_model, two) as trainer:
         os.kill(trainer.pids[1], signal.SIGSTOP)
