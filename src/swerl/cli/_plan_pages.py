@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from io import StringIO
 from pathlib import Path
 
 from swerl.cli._plan_view import plan_parts
 from swerl.recipe.load import load
+from swerl.simulation.simulate import Simulation
 from swerl.training.plan import Plan, plan
 
 RECIPES = Path("recipes")
@@ -37,15 +39,22 @@ def as_markdown(name: str) -> str:
         return _INTRODUCTION + "".join(map(_line, names()))
     recipe = name.removeprefix("plan-")
     command = f"swerl train recipes/{recipe}.toml --dry-run"
-    shown = _shown(plan(load([RECIPES / f"{recipe}.toml"])))
+    shown = _shown(*planned(recipe))
     return f"# The plan of {recipe}\n\n[All plans](plans.md)\n\n```\n$ {command}\n{shown}```\n"
 
 
-def _line(name: str) -> str:
+@cache
+def planned(name: str) -> tuple[Plan, Simulation]:
+    """Return the plan of a GPU recipe, and its simulation."""
     found = plan(load([RECIPES / f"{name}.toml"]))
-    assert found.memory is not None
     simulated = found.simulate()
     assert simulated is not None
+    return found, simulated
+
+
+def _line(name: str) -> str:
+    found, simulated = planned(name)
+    assert found.memory is not None
     train, own = found.memory.train, simulated.own
     dollars = f"{found.cost.cases[1].total_dollars:,.0f}" if found.cost else "?"
     cells = (
@@ -62,12 +71,12 @@ def _line(name: str) -> str:
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
-def _shown(found: Plan) -> str:
+def _shown(found: Plan, simulated: Simulation) -> str:
     from rich.console import Console
 
     text = StringIO()
     out = Console(file=text, width=_WIDTH, highlight=False, color_system=None)
-    for part in plan_parts(found):
+    for part in plan_parts(found, simulated):
         out.print(part)
     lines = (line.rstrip() for line in text.getvalue().splitlines())
     return "".join(f"{line}\n" for line in lines)

@@ -22,12 +22,12 @@ def show_plan(recipe: Recipe) -> None:
     from swerl.training.plan import plan
 
     found = plan(recipe)
-    for part in plan_parts(found):
+    for part in plan_parts(found, found.simulate()):
         console().print(part)
     _show_ending(found)
 
 
-def plan_parts(found: Plan) -> Iterator[RenderableType]:
+def plan_parts(found: Plan, simulated: Simulation | None) -> Iterator[RenderableType]:
     """Yield the plan's tables and lines, but for what this version lacks."""
     from rich.box import SIMPLE
     from rich.table import Table
@@ -44,7 +44,7 @@ def plan_parts(found: Plan) -> Iterator[RenderableType]:
     if found.memory:
         yield _memory_table(found.memory)
         yield from _host_and_cache(found.memory)
-    if (simulated := found.simulate()) is not None:
+    if simulated:
         yield from _time(found.recipe, simulated)
     if found.cost is None:
         yield "no dollars: the price book lacks a price; see `swerl cost estimate`"
