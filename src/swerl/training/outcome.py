@@ -59,7 +59,9 @@ def _rollout(groups: StepGroups, collected: Collected) -> dict[str, float]:
     return {
         "reward": sum(e.reward for e in learnable) / count,
         "solve_rate": sum(e.verdict == "solved" for e in learnable) / count,
+        "unsolved_rate": sum(e.verdict == "unsolved" for e in learnable) / count,
         "timeout_rate": sum(e.verdict == "timeout" for e in learnable) / count,
+        "cheat_rate": sum(e.verdict == "cheat" for e in learnable) / count,
         "infra_episodes": len(episodes) - len(learnable),
         "groups_with_signal": sum(group.has_signal for group in groups.all),
         "groups_left_out": len(groups.left_out),
