@@ -57,6 +57,7 @@ ONE_RANK = [
 ]
 BF16 = [Job("qwen3_5_moe", {"dtype": "bf16"}), Job("glm4_moe", {"dtype": "bf16"})]
 TWO_RANKS = [
+    Job("qwen3_5_moe"),
     Job("qwen3_moe", {"expert_parallel": 2}),
     Job("qwen3_5_moe", {"tensor_parallel": 2, "expert_parallel": 2}),
     Job("qwen3_5_moe", {"context_parallel": 2, "recompute": True}, replay=True),
@@ -173,12 +174,11 @@ def _count(job: Job, num_params: int) -> None:
         kind: job.layout.get(f"{kind}_parallel", 1)
         for kind in ("tensor", "pipeline", "context", "expert", "expert_tensor")
     }
-    num_ranks = 2 if job.layout else 1
     layout = Layout(
         num_nodes=1,
         gpus_per_node=2,
         colocated=True,
-        ranks=num_ranks,
+        ranks=2,
         num_engines=1,
         gpus_per_engine=1,
         **sizes,
