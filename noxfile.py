@@ -6,19 +6,21 @@ Sessions run in the environment that `python3 bootstrap.py` made; positional arg
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
 
 nox.options.default_venv_backend = "none"
-nox.options.sessions = ["lint", "types", "tests"]
+nox.options.sessions = ["lint", "types", "tests", "sglang"]
 nox.options.stop_on_first_error = True
 
 BENCHES = Path("bench")
 SGLANG_ENV = Path(".nox/sglang-cpu")
 SGLANG_PACKAGES = ("sglang==0.5.21", "sglang-router==0.3.2", "gguf")
 SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
+SGLANG_TESTS = ("tests/training/test_twin_sglang.py", "tests/training/test_weight_sync_sglang.py")
 MAX_WORKERS = 4
 """Test processes at once: some tests hold a time limit, and bombs take whole processors."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
@@ -61,14 +63,18 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def sglang(session: nox.Session) -> None:
-    """Run the engines' contract on unmodified SGLang and its router, on the CPU.
+    """Train the twin on unmodified SGLang on the CPU, and send weights into it every way.
 
     SGLang's environment is made in .nox/sglang-cpu (3 GB) and kept there.
     """
-    python = _sglang_python(session)
-    tests = session.posargs or ["tests/engines/test_contract.py", "tests/families"]
-    only = [] if session.posargs else ["-k", "sglang or router"]
-    session.run("pytest", *tests, *only, env={"SWERL_SGLANG_PYTHON": str(python)})
+    _run_on_sglang(session, session.posargs or SGLANG_TESTS)
+
+
+@nox.session
+def sglang_contract(session: nox.Session) -> None:
+    """Run the engines' contract on SGLang and its router, and compare SGLang's parsers."""
+    tests = ["tests/engines/test_contract.py", "tests/families"]
+    _run_on_sglang(session, session.posargs or [*tests, "-k", "sglang or router"])
 
 
 @nox.session
@@ -97,6 +103,11 @@ def gpu(session: nox.Session) -> None:
     if not shutil.which("nvidia-smi"):
         session.skip("no GPU on this machine")
     session.run("pytest", "-m", "gpu", *session.posargs)
+
+
+def _run_on_sglang(session: nox.Session, tests: Sequence[str]) -> None:
+    python = _sglang_python(session)
+    session.run("pytest", *tests, env={"SWERL_SGLANG_PYTHON": str(python), "OMP_NUM_THREADS": "1"})
 
 
 def _sglang_python(session: nox.Session) -> Path:
