@@ -39,12 +39,15 @@ class Job:
 
 
 EXPERT, TENSOR = {"expert_parallel": 2}, {"tensor_parallel": 2, "expert_tensor_parallel": 2}
+STAGES = {"pipeline_parallel": 2}
 HALF = {"dtype": "bf16"}
 JOBS = [
     Job("qwen3_5_moe", 1),
     Job("qwen3_5_moe", 2, 1, EXPERT),
     Job("qwen3_5_moe", 3, 2, TENSOR),
     Job("qwen3_5_moe", 4, 3),
+    Job("qwen3_5_moe", 5, 4, STAGES),
+    Job("qwen3_5_moe", 6, 5, TENSOR),
     Job("glm4_moe", 1, layout=EXPERT),
     Job("glm4_moe", 2, 1),
     Job("qwen3_moe", 1, layout=HALF),
@@ -66,11 +69,12 @@ def test_experts_and_bf16_pass_through_every_layout_unchanged(
             other = _content(tmp_path, job)
             assert content.keys() == other.keys()
             assert {key for key in content if not torch.equal(content[key], other[key])} == set()
-        wanted, *rest = (found[line, job.save] for job in jobs)
-        for job, got in zip(others, rest, strict=True):
-            if job.layout == first.layout:
-                assert got == wanted, "the same layout goes on bit for bit"
-            elif "dtype" not in job.layout:
+        wanted = found[line, first.save]
+        for job in others:
+            got = found[line, job.save]
+            same = next(each for each in jobs if each.layout == job.layout)
+            assert got == found[line, same.save], "the same layout goes on bit for bit"
+            if "dtype" not in job.layout:
                 assert got == pytest.approx(wanted, rel=1e-5)
     half = read_meta(tmp_path / "qwen3_moe" / "checkpoints" / "00001")
     assert half.dtype == "bfloat16"
