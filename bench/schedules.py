@@ -26,7 +26,7 @@ from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
 from swerl.rollout.supply import Site, open_supply
 from swerl.rollout.versions import Staleness, Versions, staleness
-from swerl.run.events import ignore
+from swerl.run.events import TurnEnded, ignore
 from swerl.run.layout import Cursor, RunFolder
 from swerl.run.prompts import Fate, entry
 from swerl.sandbox import Limits
@@ -54,8 +54,10 @@ def main() -> None:
         *(ScheduleSection(mode="async", max_staleness=bound) for bound in (1, 2, 3)),
         ScheduleSection(mode="async", max_staleness=1, too_stale="drop"),
     ]
-    print("| schedule | s a step | staleness: mean, most | longest tenth trained |")
-    print("|---|---|---|---|")
+    print(
+        "| schedule | s a step | staleness: mean, most | Groups dropped | longest tenth trained |"
+    )
+    print("|---|---|---|---|---|")
     for schedule in schedules:
         asyncio.run(play(schedule, chosen.steps, chosen.groups, chosen.episodes))
 
@@ -65,7 +67,7 @@ async def play(schedule: ScheduleSection, steps: int, groups: int, episodes: int
     versions = Versions(["0"])
     group.episode.run = make_episodes(versions)  # type: ignore[assignment]  # a fake that waits
     tasks = [Task(f"t{i}", "r", "host", "/w", "p", GradingSpec("command")) for i in range(512)]
-    deciles, ages = Deciles(), list[Staleness]()
+    deciles, ages, num_dropped = Deciles(), list[Staleness](), 0
     with tempfile.TemporaryDirectory() as folder:
         root = RunFolder(Path(folder))
         site = Site(tasks, parts_of(groups, episodes), root, schedule, steps, versions)
@@ -74,6 +76,7 @@ async def play(schedule: ScheduleSection, steps: int, groups: int, episodes: int
             for step in range(steps):
                 taken = await supply.take(step)
                 ages.append(staleness(members(taken.kept), versions))
+                num_dropped += len(taken.stale)
                 deciles.add(entries(step, taken, None)[len(taken.kept) :])
                 deciles.add(entry(step, one, Fate.TRAINED) for one in taken.kept)
                 await asyncio.sleep(TRAIN_S)
@@ -91,7 +94,9 @@ async def play(schedule: ScheduleSection, steps: int, groups: int, episodes: int
     if name == "async":
         name += f", bound {schedule.max_staleness}, {schedule.too_stale}"
     share = last.trained / last.sampled
-    print(f"| {name} | {seconds:.2f} | {mean:.2f}, {most} | {share:.0%} |", flush=True)
+    print(
+        f"| {name} | {seconds:.2f} | {mean:.2f}, {most} | {num_dropped} | {share:.0%} |", flush=True
+    )
 
 
 def members(groups: tuple[Group, ...]) -> list[Episode]:
@@ -110,6 +115,7 @@ def make_episodes(versions: Versions) -> Any:
         changes = []
         for piece in range(1, PIECES):
             await asyncio.sleep(seconds / PIECES)
+            parts.emit(TurnEnded(name, piece, 0, length // PIECES, seconds / PIECES, "", ()))
             if versions.names[-1] != served[-1]:
                 served.append(versions.names[-1])
                 changes.append(WeightChange(piece * length // PIECES, served[-1]))
