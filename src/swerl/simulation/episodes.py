@@ -38,7 +38,7 @@ class Trace:
     @property
     def sandbox_s(self) -> float:
         """Seconds that a sandbox was held."""
-        return sum(self.parts.values()) - self.parts["waiting for a place"]
+        return sum(self.parts.values()) - self.parts["a free place"]
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Floor:
     def _run(self, trace: Trace) -> Process:
         wanted = self.clock.now
         yield self.slots.take()
-        trace.parts["waiting for a place"] = self.clock.now - wanted
+        trace.parts["a free place"] = self.clock.now - wanted
         for turns in trace.load.lost:
             yield from self._attempt(trace, trace.load.turns[:turns])
         yield from self._attempt(trace, trace.load.turns)
