@@ -20,8 +20,8 @@ from swerl.training.trainer import MegatronTrainer
 
 MakeBatch = Callable[..., Batch]
 LAYOUTS = {
-    "tensor 2 x pipeline 2": {"tensor_parallel": 2, "pipeline_parallel": 2},
-    "data 2 x context 2": {"context_parallel": 2},
+    "tensor 2 x pipeline 2": {"ranks": 4, "tensor_parallel": 2, "pipeline_parallel": 2},
+    "context 2": {"ranks": 2, "context_parallel": 2},
 }
 
 
@@ -60,21 +60,23 @@ async def test_every_layout_reads_and_writes_the_same_checkpoint(
         saved = await single.saved()
         assert saved is not None and saved.num_bytes > 0 and not saved.warning
     for number, layout in enumerate(LAYOUTS.values()):
-        four = options.model_copy(update={"ranks": 4, **layout})
-        async with _trainer(tiny_model, four) as trainer:
+        several = options.model_copy(update=layout)
+        async with _trainer(tiny_model, several) as trainer:
             await trainer.restore(2)
             await trainer.save(3 + number)
             found, split = await _step(trainer, random_batch(2))
             assert found.loss == pytest.approx(wanted.loss, rel=1e-5, abs=1e-7)
             assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-5)
             await trainer.saved()
+            for pid in trainer.pids:
+                os.kill(pid, signal.SIGKILL)
         _assert_same_content(folder / "00002", folder / f"{3 + number:05d}")
     async with _trainer(tiny_model, options) as single:
         for number in range(len(LAYOUTS)):
             await single.restore(3 + number)
             assert (await _step(single, random_batch(2)))[1] == checksum
-    # Killed ranks go on bit for bit, under the layout of the last loop.
-    async with _trainer(tiny_model, four) as trainer:
+    # Ranks that were killed go on bit for bit, here under the last layout.
+    async with _trainer(tiny_model, several) as trainer:
         await trainer.restore(4)
         assert (await _step(trainer, random_batch(2)))[1] == split
 
@@ -107,12 +109,14 @@ async def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
     assert 3 in checkpoint_meta.steps(folder)
 
 
-async def test_a_checkpoint_of_another_model_is_refused_by_name(
+async def test_without_async_save_files_are_there_at_once_and_another_family_is_refused(
     tiny_model: Path, options: TrainerOptions
 ) -> None:
-    async with _trainer(tiny_model, options) as trainer:
-        await trainer.save(1)
-        await trainer.saved()
+    async with _trainer(tiny_model, options.model_copy(update={"async_save": False})) as trainer:
+        await trainer.save(1, kept=[7])
+        assert checkpoint_meta.steps(options.checkpoint_dir) == [1]
+        assert await trainer.saved() is not None
+        assert await asyncio.wait_for(trainer.saved(), 1) is None
         meta = options.checkpoint_dir / "00001" / "meta.json"
         text = meta.read_text()
         meta.write_text(text.replace('"tiny"', '"glm4"'))
@@ -121,13 +125,3 @@ async def test_a_checkpoint_of_another_model_is_refused_by_name(
         assert "model.family = 'glm4'" in error.value.hint
         meta.write_text(text)
         await trainer.restore(1)
-
-
-async def test_without_async_save_the_files_are_there_at_once(
-    tiny_model: Path, options: TrainerOptions
-) -> None:
-    async with _trainer(tiny_model, options.model_copy(update={"async_save": False})) as trainer:
-        await trainer.save(1, kept=[7])
-        assert checkpoint_meta.steps(options.checkpoint_dir) == [1]
-        assert await trainer.saved() is not None
-        assert await asyncio.wait_for(trainer.saved(), 1) is None
