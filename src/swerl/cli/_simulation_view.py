@@ -81,7 +81,7 @@ def _rows(recipe: Recipe, runs: tuple[Outcome, ...]) -> Iterator[tuple[str, list
         shares = [run.parts.get(name, 0.0) for run in runs]
         if max(shares) >= 0.005:
             yield (
-                f"  waiting for {name}".replace("waiting for waiting", "waiting"),
+                f"  waiting for {name}",
                 [f"{share:.0%}" for share in shares],
             )
     yield "engines busy", [f"{run.engine_busy:.0%}" for run in runs]
