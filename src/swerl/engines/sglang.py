@@ -158,6 +158,8 @@ def server_command(options: Options, model: Path, *, host: str, port: int) -> li
     command += [f"--model-path={model.resolve()}", f"--host={host}", f"--port={port}", *FLAGS]
     if options.cpu:
         command += [*CPU_FLAGS, f"--max-total-tokens={options.max_total_tokens}"]
+    else:
+        command.append("--enable-memory-saver")  # a trainer on the same GPUs borrows the memory
     if options.routed_experts:
         command.append("--enable-return-routed-experts")
     return [*command, *options.flags]
