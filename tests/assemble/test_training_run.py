@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swerl import assemble
+from swerl.assemble import training_run
 from swerl.errors import EngineError, RankLostError
 from swerl.recipe.schema import Recipe
 from swerl.run.events import Event, Notice
@@ -40,11 +40,11 @@ async def _train(
     errors: list[Exception], restarts: int, root: Path, patch: pytest.MonkeyPatch
 ) -> tuple[Starts, list[Event]]:
     starts, told = Starts(errors), []
-    patch.setattr(assemble, "_machine", starts.machine)
-    patch.setattr(assemble.loop, "run", starts.run)
+    patch.setattr(training_run, "open_machine", starts.machine)
+    patch.setattr(training_run.loop, "run", starts.run)
     recipe = Recipe.model_validate({"name": "r", "trainer": {"restarts": restarts}})
     presence = Presence(root, Process(1, "here", "", 0.0))
-    await assemble._despite_deaths(recipe, RunFolder(root), told.append, presence)
+    await training_run._despite_deaths(recipe, RunFolder(root), told.append, presence)
     return starts, told
 
 

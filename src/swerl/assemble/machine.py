@@ -1,0 +1,107 @@
+"""A Recipe becomes a Machine: Tasks, model, nodes, trainer, engine, gateway, in this order.
+
+What is opened later may use what was opened before; everything is closed in the opposite order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from swerl.assemble.learning import initial_model, trainer_of
+from swerl.assemble.plugin import plugin
+from swerl.assemble.sandboxes import sandbox_backend
+from swerl.assemble.serving import family_of, gate_of, gateway_of, open_engine
+from swerl.assemble.tasks import tasks_of
+from swerl.cluster.open import Nodes, open_nodes
+from swerl.cluster.preflight import require_fit
+from swerl.gateway.sessions import SessionSource
+from swerl.interfaces import EngineSetup
+from swerl.recipe.schema import Recipe
+from swerl.rollout.parts import Parts
+from swerl.rollout.provision import Provisioner
+from swerl.rollout.reward import rule
+from swerl.run.events import Emit, Progress, fan_out
+from swerl.run.layout import RunFolder
+from swerl.run.presence import Part, Presence
+from swerl.sandbox import Limits
+from swerl.training import loop
+from swerl.training.accounts import Accounts
+from swerl.training.disk import plan_disk
+from swerl.training.meter import Meter
+from swerl.training.shape import shape_of
+from swerl.training.trainable import check_trainable
+from swerl.training.trainer import MegatronTrainer
+from swerl.training.weight_sync import choose_way
+
+
+@asynccontextmanager
+async def open_machine(
+    recipe: Recipe, folder: RunFolder, accounts: Accounts, presence: Presence
+) -> AsyncIterator[loop.Machine]:
+    """Open all parts of a run, ready for `loop.run`."""
+    logs = folder.new_attempt()
+    accounts(Progress("reading or writing tasks", 0, 1))
+    train, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
+    model = await initial_model(recipe, folder, logs, accounts)
+    family = family_of(recipe, model)
+    check_trainable(family, model)
+    setup = EngineSetup(family=family, log_dir=logs, model=model)
+    async with (
+        open_nodes(recipe, logs) as nodes,
+        _fit(recipe, nodes, folder, accounts),
+        trainer_of(recipe, folder, model, logs, nodes.trainer) as trainer,
+        open_engine(recipe, nodes, setup, accounts) as engine,
+    ):
+        presence.has(_parts_at_work(trainer))
+        meter = Meter(engine)
+        emit = fan_out(meter, accounts)
+        choose_way(recipe.cluster, engine, emit)
+        gate = gate_of(recipe, engine)
+        async with gateway_of(recipe, gate or engine, setup, emit) as gateway:
+            yield loop.Machine(
+                recipe=recipe,
+                folder=folder,
+                train=train,
+                evals=evals,
+                engine=engine,
+                trainer=trainer,
+                algorithm=plugin(recipe, "algorithm"),
+                parts=parts_of(recipe, gateway, emit),
+                meter=meter,
+                gate=gate,
+                stopping=lambda: presence.stopping() or accounts.is_spent(),
+            )
+
+
+@asynccontextmanager
+async def _fit(recipe: Recipe, nodes: Nodes, folder: RunFolder, emit: Emit) -> AsyncIterator[None]:
+    """Look at the machines of a cluster before anything starts there. Raises ClusterError."""
+    if recipe.cluster.launcher != "local":
+        emit(Progress("checking machines", 0, len(nodes.all)))
+        disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most
+        await require_fit(recipe, nodes, folder.root, disk_bytes=disk_bytes)
+    yield
+
+
+def _parts_at_work(trainer: MegatronTrainer) -> tuple[Part, ...]:
+    found = enumerate(zip(trainer.pids, trainer.hosts, strict=True))
+    return tuple(Part(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in found)
+
+
+def parts_of(recipe: Recipe, gateway: SessionSource, emit: Emit) -> Parts:
+    """Wire what Episodes share."""
+    limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
+    return Parts(
+        gateway=gateway,
+        provisioner=Provisioner(
+            sandbox_backend(recipe, emit), limits, concurrency=recipe.rollout.concurrency
+        ),
+        harness=plugin(recipe, "harness"),
+        reward=rule(recipe.rollout.reward),
+        rollout=recipe.rollout,
+        budgets=recipe.budgets,
+        seed=recipe.seed,
+        emit=emit,
+    )

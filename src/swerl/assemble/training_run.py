@@ -1,0 +1,62 @@
+"""`swerl train`: a Machine in its run folder, opened again where a rank is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from swerl.assemble.machine import open_machine
+from swerl.assemble.sandboxes import reap_leftovers
+from swerl.assemble.tasks import tasks_of
+from swerl.errors import RankLostError
+from swerl.recipe.schema import Recipe
+from swerl.run import history
+from swerl.run.events import Emit, Notice, fan_out
+from swerl.run.history import EventLog, History
+from swerl.run.layout import RunFolder, open_run
+from swerl.run.presence import Presence, present
+from swerl.run.standing import require_alone
+from swerl.training import loop
+from swerl.training.accounts import Accounts
+from swerl.training.metrics import open_sinks
+from swerl.training.picture import draw
+
+
+async def train(recipe: Recipe, root: Path, show: Emit) -> History:
+    """Run a recipe in its run folder to the end, or on from where it stands."""
+    if recipe.tasks.source != "twin" and not root.exists():
+        await asyncio.to_thread(tasks_of, recipe, root)  # what is refused leaves no run behind
+    require_alone(root)
+    with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
+        if folder.read_state().finished:
+            return history.read(folder.events)
+        with open_sinks(recipe, root) as sinks:
+            accounts = Accounts(recipe, fan_out(log, show, sinks), history.read(folder.events))
+            async with present(root) as presence:
+                await reap_leftovers(recipe, accounts)
+                past = await _despite_deaths(recipe, folder, accounts, presence)
+    draw(root, past)
+    return past
+
+
+async def _despite_deaths(
+    recipe: Recipe, folder: RunFolder, accounts: Accounts, presence: Presence
+) -> History:
+    """Train to the end; where a rank is lost, start again as often as the recipe allows."""
+    left = recipe.trainer.restarts
+    while True:
+        try:
+            async with open_machine(recipe, folder, accounts, presence) as machine:
+                return await loop.run(machine)
+        except (RankLostError, ExceptionGroup) as error:
+            if not left or not _is_a_lost_rank(error):
+                raise
+            left -= 1
+            told = f"{error}; starting again from the last checkpoint, {left} more times"
+            accounts(Notice(told))
+
+
+def _is_a_lost_rank(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_a_lost_rank(each) for each in error.exceptions)
+    return isinstance(error, RankLostError)
