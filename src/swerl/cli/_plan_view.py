@@ -47,7 +47,7 @@ def plan_parts(found: Plan, simulated: Simulation | None) -> Iterator[Renderable
     if simulated:
         yield from _time(found.recipe, simulated)
     if found.cost is None:
-        yield "no dollars: the price book lacks a price; see `swerl cost estimate`"
+        yield "no dollars: the price book lacks a price; say it in cost.prices"
     elif any(case.total_dollars for case in found.cost.cases):
         yield cases_table(found.cost)
     for note in found.notes:

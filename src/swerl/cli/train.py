@@ -102,6 +102,10 @@ def _train(recipe: Recipe, root: Path, after: str) -> None:
     state = RunFolder(root).read_state()
     if state.finished:
         show_summary(root, past)
-    else:
-        done = f"stopped after step {state.step} of {recipe.steps}, as asked"
-        console().print(f"[yellow]{done}[/]; {after}", soft_wrap=True)
+        return
+    why, cap = "as asked", recipe.cost.max_dollars
+    if cap is not None and max(past.series("dollars"), default=0.0) >= cap:
+        why = f"for cost.max_dollars = {cap:g}"
+        after = "go on with swerl train RECIPE --set cost.max_dollars=DOLLARS"
+    done = f"stopped after step {state.step} of {recipe.steps}, {why}"
+    console().print(f"[yellow]{done}[/]; {after}", soft_wrap=True)

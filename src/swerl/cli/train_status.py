@@ -77,7 +77,7 @@ def _dollars(recipe: Recipe, progress: Progress, seen: Look) -> dict[str, float]
 
     lines = bill(default_ledger(), run=recipe.name).lines
     num_gpus = recipe.cluster.nodes * recipe.cluster.gpus_per_node
-    price = price_book().get(f"{recipe.cluster.gpu}_hour")
+    price = price_book(recipe.cost.prices).get(f"{recipe.cluster.gpu}_hour")
     dollars = {"sandboxes": sum(line.cost for line in lines)}
     if num_gpus and price:
         dollars["gpus"] = num_gpus * price.value * progress.step_seconds / 3600

@@ -74,8 +74,8 @@ def _assumptions(recipe: Recipe, source: _Source) -> tuple[Assumption, ...]:
         Assumption("sandboxes_per_episode", 2, "sandboxes", "one for the agent, one for grading"),
         Assumption("vcpus", limits.num_cpus, "vCPU a sandbox", run),
         Assumption("memory_gib", limits.memory_mib / 1024, "GiB a sandbox", run),
-        _priced("vcpu_second", f"{recipe.sandbox.type}_vcpu_second"),
-        _priced("gib_second", f"{recipe.sandbox.type}_gib_second"),
+        _priced(recipe, "vcpu_second", f"{recipe.sandbox.type}_vcpu_second"),
+        _priced(recipe, "gib_second", f"{recipe.sandbox.type}_gib_second"),
         *_cases(
             "sandbox_seconds", _seconds(recipe), "s an episode, both sandboxes", source.seconds
         ),
@@ -83,7 +83,7 @@ def _assumptions(recipe: Recipe, source: _Source) -> tuple[Assumption, ...]:
         Assumption("gpus", cluster.nodes * cluster.gpus_per_node, "GPUs", run),
     ]
     if cluster.gpus_per_node:
-        rows.append(_priced("gpu_hour", f"{cluster.gpu}_hour"))
+        rows.append(_priced(recipe, "gpu_hour", f"{cluster.gpu}_hour"))
     else:
         rows.append(Assumption("gpu_hour", 0.0, "$ per GPU-hour", "no GPU in this run"))
     return (*rows, *_cases("step_minutes", _minutes(recipe), "minutes a step", source.minutes))
@@ -96,10 +96,10 @@ def _cases(
         yield Assumption(f"{key}.{name}", value, unit, source)
 
 
-def _priced(key: str, name: str) -> Assumption:
-    found = price_book().get(name)
+def _priced(recipe: Recipe, key: str, name: str) -> Assumption:
+    found = price_book(recipe.cost.prices).get(name)
     if found is None:
-        return Assumption(key, math.nan, "$", f"no {name} in the price book")
+        return Assumption(key, math.nan, "$", f"no {name} in the price book or cost.prices")
     return Assumption(key, found.value, found.unit, f"{found.source}, {found.date}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -336,10 +336,13 @@ class CostSection(Section):
     sandbox_seconds: tuple[float, float, float] | None = None
     """Sandbox-seconds of one Episode, the agent's and the grading sandbox together; none scales
     520, 1,140 and 2,400 s, which belong to an agent budget of 1,800 s, to this recipe's."""
+    prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """US dollars by the price book's names, in place of its own: `h200_hour` of one GPU,
+    `local_vcpu_second` and `local_gib_second` of a sandbox. There your own cost nothing."""
     max_dollars: float | None = Field(None, gt=0)
     """US dollars after which the run stops at the end of a step; none never does. Estimated by the
-    price book, GPUs and sandboxes together. The run goes on when the key is raised: it alone may
-    differ from the recipe of the run's folder."""
+    price book, GPUs and sandboxes together. The run goes on when the key is raised: the keys of
+    this section alone may differ from the recipe of the run's folder."""
 
 
 class EvalSection(Section):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from swerl.cost.arithmetic import sandbox_dollars_per_second
-from swerl.cost.prices import price_book
+from swerl.cost.prices import Price, price_book, used_prices
 from swerl.errors import RecipeError, RunError
 from swerl.recipe.schema import Recipe
 from swerl.run.events import Emit, Event, Notice, PhaseEnded, StepEnded
@@ -104,29 +104,35 @@ class Accounts:
         if cap is None:
             return
         if self._rates is None:
-            message = "cost.max_dollars is set, and the price book lacks a price of this run"
-            raise RecipeError(message, hint="`swerl cost estimate RECIPE` says which")
+            missing = [
+                name for name in used_prices(self._recipe) if name not in _book(self._recipe)
+            ]
+            message = f"cost.max_dollars is set, and nobody said what {missing[0]} is"
+            raise RecipeError(message, hint=f"--set cost.prices.{missing[0]}=DOLLARS")
         if self._before >= cap:
             message = f"this run has spent ${self._before:,.2f} of cost.max_dollars = {cap:g}"
-            raise RunError(message, hint="raise it to go on: --set cost.max_dollars=…")
+            hint = "raise it to go on: swerl train RECIPE --set cost.max_dollars=DOLLARS"
+            raise RunError(message, hint=hint)
+
+
+def _book(recipe: Recipe) -> Mapping[str, Price]:
+    return price_book(recipe.cost.prices)
 
 
 def _rates(recipe: Recipe) -> tuple[float, float] | None:
     """Return dollars a second of all GPUs, and of one sandbox."""
-    book, cluster, limits = price_book(), recipe.cluster, recipe.limits
-    gpus = cluster.nodes * cluster.gpus_per_node
-    names = (f"{recipe.sandbox.type}_vcpu_second", f"{recipe.sandbox.type}_gib_second")
-    hour = f"{cluster.gpu}_hour"
-    if not all(name in book for name in (*names, *([hour] if gpus else []))):
+    book, cluster, limits = _book(recipe), recipe.cluster, recipe.limits
+    names = used_prices(recipe)
+    if not all(name in book for name in names):
         return None
-    vcpu, gib = (book[name].value for name in names)
+    vcpu, gib, *hour = (book[name].value for name in names)
     sandbox = sandbox_dollars_per_second(
         vcpus=limits.num_cpus,
         memory_gib=limits.memory_mib / 1024,
         vcpu_second=vcpu,
         gib_second=gib,
     )
-    return (gpus * book[hour].value / 3600 if gpus else 0.0), sandbox
+    return cluster.nodes * cluster.gpus_per_node * sum(hour) / 3600, sandbox
 
 
 def _peak(recipe: Recipe) -> float:

@@ -8,6 +8,7 @@ from math import ceil
 from swerl import plugins
 from swerl.cost.assumptions import from_recipe
 from swerl.cost.estimate import Estimate, estimate
+from swerl.cost.prices import used_prices
 from swerl.cost.rollouts import group_factor
 from swerl.errors import InputError, UnknownNameError
 from swerl.interfaces import Algorithm
@@ -135,6 +136,8 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
         notes.append(f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node")
     if found.num_gpus and recipe.trainer.dtype == "fp32":
         notes.append("trainer.dtype = fp32 on GPUs: bf16 takes half of the time and memory")
+    for name in sorted(set(recipe.cost.prices) - set(used_prices(recipe))):
+        notes.append(f"cost.prices.{name} is used by nothing: {', '.join(used_prices(recipe))} are")
     if on_gpu:
         notes += _memory_notes(recipe, on_gpu)
     return notes
