@@ -79,8 +79,18 @@ def test_spent_run_is_refused_until_its_cap_is_raised() -> None:
 
 
 def test_cap_without_a_price_is_refused() -> None:
-    with pytest.raises(RecipeError, match="lacks a price"):
+    with pytest.raises(RecipeError, match="nobody said what mi355x_hour is") as caught:
         Run("cost.max_dollars=150", "cluster.gpu=mi355x")
+    setting = caught.value.hint.split()[1].replace("DOLLARS", "2")
+    run = Run("cost.max_dollars=150", "cluster.gpu=mi355x", setting)
+    run.now = 3600
+    assert run.accounts.dollars() == 64 * 2
+
+
+def test_recipes_own_prices_go_before_the_books() -> None:
+    run = Run("cost.prices.e2b_vcpu_second=0.5", "cost.prices.e2b_gib_second=0.25")
+    run.accounts(PhaseEnded("a", "agent", 10))
+    assert run.step()["dollars"] == 10 * (4 * 0.5 + 8 * 0.25)
 
 
 def test_without_a_price_there_are_no_dollars() -> None:
@@ -88,16 +98,16 @@ def test_without_a_price_there_are_no_dollars() -> None:
 
 
 def test_raised_cap_is_no_other_recipe(tmp_path: Path) -> None:
-    def opened(**cost: object) -> dict[str, object]:
-        recipe = Recipe.model_validate({"name": "r", "cost": cost}).model_dump(mode="json")
-        with open_run(tmp_path / "r", recipe):
-            return recipe
+    def opened(steps: int, **cost: object) -> None:
+        recipe = Recipe.model_validate({"name": "r", "steps": steps, "cost": cost})
+        with open_run(tmp_path / "r", recipe.model_dump(mode="json")):
+            pass
 
-    opened(max_dollars=1)
-    opened(max_dollars=2)
+    opened(5, max_dollars=1)
+    opened(5, max_dollars=2, prices={"h100_hour": 3})
     assert '"max_dollars": 2.0' in (tmp_path / "r" / "recipe.resolved.json").read_text()
-    with pytest.raises(RunError, match="step_minutes"):
-        opened(max_dollars=2, step_minutes=(1, 2, 3))
+    with pytest.raises(RunError, match="steps"):
+        opened(6, max_dollars=3)
 
 
 def test_mfu_is_the_models_own_arithmetic_over_the_gpus_peak() -> None:
@@ -117,13 +127,13 @@ def test_sampling_rate_is_over_the_time_that_nothing_else_takes() -> None:
 
 def test_measured_memory_is_compared_with_the_plan() -> None:
     run = Run()
-    planned = run.step(peak_memory_gib=40.0)["planned_memory_gib"]
-    # 48.4 GiB less 4.5 of contexts and 2.1 of gaps.
-    assert planned == pytest.approx(41.8, abs=0.1)
+    planned = run.step(peak_memory_gib=34.0)["planned_memory_gib"]
+    # 41.2 GiB less 4.5 of contexts and 1.7 of gaps.
+    assert planned == pytest.approx(34.9, abs=0.1)
     assert not run.notices()
     for measured in (planned * 1.2, planned * 1.2):
         run.step(peak_memory_gib=measured)
-    assert run.notices() == ["memory: planned 41.8, measured 50.1 GiB (+20%); the plan is off"]
+    assert run.notices() == ["memory: planned 34.9, measured 41.9 GiB (+20%); the plan is off"]
 
 
 def test_on_cpu_nothing_is_claimed() -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from megatron.core import parallel_state
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from swerl.training import output
+from swerl.recipe.load import load
+from swerl.training import activations, output
+from swerl.training.layout import layout
+from swerl.training.shape import shape_of
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "qwen06b_1gpu.toml"
 
 VOCAB = 50
 
@@ -52,3 +64,55 @@ def test_no_more_logits_than_a_chunk_are_made_at_once(monkeypatch: pytest.Monkey
     hidden = torch.zeros(23, 16, requires_grad=True)
     output.log_probs(to_logits, hidden, torch.zeros(23, dtype=torch.long), vocab=VOCAB)
     assert sizes == [8, 8, 7]
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made and still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor.untyped_storage())
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        name, size = storage._cdata, storage.nbytes()
+        if name not in self._known:
+            self._known.add(name)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._remove, name, size)
+
+    def _remove(self, name: int, size: int) -> None:
+        self._known.discard(name)
+        self.now -= size
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_positions", [200, 600])
+def test_no_more_is_alive_at_once_than_the_memory_plan_says(
+    dtype: torch.dtype, num_positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab = 4096
+    for module in (output, activations):
+        monkeypatch.setattr(module, "CHUNK_LOGITS", 256 * vocab)
+    recipe = load([RECIPE])
+    shape = replace(shape_of(recipe.model), vocab_size=vocab)
+    planned = activations.logit_bytes(
+        shape, layout(recipe, shape_of(recipe.model)), positions=num_positions
+    )
+    weight = torch.randn(vocab, 4, dtype=dtype, requires_grad=True)
+    hidden = torch.randn(num_positions, 4, dtype=dtype, requires_grad=True)
+    labels = torch.randint(0, vocab, (num_positions,))
+    with Alive() as alive:
+        logp = output.log_probs(lambda h: h @ weight.T, hidden, labels, vocab=vocab)
+        logp.sum().backward()
+    assert alive.peak == pytest.approx(planned, rel=0.05)

@@ -45,11 +45,15 @@ def plan_parts(found: Plan, simulated: Simulation | None) -> Iterator[Renderable
         yield _memory_table(found.memory)
         yield from _host_and_cache(found.memory)
     if simulated:
+        yield ""
         yield from _time(found.recipe, simulated)
+        yield ""
     if found.cost is None:
         yield "no dollars: the price book lacks a price; say it in cost.prices"
     elif any(case.total_dollars for case in found.cost.cases):
         yield cases_table(found.cost)
+        if simulated:
+            yield _dollars_by(found.recipe, simulated)
     for note in found.notes:
         yield f"[yellow]note:[/] {note}"
 
@@ -63,6 +67,20 @@ def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
     yield (
         f"these rest on {len(found.assumptions)} assumptions: `swerl cost simulate` lists them, "
         "with sources, and changes them by --set; with --from RUN it takes a real run's episodes"
+    )
+
+
+def _dollars_by(recipe: Recipe, found: Simulation) -> str:
+    """Return what the run costs by the simulation, which knows neither low nor high case."""
+    from swerl.cost.assumptions import from_recipe
+    from swerl.cost.estimate import estimate
+
+    minutes, seconds = found.own.step_s / 60, found.own.sandbox_s
+    settings = (f"step_minutes={minutes}", f"sandbox_seconds={seconds}")
+    middle = estimate(from_recipe(recipe), settings).cases[1]
+    return (
+        f"by the simulation: {middle.hours:.1f} hours and {seconds:,.0f} sandbox-seconds an "
+        f"episode, ${middle.total_dollars:,.0f} together"
     )
 
 
@@ -105,7 +123,7 @@ def _machines(plan: Plan) -> Iterator[tuple[str, str]]:
     if layout.num_gpus:
         gpu = plan.recipe.cluster.gpu
         nodes = "1 node" if layout.num_nodes == 1 else f"{layout.num_nodes} nodes"
-        text = f"{nodes} x {layout.gpus_per_node} {gpu} = {layout.num_gpus} GPUs"
+        text = f"{nodes} x {layout.gpus_per_node} {gpu} = {_gpus(layout.num_gpus)}"
         yield "machines", text
     yield "trainer", f"{layout.ranks} {'rank' if layout.ranks == 1 else 'ranks'}"
 
@@ -135,7 +153,11 @@ def _engines(plan: Plan) -> str:
     if not layout.num_gpus:
         return f"{layout.num_engines} {kind} on CPU"
     place = "on the trainer's GPUs, in turn" if layout.colocated else "on GPUs of their own"
-    return f"{layout.num_engines} {kind} of {layout.gpus_per_engine} GPUs, {place}"
+    return f"{layout.num_engines} {kind} of {_gpus(layout.gpus_per_engine)}, {place}"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _work(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -81,7 +81,7 @@ class Schedule:
                 | {
                     "training": train_s,
                     "switching": self.machine.switch_s,
-                    "step's own": self.machine.step_s,
+                    "the step's own work": self.machine.step_s,
                 }
             )
             self._record(groups, began, rolled, train_s, parts)
@@ -99,7 +99,7 @@ class Schedule:
                 under_way.append(self.clock.start(self._rollout(coming)))
             yield from all_of(under_way)
             rolled = _last_end(coming, started) - started
-            parts = {"training": train_s, "step's own": self.machine.step_s}
+            parts = {"training": train_s, "the step's own work": self.machine.step_s}
             if rolled > train_s + self.machine.step_s:
                 parts = _slowest(coming, rolled)
             yield from self._publish()
@@ -130,7 +130,7 @@ class Schedule:
                 | self._update
                 | {
                     "training": train_s,
-                    "step's own": self.machine.step_s,
+                    "the step's own work": self.machine.step_s,
                 }
             )
             self._record(taken, began, waited, train_s, parts)

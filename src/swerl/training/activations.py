@@ -16,6 +16,8 @@ from swerl.training.shape import Shape
 
 _BF16 = 2
 _FP32 = 4
+CHUNK_LOGITS = 1 << 28
+"""Most logits that a rank makes at a time (`training/output.py`): 1 GiB of fp32."""
 _CHUNK = 64
 """Positions that the gated delta rule's kernels work on at a time."""
 
@@ -54,13 +56,14 @@ def activation_bytes(shape: Shape, layout: Layout, *, positions: int, recompute:
 
 
 def logit_bytes(shape: Shape, layout: Layout, *, positions: int) -> float:
-    """Return the peak of the output layer, were every position trained.
+    """Return the peak of the output layer, were every position trained: that of one chunk.
 
-    One rank: the logits, their fp32 copy and its log-softmax. Several tensor ranks: the logits and
-    an fp32 copy, which Megatron-Core's cross-entropy works on in place.
+    One rank: log-softmax and the gradients on both sides of it, fp32. Several tensor ranks: the
+    logits and an fp32 copy, which Megatron-Core's cross-entropy works on in place.
     """
-    per_logit = _BF16 + (2 if layout.tensor == 1 else 1) * _FP32
-    return positions * shape.vocab_size / layout.tensor * per_logit
+    per_logit = 3 * _FP32 if layout.tensor == 1 else _BF16 + _FP32
+    vocab = shape.vocab_size / layout.tensor
+    return min(positions, max(1, CHUNK_LOGITS // vocab)) * vocab * per_logit
 
 
 def layer_bytes(shape: Shape, splits: Splits, layer: int) -> float:

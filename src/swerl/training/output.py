@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_LOGITS = 1 << 28
-"""Logits of a chunk: 1 GiB of fp32."""
+from swerl.training.activations import CHUNK_LOGITS
 
 ToLogits = Callable[[torch.Tensor], torch.Tensor]
 """The output layer: (C, H) to (C, V)."""

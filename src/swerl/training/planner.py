@@ -163,7 +163,7 @@ def _train(recipe: Recipe, shape: Shape, layout: Layout, state: State) -> dict[s
         "optimizer": state.master if trainer.offload_optimizer else state.optimizer,
         "activations": wider
         * activation_bytes(shape, layout, positions=positions, recompute=trainer.recompute),
-        "logits": wider * logit_bytes(shape, layout, positions=positions),
+        "logits": logit_bytes(shape, layout, positions=positions),
     }
     parts = {name: number / _GIB for name, number in held.items()}
     parts["gaps"] = GAPS * sum(parts.values())
