@@ -45,6 +45,8 @@ class Sent:
     """URL -> why that server did not take all of them; what it holds is mixed."""
     checksums: tuple[Mapping[str, tuple[str, ...]], ...]
     """For each rank of a server: its parameter -> the checksums that it may have."""
+    certain: frozenset[str] = frozenset()
+    """Parameters that can have no other; the rest an engine's kernels may have laid out anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Received:
     version: str
     num_confirmed: int
     """Parameters whose checksum the server stated, and that is the trainer's."""
+    num_parameters: int = 0
+    """Parameters of which the server stated a checksum at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,9 @@ class Source:
     def __init__(self, version: str, between: Fault = lambda: None) -> None:
         self.version = version
         self.between = between
-        self.lies = False
-        """Whether the trainer's checksums are others."""
+        self.lies: str = ""
+        """Pieces of which the trainer states another checksum."""
+        self.certain = frozenset({"a", "b"})
 
     async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
         if version not in (None, self.version):
@@ -69,8 +70,10 @@ class Source:
             wrong |= {url: str(error) for url, error in lost.items()}
             if piece == "a":
                 self.between()
-        known = "other" if self.lies else self.version
-        return Sent(self.version, 2, wrong, ({"a": (known,), "b": (known, "cast")},))
+        sums = {
+            piece: ("other" if piece in self.lies else self.version, "cast") for piece in ("a", "b")
+        }
+        return Sent(self.version, 2, wrong, (sums,), self.certain)
 
 
 async def versions(engine: HttpEngine) -> set[str]:
@@ -210,12 +213,35 @@ async def test_a_controller_that_is_stopped_in_the_middle_leaves_no_server_in_us
 
 async def test_weights_that_arrived_changed_never_serve(servers: list[FakeServer]) -> None:
     source = Source("1")
-    source.lies = True
+    source.lies = "ab"
     async with opened(servers) as engine:
         with pytest.raises(EngineError, match="2 of 2 parameters arrived changed, a first"):
             await engine.receive(source)
         with pytest.raises(EngineError, match="arrived changed"):
             await engine.generate([5], Sampling(2), "s")
+
+
+async def test_parameters_in_a_layout_of_the_engines_own_are_not_confirmed_and_serve(
+    servers: list[FakeServer],
+) -> None:
+    source = Source("1")
+    source.lies, source.certain = "b", frozenset({"a"})
+    async with opened(servers) as engine:
+        received = await engine.receive(source)
+        assert (received.num_confirmed, received.num_parameters) == (1, 2)
+        assert await versions(engine) == {"1"}
+
+
+async def test_parameters_that_agreed_once_have_to_agree_ever_after(
+    servers: list[FakeServer],
+) -> None:
+    source = Source("1")
+    source.certain = frozenset()
+    async with opened(servers) as engine:
+        assert (await engine.receive(source)).num_confirmed == 2
+        source.version, source.lies = "2", "b"
+        with pytest.raises(EngineError, match="1 of 2 parameters arrived changed, b first"):
+            await engine.receive(source)
 
 
 async def test_a_server_of_another_version_than_told_is_refused(

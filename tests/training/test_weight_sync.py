@@ -15,7 +15,8 @@ from swerl.learning import EngineTarget
 from swerl.recipe.schema import ClusterSection
 from swerl.training.weight_sync import choose_way
 from swerl.training.weight_sync_buckets import Bucket, handle, in_buckets
-from swerl.training.weight_sync_checksum import Expectation, hash_tensor
+from swerl.training.weight_sync_checksum import Expectation
+from swerl.training.weight_sync_hash import hash_tensor
 from swerl.training.weight_sync_send import stored_dtypes
 
 ONE = EngineTarget("http://127.0.0.1:1", 1, "float32", "cpu")
@@ -121,11 +122,76 @@ def test_each_rank_of_an_engine_is_expected_to_hold_its_own_cut() -> None:
             assert allowed == (hash_tensor(tensor, "cpu"), hash_tensor(tensor.bfloat16(), "cpu"))
 
 
-def test_no_checksum_is_expected_where_the_engines_layout_is_not_known() -> None:
+def test_no_checksum_is_certain_where_the_engines_layout_is_not_known() -> None:
     expected = Expectation(ONE, {"model_type": "a_new_one"})
     expected.add("model.layers.0.mlp.down_proj.weight", torch.zeros(4, 4))
     expected.add("model.layers.0.mlp.experts.3.down_proj.weight", torch.zeros(4, 4))
-    assert expected.checksums == ({},)
+    assert set(expected.checksums[0]) == {"model.layers.0.mlp.down_proj.weight"}
+    assert not expected.certain
+
+
+def test_ranks_that_share_a_key_head_are_expected_to_hold_the_same_rows() -> None:
+    """Qwen3-30B-A3B has four key heads; an engine of eight ranks holds each of them twice."""
+    config = {"model_type": "qwen3_moe", "num_key_value_heads": 2}
+    parts = {each: torch.randn(rows, 8) for each, rows in (("q", 16), ("k", 8), ("v", 8))}
+    found = _expected(config, {f"m.self_attn.{n}_proj.weight": t for n, t in parts.items()}, 4)
+    for rank, sums in enumerate(found.checksums):
+        head = slice(4 * (rank // 2), 4 * (rank // 2) + 4)
+        held = [parts["q"][4 * rank : 4 * rank + 4], parts["k"][head], parts["v"][head]]
+        assert hash_tensor(torch.cat(held), "cpu") in sums["m.self_attn.qkv_proj.weight"]
+
+
+def test_experts_are_expected_stacked_whether_files_stack_them_or_not() -> None:
+    gate, up = torch.randn(2, 4, 3, 8)  # four experts, three wide
+    down = torch.randn(4, 8, 3)
+    apart = {
+        f"m.experts.{n}.{part}_proj.weight": one[n]
+        for n in range(4)
+        for part, one in (("down", down), ("gate", gate), ("up", up))
+    }
+    stacked = {"m.experts.gate_up_proj": torch.cat([gate, up], 1), "m.experts.down_proj": down}
+    by_files = [_expected({"model_type": "x", "num_experts": 4}, w) for w in (apart, stacked)]
+    assert by_files[0].checksums == by_files[1].checksums
+    (sums,) = by_files[0].checksums
+    assert hash_tensor(torch.cat([gate, up], 1), "cpu") in sums["m.experts.w13_weight"]
+    assert hash_tensor(down, "cpu") in sums["m.experts.w2_weight"]
+    assert not by_files[0].certain  # kernels may lay them out anew
+
+
+def test_a_gated_delta_net_is_expected_under_the_engines_names() -> None:
+    config = {
+        "model_type": "qwen3_5_moe",
+        "text_config": {"linear_num_key_heads": 2, "linear_key_head_dim": 2},
+    }
+    qkv, z, conv = torch.randn(4 + 4 + 8, 6), torch.randn(8, 6), torch.randn(16, 1, 4)
+    net = "model.language_model.layers.0.linear_attn"
+    found = _expected(
+        config,
+        {
+            f"{net}.in_proj_qkv.weight": qkv,
+            f"{net}.in_proj_z.weight": z,
+            f"{net}.conv1d.weight": conv,
+            "model.language_model.layers.1.self_attn.q_norm.weight": torch.ones(4),
+        },
+        2,
+    )
+    q, k, v = qkv.split([4, 4, 8])
+    rank = found.checksums[1]
+    held = torch.cat([q[2:], k[2:], v[4:], z[4:]])
+    assert hash_tensor(held, "cpu") in rank["model.layers.0.linear_attn.in_proj_qkvz.weight"]
+    held = torch.cat([conv[2:4], conv[6:8], conv[12:]])
+    assert hash_tensor(held, "cpu") in rank["model.layers.0.linear_attn.conv1d.weight"]
+    assert "model.layers.1.q_norm.weight" in rank
+
+
+def _expected(
+    config: dict[str, Any], weights: dict[str, torch.Tensor], num_ranks: int = 1
+) -> Expectation:
+    target = EngineTarget("http://127.0.0.1:1", num_ranks, "bfloat16", "cpu")
+    expected = Expectation(target, config)
+    for name, tensor in weights.items():
+        expected.add(name, tensor)
+    return expected
 
 
 def test_tensors_are_sent_in_the_type_of_the_models_own_files(tiny_model: Path) -> None:

@@ -54,6 +54,8 @@ class Server:
         """Whether it was found in the middle of somebody's update."""
         self.released: set[str] = set()
         """Kinds of memory that it gave back: `weights`, `kv_cache`."""
+        self.known_kinds: set[str] = set()
+        """Kinds of parameters that it holds in the layout that the trainer expects."""
         self.ended = False
         """Whether nobody starts it again."""
         self._clients = clients

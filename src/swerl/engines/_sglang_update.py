@@ -7,6 +7,7 @@ such weights are refused, also by a controller that comes after one that died in
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,15 @@ from swerl.learning import EngineTarget, Received, Sent
 
 PARTIAL = "partial:"
 """How the version of weights begins of which a server may hold only a part."""
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """How many parameters of a server have the trainer's checksum, and how many it has."""
+
+    num: int
+    num_stated: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +36,8 @@ class Outcome:
     """What came of an update of some servers."""
 
     version: str
-    confirmed: Mapping[str, int]
-    """URL -> parameters whose checksum agreed, of servers that hold all weights."""
+    confirmed: Mapping[str, Confirmed]
+    """URL -> whose checksums agreed, of servers that hold all weights."""
     failures: Mapping[str, EngineError]
     """URL -> why this one does not."""
 
@@ -36,7 +46,8 @@ class Outcome:
         """Return what every server confirmed at least. Raises EngineError where none holds all."""
         if not self.confirmed:
             raise next(iter(self.failures.values()))
-        return Received(self.version, min(self.confirmed.values()))
+        least = min(self.confirmed.values(), key=lambda each: each.num)
+        return Received(self.version, least.num, least.num_stated)
 
 
 async def stream(
@@ -67,7 +78,7 @@ async def stream(
     }
     whole = [server for server in servers if server.url in targets and server.url not in failures]
 
-    async def finish(server: Server) -> int:
+    async def finish(server: Server) -> Confirmed:
         return await _finish(server, sent, flush=flush, confirm=confirm)
 
     confirmed, late = await _each(whole, finish)
@@ -132,19 +143,19 @@ def _check_alike(targets: Sequence[EngineTarget]) -> None:
         raise EngineError(message, hint="start all servers of a run with the same settings")
 
 
-async def _finish(server: Server, sent: Sent, *, flush: bool, confirm: bool) -> int:
+async def _finish(server: Server, sent: Sent, *, flush: bool, confirm: bool) -> Confirmed:
     """Close the update, drop what was computed before it, and check; return what was confirmed."""
     await server.post("/end_weight_update", {})
     if flush:
         await server.post("/flush_cache", {})
-    num_confirmed = await _confirm(server, sent) if confirm else 0
+    confirmed = await _confirm(server, sent) if confirm else Confirmed(0, 0)
     await _set_version(server, sent.version)
     info = await server.get("/model_info")
     if (found := str(info.get("weight_version"))) != sent.version:
         message = f"{server.url} serves weights {found!r} after taking {sent.version!r}"
         raise EngineError(message, hint="another client updates the same engine")
     server.usable_again = True
-    return num_confirmed
+    return confirmed
 
 
 async def _set_version(server: Server, version: str) -> None:
@@ -152,29 +163,45 @@ async def _set_version(server: Server, version: str) -> None:
     await server.post("/update_weight_version", body)
 
 
-async def _confirm(server: Server, sent: Sent) -> int:
-    """Compare the checksums of every rank; return how many parameters agreed, on all ranks.
+async def _confirm(server: Server, sent: Sent) -> Confirmed:
+    """Compare the checksums of every rank.
 
-    A server that cannot state any confirms nothing. Raises EngineError where one differs.
+    A kind of parameters, such as the experts of all layers, may be laid out in a way that the
+    trainer does not know: then none of its checksums ever agrees, and it is not confirmed. Where
+    one of them agreed once, all have to. A server that states no checksums confirms nothing.
+    Raises EngineError where one differs.
     """
     try:
         answer = await server.post("/weights_checker", {"action": "checksum"})
     except EngineError:
-        return 0
+        return Confirmed(0, 0)
     ranks = answer.get("ranks") or []
     # One entry of places for the model, more for its draft models, which are not the trainer's.
     by_rank = {int(each["parallelism_info"][0]["tp_rank"]): each["checksums"] for each in ranks}
-    common: set[str] | None = None
-    for rank, expected in enumerate(sent.checksums):
-        stated = by_rank.get(rank, {})
-        known = set(expected) & set(stated)
-        wrong = sorted(name for name in known if stated[name] not in expected[name])
-        if wrong:
-            message = (
-                f"{server.url}: {len(wrong)} of {len(known)} parameters arrived changed, "
-                f"{wrong[0]} first"
-            )
-            hint = "does the server hold this model in this type, unquantised?"
-            raise EngineError(message, hint=hint)
-        common = known if common is None else common & known
-    return len(common or ())
+    stated = [by_rank.get(rank, {}) for rank in range(len(sent.checksums))]
+    known = [set(ours) & set(theirs) for ours, theirs in zip(sent.checksums, stated, strict=True)]
+    agreed = [
+        {name for name in names if theirs[name] in ours[name]}
+        for names, ours, theirs in zip(known, sent.checksums, stated, strict=True)
+    ]
+    server.known_kinds |= {_kind(name) for names in agreed for name in names}
+    wrong = {
+        name
+        for all_names, right in zip(known, agreed, strict=True)
+        for name in all_names - right
+        if name in sent.certain or _kind(name) in server.known_kinds
+    }
+    if wrong:
+        message = (
+            f"{server.url}: {len(wrong)} of {len(set.union(*known))} parameters arrived changed, "
+            f"{min(wrong)} first"
+        )
+        hint = "does the server hold this model in this type, unquantised?"
+        raise EngineError(message, hint=hint)
+    common = set.intersection(*agreed) if agreed else set()
+    return Confirmed(len(common), min(map(len, stated), default=0))
+
+
+def _kind(name: str) -> str:
+    """Return what a parameter is called in every layer."""
+    return _NUMBER.sub("*", name)

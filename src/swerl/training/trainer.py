@@ -125,7 +125,8 @@ class MegatronTrainer:
         checksums = tuple(
             {name: tuple(allowed) for name, allowed in each.items()} for each in sent["checksums"]
         )
-        return Sent(sent["version"], sent["num_tensors"], sent["failures"], checksums)
+        certain = frozenset(sent["certain"])
+        return Sent(sent["version"], sent["num_tensors"], sent["failures"], checksums, certain)
 
     async def save(self, step: int, *, kept: Collection[int] = ()) -> None:
         """Begin the checkpoint of a step, after the one before it is whole.

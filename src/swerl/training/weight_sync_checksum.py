@@ -1,159 +1,184 @@
 """What an engine's parameters must hash to, worked out from Hugging Face tensors.
 
-SGLang's `/weights_checker` hashes each parameter of each tensor-parallel rank: sha256 on a CPU
-(`sglang.srt.managers.mm_utils.tensor_hash`), a positional sum of 32-bit mixes on a GPU
-(`sglang.kernels.ops.memory.gpu_tensor_hash`). An engine fuses some tensors and cuts others among
-its ranks; here is the same, for the parameters of which that is known. Experts are left out: GPU
-kernels lay them out anew.
+SGLang's `/weights_checker` hashes each parameter of each tensor-parallel rank. An engine fuses some
+tensors and cuts others among its ranks; here is the same, read off SGLang 0.5.21's loaders of
+qwen3, qwen3_moe, qwen3_5, qwen3_5_moe and glm4_moe. Where kernels may lay a parameter out anew, as
+those of experts do, a checksum is a guess: see `Sent.certain`.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from swerl.chat import Json
+from swerl.families._megatron.reading import text_config
 from swerl.learning import EngineTarget
+from swerl.training.weight_sync_cuts import Cut, along, heads, stacked, whole
+from swerl.training.weight_sync_hash import hash_tensor
 
-FUSED_MODELS = frozenset({"qwen3", "qwen3_moe"})
-"""Model types whose projections SGLang fuses row by row, as `_fuse` does."""
+CERTAIN_MODELS = frozenset({"qwen3", "qwen3_moe"})
+"""Model types of which real engines have confirmed every parameter but the experts."""
 VOCAB_BLOCK = 64
 """Rows to which SGLang pads an embedding."""
-_MASK = (1 << 32) - 1
+SMALL = 1 << 22
+"""Elements of a tensor that an engine may keep in fp32, whatever its type: routers, decays."""
 _FUSED = {
     "q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 1), "v_proj": ("qkv_proj", 2),
     "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
+    "in_proj_qkv": ("in_proj_qkvz", 0), "in_proj_z": ("in_proj_qkvz", 1),
+    "in_proj_b": ("in_proj_ba", 0), "in_proj_a": ("in_proj_ba", 1),
 }  # fmt: skip
-_NUM_PARTS = {"qkv_proj": 3, "gate_up_proj": 2}
-_NAME = re.compile(r"^(?P<path>.*)\.(?P<module>\w+)\.(?P<kind>weight|bias)$")
+_NUM_PARTS = {"qkv_proj": 3, "gate_up_proj": 2, "in_proj_qkvz": 2, "in_proj_ba": 2}
+_EXPERT = re.compile(r"^(?P<path>.*\.experts)\.((?P<number>\d+)\.)?(?P<part>\w+_proj)(\.weight)?$")
 
 
 class Expectation:
-    """Collects, tensor by tensor, what every rank of a server must hold."""
+    """Collects, tensor by tensor, what every rank of a server must hold.
+
+    Parts of one fused parameter are kept until the last has come: those of one layer's experts at
+    most, where the model's files hold each expert by itself.
+    """
 
     def __init__(self, target: EngineTarget, hf_config: Mapping[str, Json]) -> None:
         self._target = target
+        self._ranks = target.num_ranks
         self._dtype = getattr(torch, target.dtype)
-        self._fuses = hf_config.get("model_type") in FUSED_MODELS
+        self._type = str(hf_config.get("model_type"))
+        self._config = text_config(hf_config)
         self._tied = bool(hf_config.get("tie_word_embeddings"))
         self._parts: dict[str, dict[int, torch.Tensor]] = {}
         self._found: list[dict[str, tuple[str, ...]]] = [{} for _ in range(target.num_ranks)]
+        self._certain: set[str] = set()
 
     @property
     def checksums(self) -> tuple[Mapping[str, tuple[str, ...]], ...]:
         """For each rank: parameter -> the checksums that it may have."""
         return tuple(self._found)
 
+    @property
+    def certain(self) -> frozenset[str]:
+        """Parameters that can have no other checksum."""
+        return frozenset(self._certain)
+
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take one whole Hugging Face tensor into account."""
-        match = _NAME.match(name)
-        if match is None or ".experts." in name or (name == "lm_head.weight" and self._tied):
+        name = self._engine_name(name)
+        if name == "lm_head.weight" and self._tied:
             return
-        module = match["module"]
+        if expert := _EXPERT.match(name):
+            self._add_expert(expert, tensor)
+            return
+        path, _, kind = name.rpartition(".")
+        parent, _, module = path.rpartition(".")
         if module in _FUSED:
             fused, place = _FUSED[module]
-            full_name = f"{match['path']}.{fused}.{match['kind']}"
-            parts = self._parts.setdefault(full_name, {})
-            parts[place] = tensor
-            if len(parts) == _NUM_PARTS[fused]:
-                del self._parts[full_name]
-                self._note_rows(full_name, [parts[n] for n in sorted(parts)])
+            full_name = f"{parent}.{fused}.{kind}"
+            if parts := self._collected(full_name, place, tensor, _NUM_PARTS[fused]):
+                self._note(full_name, [self._fuse(fused, parts)], certain=self._is_certain)
         elif module in ("embed_tokens", "lm_head"):
-            if tensor.shape[0] % (VOCAB_BLOCK * self._target.num_ranks) == 0:
-                self._note_rows(name, [tensor], fuse=False)
-        elif module in ("o_proj", "down_proj"):
-            if self._fuses and tensor.shape[-1] % self._target.num_ranks == 0:
-                cuts = tensor.chunk(self._target.num_ranks, -1)
-                self._note(name, [cut.contiguous() for cut in cuts])
-        elif module.endswith(("norm", "layernorm")) and self._fuses:
-            self._note(name, [tensor] * self._target.num_ranks)
+            if tensor.shape[0] % (VOCAB_BLOCK * self._ranks) == 0:
+                self._note(name, [along(tensor, self._ranks, 0)], certain=True)
+        elif module in ("o_proj", "down_proj", "out_proj") and kind == "weight":
+            self._note(name, [along(tensor, self._ranks, -1)], certain=self._is_certain)
+        elif module.endswith("norm"):
+            self._note(name, [whole(tensor, self._ranks)], certain=self._is_certain)
+        elif module == "conv1d":
+            self._note(name, [self._by_section(tensor)])
+        else:
+            cuts = (along(tensor, self._ranks, dim) for dim in (0, -1) if tensor.ndim)
+            self._note(name, [whole(tensor, self._ranks), *cuts])
 
-    def _note_rows(self, name: str, parts: list[torch.Tensor], *, fuse: bool = True) -> None:
+    @property
+    def _is_certain(self) -> bool:
+        return self._type in CERTAIN_MODELS
+
+    def _engine_name(self, name: str) -> str:
+        """Return what SGLang calls a tensor before it fuses it."""
+        if self._type.startswith("qwen3_5"):
+            return name.replace(".language_model.", ".").replace(".self_attn.", ".")
+        return name
+
+    def _number(self, key: str) -> int:
+        """Return a whole number of the model's config.json, 0 where there is none."""
+        value = self._config.get(key)
+        return value if isinstance(value, int) else 0
+
+    def _collected(
+        self, name: str, place: int, tensor: torch.Tensor, num_parts: int
+    ) -> list[torch.Tensor]:
+        """Keep one part of a parameter; return all of them, in order, with the last."""
+        parts = self._parts.setdefault(name, {})
+        parts[place] = tensor
+        if len(parts) < num_parts:
+            return []
+        del self._parts[name]
+        return [parts[n] for n in sorted(parts)]
+
+    def _fuse(self, fused: str, parts: Sequence[torch.Tensor]) -> Cut | None:
         """Each rank holds its share of the rows of every part, one part under the other."""
-        num_ranks = self._target.num_ranks
-        if (fuse and not self._fuses) or any(part.shape[0] % num_ranks for part in parts):
+        first, *rest = parts
+        if fused == "qkv_proj":
+            num_heads = self._number("num_key_value_heads") or self._ranks
+            cuts = [along(first, self._ranks, 0)]
+            cuts += [heads(part, self._ranks, num_heads) for part in rest]
+            return stacked(cuts)
+        if fused == "in_proj_qkvz":
+            return stacked([self._by_section(first), along(rest[0], self._ranks, 0)])
+        return stacked([along(part, self._ranks, 0) for part in parts])
+
+    def _by_section(self, tensor: torch.Tensor) -> Cut | None:
+        """Cut the rows of a delta net's queries, keys and values, each for itself."""
+        keys = self._number("linear_num_key_heads") * self._number("linear_key_head_dim")
+        if not 0 < 2 * keys < tensor.shape[0]:
+            return None
+        sections = torch.split(tensor, [keys, keys, tensor.shape[0] - 2 * keys])
+        return stacked([along(section, self._ranks, 0) for section in sections])
+
+    def _add_expert(self, match: re.Match[str], tensor: torch.Tensor) -> None:
+        """Stack a layer's experts, (experts, rows, columns), gates over ups."""
+        path, part = match["path"], match["part"]
+        if match["number"] is None:
+            self._note_experts(path, part, tensor)
             return
-        cut = [part.chunk(num_ranks, 0) for part in parts]
-        self._note(name, [torch.cat([part[rank] for part in cut]) for rank in range(num_ranks)])
+        num_experts = self._number("num_experts") or self._number("n_routed_experts")
+        if not num_experts:
+            return
+        stack, halves = (f"{path}.down_proj", 1) if part == "down_proj" else (f"{path}.gate_up", 2)
+        place = halves * int(match["number"]) + (part == "up_proj")
+        if parts := self._collected(stack, place, tensor, halves * num_experts):
+            rows = torch.cat(parts)
+            self._note_experts(path, part, rows.view(num_experts, -1, rows.shape[-1]))
 
-    def _note(self, name: str, by_rank: list[torch.Tensor]) -> None:
-        for rank, tensor in enumerate(by_rank):
-            kinds = {tensor.dtype: tensor, self._dtype: tensor.to(self._dtype)}
-            found = [hash_tensor(kind, self._target.device) for kind in kinds.values()]
-            self._found[rank][name] = tuple(found)
+    def _note_experts(self, path: str, part: str, experts: torch.Tensor) -> None:
+        """Ranks share each expert, or the experts among them."""
+        by_expert = along(experts, self._ranks, 0)
+        if part == "down_proj":
+            self._note(f"{path}.w2_weight", [along(experts, self._ranks, -1), by_expert])
+        else:
+            halves = experts.chunk(2, 1)
+            cut = stacked([along(half, self._ranks, 1) for half in halves], 1)
+            self._note(f"{path}.w13_weight", [cut, by_expert])
 
+    def _note(self, name: str, cuts: Sequence[Cut | None], *, certain: bool = False) -> None:
+        """Keep the checksums of every way in which the ranks may hold a parameter."""
+        found = [cut for cut in cuts if cut is not None]
+        for rank in range(self._ranks if found else 0):
+            # One rank holds the same bytes by every cut.
+            held = [cut[rank] for cut in found][: 1 if self._ranks == 1 else None]
+            sums = [each for tensor in held for each in self._sums(tensor)]
+            self._found[rank][name] = tuple(dict.fromkeys(sums))
+        if certain and found:
+            self._certain.add(name)
 
-def hash_tensor(tensor: torch.Tensor, device: str) -> str:
-    """Return the checksum that SGLang states of a tensor on a `cpu` or a `cuda` engine."""
-    value = _hash_on_gpu(tensor) if device == "cuda" else _hash_on_cpu(tensor)
-    return f"{value:016x}"
-
-
-def _hash_on_cpu(tensor: torch.Tensor) -> int:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return int.from_bytes(hashlib.sha256(raw.data).digest()[:8], "big")
-
-
-TILE_WORDS = 8192
-_CHUNK_TILES = 512
-"""Tiles hashed at once: each takes 64 KiB for every one of some ten temporaries."""
-_SEED = 0x243F6A88
-
-
-def _hash_on_gpu(tensor: torch.Tensor) -> int:
-    """Sum over tiles of two 32-bit sums of mixed words, each with its position mixed in."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    padding = -raw.numel() % 4
-    words = torch.nn.functional.pad(raw, (0, padding)).view(torch.int32)
-    if not words.numel():
-        return 0
-    num_words, step = words.numel(), TILE_WORDS * _CHUNK_TILES
-    total = sum(
-        _tiles_sum(words[start : start + step], start, num_words)
-        for start in range(0, num_words, step)
-    )
-    return _splitmix64(total)
-
-
-def _tiles_sum(words: torch.Tensor, start: int, num_words: int) -> int:
-    """Return the sum of the hashes of the tiles that begin at word `start`."""
-    place = torch.arange(start, start + words.numel(), device=words.device)
-    value = words.to(torch.int64) & _MASK
-    seeds = _SEED, ((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & _MASK
-    halves = []
-    for seed, factor, turn in zip(seeds, (0x27D4EB2D, 0x165667B1), (15, 13), strict=True):
-        mixed = ((place * factor + seed) & _MASK) ^ _rotated(place & _MASK, turn)
-        mixed = _fmix32(value ^ mixed)
-        mixed = torch.nn.functional.pad(mixed, (0, -mixed.numel() % TILE_WORDS))
-        tile = mixed.view(-1, TILE_WORDS).sum(1) & _MASK
-        halves.append(_fmix32(tile ^ (num_words * 4 & _MASK)))
-    high, low = (half.tolist() for half in halves)
-    return sum((h << 32) | part for h, part in zip(high, low, strict=True))
-
-
-def _rotated(x: torch.Tensor, turn: int) -> torch.Tensor:
-    return ((x << turn) | (x >> (32 - turn))) & _MASK
-
-
-def _fmix32(x: torch.Tensor) -> torch.Tensor:
-    """MurmurHash3's finaliser on 32-bit values kept in int64."""
-    x = x ^ (x >> 16)
-    x = (x * 0x85EBCA6B) & _MASK
-    x = x ^ (x >> 13)
-    x = (x * 0xC2B2AE35) & _MASK
-    return x ^ (x >> 16)
-
-
-def _splitmix64(x: int) -> int:
-    mask = (1 << 64) - 1
-    x &= mask
-    x ^= x >> 30
-    x = (x * 0xBF58476D1CE4E5B9) & mask
-    x ^= x >> 27
-    x = (x * 0x94D049BB133111EB) & mask
-    return x ^ (x >> 31)
+    def _sums(self, tensor: torch.Tensor) -> list[str]:
+        """Return its checksums in each type that an engine may keep it in."""
+        types = [tensor.dtype, self._dtype]
+        if tensor.numel() <= SMALL and tensor.is_floating_point():
+            types.append(torch.float32)
+        kinds = (tensor.to(dtype) for dtype in dict.fromkeys(types))
+        return [hash_tensor(kind, self._target.device) for kind in kinds]

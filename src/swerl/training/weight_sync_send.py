@@ -144,6 +144,7 @@ class _Delivery:
         self.device = targets[0].device
         self._reasons: dict[str, str] = {}
         self._checksums: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+        self._certain: frozenset[str] = frozenset()
         self._num_tensors = 0
 
     def lose(self, reasons: Mapping[str, str]) -> None:
@@ -153,11 +154,12 @@ class _Delivery:
 
     def note(self, expected: Expectation, num_tensors: int) -> None:
         """Keep what a server must hold that took everything."""
-        self._checksums, self._num_tensors = expected.checksums, num_tensors
+        self._checksums, self._certain = expected.checksums, expected.certain
+        self._num_tensors = num_tensors
 
     def sent(self, version: str) -> Sent:
         """Return what came of it."""
-        return Sent(version, self._num_tensors, self._reasons, self._checksums)
+        return Sent(version, self._num_tensors, self._reasons, self._checksums, self._certain)
 
     def share(self, bucket: Bucket) -> None:
         """Let every server open a bucket, and return when all have copied it."""

@@ -124,7 +124,7 @@ class Commands:
             timeout_s=options.weight_bucket_s,
         )
         sent = self._sender.send([EngineTarget(**each) for each in targets], way, self._version)
-        return asdict(sent)
+        return asdict(sent) | {"certain": sorted(sent.certain)}
 
     def save(self, step: int, kept: list[int]) -> None:
         """Begin the checkpoint of a step."""
