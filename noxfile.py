@@ -49,16 +49,7 @@ def tests(session: nox.Session) -> None:
     a defect. They are named either way.
     """
     workers = ["-n", str(min(os.cpu_count() or 1, MAX_WORKERS)), "--dist", "loadfile"]
-    env = {"OMP_NUM_THREADS": "1"}
-    LAST_FAILED.unlink(missing_ok=True)
-    some_failed = (0, 1)
-    session.run("pytest", *workers, *session.posargs, env=env, success_codes=some_failed)
-    failed = sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
-    if len(failed) > MAX_SECOND_TRIES:
-        session.error(f"{len(failed)} tests failed")
-    if failed:
-        session.warn("failed beside others, run again alone: " + ", ".join(failed))
-        session.run("pytest", *failed, env=env)
+    _test(session, *workers, *session.posargs)
 
 
 @nox.session
@@ -105,9 +96,24 @@ def gpu(session: nox.Session) -> None:
     session.run("pytest", "-m", "gpu", *session.posargs)
 
 
+def _test(session: nox.Session, *arguments: str, **env: str) -> None:
+    """Run pytest, and a few that failed once more alone."""
+    env |= {"OMP_NUM_THREADS": "1"}
+    LAST_FAILED.unlink(missing_ok=True)
+    some_failed = (0, 1)
+    session.run("pytest", *arguments, env=env, success_codes=some_failed)
+    failed = sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
+    if len(failed) > MAX_SECOND_TRIES:
+        session.error(f"{len(failed)} tests failed")
+    if failed:
+        session.warn("failed beside others, run again alone: " + ", ".join(failed))
+        session.run("pytest", *failed, env=env)
+
+
 def _run_on_sglang(session: nox.Session, tests: Sequence[str]) -> None:
+    """Run tests on SGLang, the slowest named; a few that fail are run again as in `tests`."""
     python = _sglang_python(session)
-    session.run("pytest", *tests, env={"SWERL_SGLANG_PYTHON": str(python), "OMP_NUM_THREADS": "1"})
+    _test(session, *tests, "--durations=10", SWERL_SGLANG_PYTHON=str(python))
 
 
 def _sglang_python(session: nox.Session) -> Path:
