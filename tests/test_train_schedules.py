@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.test_train import RECIPE, Run, _until
+from swerl.rollout import record
+from swerl.training import batch
+from tests.test_train import RECIPE, Run, _until, metric_names, unexplained
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
@@ -74,7 +76,8 @@ def test_an_async_run_that_is_killed_trains_every_task_once_and_within_the_bound
     assert code == 0, output
     state = run.state()
     assert (state["step"], state["cursor"]) == (4, {"next_place": 8, "under_way": []})
-    trained = Counter((line["stage"], line["task"]) for line in _counted(run))
+    trained = Counter((line["stage"], line["task"]) for line in entries(run))
+    assert {line["fate"] for line in entries(run)} == {"trained"}
     assert sorted(stage for stage, _ in trained) == sorted(2 * [f"{n:05d}" for n in range(4)])
     assert set(trained.values()) == {1}
     for path in before:
@@ -85,18 +88,40 @@ def test_an_async_run_that_is_killed_trains_every_task_once_and_within_the_bound
         if json.loads(path.read_text())["verdict"] != "infra" and names <= set(committed):
             assert path.stat().st_mtime_ns == before[path]
     assert all(step["staleness_max"] <= 2 for step in metrics(run))
+    assert unexplained(metric_names(run.root)) == []
+    _assert_every_token_is_trained_once(run)
     found = json.loads((run.root / "evals" / "eval-heldout-00004.json").read_text())
     assert found["versions"] == ["000004"]
     assert found["k"] == 2
 
 
-def _counted(run: Run) -> list[dict[str, Any]]:
-    """Return the ledger without lines of steps that were done again."""
-    later: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in entries(run):
-        later[line["stage"], line["task"]] = line
-    assert all(line["fate"] == "trained" for line in later.values())
-    return list(later.values())
+def _assert_every_token_is_trained_once(run: Run) -> None:
+    """Compare all Batches of a run with what all its learnable Episodes sampled."""
+    trained: Counter[tuple[str, int, float]] = Counter()
+    steps: dict[str, set[int]] = {}
+    for path in (run.root / "samples").glob("*.parquet"):
+        for sample in batch.read(path).samples:
+            steps.setdefault(sample.episode, set()).add(int(path.stem))
+            rows = zip(sample.ids, sample.logprobs, sample.mask, strict=True)
+            trained.update((sample.episode, i, round(p, 4)) for i, p, is_own in rows if is_own)
+    sampled: Counter[tuple[str, int, float]] = Counter()
+    for path in (run.root / "episodes").glob("[0-9]*/*"):
+        if not record.is_finished(path) or not (found := record.read(path)).learnable:
+            continue
+        for turn in found.trajectory.turns:
+            ids = zip(turn.output_ids, turn.logprobs, strict=True)
+            sampled.update((found.id, token, round(logprob, 4)) for token, logprob in ids)
+    assert sampled and sum(trained.values()) == sum(sampled.values())
+    assert trained == sampled
+    assert all(len(found) == 1 for found in steps.values())
+    assert sum(step["trained_tokens"] for step in _last_of_each(run)) == sum(sampled.values())
+
+
+def _last_of_each(run: Run) -> list[dict[str, float]]:
+    """Return the metrics of each step as it was taken last."""
+    events = map(json.loads, (run.root / "events.jsonl").read_text().splitlines())
+    ended = [event for event in events if event["event"] == "StepEnded"]
+    return list({event["step"]: event["metrics"] for event in ended}.values())
 
 
 @pytest.mark.slow
@@ -144,3 +169,4 @@ def test_one_step_off_trains_tokens_that_are_one_version_old(home: Path) -> None
     assert code == 0, output
     assert [step["staleness"] for step in metrics(run)] == [0.0, 1.0]
     assert all(line["versions"] == ["000000"] for line in entries(run))
+    _assert_every_token_is_trained_once(run)

@@ -1,17 +1,25 @@
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 
 from swerl.errors import RecipeError, UnknownNameError
 from swerl.recipe.schema import MetricsSection, Recipe
-from swerl.run.events import EvalEnded, StepEnded
+from swerl.run.events import EvalEnded, Event, Notice, StepEnded
 from swerl.training.metrics import open_sinks
+
+ROOT = Path(__file__).parents[2]
+
+
+def ignore(event: Event) -> None:
+    """Drop an event."""
 
 
 def _recipe(*sinks: str) -> Recipe:
@@ -19,13 +27,13 @@ def _recipe(*sinks: str) -> Recipe:
 
 
 def test_without_a_sink_events_go_nowhere(tmp_path: Path) -> None:
-    with open_sinks(_recipe(), tmp_path) as listen:
+    with open_sinks(_recipe(), tmp_path, ignore) as listen:
         listen(StepEnded(0, {"reward": 0.5}))
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_sink_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError) as caught, open_sinks(_recipe("wandbb"), tmp_path):
+    with pytest.raises(UnknownNameError) as caught, open_sinks(_recipe("wandbb"), tmp_path, ignore):
         pass
     assert "wandb" in caught.value.hint
 
@@ -34,7 +42,7 @@ def test_a_sink_that_is_not_installed_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "trackio", None)
-    with pytest.raises(RecipeError) as caught, open_sinks(_recipe("trackio"), tmp_path):
+    with pytest.raises(RecipeError) as caught, open_sinks(_recipe("trackio"), tmp_path, ignore):
         pass
     assert "swerl[trackio]" in caught.value.hint
 
@@ -45,7 +53,7 @@ def test_weights_and_biases_gets_every_step_offline(
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    with open_sinks(_recipe("wandb"), tmp_path) as listen:
+    with open_sinks(_recipe("wandb"), tmp_path, ignore) as listen:
         listen(StepEnded(0, {"reward": 0.5}))
         listen(EvalEnded(1, "heldout", 0.25, 4))
     [logged] = tmp_path.rglob("*.wandb")
@@ -64,7 +72,8 @@ from swerl.run.events import EvalEnded, StepEnded
 from swerl.training.metrics import open_sinks
 
 for step in (0, 1):  # a run that is resumed goes on under its name
-    with open_sinks(Recipe(name="a", metrics=MetricsSection(sinks=("trackio",))), Path()) as listen:
+    recipe = Recipe(name="a", metrics=MetricsSection(sinks=("trackio",)))
+    with open_sinks(recipe, Path(), print) as listen:
         listen(StepEnded(step, {"reward": 0.5}))
         listen(EvalEnded(step + 1, "heldout", 0.25, 4, k=2))
 """
@@ -78,3 +87,38 @@ def test_trackio_gets_every_step_into_its_own_folder(tmp_path: Path) -> None:
     logged = {(step, name) for step, text in rows for name in json.loads(text)}
     assert {(0, "reward"), (1, "reward"), (1, "eval/heldout"), (2, "eval/heldout")} <= logged
     assert (2, "eval/heldout_pass_at_2") in logged
+
+
+def test_a_sink_that_fails_is_told_once_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise ConnectionError("no route")
+
+    def accept(*arguments: object, **settings: object) -> None:
+        pass
+
+    sink = types.SimpleNamespace(init=accept, log=refuse, finish=accept)
+    monkeypatch.setitem(sys.modules, "trackio", sink)
+    told: list[Event] = []
+    with open_sinks(_recipe("trackio"), tmp_path, told.append) as listen:
+        for step in range(3):
+            listen(StepEnded(step, {"reward": 0.5}))
+    [notice] = told
+    assert isinstance(notice, Notice)
+    assert "trackio failed" in notice.text and "no route" in notice.text
+
+
+def test_every_metric_that_the_docs_explain_is_reported_somewhere() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(names) > 60
+    files = (ROOT / "src" / "swerl").rglob("*.py")
+    source = "\n".join(path.read_text() for path in files)
+    assert [name for name in names if not _is_reported(name, source)] == []
+
+
+def _is_reported(name: str, source: str) -> bool:
+    """Whether a string of the source is the name, or the phase whose seconds it has, or ..._d1."""
+    part = re.sub(r"(_s|_d\d+|^PHASE_)(?=$|\w)", "", name)
+    return any(f'"{each}' in source for each in (name, part)) or f"{name}: float" in source

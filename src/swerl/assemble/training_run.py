@@ -30,7 +30,7 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
         if folder.read_state().finished:
             return history.read(folder.events)
-        with open_sinks(recipe, root) as sinks:
+        with open_sinks(recipe, root, fan_out(log, show)) as sinks:
             accounts = Accounts(recipe, fan_out(log, show, sinks), history.read(folder.events))
             async with present(root) as presence:
                 await reap_leftovers(recipe, accounts)

@@ -10,21 +10,26 @@ from typing import Any
 
 from swerl.errors import RecipeError, unknown
 from swerl.recipe.schema import Recipe
-from swerl.run.events import Emit, EvalEnded, Event, StepEnded, fan_out
+from swerl.run.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out
 
 SINKS = ("trackio", "wandb")
 """Packages that share one interface: `init`, `log`, `finish`."""
 
 
 @contextmanager
-def open_sinks(recipe: Recipe, root: Path) -> Iterator[Emit]:
+def open_sinks(recipe: Recipe, root: Path, emit: Emit) -> Iterator[Emit]:
     """Open every sink that the recipe names; yield one listener for all of them.
 
-    A resumed run goes on under the same name. Raises RecipeError where a sink is unknown or its
-    package is not installed.
+    A resumed run goes on under the same name. A sink that fails later costs no run: `emit` gets a
+    Notice, once. Raises RecipeError where a sink is unknown or its package is not installed.
     """
     with ExitStack() as stack:
-        yield fan_out(*(stack.enter_context(_open(name, recipe, root)) for name in _named(recipe)))
+        yield fan_out(
+            *(
+                _tolerant(name, stack.enter_context(_open(name, recipe, root)), emit)
+                for name in _named(recipe)
+            )
+        )
 
 
 def _named(recipe: Recipe) -> tuple[str, ...]:
@@ -32,6 +37,20 @@ def _named(recipe: Recipe) -> tuple[str, ...]:
         if name not in SINKS:
             raise unknown("metrics sink", name, SINKS)
     return recipe.metrics.sinks
+
+
+def _tolerant(name: str, log: Emit, emit: Emit) -> Emit:
+    told: list[str] = []
+
+    def listen(event: Event) -> None:
+        try:
+            log(event)
+        except Exception as error:  # noqa: BLE001  # the boundary: what a package raises is its own
+            if not told:
+                told.append(name)
+                emit(Notice(f"metrics: {name} failed, events.jsonl has them all: {error!r}"))
+
+    return listen
 
 
 @contextmanager
