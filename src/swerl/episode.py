@@ -43,6 +43,8 @@ class Episode:
     """What the agent wrote down of its session in files of its own, where it does; JSON lines."""
     error: str = ""
     """One line on what broke, where something did."""
+    lost_tokens: int = 0
+    """Tokens sampled in attempts before this one, which machinery lost."""
 
     @property
     def verdict(self) -> Verdict:

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def _episode(patch: str, logprob: float) -> Episode:
         timings={"boot": 0.01, "total": 2.0},
         log="said",
         records=b'{"n": 1}\n\xff',
+        lost_tokens=17,
     )
 
 
@@ -54,3 +56,24 @@ def test_a_binary_patch_keeps_its_bytes(tmp_path: Path) -> None:
     record.write(tmp_path, _episode(patch, -1.0))
     assert (tmp_path / "patch.diff").read_bytes() == b"\xff\x00patch\xfe"
     assert record.read(tmp_path).patch == patch
+
+
+def test_an_episode_killed_while_it_replaces_another_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read back, it would have the grade of the one and the reward of the other."""
+    record.write(tmp_path, _episode("", -1.0))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "write_trajectory", killed)
+    with pytest.raises(KeyboardInterrupt):
+        record.write(tmp_path, _episode("other", -2.0))
+    assert not record.is_finished(tmp_path)
+
+
+def test_the_weights_that_sampled_an_episode_are_told_without_its_tokens(tmp_path: Path) -> None:
+    record.write(tmp_path, _episode("", -1.0))
+    (tmp_path / "trajectory.json").unlink()
+    assert record.read_versions(tmp_path) == ("v1", "v2")

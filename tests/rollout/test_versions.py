@@ -41,12 +41,6 @@ def test_a_version_that_comes_again_is_not_newer() -> None:
     assert (versions.newest, versions.names) == (0, ("a",))
 
 
-def test_episodes_of_weights_that_were_never_committed_are_told_apart() -> None:
-    versions = Versions(["a", "b"])
-    assert versions.knows(episode(turn(3, "a", WeightChange(1, "b"))))
-    assert not versions.knows(episode(turn(3, "a", WeightChange(1, "c"))))
-
-
 def test_tenths_hold_equally_many_episodes_and_untrained_ones_show() -> None:
     short = Entry(0, "t", "0", Fate.TRAINED, lengths=(1,) * 9, learned=(True,) * 9)
     long = Entry(0, "u", "0", Fate.STALE, lengths=(100,), learned=(False,))

@@ -50,6 +50,8 @@ def test_each_start_gets_a_log_folder_of_its_own(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", {}) as folder:
         assert folder.new_attempt().name == "attempt-01"
         assert folder.new_attempt().name == "attempt-02"
+        (folder.root / "logs" / "attempt-01").rmdir()
+        assert folder.new_attempt().name == "attempt-03"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

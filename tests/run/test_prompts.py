@@ -10,14 +10,22 @@ def line(step: int, stage: str, fate: Fate = Fate.TRAINED) -> Entry:
     return Entry(step, "task", stage, fate, ("000001",), (5, 7), (True, False))
 
 
-def test_steps_that_were_never_committed_are_passed_over_and_later_lines_count(
-    tmp_path: Path,
-) -> None:
+def test_steps_that_were_never_committed_are_cut_off_for_good(tmp_path: Path) -> None:
+    """A later start has committed other steps of those numbers; the lost ones must not count."""
     path = tmp_path / "prompts.jsonl"
-    assert prompts.read(path, steps=9) == []
-    prompts.append(path, [line(0, "00000"), line(1, "00001", Fate.SKIPPED)])
+    assert prompts.cut(path, steps=9) == []
+    prompts.append(path, [line(0, "00000"), line(1, "00001", Fate.SKIPPED), line(2, "00005")])
     with path.open("a") as file:
         file.write('{"step": 1, "ta')
-    prompts.append(path, [line(1, "00001")])
-    assert prompts.read(path, steps=2) == [line(0, "00000"), line(1, "00001")]
-    assert prompts.read(path, steps=1) == [line(0, "00000")]
+    assert prompts.cut(path, steps=1) == [line(0, "00000")]
+    prompts.append(path, [line(1, "00001"), line(2, "00002")])
+    whole = [line(0, "00000"), line(1, "00001"), line(2, "00002")]
+    assert prompts.cut(path, steps=3) == whole
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"step": 0, "ta')
+    prompts.append(path, [line(0, "00000")])
+    assert prompts.cut(path, steps=1) == [line(0, "00000")]

@@ -27,12 +27,14 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_state_of_the_step_comes_back_and_later_episodes_move_aside(root: Path) -> None:
+    (root / "prompts.jsonl").write_text("lines\n")
     aside = rewind(root, 2)
     state = RunFolder(root).read_state()
     assert (state.step, state.finished, state.cursor.next_place) == (2, False, 16)
     assert state.evals_done[-1] == "eval-heldout-00002"
     assert aside is not None
-    assert {path.name for path in aside.iterdir()} == {"00003", "eval-heldout-00003"}
+    names = {"00003", "eval-heldout-00003", "prompts.jsonl"}
+    assert {path.name for path in aside.iterdir()} == names
     assert (aside / "00003" / "task.0").is_dir()
     left = {path.name for path in (root / "episodes").iterdir()}
     assert left == {"00001", "00002", "eval-heldout-00002"}

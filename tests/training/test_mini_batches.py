@@ -7,7 +7,7 @@ import pytest
 from swerl.learning import Batch, StepStats
 from swerl.sample import Sample
 from swerl.training import batch as batches
-from swerl.training.mini_batches import join, split
+from swerl.training.mini_batches import join, learned, split
 
 
 def row(task: str, episode: str, share: float = 1.0) -> Sample:
@@ -47,3 +47,10 @@ def test_reports_are_joined_by_what_they_mean() -> None:
     }  # fmt: skip
     assert join([]) is None
     assert join([first]) is first
+
+
+def test_tasks_of_a_part_that_was_skipped_are_named() -> None:
+    stats = StepStats(1.0, 2.0, 30, 0.1, 4.0, {})
+    found = learned(split(BATCH, 3), [None, stats, None])
+    assert (found.stats, found.skipped) == (stats, {"a", "c"})
+    assert learned([BATCH], [None]).stats is None

@@ -69,6 +69,10 @@ class Gate:
         finally:
             self._aborted.discard(session)
 
+    def metrics(self) -> dict[str, float]:
+        """Return what new weights made the engine sample twice, since the gate was made."""
+        return {"replies_retried": self.num_retried, "retried_tokens": self.num_lost_tokens}
+
     async def pause(self) -> None:
         """Stop taking up work until `resume`."""
         await self._engine.pause()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from swerl.episode import Episode, Group
 from swerl.grade import Verdict
@@ -11,11 +12,6 @@ from swerl.rollout import episode, record
 from swerl.rollout.parts import Parts
 from swerl.run.layout import RunFolder
 from swerl.task import Task
-
-
-def any_episode(episode: Episode) -> bool:
-    """Keep every Episode."""
-    return True
 
 
 async def run(
@@ -37,17 +33,15 @@ async def run_one(
     *,
     size: int,
     folder: RunFolder,
-    is_kept: Callable[[Episode], bool] = any_episode,
 ) -> Group:
     """Run `size` Episodes of a Task; `stage` names their folder under `episodes/`.
 
     Episodes that are already finished on disk are read back, not run again, unless the machinery
-    had lost them or `is_kept` refuses them.
+    had lost them.
     """
     async with asyncio.TaskGroup() as running:
         attempts = [
-            running.create_task(_attempt(task, stage, k, parts, folder, is_kept))
-            for k in range(size)
+            running.create_task(_attempt(task, stage, k, parts, folder)) for k in range(size)
         ]
     return Group(task.id, tuple(attempt.result() for attempt in attempts))
 
@@ -57,25 +51,27 @@ def prefix_of(task: Task, stage: str) -> str:
     return f"{stage}/{task.id.replace('/', '_')}."
 
 
-async def _attempt(
-    task: Task,
-    stage: str,
-    k: int,
-    parts: Parts,
-    folder: RunFolder,
-    is_kept: Callable[[Episode], bool],
-) -> Episode:
+async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFolder) -> Episode:
     name = f"{prefix_of(task, stage)}{k}"
     path = folder.episode(*name.split("/"))
+    lost_tokens = 0
     if record.is_finished(path):
         kept = record.read(path)
-        if kept.learnable and is_kept(kept):
+        if kept.learnable:
             return kept
+        lost_tokens = _tokens(kept)
     async with parts.provisioner.slot:
         result = await episode.run(task, name, parts)
         for refill in range(parts.rollout.refills):
             if result.learnable or result.verdict is Verdict.INVALID:
                 break
+            lost_tokens += _tokens(result)
             result = await episode.run(task, f"{name}+{refill + 1}", parts)
+        result = replace(result, lost_tokens=lost_tokens)
         record.write(path, result)
     return result
+
+
+def _tokens(lost: Episode) -> int:
+    """Return the tokens sampled for an Episode in this and in earlier attempts."""
+    return lost.lost_tokens + lost.trajectory.num_sampled_tokens

@@ -147,7 +147,6 @@ class Pool:
             self._parts,
             size=self._parts.rollout.episodes_per_group,
             folder=self._site.folder,
-            is_kept=self._site.versions.knows,
         )
         running = self._running.create_task(work)
         self._queue.append(_UnderWay(place, began, task, stage, running))

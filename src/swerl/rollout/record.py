@@ -14,15 +14,17 @@ from swerl.chat import Finish, Message
 from swerl.episode import Episode, Status
 from swerl.gateway.sessions import TurnRecord
 from swerl.grade import Canary, Grade, TestStatus, Verdict
+from swerl.rollout.versions import versions_of
 from swerl.run.files import disk_errors, read_json, write_bytes, write_json
 from swerl.tree import Trajectory
 from swerl.turn import RoutedExperts, Turn, WeightChange
 
 
 def write(folder: Path, episode: Episode) -> None:
-    """Write an Episode. Raises RunError where the disk refuses."""
+    """Write an Episode, in place of one that was there. Raises RunError where the disk refuses."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "episode.json").unlink(missing_ok=True)  # a kill must not mix the two
         (folder / "patch.diff").write_bytes(episode.patch.encode("utf-8", "surrogateescape"))
         (folder / "agent.log").write_text(episode.log, encoding="utf-8", errors="replace")
         if episode.records:
@@ -37,6 +39,8 @@ def write(folder: Path, episode: Episode) -> None:
         "reward": episode.reward,
         "turns": len(episode.trajectory.turns),
         "sampled_tokens": episode.trajectory.num_sampled_tokens,
+        "lost_tokens": episode.lost_tokens,
+        "versions": sorted(versions_of(episode)),
         "timings": dict(episode.timings),
         "error": episode.error,
     }
@@ -69,7 +73,13 @@ def read(folder: Path) -> Episode:
         log=(folder / "agent.log").read_text(encoding="utf-8", errors="replace"),
         records=records.read_bytes() if records.exists() else b"",
         error=summary["error"],
+        lost_tokens=summary.get("lost_tokens", 0),
     )
+
+
+def read_versions(folder: Path) -> tuple[str, ...]:
+    """Return the weights that sampled a written Episode. Raises RunError on a damaged folder."""
+    return tuple(read_json(folder / "episode.json").get("versions", ()))
 
 
 def write_transcript(folder: Path, turns: Iterable[TurnRecord]) -> None:

@@ -33,11 +33,6 @@ class Versions:
         """Return a version's place, None for one that never served."""
         return self._places.get(name)
 
-    def knows(self, episode: Episode) -> bool:
-        """Return whether every token of an Episode was sampled by a version that has served."""
-        spans = (span for turn in episode.trajectory.turns for span in spans_of(turn))
-        return all(name in self._places for name, _ in spans)
-
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
@@ -72,6 +67,11 @@ def staleness(episodes: Iterable[Episode], versions: Versions) -> Staleness:
         num_stale=sum(count for age, count in ages if age),
         num_partial=sum(bool(turn.weight_changes) for turn in turns),
     )
+
+
+def versions_of(episode: Episode) -> set[str]:
+    """Return the versions that sampled an Episode."""
+    return {name for turn in episode.trajectory.turns for name, _ in spans_of(turn)}
 
 
 def spans_of(turn: Turn) -> Iterator[tuple[str, int]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swerl.errors import RunError
+from swerl.run.aside import next_number
 from swerl.run.files import disk_errors, read_json, write_json
 
 
@@ -141,7 +142,7 @@ class RunFolder:
         logs = self.root / "logs"
         with disk_errors(logs):
             logs.mkdir(parents=True, exist_ok=True)
-            folder = logs / f"attempt-{len(list(logs.iterdir())) + 1:02d}"
+            folder = logs / f"attempt-{next_number(logs, 'attempt-'):02d}"
             folder.mkdir()
         return folder
 

@@ -1,7 +1,7 @@
 """The prompt ledger: which Task was trained in which step, by which weights it was sampled.
 
-One JSON line a Group, written before its step is committed. Lines of a step that was never
-committed are passed over; of two lines about the same Group the later one counts.
+One JSON line a Group, written before its step is committed. A run that goes on first cuts off the
+lines of steps that were never committed, so each Group has one line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from swerl.episode import Group
-from swerl.run.files import disk_errors
+from swerl.run.files import disk_errors, write_text
 
 
 class Fate(StrEnum):
@@ -65,25 +65,35 @@ def entry(step: int, group: Group, fate: Fate) -> Entry:
 
 def append(path: Path, entries: Iterable[Entry]) -> None:
     """Add lines, each on a line of its own also after a torn one. Raises RunError."""
-    lines = [json.dumps(asdict(each)) + "\n" for each in entries]
+    lines = map(_line, entries)
     with disk_errors(path):
         is_torn = path.exists() and not path.read_bytes().endswith(b"\n")
         with path.open("a", encoding="utf-8") as file:
             file.write("\n" * is_torn + "".join(lines))
 
 
-def read(path: Path, *, steps: int) -> list[Entry]:
-    """Return the lines of the first `steps` steps; a line that a crash cut short is passed over."""
+def cut(path: Path, *, steps: int) -> list[Entry]:
+    """Keep the lines of the first `steps` steps, without one that a crash cut short; return them.
+
+    Raises RunError where the disk refuses.
+    """
     if not path.exists():
         return []
-    found: dict[tuple[str, str], Entry] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            value = json.loads(line)
-            lists = {name: tuple(value.pop(name)) for name in ("versions", "lengths", "learned")}
-            each = Entry(**{**value, "fate": Fate(value["fate"]), **lists})
-        except (ValueError, KeyError, TypeError):
-            continue
-        if each.step < steps:
-            found[each.task, each.stage] = each
-    return list(found.values())
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kept = [each for each in map(_read, lines) if each and each.step < steps]
+    if len(kept) < len(lines):
+        write_text(path, "".join(map(_line, kept)))
+    return kept
+
+
+def _read(line: str) -> Entry | None:
+    try:
+        value = json.loads(line)
+        lists = {name: tuple(value.pop(name)) for name in ("versions", "lengths", "learned")}
+        return Entry(**{**value, "fate": Fate(value["fate"]), **lists})
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _line(each: Entry) -> str:
+    return json.dumps(asdict(each)) + "\n"

@@ -7,11 +7,13 @@ for one of the weights to come.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from swerl.errors import InputError
+from swerl.run.aside import make_aside
 from swerl.run.files import disk_errors, read_json
 from swerl.run.layout import RunFolder, open_run
 
@@ -43,12 +45,12 @@ def _move_aside(run: RunFolder, step: int) -> Path | None:
     later = list(_later(run.root / "episodes", step))
     if not later:
         return None
-    number = len(list(run.root.glob("undone-*"))) + 1
-    aside = run.root / f"undone-{number:02d}"
+    aside = make_aside(run.root)
     with disk_errors(aside):
-        aside.mkdir()
         for folder in later:
             folder.rename(aside / folder.name)
+        if run.prompts.exists():
+            shutil.copyfile(run.prompts, aside / run.prompts.name)
     return aside
 
 

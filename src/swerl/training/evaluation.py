@@ -16,7 +16,7 @@ from swerl.recipe.schema import EvalSection
 from swerl.rollout import scheduler
 from swerl.rollout.parts import Parts
 from swerl.rollout.supply import Supply
-from swerl.rollout.versions import spans_of
+from swerl.rollout.versions import versions_of
 from swerl.run.events import EvalEnded, Notice
 from swerl.run.files import write_json
 from swerl.run.layout import Best, RunFolder
@@ -70,7 +70,7 @@ def summary(groups: Sequence[Group], k: int) -> dict[str, Any]:
         "verdicts": dict(Counter(verdict for row in rows for verdict in row["verdicts"])),
         "num_attempts": sum(row["attempts"] for row in rows),
         "num_lost": sum(len(row["verdicts"]) - row["attempts"] for row in rows),
-        "versions": sorted({name for group in groups for name in _versions(group)}),
+        "versions": sorted(_versions(groups)),
         "tasks": rows,
     }
 
@@ -92,9 +92,8 @@ def _row(group: Group) -> dict[str, Any]:
     }
 
 
-def _versions(group: Group) -> set[str]:
-    turns = [turn for episode in group.episodes for turn in episode.trajectory.turns]
-    return {name for turn in turns for name, _ in spans_of(turn)}
+def _versions(groups: Sequence[Group]) -> set[str]:
+    return {name for group in groups for each in group.episodes for name in versions_of(each)}
 
 
 def _tell(parts: Parts, step: int, split: str, found: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swerl.interfaces import Algorithm, Engine, Trainer
-from swerl.learning import StepStats
 from swerl.recipe.schema import Recipe
+from swerl.rollout import lost_weights
 from swerl.rollout.deciles import Deciles
 from swerl.rollout.gate import Gate
 from swerl.rollout.parts import Parts
@@ -29,6 +29,7 @@ from swerl.training.collect import Collected, collect
 from swerl.training.commits import Commits
 from swerl.training.evaluation import evaluate, is_due
 from swerl.training.meter import Meter
+from swerl.training.mini_batches import Learned
 from swerl.training.skipping import Skipping
 
 
@@ -63,14 +64,16 @@ async def run(machine: Machine) -> history.History:
     ):
         for step in range(state.step, recipe.steps):
             if is_due(step, recipe.eval):
+                await commits.finish()  # what is evaluated must not be lost
                 await _evaluate(machine, supply, step)
             machine.meter.start()
             groups = await supply.take(step)
             collected = collect(step, groups.kept, machine.algorithm)
             collected = _stored(folder, step, groups, collected)
             with machine.meter.span("train"):
-                stats = await _learn(machine, books, collected)
-            metrics = books.close(step, groups, collected, stats)
+                learned = await _learn(machine, books, collected)
+            metrics = books.close(step, groups, collected, learned)
+            metrics |= machine.gate.metrics() if machine.gate else {}
             with machine.meter.span("publish"):
                 await supply.serve(lambda: _transfer(machine))
             stops = machine.stopping() and step + 1 < recipe.steps
@@ -81,6 +84,7 @@ async def run(machine: Machine) -> history.History:
             if stops:
                 break
         else:
+            await commits.finish()
             await _evaluate(machine, supply, recipe.steps)
     if folder.read_state().step == recipe.steps:
         folder.write_state(replace(folder.read_state(), finished=True))
@@ -97,14 +101,14 @@ class _Books:
     deciles: Deciles
 
     def close(
-        self, step: int, groups: StepGroups, collected: Collected, stats: StepStats | None
+        self, step: int, groups: StepGroups, collected: Collected, learned: Learned
     ) -> dict[str, float]:
         """Write a step into the prompt ledger and return its metrics."""
-        entries = outcome.entries(step, groups, stats)
+        entries = outcome.entries(step, groups, learned.skipped)
         prompts.append(self.folder.prompts, entries)
         self.deciles.add(entries)
         return {
-            **outcome.metrics(groups, collected, stats, versions=self.versions),
+            **outcome.metrics(groups, collected, learned.stats, versions=self.versions),
             "steps_skipped": self.skipping.total,
             **self.deciles.metrics(),
         }
@@ -122,7 +126,7 @@ class _Books:
 
 async def _resume(machine: Machine) -> _Books:
     """Bring trainer and engine to the committed step."""
-    state = machine.folder.read_state()
+    state, emit = machine.folder.read_state(), machine.parts.emit
     if state.step:
         await machine.trainer.restore(state.step)
     versions = Versions(state.versions)
@@ -132,7 +136,10 @@ async def _resume(machine: Machine) -> _Books:
         total=state.skipped,
         in_a_row=state.skipped_in_a_row,
     )
-    past = prompts.read(machine.folder.prompts, steps=state.step)
+    if machine.recipe.schedule.mode == "async":
+        num_groups = machine.recipe.rollout.groups_per_step
+        lost_weights.set_aside(machine.folder, versions, state.cursor, num_groups, emit)
+    past = prompts.cut(machine.folder.prompts, steps=state.step)
     return _Books(machine.folder, versions, skipping, Deciles(past))
 
 
@@ -154,14 +161,14 @@ async def _transfer(machine: Machine) -> str:
     return await weight_sync.sync(machine.trainer, machine.engine, cluster, machine.parts.emit)
 
 
-async def _learn(machine: Machine, books: _Books, collected: Collected) -> StepStats | None:
-    """Take the optimizer steps on a Batch; None where none of them was finite."""
+async def _learn(machine: Machine, books: _Books, collected: Collected) -> Learned:
+    """Take the optimizer steps on a Batch, passing over those that are not finite."""
     trainer, skipping = machine.trainer, books.skipping
     path = machine.folder.samples(collected.batch.step)
     await weight_sync.make_room(machine.engine, machine.recipe.cluster)
     parts = mini_batches.split(collected.batch, machine.recipe.trainer.updates_per_batch)
     taken = [await skipping.step(trainer, part, path, machine.parts.emit) for part in parts]
-    return mini_batches.join([stats for stats in taken if stats])
+    return mini_batches.learned(parts, taken)
 
 
 async def _evaluate(machine: Machine, supply: Supply, step: int) -> None:

@@ -7,6 +7,7 @@ the ratio is not 1 and an algorithm's clip acts (PPO, arXiv 1707.06347, section 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from swerl.learning import Batch, StepStats
 
@@ -26,6 +27,25 @@ def split(batch: Batch, count: int) -> list[Batch]:
         samples = tuple(sample for sample in batch.samples if place[sample.task] == number)
         parts.append(Batch(batch.step, samples, len({sample.episode for sample in samples})))
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What the optimizer steps on a Batch came to."""
+
+    stats: StepStats | None
+    """None where all were skipped."""
+    skipped: frozenset[str] = frozenset()
+    """Tasks whose step was skipped."""
+
+
+def learned(parts: Sequence[Batch], taken: Sequence[StepStats | None]) -> Learned:
+    """Join the steps on the parts of a Batch; one that was skipped has no report."""
+    pairs = list(zip(parts, taken, strict=True))
+    return Learned(
+        join([stats for stats in taken if stats]),
+        frozenset(sample.task for part, stats in pairs if not stats for sample in part.samples),
+    )
 
 
 def join(stats: Sequence[StepStats]) -> StepStats | None:

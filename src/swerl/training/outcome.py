@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from swerl.learning import StepStats
 from swerl.rollout.scheduler import StepGroups
@@ -24,16 +25,18 @@ def metrics(
         **_rollout(groups, collected),
         **_rows(collected),
         **_ages(groups, versions),
-        **_learning(stats),
+        **_learning(stats, collected),
         **({"routed_share": collected.routed_share} if collected.routed_share else {}),
     }
 
 
-def entries(step: int, groups: StepGroups, stats: StepStats | None) -> list[Entry]:
-    """Return the step's lines in the prompt ledger."""
-    fate = Fate.SKIPPED if stats is None else Fate.TRAINED
+def entries(step: int, groups: StepGroups, skipped: Collection[str]) -> list[Entry]:
+    """Return the step's lines in the prompt ledger; `skipped` are Tasks that were not trained."""
     return [
-        *(entry(step, group, fate) for group in groups.kept),
+        *(
+            entry(step, group, Fate.SKIPPED if group.task_id in skipped else Fate.TRAINED)
+            for group in groups.kept
+        ),
         *(entry(step, group, Fate.LEFT_OUT) for group in groups.left_out),
         *(
             Entry(
@@ -68,7 +71,7 @@ def _rollout(groups: StepGroups, collected: Collected) -> dict[str, float]:
         "left_out_tokens": sampled - collected.num_sampled_tokens,
         "turns_per_episode": len(turns) / count,
         "sampled_tokens": sampled,
-        "lost_tokens": everything - sampled,
+        "lost_tokens": everything - sampled + sum(each.lost_tokens for each in episodes),
         "dropped_tokens": sum(sum(e.trajectory.dropped.values()) for e in learnable),
         "malformed_calls": sum(turn.malformed_calls for turn in turns),
     }
@@ -98,11 +101,13 @@ def _rows(collected: Collected) -> dict[str, float]:
     }
 
 
-def _learning(stats: StepStats | None) -> dict[str, float]:
+def _learning(stats: StepStats | None, collected: Collected) -> dict[str, float]:
+    given = collected.num_sampled_tokens
     if stats is None:
-        return {"trained_tokens": 0, "skipped": 1}
+        return {"trained_tokens": 0, "skipped_tokens": given, "skipped": 1}
     return {
         "trained_tokens": stats.num_tokens,
+        "skipped_tokens": given - stats.num_tokens,
         "skipped": 0,
         "loss": stats.loss,
         "grad_norm": stats.grad_norm,
