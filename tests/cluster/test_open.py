@@ -75,3 +75,4 @@ def test_slurms_hosts_are_read_by_its_own_command(
     hosts, step = slurm_hosts(8)
     assert hosts == ("n1", "n2")
     assert step[0] == "srun" and step[-1] == "--nodelist" and "--gpus-per-node=8" in step
+    assert "--exact" not in step  # a step of one task would have one core

@@ -19,20 +19,28 @@ class Kind(StrEnum):
 def manifest(
     kind: Annotated[Kind, typer.Argument(help="kuberay: a RayJob; slurm: a script for sbatch.")],
     recipe: Annotated[Path, typer.Argument(help="Recipe file.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
+    ] = None,
     image: Annotated[
         str, typer.Option(help="kuberay: container image with swerl and Ray.")
     ] = "registry.example/swerl:latest",
     volume: Annotated[
         str, typer.Option(help="kuberay: claim of the volume that all pods share.")
     ] = "swerl-shared",
+    secret: Annotated[
+        str, typer.Option(help="kuberay: secret whose keys the controller gets as variables.")
+    ] = "swerl-keys",
     hours: Annotated[int, typer.Option(min=1, help="slurm: longest run time.")] = 48,
 ) -> None:
     """Print a manifest for the machines that a recipe asks for."""
-    from swerl.cluster.manifests import kuberay, slurm
+    from swerl.cluster.manifests import Source, kuberay, slurm
     from swerl.recipe.load import load
 
-    chosen = load([recipe])
+    chosen, source = load([recipe], settings or ()), Source(recipe, tuple(settings or ()))
     if kind is Kind.KUBERAY:
-        typer.echo(kuberay(chosen, recipe, image=image, volume=volume), nl=False)
+        text = kuberay(chosen, source, image=image, volume=volume, secret=secret)
     else:
-        typer.echo(slurm(chosen, recipe, hours=hours), nl=False)
+        text = slurm(chosen, source, hours=hours)
+    typer.echo(text, nl=False)

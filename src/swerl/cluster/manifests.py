@@ -4,27 +4,50 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from swerl.cluster.open import cpus_per_node
 from swerl.recipe.schema import Recipe
 
 RAY_VERSION = "2.60.0"
+"""What the manifest says where this machine has no Ray; the image must hold the same version."""
+SHARED = "/shared"
+"""Where a pod finds the shared volume."""
 _NAME_LENGTH = 40
+_CPUS_PER_GPU = 8
+"""Cores of a pod: a rank, an engine's share and their threads; clouds give 12 and more a GPU."""
+_MEMORY_PER_GPU_GIB = 200
 _SPARE_CPUS = 4
-"""Cores of a pod beside those of its ranks: Ray's daemons, data, sandboxes' traffic."""
+"""Cores of a pod on CPU beside those of its ranks: Ray's daemons, data, sandboxes' traffic."""
 
 
-def kuberay(recipe: Recipe, path: Path, *, image: str, volume: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Which recipe, as the command line names it."""
+
+    path: Path
+    settings: tuple[str, ...] = ()
+    """Overrides, KEY=VALUE."""
+
+    def words(self, launcher: str) -> str:
+        """Return the arguments of `swerl train` for a shell."""
+        sets = (*self.settings, f"cluster.launcher={launcher}")
+        return shlex.join([str(self.path), *(word for each in sets for word in ("--set", each))])
+
+
+def kuberay(recipe: Recipe, source: Source, *, image: str, volume: str, secret: str) -> str:
     """Return a RayJob (ray.io/v1) that trains a recipe and takes its machines down at the end."""
     gpus, nodes = recipe.cluster.gpus_per_node, recipe.cluster.nodes
-    cpus = cpus_per_node(recipe) + _SPARE_CPUS
-    command = f"swerl train {path} --runs /shared/runs --set cluster.launcher=ray"
-    command += " --set cluster.ray_address=auto"
+    # A job runs beside its head, in the image's folder: all relative paths begin at the volume.
+    command = f"cd {SHARED} && swerl train {source.words('ray')} --set cluster.ray_address=auto"
+    entrypoint = f"bash -c {shlex.quote(command)}"
     return f"""\
 # kubectl apply -f this; then: kubectl logs -f job/{_name(recipe)}
 # KubeRay's operator (v1.2 or newer) starts one head, which trains nothing, and {nodes} workers.
-apiVersion: ray.io/v1
+{_remarks(recipe, secret)}apiVersion: ray.io/v1
 kind: RayJob
 metadata:
   name: {_name(recipe)}
@@ -32,13 +55,13 @@ metadata:
     app.kubernetes.io/managed-by: swerl
     swerl/run: {_name(recipe)}
 spec:
-  entrypoint: {json.dumps(command)}
+  entrypoint: {json.dumps(entrypoint)}
   # The command itself goes on where it stopped, so a second try loses nothing.
   backoffLimit: 2
   shutdownAfterJobFinishes: true
   ttlSecondsAfterFinished: 600
   rayClusterSpec:
-    rayVersion: "{RAY_VERSION}"
+    rayVersion: "{_ray_version()}"     # that of the image
     headGroupSpec:
       rayStartParams:
         num-cpus: "0"            # ranks and engines go to the workers
@@ -52,11 +75,13 @@ spec:
               env: &environment
                 - {{name: RAY_USAGE_STATS_ENABLED, value: "0"}}
                 - {{name: RAY_worker_niceness, value: "0"}}
+              envFrom:           # keys of sandboxes and metrics: only the controller needs them
+                - secretRef: {{name: {secret}, optional: true}}
               resources:         # controller, gateway and grading run here
                 requests: {{cpu: "16", memory: 64Gi}}
                 limits: {{cpu: "16", memory: 64Gi}}
               volumeMounts: &mounts
-                - {{name: shared, mountPath: /shared}}
+                - {{name: shared, mountPath: {SHARED}}}
                 - {{name: shm, mountPath: /dev/shm}}
           volumes: &volumes
             # Recipe, tasks, models and the run folder: ReadWriteMany, the same on all pods.
@@ -74,52 +99,89 @@ spec:
         template:
           spec:
             restartPolicy: Never
-            containers:
+{_tolerations(gpus)}            containers:
               - name: ray-worker
                 image: {image}
                 env: *environment
                 resources:       # a whole machine each; requests equal limits
-                  requests: {_resources(cpus, gpus)}
-                  limits: {_resources(cpus, gpus)}
+                  requests: {_resources(recipe)}
+                  limits: {_resources(recipe)}
                 volumeMounts: *mounts
             volumes: *volumes
 """
 
 
-def slurm(recipe: Recipe, path: Path, *, hours: int) -> str:
+def slurm(recipe: Recipe, source: Source, *, hours: int) -> str:
     """Return a script for sbatch that trains a recipe on machines of the allocation."""
     gpus, nodes = recipe.cluster.gpus_per_node, recipe.cluster.nodes
     wanted = f"#SBATCH --gpus-per-node={gpus}\n" if gpus else ""
+    words = source.words("slurm")
     return f"""\
 #!/bin/bash
-# sbatch this; the same command goes on where the last one stopped.
+# sbatch this; submitted again, it goes on where the last one stopped.
 #SBATCH --job-name={_name(recipe)}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task={cpus_per_node(recipe) + _SPARE_CPUS}
-{wanted}#SBATCH --exclusive
+{wanted}# Whole machines: --exclusive takes all cores, --mem=0 all memory.
+#SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time={hours}:00:00
-#SBATCH --signal=B:INT@300       # five minutes before the end, to stop in order
+# Five minutes before the end, to stop in order; only to this script.
+#SBATCH --signal=B:TERM@300
 #SBATCH --requeue
 #SBATCH --output=%x-%j.log
 set -euo pipefail
 
-# Recipe, tasks, model, runs/ and this Python must lie in folders that all nodes share.
+# Recipe, tasks, model, runs/ and swerl's Python must lie in folders that all nodes share; `swerl`
+# and the keys of sandboxes are found in the environment that sbatch was called in.
 # The command runs on the first node and joins the others with srun into a Ray cluster of its own.
-swerl train preflight {path} --set cluster.launcher=slurm
-swerl train {path} --set cluster.launcher=slurm &
-trap 'kill -INT %1' INT TERM
-wait %1 || wait %1
+swerl train preflight {words}
+# exec: the signal then goes to swerl itself; bash would keep it until its child had ended.
+exec swerl train {words}
 """
 
 
+def _remarks(recipe: Recipe, secret: str) -> str:
+    """Return what has to be there beforehand, as comments."""
+    lines = [f"The claim holds the recipe and what it names, below {SHARED} in the pods."]
+    model = recipe.model.path
+    if model is not None and model.is_absolute() and not model.is_relative_to(SHARED):
+        lines.append(f"model.path = {model} is not on it: put it into the image, or give")
+        lines.append(f"--set model.path={SHARED}/... to this command.")
+    lines.append(f"Keys: kubectl create secret generic {secret} --from-literal=E2B_API_KEY=...")
+    if recipe.cluster.gpus_per_node and recipe.cluster.nodes > 1:
+        lines.append("NCCL finds no InfiniBand or RoCE by itself: add what your cluster's device")
+        lines.append("plugin wants (a resource such as rdma/..., IPC_LOCK, NCCL_* in env).")
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _ray_version() -> str:
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        return RAY_VERSION
+
+
 def _name(recipe: Recipe) -> str:
-    """Return the run's name as Kubernetes takes it."""
+    """Return the run's name as Kubernetes takes it, which makes names of services of it."""
     name = re.sub(r"[^a-z0-9-]+", "-", recipe.name.lower()).strip("-")
-    return name[:_NAME_LENGTH].strip("-") or "swerl"
+    if not name[:1].isalpha():
+        name = f"swerl-{name}"
+    return name[:_NAME_LENGTH].strip("-")
 
 
-def _resources(cpus: int, gpus: int) -> str:
-    memory = f"{max(16, 200 * gpus)}Gi"
-    gpu = f', nvidia.com/gpu: "{gpus}"' if gpus else ""
-    return f'{{cpu: "{cpus}", memory: {memory}{gpu}}}'
+def _tolerations(gpus: int) -> str:
+    if not gpus:
+        return ""
+    return """\
+            tolerations:         # clouds keep other pods off machines with GPUs
+              - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
+"""
+
+
+def _resources(recipe: Recipe) -> str:
+    gpus = recipe.cluster.gpus_per_node
+    if not gpus:
+        return f'{{cpu: "{cpus_per_node(recipe) + _SPARE_CPUS}", memory: 16Gi}}'
+    memory = f"{_MEMORY_PER_GPU_GIB * gpus}Gi"
+    return f'{{cpu: "{_CPUS_PER_GPU * gpus}", memory: {memory}, nvidia.com/gpu: "{gpus}"}}'

@@ -32,6 +32,7 @@ def slurm_hosts(gpus_per_node: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         message = f"scontrol cannot read the node list {listed!r}: {error}"
         raise ClusterError(message, hint="run this where Slurm's commands are") from error
     gpus = (f"--gpus-per-node={gpus_per_node}",) if gpus_per_node else ()
-    # --overlap: the step of this very process holds the first host's resources, too.
-    step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--exact", *gpus, "--nodelist")
-    return tuple(done.stdout.split()), step
+    # --overlap: others' steps may hold the same resources. Without --exact a step has all cores of
+    # its machine; with it, and with srun's binding, it would have the one core of its one task.
+    step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", *gpus)
+    return tuple(done.stdout.split()), (*step, "--nodelist")
