@@ -63,6 +63,8 @@ class Launched:
                 await self._start()
             except EngineError as error:
                 server.lose(error)
+                await self._stack.aclose()  # one that hangs would never end by itself
+                continue
             server.fresh()
         server.end(await self._end())
 
