@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from swerl.errors import RecipeError
-from swerl.learning import EngineTarget
+from swerl.learning import EngineTarget, Received
 from swerl.recipe.schema import ClusterSection
-from swerl.training.weight_sync import choose_way
+from swerl.training.weight_sync import choose_way, sync
 from swerl.training.weight_sync_buckets import Bucket, handle, in_buckets
 from swerl.training.weight_sync_checksum import Expectation
 from swerl.training.weight_sync_hash import hash_tensor
@@ -57,6 +57,28 @@ def test_a_way_that_the_engine_does_not_take_is_refused() -> None:
     engine: Any = Taking(streams=False)
     with pytest.raises(RecipeError, match='weight_sync = "tensor"'):
         choose_way(ClusterSection(weight_sync="tensor"), engine, lambda event: None)
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "is_first", "told"),
+    [
+        (9, True, []),
+        (4, True, ["checksums confirm 4 of 9 parameters that the engine holds"]),
+        (4, False, []),
+        (0, False, ["no checksum confirms weights 000001: the engine states none"]),
+    ],
+)
+async def test_a_run_says_what_checksums_leave_out(
+    confirmed: int, is_first: bool, told: list[str]
+) -> None:
+    class Partly(Taking):
+        async def receive(self, source: object) -> Received:  # type: ignore[override]
+            return Received("000001", confirmed, 9)
+
+    cluster, said = ClusterSection(weight_sync="tensor"), []
+    parts: Any = (None, Partly(), cluster, said.append)
+    assert await sync(*parts, is_first=is_first) == "000001"
+    assert [event.text for event in said] == told
 
 
 def test_buckets_hold_one_type_and_no_more_than_they_may() -> None:

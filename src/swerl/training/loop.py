@@ -130,7 +130,7 @@ async def _resume(machine: Machine) -> _Books:
     if state.step:
         await machine.trainer.restore(state.step)
     versions = Versions(state.versions)
-    versions.add(await _transfer(machine))
+    versions.add(await _transfer(machine, is_first=True))
     skipping = Skipping(
         machine.recipe.trainer.max_skipped_steps,
         total=state.skipped,
@@ -155,10 +155,10 @@ def _site(machine: Machine, versions: Versions) -> Site:
     )
 
 
-async def _transfer(machine: Machine) -> str:
+async def _transfer(machine: Machine, *, is_first: bool = False) -> str:
     """Bring the trainer's weights to the engine; return the version that serves."""
-    cluster = machine.recipe.cluster
-    return await weight_sync.sync(machine.trainer, machine.engine, cluster, machine.parts.emit)
+    parts = machine.trainer, machine.engine, machine.recipe.cluster, machine.parts.emit
+    return await weight_sync.sync(*parts, is_first=is_first)
 
 
 async def _learn(machine: Machine, books: _Books, collected: Collected) -> Learned:

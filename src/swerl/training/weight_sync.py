@@ -68,10 +68,18 @@ async def make_room(engine: Engine, cluster: ClusterSection) -> None:
         await engine.sleep()
 
 
-async def sync(trainer: Trainer, engine: Engine, cluster: ClusterSection, emit: Emit) -> str:
+async def sync(
+    trainer: Trainer,
+    engine: Engine,
+    cluster: ClusterSection,
+    emit: Emit,
+    *,
+    is_first: bool = False,
+) -> str:
     """Make the trainer's weights serve; return their version.
 
-    Raises EngineError where no server took all of them, TrainerError where the trainer failed.
+    The first update of a run tells where checksums confirm a part of the parameters only. Raises
+    EngineError where no server took all of them, TrainerError where the trainer failed.
     """
     way = choose_way(cluster, engine, ignore)
     if way == "disk":
@@ -80,4 +88,7 @@ async def sync(trainer: Trainer, engine: Engine, cluster: ClusterSection, emit: 
     received = await engine.receive(TrainerSource(trainer, way))  # type: ignore[arg-type]
     if not received.num_confirmed:
         emit(Notice(f"no checksum confirms weights {received.version}: the engine states none"))
+    elif is_first and received.num_confirmed < received.num_parameters:
+        share = f"{received.num_confirmed} of {received.num_parameters}"
+        emit(Notice(f"checksums confirm {share} parameters that the engine holds"))
     return received.version
