@@ -1,4 +1,4 @@
-"""A Ray cluster of the run's own on a host list; the hosts are this machine, twice.
+"""A Ray cluster of the run's own on a host list; the host is this machine.
 
 There is no ssh server here: a stand-in takes what ssh takes, a host and a command for its shell,
 and runs it as sshd does, with its standard input open until the other side closes it.
@@ -6,7 +6,6 @@ and runs it as sshd does, with its standard input open until the other side clos
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,35 +14,46 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from swerl.cluster import hosts
+from swerl.cluster.hosts import HostPlan, _address_towards, _member
+from swerl.cluster.join import clear
+from swerl.cluster.network import address_towards
+from swerl.errors import ClusterError
+
 RECIPE = """
 name = "hosts"
 [trainer]
-ranks = 2
+ranks = 1
 [cluster]
 launcher = "ssh"
-nodes = 2
-hosts = ["127.0.0.1", "127.0.0.1"]
+nodes = 1
+hosts = ["127.0.0.1"]
 ssh = ["{ssh}"]
+"""
+# What a run does whose rank was lost: it opens its machines a second time.
+TWICE = """
+import asyncio, os, sys
+from pathlib import Path
+from swerl.cluster.open import open_nodes
+from swerl.recipe.load import load
+
+async def main() -> None:
+    for _ in range(2):
+        async with open_nodes(load([Path(sys.argv[1])]), Path(sys.argv[2])) as nodes:
+            (node,) = nodes.trainer
+            print(await node.call(os.getppid) != os.getpid(), flush=True)
+
+asyncio.run(main())
 """
 SSH = '#!/bin/sh\nshift\nexec sh -c "$*"\n'
 CLOSED = "#!/bin/sh\necho 'Permission denied (publickey).' >&2\nexit 255\n"
 
 
-def _preflight(folder: Path, ssh: str) -> subprocess.CompletedProcess[str]:
-    pytest.importorskip("ray", reason="needs the extra swerl[cluster]")
+def _program(folder: Path, text: str) -> Path:
     program = folder / "ssh"
-    program.write_text(ssh)
+    program.write_text(text)
     program.chmod(0o755)
-    (folder / "hosts.toml").write_text(RECIPE.format(ssh=program))
-    command = [sys.executable, "-m", "swerl.cli", "train", "preflight", str(folder / "hosts.toml")]
-    return subprocess.run(
-        [*command, "--runs", str(folder / "runs"), "--json"],
-        env={**os.environ, "SWERL_CACHE": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=560,
-    )
+    return program
 
 
 def _processes(marker: str) -> list[str]:
@@ -56,21 +66,55 @@ def _processes(marker: str) -> list[str]:
     return found
 
 
-def test_a_host_list_becomes_a_cluster_that_is_gone_afterwards(tmp_path: Path) -> None:
-    done = _preflight(tmp_path, SSH)
+@pytest.mark.slow
+def test_a_host_list_becomes_a_cluster_as_often_as_asked_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("ray", reason="needs the extra swerl[cluster]")
+    recipe = tmp_path / "hosts.toml"
+    recipe.write_text(RECIPE.format(ssh=_program(tmp_path, SSH)))
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, str(recipe), str(tmp_path)],
+        env={**os.environ, "SWERL_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=560,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert all(each["state"] == "ok" for each in found), found
-    assert len({each["node"] for each in found if each["check"] == "torch"}) == 2
-    assert [each["found"][:13] for each in found if each["check"] == "all-reduce"] == [
-        "gloo, 2 ranks"
-    ]
+    assert done.stdout == "True\nTrue\n"
     assert not _processes(str(tmp_path / "cache"))
 
 
-def test_a_host_that_refuses_is_named_with_its_own_words(tmp_path: Path) -> None:
-    done = _preflight(tmp_path, CLOSED)
-    assert done.returncode == 1
-    assert "host 127.0.0.1 did not join" in done.stderr
-    assert "Permission denied (publickey)" in done.stderr
-    assert not _processes(str(tmp_path / "cache"))
+async def test_a_host_that_refuses_is_named_with_its_own_words(tmp_path: Path) -> None:
+    program = _program(tmp_path, CLOSED)
+    plan = HostPlan(("gpu1",), (str(program),), tmp_path, gpus_per_node=0, cpus_per_node=1)
+    with pytest.raises(ClusterError, match=r"host gpu1 did not join .*Permission denied") as error:
+        async with _member(plan, "gpu1", {"head": "127.0.0.1:9"}):
+            pass
+    assert "ray-gpu1.log" in error.value.hint
+
+
+def test_the_head_has_an_address_that_the_other_machines_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The first host of a Slurm job is this machine, whose name is often a loopback address here.
+    routes = {"here": "127.0.1.1", "there": "192.0.2.1", "far": "192.0.2.1"}
+    monkeypatch.setattr(hosts, "address_towards", routes.__getitem__)
+    assert _address_towards(("here", "root@there", "far")) == "192.0.2.1"
+    assert _address_towards(("here",)) == "127.0.1.1"
+
+
+def test_an_unknown_host_is_named() -> None:
+    with pytest.raises(ClusterError, match=r"host nowhere\.invalid is unknown") as error:
+        _address_towards(("127.0.0.1", "nowhere.invalid"))
+    assert "cluster.head_address" in error.value.hint
+    assert address_towards("localhost") == "127.0.0.1"
+
+
+def test_a_member_clears_its_machine_but_not_the_heads(tmp_path: Path) -> None:
+    folder = tmp_path / "swerl-ray"
+    folder.mkdir()
+    clear(folder, here="192.0.2.1", head="192.0.2.1:6379")
+    assert folder.exists()
+    clear(folder, here="192.0.2.2", head="192.0.2.1:6379")
+    assert not folder.exists()

@@ -16,18 +16,18 @@ import shutil
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 
 from swerl.cluster.network import address_towards, free_port
-from swerl.engines._process import child
+from swerl.cluster.ray_daemons import START_S, ray_start, start_head, tail
 from swerl.errors import ClusterError
 from swerl.secrets import lent
 
-START_S = 180.0
-"""Seconds for a member to join: a slow file system takes most of them to read Python's packages."""
 END_S = 20.0
 """Seconds for a member to clean up after itself."""
 
@@ -49,8 +49,8 @@ class HostPlan:
 async def host_cluster(plan: HostPlan) -> AsyncIterator[str]:
     """Yield the address of a Ray cluster of these hosts. Raises ClusterError naming the host."""
     _require_ray()
-    address = plan.head_address or _address_towards(plan.hosts[0])
-    token = secrets.token_hex(32)
+    address = plan.head_address or _address_towards(plan.hosts)
+    token = _token()
     folder = Path(tempfile.mkdtemp(prefix="swerl-ray-", dir="/tmp"))  # sockets have short paths
     port = free_port(address)
     head = f"{address}:{port}"
@@ -61,10 +61,22 @@ async def host_cluster(plan: HostPlan) -> AsyncIterator[str]:
             command += ["--head", f"--port={port}", f"--temp-dir={folder}"]
             command += ["--include-dashboard=false"]
             log = plan.logs / "ray-head.log"
-            process = await stack.enter_async_context(child(command, log, env=RAY_SETTINGS))
-            await _until_up(process, address, port, log)
-            await _join_all(stack, [_member(plan, host, head, token) for host in plan.hosts])
+            await start_head(stack, command, log)
+            order: dict[str, str | int] = {
+                "head": head,
+                "token": token,
+                "cpus": plan.cpus_per_node,
+                "gpus": plan.gpus_per_node,
+                "folder": str(folder),
+            }
+            await _join_all(stack, [_member(plan, host, order) for host in plan.hosts])
             yield head
+
+
+@cache
+def _token() -> str:
+    """Return what this process's clusters are entered with: Ray reads it once a process."""
+    return secrets.token_hex(32)
 
 
 async def _join_all(
@@ -79,22 +91,10 @@ async def _join_all(
         raise failed.exceptions[0] from None
 
 
-RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""Nothing is reported to anybody; and ranks, being Ray's children, do not yield to others."""
-
-
-def ray_start(address: str, *, cpus: int, gpus: int) -> list[str]:
-    """Return the command that starts Ray's daemons here and ends with them."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-    command += [f"--node-ip-address={address}", "--disable-usage-stats", "--log-style=record"]
-    return [*command, f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
-
-
 @asynccontextmanager
-async def _member(plan: HostPlan, host: str, head: str, token: str) -> AsyncIterator[None]:
+async def _member(plan: HostPlan, host: str, order: Mapping[str, str | int]) -> AsyncIterator[None]:
     log = plan.logs / f"ray-{host}.log"
     remote = [sys.executable, "-m", "swerl.cluster.join"]
-    order = {"head": head, "token": token, "cpus": plan.cpus_per_node, "gpus": plan.gpus_per_node}
     process = await _run(plan.command, host, remote, log)
     assert process.stdin and process.stdout
     try:
@@ -134,29 +134,9 @@ async def _until_joined(process: Process, host: str, log: Path) -> None:
             said = await process.stdout.readline()
     if said.strip() == b"joined":
         return
-    message = f"host {host} did not join the run's Ray cluster: {_tail(log)}"
+    message = f"host {host} did not join the run's Ray cluster: {tail(log)}"
     hint = f"swerl must be installed there at {sys.executable}; the whole log is {log}"
     raise ClusterError(message, hint=hint)
-
-
-async def _until_up(process: Process, address: str, port: int, log: Path) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(START_S):
-            while process.returncode is None:
-                try:
-                    _, writer = await asyncio.open_connection(address, port)
-                except OSError:
-                    await asyncio.sleep(0.1)
-                    continue
-                writer.close()
-                return
-    message = f"Ray's head did not come up at {address}:{port}: {_tail(log)}"
-    raise ClusterError(message, hint=f"its whole log is {log}")
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "; ".join(line.strip() for line in lines[-3:]) or "it said nothing"
 
 
 async def _ended(process: Process) -> None:
@@ -169,14 +149,21 @@ async def _ended(process: Process) -> None:
     await process.wait()
 
 
-def _address_towards(host: str) -> str:
-    name = host.rpartition("@")[2]
-    try:
-        return address_towards(name)
-    except OSError as error:
-        message = f"host {host} is unknown: {error}"
-        hint = "set cluster.head_address to this machine's address that the hosts reach"
-        raise ClusterError(message, hint=hint) from error
+def _address_towards(hosts: Sequence[str]) -> str:
+    """Return this machine's address that all hosts reach.
+
+    One of them may be this machine, which often knows its own name as a loopback address.
+    """
+    found = []
+    for host in hosts:
+        name = host.rpartition("@")[2]
+        try:
+            found.append(address_towards(name))
+        except OSError as error:
+            message = f"host {host} is unknown: {error}"
+            hint = "set cluster.head_address to this machine's address that the hosts reach"
+            raise ClusterError(message, hint=hint) from error
+    return next((each for each in found if not ip_address(each).is_loopback), found[0])
 
 
 def _require_ray() -> None:

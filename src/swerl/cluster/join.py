@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
 import threading
@@ -16,12 +17,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from swerl.cluster.hosts import RAY_SETTINGS, ray_start
 from swerl.cluster.network import address_towards
+from swerl.cluster.ray_daemons import RAY_SETTINGS, TRIES, has_started, ray_start
 from swerl.engines._process import child
-
-TRIES = 3
-"""Ray gives a machine 30 seconds to start; one that is busy for a while may need more."""
 
 
 def main() -> None:
@@ -31,7 +29,20 @@ def main() -> None:
     command = ray_start(address, cpus=order["cpus"], gpus=order["gpus"])
     command.append(f"--address={order['head']}")
     env = {**RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": order["token"]}
-    sys.exit(asyncio.run(_stay(command, env)))
+    try:
+        code = asyncio.run(_stay(command, env))
+    finally:
+        clear(Path(order["folder"]), here=address, head=order["head"])
+    sys.exit(code)
+
+
+def clear(folder: Path, *, here: str, head: str) -> None:
+    """Remove what Ray leaves: it makes the head's folder of logs and sockets on every machine.
+
+    On the head's own machine the head still uses it, and removes it.
+    """
+    if here != head.rpartition(":")[0]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _stay(command: list[str], env: Mapping[str, str]) -> int:
@@ -82,7 +93,7 @@ async def _input_end() -> None:
 
 async def _up(log: Path) -> None:
     """Wait until Ray says that its daemons run."""
-    while "Ray runtime started" not in log.read_text(errors="replace"):  # noqa: ASYNC110
+    while not has_started(log):  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 
 

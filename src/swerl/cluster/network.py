@@ -23,8 +23,12 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def address_towards(host: str) -> str:
-    """Return this machine's address on the route to a host. Raises OSError on an unknown one."""
-    family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    """Return this machine's IPv4 address on the route to a host. Raises OSError on an unknown one.
+
+    IPv4 alone, as are the ports of `free_port`: a name may have an address of either kind.
+    """
+    found = socket.getaddrinfo(host, 9, family=socket.AF_INET, type=socket.SOCK_DGRAM)
+    family, _, _, _, target = found[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0])
