@@ -8,12 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from swerl.errors import RunError, RunStoppedError, TrainerError
-from swerl.run import presence
+from swerl.run import presence, standing
 from swerl.run.layout import RunFolder, State, open_run
 from swerl.run.presence import Ending, Stop, ask_to_stop, present, read_process
 from swerl.run.standing import Standing, look, require_alone
@@ -117,11 +118,35 @@ async def test_another_machines_process_is_known_by_its_heartbeat(tmp_path: Path
     path.write_text(json.dumps({**told, "host": "elsewhere", "ending": None, "ended": 0}))
     (tmp_path / "heartbeat").touch()
     assert look(tmp_path, patience_s=0).standing is Standing.RUNNING
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.02):
+            (tmp_path / "heartbeat").touch()
+
+    beating = threading.Thread(target=beat)
+    beating.start()
     with pytest.raises(RunError, match="on elsewhere"):
         require_alone(tmp_path)
+    over.set()
+    beating.join()
     os.utime(tmp_path / "heartbeat", (1, 1))
     assert look(tmp_path, patience_s=0).standing is Standing.SILENT
     require_alone(tmp_path)
+
+
+async def test_a_machine_that_went_a_moment_ago_is_waited_for_and_does_not_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing, "SILENT_S", 0.5)
+    async with present(tmp_path):
+        pass
+    path = tmp_path / "process.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "host": "elsewhere", "ending": None, "ended": 0}))
+    (tmp_path / "heartbeat").touch()
+    require_alone(tmp_path)
+    assert look(tmp_path, patience_s=0).standing is Standing.SILENT
 
 
 def test_a_damaged_process_file_is_one_clear_error(tmp_path: Path) -> None:

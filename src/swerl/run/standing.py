@@ -65,14 +65,19 @@ def look(root: Path, *, patience_s: float = 3 * BEAT_S) -> Look:
 
 
 def require_alone(root: Path) -> None:
-    """Raise RunError where another machine works on the folder, which a lock need not show."""
+    """Raise RunError where another machine works on the folder, which a lock need not show.
+
+    A machine that gave its last sign a moment ago may be gone: a scheduler starts a run again at
+    once. So its next sign is waited for, up to SILENT_S.
+    """
     seen = look(root, patience_s=0.0)
     process = seen.process
     if seen.standing is not Standing.RUNNING or process is None:
         return
-    if (process.host, process.boot) != (platform.node(), boot_id()):
+    is_elsewhere = (process.host, process.boot) != (platform.node(), boot_id())
+    if is_elsewhere and (_is_held(root) or _beats(root, SILENT_S - seen.beat_s)):
         message = f"{root} is in use: process {process.pid} on {process.host}"
-        hint = f"`swerl train stop {root}` ends it; if it was killed, wait {SILENT_S:.0f} s"
+        hint = f"`swerl train stop {root}` ends it, from any machine that shares the folder"
         raise RunError(message, hint=hint)
 
 
