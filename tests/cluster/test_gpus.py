@@ -8,8 +8,8 @@ from swerl.cluster.finding import State
 from swerl.cluster.gpus import Wanted, check_gpus, judge_gpus, read_gpus, read_tenants
 
 TWO = """\
-GPU-aaa, NVIDIA H100 80GB HBM3, 550.54.15, 81559, 4
-GPU-bbb, NVIDIA H100 80GB HBM3, 550.54.15, 81559, 70001
+0, GPU-aaa, NVIDIA H100 80GB HBM3, 550.54.15, 81559, 4
+1, GPU-bbb, NVIDIA H100 80GB HBM3, 550.54.15, 81559, 70001
 """
 TENANT = "GPU-bbb, 4711, python3, 69990\n"
 
@@ -20,6 +20,14 @@ def test_a_foreign_process_is_named() -> None:
     assert "1 of 2 free; in use by python3 (pid 4711, 69990 MiB)" in found[1].found
     assert "swerl never does" in found[1].mend
     assert found[2].found == "550.54.15"
+
+
+@pytest.mark.parametrize("own", ["0", "GPU-aaa"])
+def test_a_gpu_that_is_not_the_runs_may_be_in_use(own: str) -> None:
+    wanted = Wanted(1, "h100", given=(own,))
+    found = list(judge_gpus("n1", wanted, read_gpus(TWO), read_tenants(TENANT)))
+    assert [each.state for each in found] == [State.OK] * 3
+    assert found[1].found == "1 of 1 free"
 
 
 @pytest.mark.parametrize("wanted", [Wanted(8, "h100"), Wanted(2, "h200")])

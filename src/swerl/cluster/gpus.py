@@ -22,12 +22,15 @@ class Wanted:
     num_gpus: int
     kind: str
     """Part of the GPU's name, in small letters."""
+    given: tuple[str, ...] = ()
+    """Numbers or identifiers of the GPUs that are the run's; none says that all are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU. Memory in MiB."""
 
+    index: str
     uuid: str
     name: str
     driver: str
@@ -41,7 +44,7 @@ def check_gpus(node: str, wanted: Wanted) -> Iterator[Finding]:
         yield Finding(node, "GPUs", State.OK, "none wanted: the run is on CPU")
         return
     try:
-        gpus = read_gpus(_ask("gpu", "uuid,name,driver_version,memory.total,memory.used"))
+        gpus = read_gpus(_ask("gpu", "index,uuid,name,driver_version,memory.total,memory.used"))
         tenants = read_tenants(_ask("compute-apps", "gpu_uuid,pid,process_name,used_memory"))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         mend = "install NVIDIA's driver, or choose machines with GPUs"
@@ -53,7 +56,12 @@ def check_gpus(node: str, wanted: Wanted) -> Iterator[Finding]:
 def judge_gpus(
     node: str, wanted: Wanted, gpus: list[Gpu], tenants: dict[str, list[str]]
 ) -> Iterator[Finding]:
-    """Yield number and kind, free memory with the names of others' processes, and the driver."""
+    """Yield number and kind, free memory with the names of others' processes, and the driver.
+
+    GPUs of the machine that are somebody else's are not looked at.
+    """
+    if wanted.given:
+        gpus = [gpu for gpu in gpus if gpu.index in wanted.given or gpu.uuid in wanted.given]
     names = sorted({gpu.name for gpu in gpus})
     good = len(gpus) >= wanted.num_gpus and all(wanted.kind in name.lower() for name in names)
     mend = (
@@ -74,8 +82,8 @@ def judge_gpus(
 def read_gpus(text: str) -> list[Gpu]:
     """Read nvidia-smi's table of GPUs. Raises ValueError."""
     return [
-        Gpu(uuid, name, driver, int(total), int(used))
-        for uuid, name, driver, total, used in _rows(text)
+        Gpu(index, uuid, name, driver, int(total), int(used))
+        for index, uuid, name, driver, total, used in _rows(text)
     ]
 
 

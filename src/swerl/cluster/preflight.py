@@ -31,9 +31,8 @@ async def check_nodes(
 
     `folder` is the run's, which exists and which all machines share.
     """
-    wanted = Wanted(recipe.cluster.gpus_per_node, recipe.cluster.gpu)
     examined = await asyncio.gather(
-        *(_examine(node, wanted, folder, disk_bytes) for node in nodes.all)
+        *(_examine(node, recipe, folder, disk_bytes) for node in nodes.all)
     )
     for findings in examined:
         for finding in findings:
@@ -64,7 +63,8 @@ async def require_fit(recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes:
         raise ClusterError(message, hint=hint)
 
 
-async def _examine(node: Node, wanted: Wanted, folder: Path, disk_bytes: int) -> Sequence[Finding]:
+async def _examine(node: Node, recipe: Recipe, folder: Path, disk_bytes: int) -> Sequence[Finding]:
+    wanted = Wanted(recipe.cluster.gpus_per_node, recipe.cluster.gpu, node.gpus)
     asked = Questions(node.name, node.address, wanted, folder.resolve(), disk_bytes)
     try:
         return await node.call(checks.examine, asked)
