@@ -20,7 +20,7 @@ from swerl.engines._sglang_http import ClientSettings, HttpEngine
 from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError, EngineLostError, TrainerError
 from swerl.interfaces import EngineSetup
-from swerl.learning import EngineTarget, Sent
+from swerl.learning import EngineTarget, Sent, WeightRef
 from swerl.training.weight_sync_http import Caller, failures
 from swerl.turn import Sampling
 from tests.engines._fake_sglang import VOCAB, FakeServer, fakes
@@ -170,6 +170,18 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_no_server_in_use(
             await after.generate([5], Sampling(2), "s")
         await after.receive(Source("2"))
         assert await versions(after) == {"2"}
+
+
+async def test_weights_from_a_folder_mend_an_update_that_was_cut_off(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    for server in servers:
+        server.version, server.session = "partial:x", True
+    async with opened(servers) as engine:
+        with pytest.raises(EngineLostError, match="interrupted"):
+            await engine.generate([5], Sampling(2), "s")
+        await engine.load(WeightRef(tmp_path, "1", "checksum"))
+        assert await versions(engine) == {"1"}
 
 
 async def test_a_client_that_comes_in_the_middle_waits_until_the_weights_are_whole(

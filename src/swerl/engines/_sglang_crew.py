@@ -63,6 +63,12 @@ class Crew:
         found = [server for server in self.servers if not server.lost or server.url in back]
         return found or self.alive()
 
+    async def call_back(self) -> None:
+        """Where no server is in use, use those that answer: they are to be given whole weights."""
+        if self.servers and all(server.lost for server in self.servers):
+            for server in await self.reachable():
+                server.find()
+
     async def pause(self, servers: Sequence[Server] | None = None) -> list[Server]:
         """Pause every server, or these; return who answered."""
         self.paused = True

@@ -40,7 +40,8 @@ class Loads:
         """Load weights into every server, or leave the old ones in all.
 
         Raises EngineError of the first server that refuses. One that cannot be put back to the
-        old weights is given up, so that two versions never serve side by side.
+        old weights is given up, so that two versions never serve side by side. Servers that an
+        interrupted update left mixed are loaded where no others are left.
         """
         async with self.changing, self._while_paused():
             servers = self._crew.alive()
@@ -157,6 +158,7 @@ class Loads:
     async def _while_paused(self) -> AsyncIterator[None]:
         """Pause around a block unless the caller has paused already."""
         was_paused = self._crew.paused and not self._asleep
+        await self._crew.call_back()
         if not self._crew.paused:
             await self._crew.pause()
         try:
