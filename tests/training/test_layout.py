@@ -120,3 +120,11 @@ def test_linear_attentions_value_heads_are_split_whole() -> None:
     shape = replace(shape, vocab_size=300, ffn_size=384, linear_num_value_heads=8)
     with pytest.raises(RecipeError, match="linear attention's value heads: 8"):
         layout(config, shape)
+
+
+def test_key_value_heads_are_split_whole() -> None:
+    config = Recipe.model_validate({"name": "r", "trainer": {"ranks": 4, "tensor_parallel": 4}})
+    shape = replace(shape_of(config.model), num_heads=8, num_kv_heads=2, hidden_size=128)
+    shape = replace(shape, vocab_size=320, ffn_size=384)
+    with pytest.raises(RecipeError, match="does not divide the key-value heads: 2"):
+        layout(config, shape)

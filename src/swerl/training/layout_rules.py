@@ -53,6 +53,7 @@ def _check_model(trainer: TrainerSection, shape: Shape) -> None:
     _divides("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers)
     for what, size in (
         ("attention heads", shape.num_heads),
+        ("key-value heads", shape.num_kv_heads),
         ("hidden width", shape.hidden_size),
         ("vocabulary", shape.vocab_size),
         ("feed-forward width", _ffn_size(shape)),
@@ -61,12 +62,6 @@ def _check_model(trainer: TrainerSection, shape: Shape) -> None:
         ("linear attention's value heads", shape.linear_num_value_heads),
     ):
         _divides("trainer.tensor_parallel", tensor, what, size)
-    if shape.num_kv_heads % tensor and tensor % shape.num_kv_heads:
-        message = (
-            f"trainer.tensor_parallel = {tensor} neither divides the model's "
-            f"{shape.num_kv_heads} key-value heads nor is a multiple of them"
-        )
-        raise RecipeError(message, hint=f"set it to a divisor of {shape.num_kv_heads}")
 
 
 def _ffn_size(shape: Shape) -> int:
