@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from swerl.cluster.local import LocalNode
+from swerl.cluster.local import LocalNode, LocalProcess
+from swerl.cluster.node import Order
 from swerl.cluster.sglang_servers import engines_per_node, serve_on
 from swerl.engines.sglang import Options
-from swerl.errors import EngineError, RecipeError
+from swerl.errors import ClusterError, EngineError, RecipeError
 from swerl.recipe.schema import ClusterSection
 from swerl.run.events import Event
 
@@ -51,8 +53,6 @@ def _pid(url: str) -> int:
 async def test_a_server_a_node_comes_back_when_killed_and_ends_with_the_block(
     options: Options, tmp_path: Path
 ) -> None:
-    import asyncio
-
     nodes = [LocalNode(name="n1"), LocalNode(name="n2")]
     told: list[Event] = []
     async with serve_on(
@@ -84,6 +84,60 @@ async def test_a_server_that_does_not_come_up_is_an_error_with_its_words(
             [LocalNode(name="n1")], broken, tmp_path, cluster=CPU, logs=tmp_path, emit=print
         ):
             pass
+
+
+class Lost(LocalNode):
+    """A machine that goes after its first start."""
+
+    started = 0
+
+    async def start(self, order: Order) -> LocalProcess:
+        self.started += 1
+        if self.started > 1:
+            raise ClusterError("the machine is gone", hint="")
+        return await super().start(order)
+
+
+async def test_a_server_whose_machine_is_gone_is_told_of_and_the_others_serve_on(
+    options: Options, tmp_path: Path
+) -> None:
+    gone = asyncio.Event()
+
+    def hear(event: Event) -> None:
+        if "is lost: the machine is gone" in str(event):
+            gone.set()
+
+    lost, kept = Lost(name="lost"), LocalNode(name="kept")
+    async with serve_on(
+        [lost, kept], options, tmp_path, cluster=CPU, logs=tmp_path, emit=hear
+    ) as urls:
+        os.kill(_pid(urls[0]), signal.SIGKILL)
+        async with asyncio.timeout(60):
+            await gone.wait()
+        assert _pid(urls[1])
+
+
+async def test_servers_that_run_end_where_another_cannot_be_started(
+    options: Options, tmp_path: Path
+) -> None:
+    began = LocalNode(name="began")
+    processes = []
+    start = began.start
+
+    async def noted(order: Order) -> LocalProcess:
+        processes.append(await start(order))
+        return processes[-1]
+
+    began.start = noted  # type: ignore[method-assign]
+    gone = Lost(name="gone")
+    gone.started = 1
+    with pytest.raises(ClusterError, match="machine is gone"):
+        async with serve_on(
+            [began, gone], options, tmp_path, cluster=CPU, logs=tmp_path, emit=print
+        ):
+            pass
+    (process,) = processes
+    assert process.ended.done()
 
 
 def test_engines_of_a_node() -> None:

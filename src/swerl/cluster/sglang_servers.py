@@ -17,7 +17,7 @@ from swerl.cluster.network import free_port
 from swerl.cluster.node import Node, Order, Running
 from swerl.engines import sglang
 from swerl.engines._sglang_launch import serves
-from swerl.errors import EngineError, RecipeError
+from swerl.errors import ClusterError, EngineError, RecipeError
 from swerl.recipe.schema import ClusterSection
 from swerl.run.events import Emit, Notice
 
@@ -54,9 +54,11 @@ async def serve_on(
         for node in nodes
         for number in range(engines_per_node(cluster))
     ]
-    running = [await place.node.start(place.order) for place in places]
+    running: list[Running] = []
     keepers: list[asyncio.Task[None]] = []
     try:
+        for place in places:
+            running.append(await place.node.start(place.order))
         await asyncio.gather(
             *(
                 _until_up(place, process, options.start_timeout_s)
@@ -141,7 +143,11 @@ async def _keep(
                 f"({number} of {options.restarts})"
             )
         )
-        running[index] = await place.node.start(place.order)
+        try:
+            running[index] = await place.node.start(place.order)
+        except ClusterError as error:
+            emit(Notice(f"the engine at {place.url} is lost: {error}"))
+            return
 
 
 async def _end(process: Running) -> None:
