@@ -321,7 +321,7 @@ class ClusterSection(Section):
     ray_address: str = "auto"
     """Address of the cluster for `ray`; `auto` is the one that this machine belongs to."""
     hosts: tuple[str, ...] = ()
-    """Machines for `ssh`, as ssh takes them; the first ones hold the trainer's first ranks."""
+    """Machines for `ssh`, as ssh takes them. Ranks fill them in the order of their own names."""
     ssh: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes")
     """Command that runs another on a host, which is added to it. It must never ask a question."""
     head_address: str = ""
