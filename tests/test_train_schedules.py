@@ -97,20 +97,22 @@ def test_an_async_run_that_is_killed_trains_every_task_once_and_within_the_bound
 
 def _assert_every_token_is_trained_once(run: Run) -> None:
     """Compare all Batches of a run with what all its learnable Episodes sampled."""
+    from numpy import float32
+
     trained: Counter[tuple[str, int, float]] = Counter()
     steps: dict[str, set[int]] = {}
     for path in (run.root / "samples").glob("*.parquet"):
         for sample in batch.read(path).samples:
             steps.setdefault(sample.episode, set()).add(int(path.stem))
             rows = zip(sample.ids, sample.logprobs, sample.mask, strict=True)
-            trained.update((sample.episode, i, round(p, 4)) for i, p, is_own in rows if is_own)
+            trained.update((sample.episode, i, float32(p)) for i, p, is_own in rows if is_own)
     sampled: Counter[tuple[str, int, float]] = Counter()
     for path in (run.root / "episodes").glob("[0-9]*/*"):
         if not record.is_finished(path) or not (found := record.read(path)).learnable:
             continue
         for turn in found.trajectory.turns:
             ids = zip(turn.output_ids, turn.logprobs, strict=True)
-            sampled.update((found.id, token, round(logprob, 4)) for token, logprob in ids)
+            sampled.update((found.id, token, float32(logprob)) for token, logprob in ids)
     assert sampled and sum(trained.values()) == sum(sampled.values())
     assert trained == sampled
     assert all(len(found) == 1 for found in steps.values())
