@@ -145,7 +145,8 @@ class Expectation:
         if match["number"] is None:
             self._note_experts(path, part, tensor)
             return
-        num_experts = self._number("num_experts") or self._number("n_routed_experts")
+        keys = ("num_experts", "num_local_experts", "n_routed_experts")
+        num_experts = max(map(self._number, keys))
         if not num_experts:
             return
         stack, halves = (f"{path}.down_proj", 1) if part == "down_proj" else (f"{path}.gate_up", 2)
