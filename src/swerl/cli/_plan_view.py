@@ -10,11 +10,9 @@ from swerl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from swerl.simulation.simulate import Simulation
     from swerl.training.plan import Plan
-    from swerl.training.planner import MemoryPlan
 
 
 def show_plan(recipe: Recipe) -> None:
@@ -32,6 +30,7 @@ def plan_parts(found: Plan, simulated: Simulation | None) -> Iterator[Renderable
     from rich.box import SIMPLE
     from rich.table import Table
 
+    from swerl.cli._memory_view import host_and_cache, memory_table
     from swerl.cli.cost import cases_table
 
     title = f"Plan of {found.recipe.name}"
@@ -42,8 +41,8 @@ def plan_parts(found: Plan, simulated: Simulation | None) -> Iterator[Renderable
         table.add_row(name, text)
     yield table
     if found.memory:
-        yield _memory_table(found.memory)
-        yield from _host_and_cache(found.memory)
+        yield memory_table(found.memory)
+        yield from host_and_cache(found.memory)
     if simulated:
         yield ""
         yield from _time(found.recipe, simulated)
@@ -218,37 +217,6 @@ def _bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f} {unit}"
     return f"{number:,.0f} bytes"
-
-
-def _memory_table(planned: MemoryPlan) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(title="Memory of a GPU, GiB", title_justify="left", box=SIMPLE)
-    table.add_column("part")
-    for phase in planned.phases:
-        table.add_column(phase.name, justify="right")
-    longest_first = sorted(planned.phases, key=lambda phase: -len(phase.parts))
-    for name in dict.fromkeys(name for phase in longest_first for name in phase.parts):
-        parts = [phase.parts.get(name) for phase in planned.phases]
-        if any(parts):
-            table.add_row(name, *(f"{part:.1f}" if part else "" for part in parts))
-    table.add_section()
-    totals = [f"{phase.total:.1f}" for phase in planned.phases]
-    table.add_row("together", *totals, style="bold")
-    if planned.capacity is not None:
-        table.add_row("of", *(f"{planned.capacity:.1f}" for _ in totals))
-    return table
-
-
-def _host_and_cache(planned: MemoryPlan) -> Iterator[str]:
-    cache = planned.cache
-    yield (
-        f"an engine's cache: {cache.tokens:,} tokens = {cache.contexts:.1f} full contexts, for "
-        f"{cache.sequences} episodes at once"
-    )
-    if planned.host:
-        yield f"a node's host memory: {planned.host:.0f} GiB for what leaves the GPUs"
 
 
 def _count(number: int) -> str:
