@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from swerl.cluster import ray_placement
 from swerl.cluster.node import PYTHON, Order
-from swerl.cluster.ray_nodes import Share, ray_nodes
+from swerl.cluster.ray_nodes import ray_nodes
+from swerl.cluster.ray_placement import Share
 from swerl.errors import ClusterError, RankLostError
 from swerl.learning import Batch
 from swerl.training import ranks
@@ -21,7 +23,7 @@ from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 
 MakeBatch = Callable[..., Batch]
-TWO = Share(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=60)
+TWO = Share(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=240)
 pytestmark = pytest.mark.slow
 
 
@@ -29,7 +31,7 @@ def _trainer(model: Path, options: TrainerOptions, **more: Any) -> MegatronTrain
     return MegatronTrainer(model=model, family="tiny", algorithm="gspo", options=options, **more)
 
 
-async def test_a_step_on_two_nodes_equals_that_on_one_bit_for_bit(
+async def test_a_step_on_two_nodes_equals_that_on_one_and_a_lost_rank_is_named(
     ray_cluster: Any, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:
     two = options.model_copy(update={"ranks": 2})
@@ -38,23 +40,21 @@ async def test_a_step_on_two_nodes_equals_that_on_one_bit_for_bit(
         await trainer.save(1)
         await trainer.step(random_batch(1))
         alone = await trainer.publish()
-    async with ray_nodes(ray_cluster.address, TWO, run="equal") as nodes:
+    async with (
+        ray_nodes(ray_cluster.address, TWO, run="equal") as nodes,
+        _trainer(tiny_model, two, nodes=nodes) as trainer,
+    ):
         assert len({node.name for node in nodes}) == 2
-        async with _trainer(tiny_model, two, nodes=nodes) as trainer:
-            assert trainer.hosts == [node.name for node in nodes]
-            await trainer.step(random_batch(0))
-            await trainer.step(random_batch(1))
-            assert (await trainer.publish()).checksum == alone.checksum
-            step = asyncio.create_task(trainer.step(random_batch(2, num_rows=300)))
-            await asyncio.sleep(0.1)
-            os.kill(trainer.pids[1], signal.SIGKILL)
-            with pytest.raises(RankLostError, match=r"rank 1 on .*killed by SIGKILL") as error:
-                await step
-            assert "trainer-rank1.log" in error.value.hint
-        async with _trainer(tiny_model, two, nodes=nodes) as resumed:
-            await resumed.restore(1)
-            await resumed.step(random_batch(1))
-            assert (await resumed.publish()).checksum == alone.checksum
+        assert trainer.hosts == [node.name for node in nodes]
+        await trainer.restore(1)
+        await trainer.step(random_batch(1))
+        assert (await trainer.publish()).checksum == alone.checksum
+        step = asyncio.create_task(trainer.step(random_batch(2, num_rows=300)))
+        await asyncio.sleep(0.1)
+        os.kill(trainer.pids[1], signal.SIGKILL)
+        with pytest.raises(RankLostError, match=r"rank 1 on .*killed by SIGKILL") as error:
+            await step
+        assert "trainer-rank1.log" in error.value.hint
 
 
 async def test_a_rank_that_hangs_is_an_error_with_the_stacks_in_the_logs(
@@ -75,13 +75,40 @@ async def test_a_rank_that_hangs_is_an_error_with_the_stacks_in_the_logs(
     assert "worker.py" in said
 
 
-async def test_a_cluster_that_is_too_small_is_named_and_left_alone(ray_cluster: Any) -> None:
+async def test_a_cluster_that_is_too_small_is_named_and_left_alone(
+    ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_placement, "TELL_S", 0.1)
     share = Share(num_nodes=3, gpus_per_node=0, cpus_per_node=1, place_s=2)
+    told: list[str] = []
     with pytest.raises(ClusterError, match=r"no 3 machines with 1 CPU free: .* has 1 CPU"):
-        async with ray_nodes(ray_cluster.address, share, run="small"):
+        async with ray_nodes(ray_cluster.address, share, run="small", tell=told.append):
             pass
+    assert [each.partition(" with ")[0] for each in told] == ["waiting up to 2 s for 3 machines"]
     async with ray_nodes(ray_cluster.address, TWO, run="fits") as nodes:
         assert await nodes[1].call(os.path.basename, "/there/it.is") == "it.is"
+
+
+async def test_a_cluster_of_another_version_is_named_with_both(
+    ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "__version__", "2.40.0")
+    with pytest.raises(ClusterError, match=r"Version mismatch: .*Ray: 2\.\d+.*Ray: 2\.40\.0"):
+        async with ray_nodes(ray_cluster.address, TWO, run="old"):
+            pass
+
+
+async def test_ray_does_not_take_the_signal_that_ends_a_run_in_order(ray_cluster: Any) -> None:
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+    try:
+        async with ray_nodes(ray_cluster.address, TWO, run="told"), asyncio.timeout(240):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await told.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def test_an_address_without_a_cluster_is_an_error() -> None:
@@ -95,7 +122,8 @@ CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
 from swerl.cluster.node import Order
-from swerl.cluster.ray_nodes import Share, ray_nodes
+from swerl.cluster.ray_nodes import ray_nodes
+from swerl.cluster.ray_placement import Share
 
 async def main() -> None:
     async with ray_nodes(sys.argv[1], Share(2, 0, 1), run="killed") as nodes:
@@ -117,7 +145,7 @@ async def test_nothing_of_a_killed_controller_lives_on(ray_cluster: Any, tmp_pat
     assert len(pids) == 2
     controller.kill()
     await controller.wait()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         # Processes of others cannot be waited for, only looked at.
         while any(Path(f"/proc/{pid}").exists() for pid in pids):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -127,13 +155,13 @@ async def test_a_node_that_is_lost_ends_its_processes_for_the_controller(
     ray_cluster: Any, tmp_path: Path
 ) -> None:
     extra = ray_cluster.add_node(num_cpus=2)
-    share = Share(num_nodes=1, gpus_per_node=0, cpus_per_node=2, place_s=60)
+    share = Share(num_nodes=1, gpus_per_node=0, cpus_per_node=2, place_s=240)
     async with ray_nodes(ray_cluster.address, share, run="lost") as (node,):
         process = await node.start(
             Order((PYTHON, "-c", "import time; time.sleep(300)"), tmp_path / "log")
         )
         ray_cluster.remove_node(extra, allow_graceful=False)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             ended = await process.ended
         assert "a machine of the Ray cluster failed" in str(ended)
         with pytest.raises(ClusterError, match="machine of the Ray cluster failed"):

@@ -22,7 +22,7 @@ from swerl.recipe.schema import Recipe
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
-from swerl.run.events import Emit, Progress, fan_out
+from swerl.run.events import Emit, Notice, Progress, fan_out
 from swerl.run.layout import RunFolder
 from swerl.run.presence import Part, Presence
 from swerl.sandbox import Limits
@@ -49,7 +49,7 @@ async def open_machine(
     check_trainable(family, model)
     setup = EngineSetup(family=family, log_dir=logs, model=model)
     async with (
-        open_nodes(recipe, logs) as nodes,
+        open_nodes(recipe, logs, tell=lambda text: accounts(Notice(text))) as nodes,
         _fit(recipe, nodes, folder, accounts),
         trainer_of(recipe, folder, model, logs, nodes.trainer) as trainer,
         open_engine(recipe, nodes, setup, accounts) as engine,

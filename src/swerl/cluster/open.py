@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,8 @@ from pathlib import Path
 from swerl.cluster.hosts import HostPlan, host_cluster
 from swerl.cluster.local import LocalNode
 from swerl.cluster.node import Node
-from swerl.cluster.ray_nodes import Share, ray_nodes
+from swerl.cluster.ray_nodes import ray_nodes
+from swerl.cluster.ray_placement import Share
 from swerl.cluster.slurm import slurm_hosts
 from swerl.errors import RecipeError
 from swerl.recipe.schema import ClusterSection, Recipe
@@ -30,8 +31,10 @@ class Nodes:
 
 
 @asynccontextmanager
-async def open_nodes(recipe: Recipe, logs: Path) -> AsyncIterator[Nodes]:
-    """Yield the machines of a run, held for it until the block ends.
+async def open_nodes(
+    recipe: Recipe, logs: Path, *, tell: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[Nodes]:
+    """Yield the machines of a run, held for it until the block ends; `tell` hears of waiting.
 
     Raises RecipeError where the recipe's numbers do not fit, ClusterError where machines do not.
     """
@@ -47,7 +50,8 @@ async def open_nodes(recipe: Recipe, logs: Path) -> AsyncIterator[Nodes]:
             plan = _host_plan(recipe, logs)
             address = await stack.enter_async_context(host_cluster(plan))
         share = Share(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
-        nodes = await stack.enter_async_context(ray_nodes(address, share, run=recipe.name))
+        held = ray_nodes(address, share, run=recipe.name, tell=tell)
+        nodes = await stack.enter_async_context(held)
         trainer = tuple(nodes[:num_trainer])
         yield Nodes(trainer, trainer if cluster.colocate else tuple(nodes[num_trainer:]))
 

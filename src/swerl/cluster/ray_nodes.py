@@ -9,14 +9,15 @@ opened between machines. Leaving the context ends this run's actors and its grou
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swerl.cluster.node import Ended, Order
+from swerl.cluster.ray_placement import Share, reserve
 from swerl.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -24,33 +25,26 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SAID_LENGTH = 300
+"""Characters of Ray's own words; the two versions of a mismatch are in its sixth line."""
 KNOCK_S = 10.0
 """Seconds for a cluster's head to take a connection."""
-PLACE_S = 600.0
-"""Seconds to wait for machines: an autoscaler may have to start them first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a run takes of a Ray cluster."""
-
-    num_nodes: int
-    gpus_per_node: int
-    cpus_per_node: int
-    place_s: float = PLACE_S
 
 
 @asynccontextmanager
-async def ray_nodes(address: str, share: Share, *, run: str) -> AsyncIterator[list[RayNode]]:
+async def ray_nodes(
+    address: str, share: Share, *, run: str, tell: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[list[RayNode]]:
     """Yield nodes of the cluster at `address`, held for this run alone, by their names.
 
-    Raises ClusterError where Ray is absent, nothing answers, or the cluster is too small.
+    `tell` hears what is waited for. Raises ClusterError where Ray is absent, nothing answers, or
+    the cluster is too small.
     """
     ray = _connect(address, run)
     group = None
     actors: list[Any] = []
     try:
-        group = await _reserve(ray, share, run)
+        group = await reserve(ray, share, run, tell)
         actors = _start_hosts(ray, group, share)
         abouts = await asyncio.gather(*(_asked(each.about.remote()) for each in actors))
         yield _named(actors, abouts)
@@ -126,9 +120,13 @@ def _connect(address: str, run: str) -> Any:
         raise ClusterError(message, hint="pip install 'swerl[cluster]' on every machine") from None
     try:
         _knock(address)
+        # Ray's own handler would end this process in the middle of anything.
+        handler = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, namespace=f"swerl-{run}", log_to_driver=False, logging_level=40)
+        signal.signal(signal.SIGTERM, handler)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        message = f"no Ray cluster answers at {address!r}: {_first_line(error)}"
+        said = " ".join(str(error).split())[:SAID_LENGTH]
+        message = f"no Ray cluster answers at {address!r}: {said}"
         hint = "`ray status` must work on this machine; or choose another cluster.launcher"
         raise ClusterError(message, hint=hint) from error
     return ray
@@ -139,39 +137,6 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
-
-
-async def _reserve(ray: Any, share: Share, run: str) -> Any:
-    from ray.util import placement_group
-
-    bundle = {"CPU": share.cpus_per_node} | (
-        {"GPU": share.gpus_per_node} if share.gpus_per_node else {}
-    )
-    strategy = "STRICT_SPREAD" if share.num_nodes > 1 else "STRICT_PACK"
-    group = placement_group([bundle] * share.num_nodes, strategy=strategy, name=f"swerl-{run}")
-    try:
-        async with asyncio.timeout(share.place_s):
-            await group.ready()
-    except (TimeoutError, asyncio.CancelledError) as error:
-        offered = _offered(ray)
-        ray.util.remove_placement_group(group)
-        if isinstance(error, asyncio.CancelledError):
-            raise
-        wanted = " and ".join(f"{count} {kind}" for kind, count in bundle.items())
-        message = f"the Ray cluster has no {share.num_nodes} machines with {wanted} free: {offered}"
-        hint = "`ray status` says who holds what; nothing of others was touched"
-        raise ClusterError(message, hint=hint) from error
-    return group
-
-
-def _offered(ray: Any) -> str:
-    rows = [
-        f"{node['NodeManagerAddress']} has {node['Resources'].get('CPU', 0):g} CPU and "
-        f"{node['Resources'].get('GPU', 0):g} GPU"
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    return "; ".join(rows[:8]) + (f"; {len(rows) - 8} more" if len(rows) > 8 else "")
 
 
 def _start_hosts(ray: Any, group: Any, share: Share) -> list[Any]:
