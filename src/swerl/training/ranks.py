@@ -166,14 +166,14 @@ class Ranks:
     async def _hangs(self, command: str, timeout_s: float) -> RankLostError:
         """Have every rank write its stack to its log, end them all, and say so."""
         logs = [self._plan.log(rank) for rank in range(len(self.all))]
-        sizes = [log.stat().st_size for log in logs]
+        sizes = [_size(log) for log in logs]
         for rank in self.all:
             await rank.signal(signal.SIGUSR1)
         with suppress(TimeoutError):
             async with asyncio.timeout(STACKS_S):
                 for log, size in zip(logs, sizes, strict=True):
                     # Other machines write these files; nothing tells when.
-                    while log.stat().st_size == size:  # noqa: ASYNC110
+                    while _size(log) == size:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
         self.kill()
         message = f"the trainer's {command} did not end within {timeout_s:g} s: a rank hangs"
@@ -195,6 +195,11 @@ class Ranks:
         last = "; ".join(line.strip() for line in lines[-3:]) or "its log is empty"
         message = f"{what} (rank {dead} on {self.all[dead].node}, {how}): {last}"
         return RankLostError(message, hint=f"the whole log is {log}; the same command goes on")
+
+
+def _size(log: Path) -> int:
+    """Return the bytes of a log; of one that a shared disk does not show yet, none."""
+    return log.stat().st_size if log.exists() else 0
 
 
 _kept: set[asyncio.Task[None]] = set()
