@@ -58,14 +58,14 @@ def sglang(session: nox.Session) -> None:
 
     SGLang's environment is made in .nox/sglang-cpu (3 GB) and kept there.
     """
-    _run_on_sglang(session, session.posargs or SGLANG_TESTS)
+    _run_on_sglang(session, SGLANG_TESTS)
 
 
 @nox.session
 def sglang_contract(session: nox.Session) -> None:
     """Run the engines' contract on SGLang and its router, and compare SGLang's parsers."""
     tests = ["tests/engines/test_contract.py", "tests/families"]
-    _run_on_sglang(session, session.posargs or [*tests, "-k", "sglang or router"])
+    _run_on_sglang(session, [*tests, "-k", "sglang or router"])
 
 
 @nox.session
@@ -111,9 +111,14 @@ def _test(session: nox.Session, *arguments: str, **env: str) -> None:
 
 
 def _run_on_sglang(session: nox.Session, tests: Sequence[str]) -> None:
-    """Run tests on SGLang, the slowest named; a few that fail are run again as in `tests`."""
+    """Run tests on SGLang, or those that the positional arguments name, the slowest told.
+
+    A few that fail are run again as in `tests`.
+    """
     python = _sglang_python(session)
-    _test(session, *tests, "--durations=10", SWERL_SGLANG_PYTHON=str(python))
+    names_some = any(argument.startswith("tests") for argument in session.posargs)
+    arguments = [*([] if names_some else tests), *session.posargs, "--durations=10"]
+    _test(session, *arguments, SWERL_SGLANG_PYTHON=str(python))
 
 
 def _sglang_python(session: nox.Session) -> Path:
