@@ -28,6 +28,7 @@ def install() -> None:
     _replace_runtime()
     _replace_random_state()
     _replace_moves_to_host()
+    _replace_uneven_exchanges()
     mode = _CudaMeansCpu()
     mode.__enter__()  # type: ignore[no-untyped-call]
     _active.append(mode)
@@ -172,3 +173,48 @@ def _replace_moves_to_host() -> None:
         return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = move
+
+
+def _replace_uneven_exchanges() -> None:
+    """Gather and scatter parts of unlike lengths, which NCCL does and gloo refuses.
+
+    Expert-tensor ranks exchange tokens so where experts are split over expert ranks as well.
+    """
+    from megatron.core.tensor_parallel import mappings
+
+    gather, reduce_scatter = (
+        mappings._gather_along_first_dim,
+        mappings._reduce_scatter_along_first_dim,
+    )
+
+    def gather_uneven(
+        part: torch.Tensor,
+        group: torch.distributed.ProcessGroup,
+        output_split_sizes: Sequence[int] | None = None,
+        use_global_buffer: bool = False,
+    ) -> torch.Tensor:
+        if output_split_sizes is None or group.size() == 1:
+            even: torch.Tensor = gather(part, group, None, use_global_buffer)
+            return even
+        sizes = [int(size) for size in output_split_sizes]
+        padded = part.new_zeros(max(sizes), *part.shape[1:])
+        padded[: len(part)] = part
+        parts = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
+        return torch.cat([each[:size] for each, size in zip(parts, sizes, strict=True)])
+
+    def scatter_uneven(
+        whole: torch.Tensor,
+        group: torch.distributed.ProcessGroup,
+        input_split_sizes: Sequence[int] | None = None,
+        use_global_buffer: bool = False,
+    ) -> torch.Tensor:
+        if input_split_sizes is None or group.size() == 1:
+            even: torch.Tensor = reduce_scatter(whole, group, None, use_global_buffer)
+            return even
+        total = whole.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total, group=group)
+        return torch.split(total, [int(size) for size in input_split_sizes])[group.rank()].clone()
+
+    mappings._gather_along_first_dim = gather_uneven
+    mappings._reduce_scatter_along_first_dim = scatter_uneven

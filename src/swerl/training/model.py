@@ -131,6 +131,8 @@ def _settings(options: TrainerOptions) -> dict[str, object]:
         # What is sent to the next stage is not kept here: the backward pass does not read it.
         "deallocate_pipeline_outputs": True,
         "moe_token_dispatcher_type": "alltoall",
+        # Megatron refuses one expert a token without it; its own routing is not in use (moe.py).
+        "moe_router_pre_softmax": True,
         "bf16": options.dtype == "bf16",
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
