@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +37,7 @@ def test_a_run_ends_at_its_cap_is_refused_and_goes_on_where_it_stopped(tmp_path:
     assert (run.state()["step"], run.state()["finished"]) == (1, False)
     assert (run.root / "checkpoints" / "00001" / "meta.json").exists()
     [first] = dollars(run)
+    assert status(run)["dollars"]["run"] == first
     before = {path: path.stat().st_mtime_ns for path in run.episodes()}
 
     code, output = run.finish()
@@ -49,6 +53,16 @@ def test_a_run_ends_at_its_cap_is_refused_and_goes_on_where_it_stopped(tmp_path:
     again, second = dollars(run)
     assert again == first
     assert second > first > 0
+
+
+def status(run: Run) -> dict[str, Any]:
+    """Return what `swerl train status` says of the run."""
+    command = [sys.executable, "-m", "swerl.cli", "train", "status", "small", "--json"]
+    done = subprocess.run(
+        [*command, "--runs", str(run.root.parent)], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def dollars(run: Run) -> list[float]:

@@ -70,7 +70,10 @@ def _facts(root: Path) -> dict[str, Any]:
 
 
 def _dollars(recipe: Recipe, progress: Progress, seen: Look) -> dict[str, float]:
-    """Return what was paid so far for sandboxes, by this machine's ledger, and for GPUs."""
+    """Return what was paid so far for sandboxes, by this machine's ledger, and for GPUs.
+
+    `run` is both by the run's own account, which `cost.max_dollars` goes by.
+    """
     from swerl.cost.prices import price_book
     from swerl.ledger.bill import bill
     from swerl.ledger.store import default_ledger
@@ -81,6 +84,8 @@ def _dollars(recipe: Recipe, progress: Progress, seen: Look) -> dict[str, float]
     dollars = {"sandboxes": sum(line.cost for line in lines)}
     if num_gpus and price:
         dollars["gpus"] = num_gpus * price.value * progress.step_seconds / 3600
+    if "dollars" in progress.metrics:
+        dollars["run"] = progress.metrics["dollars"]
     return dollars
 
 
