@@ -1,14 +1,22 @@
-"""One rank that trains models as told: `python -m tests.training.family_ranks JOBS RANK WORLD`.
+"""Ranks that train models as told: `python -m tests.training.family_ranks JOBS`.
 
-A job is one model under one layout. All jobs of a file run one after the other, so that a test pays
-for one start of the ranks only. Results go to `<out>.pt` on rank 0.
+A job is one model under one layout. The file holds lists of jobs by number of ranks. One process
+loads Megatron-Core and forks the ranks of each list, which run its jobs one after the other: a test
+pays for one start. What a job finds goes to its `out`; rank 0 writes it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import traceback
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,21 +31,57 @@ from swerl.training import batch as batches
 from swerl.training import megatron_cpu
 from swerl.training.options import TrainerOptions, WorkerSettings
 
+ROOT = Path(__file__).parents[2]
+
+
+def run_ranks(file: Path, told: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+    """Write the jobs to `file` and run them; fail with what the ranks said on their way out."""
+    file.write_text(json.dumps(told))
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    argv = [sys.executable, "-m", "tests.training.family_ranks", str(file)]
+    limit_s = 600 + 60 * sum(map(len, told.values()))
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s)
+    assert done.returncode == 0, done.stderr[-6000:]
+
 
 def main() -> None:
-    """Run all jobs."""
+    """Run all jobs; exit with 1 once a rank fails, and end the others."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    jobs = json.loads(Path(sys.argv[1]).read_text())
-    rank, world = int(sys.argv[2]), int(sys.argv[3])
+    _die_with_parent()
     megatron_cpu.install()
-    rendezvous = Path(sys.argv[1]).with_suffix(".rendezvous")
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
-    for job in jobs:
-        found = _run(job, rank)
-        if rank == 0:
-            torch.save(found, job["out"])
-    dist.destroy_process_group()
+    # Loaded here once, for all ranks.
+    import swerl.training.learner  # noqa: F401
+
+    file = Path(sys.argv[1])
+    for world, jobs in json.loads(file.read_text()).items():
+        meeting = file.with_suffix(f".{world}.rendezvous")
+        children = [_fork(meeting, jobs, rank, int(world)) for rank in range(int(world))]
+        while children:
+            child, status = os.wait()
+            children.remove(child)
+            if status:
+                sys.exit(1)  # and the other ranks end with their parent
+
+
+def _fork(meeting: Path, jobs: Sequence[dict[str, Any]], rank: int, world: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    _die_with_parent()
+    try:
+        address = f"file://{meeting}"
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+        for job in jobs:
+            found = _run(job, rank)
+            if rank == 0:
+                torch.save(found, job["out"])
+        dist.destroy_process_group()
+    except Exception:  # noqa: BLE001  whatever it is, the parent hears of it
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
 
 
 def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -51,22 +95,46 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     settings = WorkerSettings.model_construct(
         model=Path(job["model"]), family="tiny", options=options, rank=rank
     )
-    algorithm = plugins.load("algorithms", job.get("algorithm", "sft"))
-    family = tiny.build(Path(job["model"]))
-    learner = Learner(settings, family, algorithm.build(algorithm.Options()))
+    module = plugins.load("algorithms", job.get("algorithm", "sft"))
+    algorithm = module.build(module.Options.model_validate(job.get("algorithm_options", {})))
+    learner = Learner(settings, tiny.build(Path(job["model"])), algorithm)
     trained = [param for param in learner.model.parameters() if param.requires_grad]
     num_params = sum(each.numel() for each in trained)
     found: dict[str, Any] = {"stats": [], "num_skipped": 0, "num_params": num_params}
+    found["loaded"] = digest(learner.whole_weights())
     batch_files = [Path(path) for path in job["batches"]]
     found["logprobs"] = learner.logprobs(batches.read(batch_files[0]))
-    for path in batch_files[: job["steps"]]:
+    unchanged = True
+    for path in batch_files:
+        before = [param.detach().clone() for param in learner.model.parameters()]
         try:
             found["stats"].append(asdict(learner.step(batches.read(path))))
         except NotFiniteError:
             found["num_skipped"] += 1
+            unchanged &= all(map(torch.equal, before, learner.model.parameters()))
     found["weights"] = {name: tensor.clone() for name, tensor in learner.whole_weights()}
+    ends: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(
+        ends, (found["num_skipped"], unchanged, digest(found["weights"].items()))
+    )
+    found["unchanged"] = all(each[1] for each in ends)
+    found["agree"] = len(set(ends)) == 1
     parallel_state.destroy_model_parallel()
     return found
+
+
+def digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return a checksum of weights by name, in any order; tied ones may come twice."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(dict(weights).items()):
+        total.update(name.encode() + tensor.detach().float().numpy().tobytes())
+    return total.hexdigest()
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 if __name__ == "__main__":

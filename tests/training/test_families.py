@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,10 +21,10 @@ from swerl.training.layout import Layout
 from swerl.training.parameters import rank_params
 from swerl.training.shape import shape_from_config
 from swerl.training.tiny_model import copy_tokenizer
-from swerl.turn import RoutedExperts
 from tests.families.lines import LINES, build, config_of, per_expert, weights_of
+from tests.training.family_ranks import run_ranks
+from tests.training.references import record_experts, replaying
 
-ROOT = Path(__file__).parents[2]
 STEPS = 3
 LR, WARMUP, DECAY, BETAS = 1e-3, 2, 0.1, (0.9, 0.98)
 ONE_KEY_HEAD = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
@@ -76,13 +73,28 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_rank(work: Path) -> Mapping[str, Any]:
-    return _run_ranks(work, [*ONE_RANK, *BF16], num_ranks=1)
+def ranks(work: Path) -> Mapping[int, Mapping[str, Any]]:
+    """What each job found, by its number of ranks and its name."""
+    jobs = {1: [*ONE_RANK, *BF16], 2: TWO_RANKS}
+    told = {count: [_tell(work, job, count) for job in each] for count, each in jobs.items()}
+    run_ranks(work / "jobs.json", told)
+    return {
+        count: {
+            job.name: torch.load(one["out"], weights_only=False)
+            for job, one in zip(jobs[count], told[count], strict=True)
+        }
+        for count in jobs
+    }
 
 
 @pytest.fixture(scope="module")
-def two_ranks(work: Path) -> Mapping[str, Any]:
-    return _run_ranks(work, TWO_RANKS, num_ranks=2)
+def one_rank(ranks: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
+    return ranks[1]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(ranks: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
+    return ranks[2]
 
 
 @pytest.mark.parametrize("job", ONE_RANK, ids=lambda job: job.name)
@@ -132,7 +144,7 @@ def test_replaying_ones_own_choices_changes_nothing() -> None:
     model = _build(job)
     row = _rows(0)[0]
     with torch.no_grad():
-        recorded = replace(row, routed=(_record(model, row, noise=0.0),))
+        recorded = replace(row, routed=(record_experts(model, row, noise=0.0),))
         assert torch.equal(_logp(model, row), _logp(model, recorded))
 
 
@@ -236,68 +248,9 @@ def _adamw(params: list[torch.nn.Parameter]) -> torch.optim.AdamW:
 def _logp(model: torch.nn.Module, row: Sample) -> torch.Tensor:
     """Return the log-probability of each token but the first, with recorded experts if any."""
     ids = torch.tensor(list(row.ids))
-    handles = _replay(model, row)
-    logits = model(ids[None, :-1]).logits[0]
-    for handle in handles:
-        handle.remove()
+    with replaying(model, row):
+        logits = model(ids[None, :-1]).logits[0]
     return torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
-
-
-def _replay(model: torch.nn.Module, row: Sample) -> list[Any]:
-    """Make transformers' blocks of experts take the recorded ones: R3 written out."""
-    handles = []
-    for place, block in enumerate(_blocks(model) if row.routed else ()):
-        piece = row.routed[0]
-        recorded = torch.frombuffer(bytearray(piece.data), dtype=torch.uint8).long()
-        chosen_NK = recorded.view(-1, piece.num_layers, piece.top_k)[:, place]
-
-        def replace_choice(
-            module: torch.nn.Module,
-            arguments: tuple[torch.Tensor, ...],
-            block: torch.nn.Module = block,
-            chosen_NK: torch.Tensor = chosen_NK,
-        ) -> tuple[torch.Tensor, ...]:
-            hidden = arguments[0]
-            logits_NE = hidden @ block.gate.weight.T
-            if hasattr(block.gate, "e_score_correction_bias"):
-                weights_NK = logits_NE.sigmoid().gather(1, chosen_NK)
-                scale = block.routed_scaling_factor
-            else:
-                weights_NK, scale = logits_NE.softmax(-1).gather(1, chosen_NK), 1.0
-            weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True) * scale
-            return (hidden, chosen_NK, weights_NK)
-
-        handles.append(block.experts.register_forward_pre_hook(replace_choice))
-    return handles
-
-
-def _record(model: torch.nn.Module, row: Sample, *, noise: float) -> RoutedExperts:
-    """Return the experts that an engine chooses whose scores are off by some noise."""
-    chosen: list[torch.Tensor] = []
-
-    def choose(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-        hidden, own_NK, _ = arguments
-        scores_NE = hidden @ _gate_of(model, module).weight.T
-        own = torch.zeros_like(scores_NE).scatter(1, own_NK, 1e3 if not noise else 0.0)
-        noisy = scores_NE + own + noise * torch.randn_like(scores_NE)
-        chosen.append(noisy.topk(own_NK.shape[1], dim=-1).indices)
-
-    handles = [block.experts.register_forward_pre_hook(choose) for block in _blocks(model)]
-    with torch.no_grad():
-        model(torch.tensor(list(row.ids))[None, :-1])
-    for handle in handles:
-        handle.remove()
-    ids_NLK = torch.stack(chosen, dim=1).to(torch.uint8)
-    _, num_layers, top_k = ids_NLK.shape
-    return RoutedExperts(0, num_layers, top_k, 1, ids_NLK.numpy().tobytes())
-
-
-def _blocks(model: torch.nn.Module) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, "experts")]
-
-
-def _gate_of(model: torch.nn.Module, experts: torch.nn.Module) -> Any:
-    return next(block.gate for block in _blocks(model) if block.experts is experts)
 
 
 def _mean_gap(rows: Sequence[Sequence[float]], sampled: Sequence[torch.Tensor]) -> float:
@@ -312,7 +265,7 @@ def _batches(job: Job) -> list[Batch]:
     for step in range(STEPS):
         rows = _rows(step)
         if engine is not None:
-            rows = [replace(row, routed=(_record(engine, row, noise=0.5),)) for row in rows]
+            rows = [replace(row, routed=(record_experts(engine, row, noise=0.5),)) for row in rows]
         found.append(Batch(step, tuple(rows), len(rows)))
     return found
 
@@ -341,27 +294,6 @@ def _build(job: Job) -> torch.nn.Module:
     return build(job.line, **job.changes)
 
 
-def _run_ranks(work: Path, jobs: Sequence[Job], *, num_ranks: int) -> Mapping[str, Any]:
-    """Run jobs one after the other in one start of the ranks; return what each found."""
-    told = [_tell(work, job, num_ranks) for job in jobs]
-    file = work / f"jobs-{num_ranks}.json"
-    file.write_text(json.dumps(told))
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    argv = [sys.executable, "-m", "tests.training.family_ranks", str(file)]
-    ranks = [
-        subprocess.Popen([*argv, str(rank), str(num_ranks)], cwd=ROOT, env=env)
-        for rank in range(num_ranks)
-    ]
-    try:
-        codes = [rank.wait(timeout=300) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * num_ranks
-    outs = [torch.load(job["out"], weights_only=False) for job in told]
-    return {job.name: out for job, out in zip(jobs, outs, strict=True)}
-
-
 def _tell(work: Path, job: Job, num_ranks: int) -> dict[str, Any]:
     folder = work / f"{num_ranks}-{job.name}"
     folder.mkdir()
@@ -388,6 +320,5 @@ def _tell(work: Path, job: Job, num_ranks: int) -> dict[str, Any]:
         "model": str(folder),
         "out": str(folder / "found.pt"),
         "batches": [str(file) for file in files],
-        "steps": STEPS,
         "options": options,
     }

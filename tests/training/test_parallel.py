@@ -1,15 +1,9 @@
-"""Every kind of parallelism against one rank: three steps on real Megatron-Core over gloo.
-
-All layouts of one number of ranks run one after the other in the same processes.
-"""
+"""Every kind of parallelism against one rank: three steps on real Megatron-Core over gloo."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +17,9 @@ from swerl.learning import Batch
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions
 from tests.families.lines import BASE, build, config_of, weights_of
+from tests.training.family_ranks import run_ranks
 
 MakeBatch = Callable[..., Batch]
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -104,20 +97,18 @@ def found(
     root = tmp_path_factory.mktemp("ranks")
     good = [_write(root / f"{step}.parquet", _narrow(random_batch(step))) for step in range(3)]
     bad = _write(root / "bad.parquet", _poisoned(_narrow(random_batch(1))))
-    for num_ranks in (1, 2, 4):
-        jobs = [
+    told: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
+    for name, case in CASES.items():
+        told[case.ranks].append(
             {
                 "model": str(models[case.model]),
                 "algorithm": case.algorithm,
                 "options": _options(root, case).model_dump(mode="json"),
                 "batches": [good[0], bad, *good[1:]] if case.poisoned else good,
-                "steps": 4 if case.poisoned else 3,
                 "out": str(root / f"{name}.pt"),
             }
-            for name, case in CASES.items()
-            if case.ranks == num_ranks
-        ]
-        _run(root / f"{num_ranks}.json", jobs, num_ranks)
+        )
+    run_ranks(root / "jobs.json", told)
     return {name: torch.load(root / f"{name}.pt", weights_only=False) for name in CASES}
 
 
@@ -153,28 +144,6 @@ def _poisoned(batch: Batch) -> Batch:
     return replace(batch, samples=(first, *others))
 
 
-def _run(jobs_file: Path, jobs: list[dict[str, Any]], num_ranks: int) -> None:
-    jobs_file.write_text(json.dumps(jobs))
-    module = [sys.executable, "-m", "tests.training.family_ranks", str(jobs_file)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    logs = [jobs_file.with_suffix(f".{rank}.log") for rank in range(num_ranks)]
-    ranks = []
-    for rank, log in enumerate(logs):
-        with log.open("wb") as stream:
-            command = [*module, str(rank), str(num_ranks)]
-            ranks.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=stream, stderr=stream))
-    try:
-        codes = [rank.wait(TIMEOUT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    report = "\n".join(
-        log.read_text()[-3000:] for log, code in zip(logs, codes, strict=True) if code
-    )
-    assert not any(codes), report
-
-
 def _gap(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:
     """Return the largest differences: of loss and norm over the wanted, of the rest absolute."""
     gaps = dict.fromkeys(("loss", "grad_norm", "mismatch"), 0.0)
@@ -205,6 +174,8 @@ def test_any_layout_takes_the_steps_of_one_rank(
     gaps = _gap(found[name], found[case.model])
     record_property("gaps", gaps)
     assert found[name]["num_skipped"] == int(case.poisoned)
+    assert found[name]["unchanged"]
+    assert found[name]["agree"]
     assert gaps["loss"] <= 1e-5
     assert gaps["grad_norm"] <= 1e-5
     assert gaps["mismatch"] <= 1e-5
