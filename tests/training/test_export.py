@@ -118,6 +118,9 @@ def _check_bad_input(run: Run, tmp_path: Path) -> None:
     assert "1" in error.value.hint
     with pytest.raises(InputError, match="has been evaluated"):
         export(run.root, tmp_path / "new", Wish(best=True))
+    RunFolder(run.root).write_state(State(step=1, best=Best(0, "heldout", 0.5)))
+    with pytest.raises(InputError, match="did better than the model it began with"):
+        export(run.root, tmp_path / "new", Wish(best=True))
     RunFolder(run.root).write_state(State(step=1, best=Best(1, "heldout", 0.5)))
     assert export(run.root, tmp_path / "best", Wish(best=True)).step == 1
     with pytest.raises(InputError, match="is no run folder"):

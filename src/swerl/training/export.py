@@ -72,10 +72,10 @@ def export(root: Path, target: Path, wish: Wish) -> Exported:
     if target.exists():
         message = f"{target} is already there"
         raise InputError(message, hint="name another folder with -o, or remove this one")
-    folder = folder_of(run.checkpoints, _step(run, wish))
+    source = recipe.model.path or root / "initial_model"
+    folder = folder_of(run.checkpoints, _step(run, wish, source))
     meta = checkpoint_meta.read_meta(folder)
     checkpoint_meta.check_files(folder, meta)
-    source = recipe.model.path or root / "initial_model"
     mapping = plugins.family(recipe.model.family, source, None).megatron()
     temporary = target.with_name(f".{target.name}.part")
     try:
@@ -110,7 +110,7 @@ def _recipe(root: Path) -> Recipe:
     return Recipe.model_validate(read_json(path))
 
 
-def _step(run: RunFolder, wish: Wish) -> int:
+def _step(run: RunFolder, wish: Wish, initial: Path) -> int:
     found = checkpoint_meta.steps(run.checkpoints)
     there = f"steps with a checkpoint: {', '.join(map(str, found)) or 'none'}"
     if wish.best:
@@ -118,6 +118,9 @@ def _step(run: RunFolder, wish: Wish) -> int:
         if best is None:
             message = f"no step of {run.root} has been evaluated"
             raise InputError(message, hint=f"name a step with --step; {there}")
+        if best.step == 0:
+            message = f"no evaluated step of {run.root} did better than the model it began with"
+            raise InputError(message, hint=f"that one is in {initial}; {there}")
         step = best.step
     elif wish.step is not None:
         step = wish.step
