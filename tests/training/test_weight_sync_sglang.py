@@ -6,8 +6,6 @@ Needs an interpreter with SGLang in SWERL_SGLANG_PYTHON; skips without.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -17,17 +15,25 @@ import pytest_asyncio
 from swerl.engines import sglang
 from swerl.engines._sglang_http import HttpEngine
 from swerl.errors import EngineLostError, TrainerError
+from swerl.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.interfaces import EngineSetup
 from swerl.learning import Batch, EngineTarget, Sent
-from swerl.recipe.schema import ClusterSection
+from swerl.recipe.schema import ClusterSection, ModelShape
 from swerl.run.events import Event
 from swerl.sample import Sample
 from swerl.training import weight_sync
 from swerl.training.options import TrainerOptions
+from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.weight_sync import TrainerSource
 from swerl.turn import Completion, Sampling
 from tests.engines._served import sglang_python
+from tests.training._live_servers import (
+    has_connection,
+    kill_server,
+    stop_server,
+    until,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,29 +41,61 @@ NUM_PARAMETERS = 18
 """Of the tiny model, as SGLang fuses them."""
 UPDATES = 5
 PROMPT = list(range(3, 40))
+SHAPE = ModelShape(
+    init_std=0.05,
+    vocab_size=320,
+    hidden_size=256,
+    ffn_hidden_size=512,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+)
+"""So large that it travels in several pieces of a MiB."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights."""
+    root = tmp_path_factory.mktemp("model")
+    (root / "tokenizer").mkdir()
+    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), root / "tokenizer")
+    return make_tiny_model(root / "model", SHAPE, seed=0, tokenizer=root / "tokenizer", eos_id=2)
+
+
+async def test_an_update_of_the_model_has_several_pieces(model: Path) -> None:
+    assert sum(path.stat().st_size for path in model.glob("*.safetensors")) > 4 * 2**20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+    model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[HttpEngine]:
     """Two launched servers, each with the whole model."""
     options = sglang.Options(
-        cpu=True, python=sglang_python(), servers=2, restarts=2, start_timeout_s=600
+        cpu=True, python=sglang_python(), servers=2, restarts=3, start_timeout_s=600
     )
     logs = tmp_path_factory.mktemp("engine")
-    setup = EngineSetup(family=None, log_dir=logs, model=tiny_model)  # type: ignore[arg-type]
+    setup = EngineSetup(family=None, log_dir=logs, model=model)  # type: ignore[arg-type]
     async with sglang.open(options, setup) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trainer(
-    engine: HttpEngine, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+    engine: HttpEngine, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[MegatronTrainer]:
-    """Two ranks that share the model; pieces are small, so that an update has several."""
+    """Two ranks that share the model."""
     root = tmp_path_factory.mktemp("trainer")
-    options = TrainerOptions(
+    options = two_ranks(root)
+    opened = MegatronTrainer(model=model, family="tiny", algorithm="gspo", options=options)
+    async with opened:
+        yield opened
+
+
+def two_ranks(root: Path) -> TrainerOptions:
+    """Return options whose pieces are small, so that an update has several."""
+    return TrainerOptions(
         ranks=2,
         tensor_parallel=2,
         checkpoint_dir=root / "checkpoints",
@@ -67,9 +105,6 @@ async def trainer(
         warmup_steps=2,
         weight_bucket_mib=1,
     )
-    opened = MegatronTrainer(model=tiny_model, family="tiny", algorithm="gspo", options=options)
-    async with opened:
-        yield opened
 
 
 async def sample(engine: HttpEngine, num_tokens: int = 24, count: int = 6) -> list[Completion]:
@@ -129,7 +164,7 @@ async def test_replies_under_way_go_on_over_an_update(
 ) -> None:
     old = (await engine.receive(TrainerSource(trainer, "tensor"))).version
     long = asyncio.create_task(sample(engine, 200))
-    await asyncio.sleep(0.3)
+    await until(lambda: bool(engine._flights))
     await trainer.step(random_batch(9))
     new = (await engine.receive(TrainerSource(trainer, "distributed"))).version
     replies = await long
@@ -160,7 +195,7 @@ class _CutOff:
         from swerl.training.weight_sync_http import Caller, failures
 
         name = "model.layers.0.mlp.down_proj.weight"
-        bucket = Bucket((name,), (torch.randn(64, 96),))
+        bucket = Bucket((name,), (torch.randn(256, 512),))
         flat = bucket.flat()
         body = {"serialized_named_tensors": [handle(bucket, flat)], "flush_cache": False}
         body["load_format"] = "flattened_bucket"
@@ -172,11 +207,14 @@ class _CutOff:
 
 
 async def test_no_token_comes_from_an_update_that_was_cut_off(
-    engine: HttpEngine, trainer: MegatronTrainer, tiny_model: Path
+    engine: HttpEngine, trainer: MegatronTrainer, model: Path
 ) -> None:
     urls = tuple(server.url for server in engine._fleet.crew.servers)
-    setup = EngineSetup(family=None, log_dir=Path(), model=tiny_model)  # type: ignore[arg-type]
-    async with sglang.open(sglang.Options(url=urls), setup) as another:
+    setup = EngineSetup(family=None, log_dir=Path(), model=model)  # type: ignore[arg-type]
+    async with (
+        engine._fleet.loads.changing,  # it would see a foreign update, and begin its own
+        sglang.open(sglang.Options(url=urls), setup) as another,
+    ):
         with pytest.raises(TrainerError, match="rank 0 died"):
             await another.receive(_CutOff())
         with pytest.raises(EngineLostError, match="interrupted"):
@@ -187,26 +225,36 @@ async def test_no_token_comes_from_an_update_that_was_cut_off(
 
 
 class _Killing:
-    """A source under which one server dies before the first piece."""
+    """A source under which one server is lost in the middle of the first broadcast."""
 
-    def __init__(self, source: TrainerSource, victim: str) -> None:
+    def __init__(self, source: TrainerSource, victim: str, sender: int) -> None:
+        self._is_done = False
         self._source = source
         self._victim = victim
+        self._sender = sender
 
     async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
-        """Kill the server, then send."""
-        _kill_listener(self._victim)
-        return await self._source.send(targets, version=version)
+        """Stop the server, wait until the trainer waits for it, and kill it; once only."""
+        if self._is_done:
+            return await self._source.send(targets, version=version)
+        self._is_done = True
+        stop_server(self._victim)
+        sending = asyncio.create_task(self._source.send(targets, version=version))
+        await until(lambda: has_connection(self._sender, self._victim))
+        assert not sending.done()
+        kill_server(self._victim)
+        return await sending
 
 
-async def test_a_server_lost_in_an_update_neither_hangs_the_trainer_nor_spoils_the_others(
+async def test_a_server_lost_in_a_broadcast_neither_hangs_the_trainer_nor_spoils_the_others(
     engine: HttpEngine, trainer: MegatronTrainer, random_batch: Callable[..., Batch]
 ) -> None:
+    await both_serve(engine)
     source = TrainerSource(trainer, "distributed")
     await engine.receive(source)  # both servers are in the trainer's group
     await trainer.step(random_batch(11))
     first, second = engine._fleet.crew.servers
-    received = await engine.receive(_Killing(source, second.url))
+    received = await engine.receive(_Killing(source, second.url, trainer.pids[0]))
     assert received.num_confirmed == NUM_PARAMETERS
     assert second.lost and not first.lost
     replies = await sample(engine)
@@ -214,30 +262,23 @@ async def test_a_server_lost_in_an_update_neither_hangs_the_trainer_nor_spoils_t
     assert await mismatch(trainer, replies) <= 1e-4
 
 
+async def both_serve(engine: HttpEngine) -> None:
+    """Wait until the watch has taken back every server that was lost."""
+    await until(lambda: not any(server.lost for server in engine._fleet.crew.servers))
+
+
 async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_right_weights(
     engine: HttpEngine, trainer: MegatronTrainer
 ) -> None:
     version = (await engine.receive(TrainerSource(trainer, "tensor"))).version
     under_way = asyncio.create_task(sample(engine, 300))
-    await asyncio.sleep(0.3)
+    await until(lambda: bool(engine._flights))
     victim = engine._fleet.crew.servers[0]
-    _kill_listener(victim.url)
+    kill_server(victim.url)
     replies = await under_way
     assert {reply.weight_version for reply in replies} == {version}
     assert await mismatch(trainer, replies) <= 1e-4
-    async with asyncio.timeout(600):
-        while any(server.lost for server in engine._fleet.crew.servers):  # noqa: ASYNC110
-            await asyncio.sleep(0.2)  # until the watch has taken it back
+    await both_serve(engine)
     for server in engine._fleet.crew.servers:
         assert (await server.get("/model_info"))["weight_version"] == version
     assert await mismatch(trainer, await sample(engine)) <= 1e-4
-
-
-def _kill_listener(url: str) -> None:
-    """Kill the processes of the server that listens at this URL, as a lost machine would."""
-    port = url.rpartition(":")[2]
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        arguments = path.read_bytes().decode(errors="replace").split("\0")
-        # The server itself, whose second word is -m, and not its guard.
-        if arguments[1:3] == ["-m", "sglang.launch_server"] and f"--port={port}" in arguments:
-            os.kill(int(path.parent.name), signal.SIGKILL)
