@@ -42,9 +42,9 @@ from swerl.recipe.schema import ModelSection
 from swerl.run import tables
 from swerl.training import batch as batches
 from swerl.training.collect import collect
-from swerl.training.flops import row_cost
-from swerl.training.microbatch import rank_micro_batches, to_tensors
-from swerl.training.shape import shape_of
+from swerl.training.planning.flops import row_cost
+from swerl.training.planning.shape import shape_of
+from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
 from swerl.tree import Trajectory
 from swerl.turn import RoutedExperts, Turn
 

@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from swerl.recipe.schema import ModelSection
-from swerl.training.flops import RowCost, row_cost
-from swerl.training.packing import differencing, pack
-from swerl.training.shape import shape_of
+from swerl.training.planning.flops import RowCost, row_cost
+from swerl.training.planning.shape import shape_of
+from swerl.training.rank.packing import differencing, pack
 
 BUDGET = 96_000
 NUM_EPISODES = 64

@@ -24,10 +24,10 @@ from swerl.learning import Batch
 from swerl.recipe.schema import ClusterSection, ModelShape
 from swerl.run.events import ignore
 from swerl.sample import Sample
-from swerl.training import weight_sync
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
+from swerl.training.weight_sync import sync as weight_sync
 from swerl.turn import Sampling
 
 UPDATES = 10

@@ -31,7 +31,7 @@ OWN_PROCESS = {
     "engines/_torch_server.py", "engines/_torch_model.py", "engines/_torch_batch.py",
     "engines/_torch_jobs.py", "engines/_torch_rows.py", "engines/_torch_sample.py",
     "engines/_torch_wire.py", "engines/_torch_app.py",
-    "training/worker.py",
+    "training/rank/worker.py",
 }  # fmt: skip
 """Files that only ever run in a process of their own, where heavy imports belong at the top."""
 

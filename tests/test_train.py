@@ -94,7 +94,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ("module", "error"),
     [
         ("swerl.engines._torch_server", "episodes were lost: Engine"),
-        ("swerl.training.worker", "trainer"),
+        ("swerl.training.rank.worker", "trainer"),
     ],
 )
 def test_a_part_that_dies_stops_the_run_with_one_clear_error(

@@ -25,8 +25,8 @@ from swerl.run.files import disk_errors
 from swerl.sandbox import Limits
 from swerl.task import Task
 from swerl.tasks import smoke
-from swerl.training.disk import plan_disk
-from swerl.training.shape import shape_of
+from swerl.training.planning.disk import plan_disk
+from swerl.training.planning.shape import shape_of
 
 REACH_S = 60.0
 REST_BYTES = 2 << 30

@@ -8,7 +8,7 @@ import pytest
 
 from swerl.cli import _plan_pages
 from swerl.recipe.load import load
-from swerl.training.plan import Plan, plan
+from swerl.training.planning.plan import Plan, plan
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

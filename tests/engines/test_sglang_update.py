@@ -21,7 +21,7 @@ from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError, EngineLostError, TrainerError
 from swerl.interfaces import EngineSetup
 from swerl.learning import EngineTarget, Sent, WeightRef
-from swerl.training.weight_sync_http import Caller, failures
+from swerl.training.weight_sync.http import Caller, failures
 from swerl.turn import Sampling
 from tests.engines._fake_sglang import VOCAB, FakeServer, fakes
 

@@ -14,9 +14,9 @@ from swerl.recipe.load import load
 from swerl.simulation import recorded
 from swerl.simulation.load import Recorded
 from swerl.simulation.simulate import Simulation, simulate
-from swerl.training.flops import row_cost
-from swerl.training.gpus import GPUS
-from swerl.training.plan import plan
+from swerl.training.planning.flops import row_cost
+from swerl.training.planning.gpus import GPUS
+from swerl.training.planning.plan import plan
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
 

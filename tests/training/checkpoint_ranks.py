@@ -19,8 +19,8 @@ import torch.distributed as dist
 from swerl import plugins
 from swerl.families import tiny
 from swerl.training import batch as batches
-from swerl.training import megatron_cpu
 from swerl.training.options import TrainerOptions, WorkerSettings
+from swerl.training.rank import megatron_cpu
 
 
 def main() -> None:
@@ -41,9 +41,9 @@ def main() -> None:
 def _run(job: dict[str, Any], rank: int) -> tuple[float, float]:
     from megatron.core import parallel_state
 
-    from swerl.training.checkpoint import Checkpoints
-    from swerl.training.learner import Learner
-    from swerl.training.parallel import form_groups
+    from swerl.training.checkpoint.store import Checkpoints
+    from swerl.training.rank.learner import Learner
+    from swerl.training.rank.parallel import form_groups
 
     options = TrainerOptions.model_validate(job["options"])
     form_groups(options)

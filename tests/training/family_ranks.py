@@ -28,8 +28,8 @@ from swerl import plugins
 from swerl.errors import NotFiniteError
 from swerl.families import tiny
 from swerl.training import batch as batches
-from swerl.training import megatron_cpu
 from swerl.training.options import TrainerOptions, WorkerSettings
+from swerl.training.rank import megatron_cpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +51,7 @@ def main() -> None:
     _die_with_parent()
     megatron_cpu.install()
     # Loaded here once, for all ranks.
-    import swerl.training.learner  # noqa: F401
+    import swerl.training.rank.learner  # noqa: F401
 
     file = Path(sys.argv[1])
     for world, jobs in json.loads(file.read_text()).items():
@@ -87,8 +87,8 @@ def _fork(meeting: Path, jobs: Sequence[dict[str, Any]], rank: int, world: int) 
 def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     from megatron.core import parallel_state
 
-    from swerl.training.learner import Learner
-    from swerl.training.parallel import form_groups
+    from swerl.training.rank.learner import Learner
+    from swerl.training.rank.parallel import form_groups
 
     options = TrainerOptions.model_validate(job["options"])
     form_groups(options)

@@ -14,9 +14,9 @@ from swerl.run.events import Event, Notice, PhaseEnded, StepEnded
 from swerl.run.history import History
 from swerl.run.layout import open_run
 from swerl.training.accounts import Accounts
-from swerl.training.flops import row_cost
-from swerl.training.gpus import GPUS
-from swerl.training.shape import shape_of
+from swerl.training.planning.flops import row_cost
+from swerl.training.planning.gpus import GPUS
+from swerl.training.planning.shape import shape_of
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
 HOUR = 64 * 2.5

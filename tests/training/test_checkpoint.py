@@ -13,8 +13,8 @@ import torch
 
 from swerl.errors import TrainerError
 from swerl.learning import Batch, StepStats
-from swerl.training import checkpoint_meta
-from swerl.training.checkpoint_files import Source
+from swerl.training.checkpoint import meta as checkpoint_meta
+from swerl.training.checkpoint.files import Source
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 

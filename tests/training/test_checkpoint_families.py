@@ -20,8 +20,8 @@ pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 from swerl.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.learning import Batch
 from swerl.training import batch as batches
-from swerl.training.checkpoint_files import Source
-from swerl.training.checkpoint_meta import read_meta
+from swerl.training.checkpoint.files import Source
+from swerl.training.checkpoint.meta import read_meta
 from swerl.training.options import TrainerOptions
 from tests.families.lines import build, config_of, weights_of
 

@@ -22,11 +22,11 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 
 from swerl.errors import TrainerError
-from swerl.training import checkpoint_files as files
-from swerl.training import checkpoint_folder as folders
-from swerl.training.checkpoint_meta import CheckpointMeta, check_files, mark, read_meta, steps
-from swerl.training.checkpoint_meta import write_meta as put_meta
-from swerl.training.checkpoint_pieces import Cut, Piece, pieces
+from swerl.training.checkpoint import files
+from swerl.training.checkpoint import folder as folders
+from swerl.training.checkpoint.meta import CheckpointMeta, check_files, mark, read_meta, steps
+from swerl.training.checkpoint.meta import write_meta as put_meta
+from swerl.training.checkpoint.pieces import Cut, Piece, pieces
 
 WHOLE = {"a": torch.arange(24.0).view(4, 6), "b": torch.randn(3, 2, 8), "c": torch.randn(5)}
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.training.context import Share, own_positions, whole_order
+from swerl.training.rank.context import Share, own_positions, whole_order
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 

@@ -17,9 +17,9 @@ from swerl.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.learning import Batch
 from swerl.sample import Sample
 from swerl.training import batch as batches
-from swerl.training.layout import Layout
-from swerl.training.parameters import rank_params
-from swerl.training.shape import shape_from_config
+from swerl.training.planning.layout import Layout
+from swerl.training.planning.parameters import rank_params
+from swerl.training.planning.shape import shape_from_config
 from swerl.training.tiny_model import copy_tokenizer
 from tests.families.lines import LINES, build, config_of, per_expert, weights_of
 from tests.training.family_ranks import run_ranks

@@ -11,9 +11,9 @@ import pytest
 from swerl.errors import RecipeError
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
-from swerl.training.layout import Layout, layout
-from swerl.training.plan import plan
-from swerl.training.shape import shape_of
+from swerl.training.planning.layout import Layout, layout
+from swerl.training.planning.plan import plan
+from swerl.training.planning.shape import shape_of
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
 

@@ -16,9 +16,9 @@ from swerl.errors import TrainerError
 from swerl.learning import Batch
 from swerl.sample import Sample
 from swerl.training import batch as batches
-from swerl.training.context import Share, whole_order
-from swerl.training.flops import RowCost
-from swerl.training.microbatch import Row, rank_micro_batches, to_tensors
+from swerl.training.planning.flops import RowCost
+from swerl.training.rank.context import Share, whole_order
+from swerl.training.rank.microbatch import Row, rank_micro_batches, to_tensors
 from swerl.turn import RoutedExperts
 
 MakeBatch = Callable[..., Batch]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from swerl.training.moe import _is_record, _multiply_grouped, _multiply_in_turn
+from swerl.training.rank.moe import _is_record, _multiply_grouped, _multiply_in_turn
 
 
 def test_only_a_whole_record_of_different_experts_is_replayed() -> None:

@@ -15,8 +15,8 @@ from swerl.grade import Grade, Verdict
 from swerl.interfaces import Algorithm
 from swerl.training import batch as batches
 from swerl.training.collect import collect
-from swerl.training.flops import RowCost
-from swerl.training.microbatch import rank_micro_batches, to_tensors
+from swerl.training.planning.flops import RowCost
+from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
 from swerl.tree import Trajectory
 from swerl.turn import Turn
 

@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from swerl.recipe.load import load
-from swerl.training import activations, output
-from swerl.training.layout import layout
-from swerl.training.shape import shape_of
+from swerl.training.planning import activations
+from swerl.training.planning.layout import layout
+from swerl.training.planning.shape import shape_of
+from swerl.training.rank import output
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen06b_1gpu.toml"
 

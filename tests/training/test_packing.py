@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swerl.errors import TrainerError
-from swerl.training.flops import RowCost
-from swerl.training.packing import Packing, differencing, pack
+from swerl.training.planning.flops import RowCost
+from swerl.training.rank.packing import Packing, differencing, pack
 
 COST = RowCost(per_token=73_000.0, per_token_pair=1.0)
 """Length and its square weigh the same at 73,000 tokens, as in a 35B hybrid model."""

@@ -12,9 +12,9 @@ from swerl.cli._plan_view import show_plan
 from swerl.errors import RecipeError, UnknownNameError
 from swerl.recipe.load import load
 from swerl.recipe.schema import ModelSection, Recipe
-from swerl.training.parameters import model_params
-from swerl.training.plan import Plan, plan
-from swerl.training.shape import shape_of
+from swerl.training.planning.parameters import model_params
+from swerl.training.planning.plan import Plan, plan
+from swerl.training.planning.shape import shape_of
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
 

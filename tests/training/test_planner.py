@@ -15,14 +15,21 @@ from swerl.learning import Batch
 from swerl.recipe.load import load
 from swerl.recipe.schema import ModelSection, Recipe
 from swerl.training import batch as batches
-from swerl.training.activations import Splits, activation_bytes, layer_bytes, logit_bytes
-from swerl.training.kv_cache import kv_cache, state_bytes, token_bytes
-from swerl.training.layout import Layout, layout
 from swerl.training.options import TrainerOptions, WorkerSettings
-from swerl.training.parameters import active_params, model_params, rank_params
-from swerl.training.plan import plan
-from swerl.training.planner import BF16, FP32, MemoryPlan, Precision, plan_memory, training_state
-from swerl.training.shape import Shape, shape_from_config, shape_of
+from swerl.training.planning.activations import Splits, activation_bytes, layer_bytes, logit_bytes
+from swerl.training.planning.kv_cache import kv_cache, state_bytes, token_bytes
+from swerl.training.planning.layout import Layout, layout
+from swerl.training.planning.parameters import active_params, model_params, rank_params
+from swerl.training.planning.plan import plan
+from swerl.training.planning.planner import (
+    BF16,
+    FP32,
+    MemoryPlan,
+    Precision,
+    plan_memory,
+    training_state,
+)
+from swerl.training.planning.shape import Shape, shape_from_config, shape_of
 
 MakeBatch = Callable[..., Batch]
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
@@ -245,7 +252,8 @@ MEASURE = """
 import json, sys
 import torch
 from swerl.training.options import WorkerSettings
-from swerl.training import batch as batches, worker
+from swerl.training import batch as batches
+from swerl.training.rank import worker
 
 def bytes_of(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -268,7 +276,7 @@ learner.step(batches.read(sys.argv[2]))
 found = {"fp32": measure(learner.model, learner.parallel_model, learner.optimizer)}
 
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from swerl.training.optimizer import wrap
+from swerl.training.rank.optimizer import wrap
 model = learner._build().bfloat16()
 wrapped = wrap(model)
 config = OptimizerConfig(optimizer="adam", lr=1e-4, bf16=True, params_dtype=torch.bfloat16,

@@ -13,11 +13,11 @@ import torch
 from swerl.errors import RecipeError
 from swerl.learning import EngineTarget, Received
 from swerl.recipe.schema import ClusterSection
-from swerl.training.weight_sync import choose_way, sync
-from swerl.training.weight_sync_buckets import Bucket, handle, in_buckets
-from swerl.training.weight_sync_checksum import Expectation
-from swerl.training.weight_sync_hash import hash_tensor
-from swerl.training.weight_sync_send import stored_dtypes
+from swerl.training.weight_sync.buckets import Bucket, handle, in_buckets
+from swerl.training.weight_sync.checksum import Expectation
+from swerl.training.weight_sync.hash import hash_tensor
+from swerl.training.weight_sync.send import stored_dtypes
+from swerl.training.weight_sync.sync import choose_way, sync
 
 ONE = EngineTarget("http://127.0.0.1:1", 1, "float32", "cpu")
 QWEN3 = {"model_type": "qwen3", "tie_word_embeddings": True}

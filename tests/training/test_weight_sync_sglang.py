@@ -21,11 +21,11 @@ from swerl.learning import Batch, EngineTarget, Sent
 from swerl.recipe.schema import ClusterSection, ModelShape
 from swerl.run.events import Event
 from swerl.sample import Sample
-from swerl.training import weight_sync
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
-from swerl.training.weight_sync import TrainerSource
+from swerl.training.weight_sync import sync as weight_sync
+from swerl.training.weight_sync.sync import TrainerSource
 from swerl.turn import Completion, Sampling
 from tests.engines._served import sglang_python
 from tests.training._live_servers import (
@@ -191,8 +191,8 @@ class _CutOff:
         """Send one tensor of noise by shared memory, and fail."""
         import torch
 
-        from swerl.training.weight_sync_buckets import Bucket, handle
-        from swerl.training.weight_sync_http import Caller, failures
+        from swerl.training.weight_sync.buckets import Bucket, handle
+        from swerl.training.weight_sync.http import Caller, failures
 
         name = "model.layers.0.mlp.down_proj.weight"
         bucket = Bucket((name,), (torch.randn(256, 512),))

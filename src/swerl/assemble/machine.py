@@ -28,12 +28,12 @@ from swerl.run.presence import Part, Presence
 from swerl.sandbox import Limits
 from swerl.training import loop
 from swerl.training.accounts import Accounts
-from swerl.training.disk import plan_disk
 from swerl.training.meter import Meter
-from swerl.training.shape import shape_of
+from swerl.training.planning.disk import plan_disk
+from swerl.training.planning.shape import shape_of
 from swerl.training.trainable import check_trainable
 from swerl.training.trainer import MegatronTrainer
-from swerl.training.weight_sync import choose_way
+from swerl.training.weight_sync.sync import choose_way
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from swerl.cli._plan_view import plan_parts
 from swerl.recipe.load import load
 from swerl.simulation.simulate import Simulation
-from swerl.training.plan import Plan, plan
+from swerl.training.planning.plan import Plan, plan
 
 RECIPES = Path("recipes")
 INDEX = "plans"

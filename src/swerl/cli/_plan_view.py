@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from swerl.simulation.simulate import Simulation
-    from swerl.training.plan import Plan
+    from swerl.training.planning.plan import Plan
 
 
 def show_plan(recipe: Recipe) -> None:
     """Print the plan of a recipe. Raises RecipeError where it contradicts itself."""
-    from swerl.training.plan import plan
+    from swerl.training.planning.plan import plan
 
     found = plan(recipe)
     for part in plan_parts(found, found.simulate()):
@@ -108,7 +108,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _model(plan: Plan) -> str:
-    from swerl.training.parameters import active_params, model_params
+    from swerl.training.planning.parameters import active_params, model_params
 
     shape = plan.shape
     text = f"{shape.name}: {_count(model_params(shape).total)} parameters"

@@ -68,7 +68,7 @@ def simulate_run(
     from swerl.simulation import recorded
     from swerl.simulation.load import Recorded
     from swerl.simulation.simulate import simulate
-    from swerl.training.plan import plan
+    from swerl.training.planning.plan import plan
 
     recipe = load(recipes, recipe_settings or ())
     planned = plan(recipe)

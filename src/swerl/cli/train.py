@@ -82,7 +82,7 @@ def resume(
 
 def _train(recipe: Recipe, root: Path, after: str) -> None:
     from swerl.recipe.check import check
-    from swerl.training.plan import plan
+    from swerl.training.planning.plan import plan
 
     check(recipe)
     plan(recipe)

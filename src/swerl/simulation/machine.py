@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from swerl.errors import RecipeError
 from swerl.recipe.schema import Recipe
 from swerl.simulation.engine import Speed
-from swerl.training.flops import RowCost, row_cost
-from swerl.training.gpus import GPUS, Gpu
-from swerl.training.kv_cache import KvCache, state_bytes, token_bytes
-from swerl.training.layout import Layout
-from swerl.training.parameters import model_params, rank_params
-from swerl.training.planner import BF16, training_state
-from swerl.training.shape import Shape
+from swerl.training.planning.flops import RowCost, row_cost
+from swerl.training.planning.gpus import GPUS, Gpu
+from swerl.training.planning.kv_cache import KvCache, state_bytes, token_bytes
+from swerl.training.planning.layout import Layout
+from swerl.training.planning.parameters import model_params, rank_params
+from swerl.training.planning.planner import BF16, training_state
+from swerl.training.planning.shape import Shape
 
 _BF16 = 2
 

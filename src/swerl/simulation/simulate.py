@@ -13,9 +13,9 @@ from swerl.simulation.load import Limits, Profile
 from swerl.simulation.machine import SimMachine, machine
 from swerl.simulation.outcome import Outcome
 from swerl.simulation.schedule import MODES, Schedule
-from swerl.training.kv_cache import KvCache
-from swerl.training.layout import Layout
-from swerl.training.shape import Shape
+from swerl.training.planning.kv_cache import KvCache
+from swerl.training.planning.layout import Layout
+from swerl.training.planning.shape import Shape
 
 DEFAULT_STEPS = 10
 """Steps that are simulated: enough for means, and about a second of a computer's time."""

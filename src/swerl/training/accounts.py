@@ -17,10 +17,10 @@ from swerl.errors import RecipeError, RunError
 from swerl.recipe.schema import Recipe
 from swerl.run.events import Emit, Event, Notice, PhaseEnded, StepEnded
 from swerl.run.history import History
-from swerl.training.flops import row_cost
-from swerl.training.gpus import GPUS
 from swerl.training.memory_check import MemoryCheck
-from swerl.training.shape import shape_of
+from swerl.training.planning.flops import row_cost
+from swerl.training.planning.gpus import GPUS
+from swerl.training.planning.shape import shape_of
 
 _HELD = {"boot", "agent", "diff", "grade_boot", "grade"}
 """Phases of an Episode in which a sandbox is open; others are parts of these."""

@@ -23,10 +23,10 @@ from swerl.interfaces import MegatronMapping
 from swerl.recipe.schema import Recipe
 from swerl.run.files import disk_errors, read_json, write_json, write_text
 from swerl.run.layout import RunFolder
-from swerl.training import checkpoint_meta
-from swerl.training.checkpoint_files import Source
-from swerl.training.checkpoint_folder import folder_of
-from swerl.training.checkpoint_meta import CheckpointMeta
+from swerl.training.checkpoint import meta as checkpoint_meta
+from swerl.training.checkpoint.files import Source
+from swerl.training.checkpoint.folder import folder_of
+from swerl.training.checkpoint.meta import CheckpointMeta
 from swerl.training.export_card import model_card
 from swerl.training.safetensors_files import SHARD_BYTES, LazyTensors, ShardWriter
 from swerl.training.tiny_model import copy_tokenizer

@@ -24,13 +24,14 @@ from swerl.run.events import StepEnded
 from swerl.run.layout import Cursor, RunFolder, State
 from swerl.task import Task
 from swerl.training import batch as batches
-from swerl.training import mini_batches, outcome, weight_sync
+from swerl.training import mini_batches, outcome
 from swerl.training.collect import Collected, collect
 from swerl.training.commits import Commits
 from swerl.training.evaluation import evaluate, is_due
 from swerl.training.meter import Meter
 from swerl.training.mini_batches import Learned
 from swerl.training.skipping import Skipping
+from swerl.training.weight_sync import sync as weight_sync
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class MemoryCheck:
     @classmethod
     def of(cls, recipe: Recipe) -> MemoryCheck:
         """Return the check of a recipe. Raises RecipeError where it has no plan."""
-        from swerl.training.plan import plan
+        from swerl.training.planning.plan import plan
 
         if not recipe.cluster.gpus_per_node:
             return cls(None)

@@ -135,7 +135,7 @@ class Ranks:
             address=node.address,
             rank=rank,
         )
-        command = (PYTHON, "-m", "swerl.training.worker", settings.model_dump_json())
+        command = (PYTHON, "-m", "swerl.training.rank.worker", settings.model_dump_json())
         gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[place]} if place < len(node.gpus) else {}
         return await node.start(Order(command, plan.log(rank), env=gpu, linked=rank == 0))
 

@@ -21,7 +21,7 @@ from swerl.errors import NotFiniteError, TrainerError
 from swerl.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef
 from swerl.run.files import disk_errors
 from swerl.training import batch as batches
-from swerl.training.checkpoint_wait import wait_until_whole
+from swerl.training.checkpoint.wait import wait_until_whole
 from swerl.training.options import TrainerOptions
 from swerl.training.ranks import RankPlan, Ranks
 

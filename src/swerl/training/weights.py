@@ -17,7 +17,7 @@ from swerl.errors import InputError
 from swerl.interfaces import MegatronMapping
 from swerl.learning import WeightRef
 from swerl.run.files import disk_errors
-from swerl.training.gather import global_name, own_part
+from swerl.training.rank.gather import global_name, own_part
 from swerl.training.safetensors_files import LazyTensors, ShardWriter
 from swerl.training.tiny_model import copy_tokenizer
 

@@ -1,0 +1,231 @@
+"""Pieces of tensors in and out of torch's distributed checkpoint format.
+
+The folder is one that Megatron-Core's `dist_checkpointing` reads, too (format `torch_dist`). Its
+own writer is not used: it starts a server for its results, which outlives a killed rank, and forks
+a process for every file, and one that dies leaves the save waiting for ever. Here a rank writes
+one file by itself, in whichever thread calls, and ends with it.
+"""
+
+# heavy imports: this file only runs in the trainer's own processes and in exports
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StoragePrefix,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+
+from swerl.errors import TrainerError
+from swerl.run.files import disk_errors
+from swerl.training.checkpoint.meta import OLDER, FileMark, mark
+from swerl.training.checkpoint.pieces import Piece
+
+COMMON = "common.pt"
+"""What is the same on all ranks, or small: schedule, steps of Adam, random states."""
+DESCRIPTIONS = (COMMON, "metadata.json", ".metadata")
+"""Files that the first rank adds."""
+
+_MEGATRON = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one rank wrote: enough for the first rank to describe the whole."""
+
+    plan: SavePlan
+    results: Sequence[WriteResult]
+    files: Mapping[str, FileMark]
+
+
+def copy_to_host(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return pieces with memory of their own, which training does not change."""
+    return [
+        replace(piece, data=piece.data.detach().to("cpu", copy=True).contiguous())
+        for piece in pieces
+    ]
+
+
+def write(pieces: Sequence[Piece], folder: Path, rank: int) -> Written:
+    """Write one rank's pieces as one file, synced. Raises OSError and torch's errors."""
+    by_index = {_index(piece): piece.data for piece in pieces}
+    prefix = f"__{rank}_"
+    plan = SavePlan([_write_item(piece) for piece in pieces], storage_data=_StoragePrefix(prefix))
+    writer = FileSystemWriter(folder, sync_files=True, thread_count=1, per_thread_copy_ahead=0)
+    results = writer.write_data(plan, _Sources(by_index)).wait() if pieces else []
+    files = {path.name: mark(path) for path in folder.glob(f"{prefix}*")}
+    return Written(replace(plan, storage_data=None), results, files)
+
+
+def finish(
+    parts: Sequence[Written], common: Mapping[str, Any], folder: Path
+) -> dict[str, tuple[int, ...]]:
+    """Write what describes all parts; return the shapes of all tensors.
+
+    Raises ValueError where the parts do not make up whole tensors.
+    """
+    plans = [part.plan for part in parts]
+    _, metadata = DefaultSavePlanner(flatten_state_dict=False).create_global_plan(plans)
+    FileSystemWriter(folder, sync_files=True).finish(
+        metadata, [list(part.results) for part in parts]
+    )
+    torch.save(dict(common), folder / COMMON)
+    (folder / "metadata.json").write_text(json.dumps(_MEGATRON))
+    return _shapes(metadata)
+
+
+class Source:
+    """A checkpoint folder to read from."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._reader = FileSystemReader(folder)
+        try:
+            self._metadata: Metadata = self._reader.read_metadata()
+        except (OSError, EOFError, pickle.UnpicklingError, AttributeError) as error:
+            raise _unreadable(folder, error) from error
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=False)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every whole tensor."""
+        return _shapes(self._metadata)
+
+    def check(self, pieces: Sequence[Piece]) -> None:
+        """Raise TrainerError where the folder lacks a tensor, or has one of another shape."""
+        for piece in pieces:
+            self._entry(piece)
+
+    def common(self) -> dict[str, Any]:
+        """Return what was written beside the tensors."""
+        try:
+            found: dict[str, Any] = torch.load(self.folder / COMMON, weights_only=True)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise _unreadable(self.folder, error) from error
+        return found
+
+    def read(self, pieces: Sequence[Piece]) -> None:
+        """Fill the memory of pieces.
+
+        Raises TrainerError where the folder has no such tensor, or one of another shape.
+        """
+        items: list[ReadItem] = []
+        for number, piece in enumerate(pieces):
+            chunk = ChunkStorageMetadata(torch.Size(piece.offsets), piece.data.shape)
+            found = create_read_items_for_chunk_list(piece.key, self._entry(piece), [chunk])
+            # Two pieces may be the same part of a tensor: a parameter and its master.
+            items += [replace(item, dest_index=MetadataIndex(str(number))) for item in found]
+        targets = _Targets({MetadataIndex(str(n)): piece.data for n, piece in enumerate(pieces)})
+        plan = LoadPlan(items)
+        try:
+            self._reader.read_data(plan, targets).wait()
+        except (OSError, EOFError, RuntimeError, AssertionError, pickle.UnpicklingError) as error:
+            raise _unreadable(self.folder, error) from error
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """Return a whole tensor on the CPU, in fp32."""
+        shape = self.shapes[key]
+        whole = torch.empty(shape)
+        self.read([Piece(key, shape, (0,) * len(shape), whole)])
+        return whole
+
+    def _entry(self, piece: Piece) -> TensorStorageMetadata:
+        entry = self._metadata.state_dict_metadata.get(piece.key)
+        found = tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
+        if found == piece.shape:
+            assert isinstance(entry, TensorStorageMetadata)
+            return entry
+        has = "no such tensor" if found is None else f"shape {found}"
+        message = f"the model has {piece.key} {piece.shape}, the checkpoint {self.folder} {has}"
+        hint = "restore with the model that the checkpoint was made of"
+        raise TrainerError(message, hint=hint)
+
+
+class _Sources(DefaultSavePlanner):
+    """Gives the writer the memory of each item."""
+
+    def __init__(self, by_index: Mapping[MetadataIndex, torch.Tensor]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._by_index = by_index
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self._by_index[index]
+
+
+class _Targets(DefaultLoadPlanner):
+    """Gives the reader the memory of each item."""
+
+    def __init__(self, by_index: Mapping[MetadataIndex, torch.Tensor]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._by_index = by_index
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self._by_index[index]
+
+
+def _shapes(metadata: Metadata) -> dict[str, tuple[int, ...]]:
+    return {
+        key: tuple(entry.size)
+        for key, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the files of a folder, and their names, survive a power cut."""
+    with disk_errors(folder):
+        for path in [*(p for p in folder.iterdir() if p.is_file()), folder]:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _index(piece: Piece) -> MetadataIndex:
+    return MetadataIndex(piece.key, torch.Size(piece.offsets))
+
+
+def _write_item(piece: Piece) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size(piece.offsets), piece.data.shape)
+    properties = TensorProperties(dtype=piece.data.dtype)
+    data = TensorWriteData(chunk, properties, torch.Size(piece.shape))
+    return WriteItem(_index(piece), WriteItemType.SHARD, tensor_data=data)
+
+
+def _unreadable(folder: Path, error: BaseException) -> TrainerError:
+    line = (str(error) or repr(error)).splitlines()[0]
+    message = f"cannot restore the checkpoint {folder}: {line}"
+    return TrainerError(message, hint=OLDER)

@@ -1,0 +1,1 @@
+"""What a run will hold and take, told before it starts."""

@@ -1,0 +1,76 @@
+"""What a step reports: sums over micro-batches and ranks, and the means drawn from them."""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from swerl.learning import StepStats
+from swerl.training.rank.microbatch import MicroBatch
+
+Item = TypeVar("Item")
+
+
+def compare(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
+    """Return how far the trainer's log-probabilities are from the engine's, as sums and a peak.
+
+    The engine's own sum estimates the entropy of the policy that sampled.
+    """
+    compared_BT = micro.mask_BT * micro.sampled_B.unsqueeze(1)
+    gap_BT = (logp_BT - micro.old_logp_BT).abs() * compared_BT
+    return {
+        "num_tokens": float(micro.mask_BT.sum()),
+        "num_compared": float(compared_BT.sum()),
+        "mismatch_sum": float(gap_BT.sum()),
+        "surprise_sum": -float((micro.old_logp_BT * compared_BT).sum()),
+        "mismatch_max": float(gap_BT.max()),
+    }
+
+
+def sum_over_ranks(
+    results: Sequence[Mapping[str, float]], group: torch.distributed.ProcessGroup
+) -> dict[str, float]:
+    """Add up the figures of all micro-batches of a group's ranks; every rank gets the same."""
+    everything = gather_lists(results, group)
+    total: Counter[str] = Counter()
+    for figures in everything:
+        total.update(figures)
+    peak = max(figures["mismatch_max"] for figures in everything)
+    return {**total, "mismatch_max": peak}
+
+
+def gather_lists(own: Sequence[Item], group: torch.distributed.ProcessGroup) -> list[Item]:
+    """Return all ranks' lists end to end, in the order of the ranks."""
+    gathered: list[Sequence[Item]] = [[] for _ in range(group.size())]
+    torch.distributed.all_gather_object(gathered, own, group=group)
+    return [item for part in gathered for item in part]
+
+
+def to_stats(
+    figures: dict[str, float], grad_norm: float, laps: Mapping[str, float], lr: float
+) -> StepStats:
+    """Draw the means from a step's figures; `laps` are the seconds of its phases."""
+    num_tokens = int(figures.pop("num_tokens"))
+    duration_s = sum(laps.values())
+    num_compared = max(figures.pop("num_compared"), 1.0)
+    mismatch = figures.pop("mismatch_sum") / num_compared
+    entropy = figures.pop("surprise_sum") / num_compared
+    return StepStats(
+        loss=figures.pop("loss"),
+        grad_norm=grad_norm,
+        num_tokens=num_tokens,
+        mismatch=mismatch,
+        duration_s=duration_s,
+        extra={
+            **figures,
+            **laps,
+            "entropy": entropy,
+            "lr": lr,
+            "trained_tokens_per_s": num_tokens / duration_s,
+        },
+    )

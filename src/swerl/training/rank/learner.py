@@ -1,0 +1,164 @@
+"""One rank's model, optimizer and schedule, and the optimizer step.
+
+The loss of a micro-batch is a sum over its rows of weight times row loss, and the weights of a
+whole batch sum to one. So gradients of micro-batches and of ranks are summed, never averaged.
+"""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from megatron.core import parallel_state
+
+from swerl.errors import NotFiniteError
+from swerl.interfaces import Algorithm, Family
+from swerl.learning import Batch, StepStats, Totals
+from swerl.training import weights
+from swerl.training.options import WorkerSettings
+from swerl.training.planning.flops import row_cost
+from swerl.training.planning.shape import shape_from_config
+from swerl.training.rank import gather
+from swerl.training.rank.clock import Clock, peak_memory
+from swerl.training.rank.figures import compare, gather_lists, sum_over_ranks, to_stats
+from swerl.training.rank.microbatch import MicroBatch, Row, rank_micro_batches, to_tensors
+from swerl.training.rank.model import TokenModel, build_model
+from swerl.training.rank.optimizer import build_optimizer, build_scheduler, wrap
+from swerl.training.rank.passes import Figures, counts, gradients, log_probs, own_share
+
+
+class Learner:
+    """What one rank trains. Every method must be called on all ranks together."""
+
+    def __init__(self, settings: WorkerSettings, family: Family, algorithm: Algorithm) -> None:
+        self.options = settings.options
+        self.mapping = family.megatron()
+        self.hf_config = weights.read_config(settings.model)
+        self._cost = row_cost(shape_from_config(settings.model.name, self.hf_config))
+        self._algorithm = algorithm
+        self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+        self._share = own_share()
+        self._everyone = torch.distributed.new_group(backend="gloo")
+        self.model = self._build()
+        weights.load(self.model, settings.model, self.mapping, self.hf_config)
+        self._reference = self._frozen_copy() if algorithm.needs_reference else None
+        self.parallel_model = wrap(self.model)
+        self.optimizer = build_optimizer(self.parallel_model, self.options)
+        self.scheduler = build_scheduler(self.optimizer, self.options)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken so far."""
+        return int(self.scheduler.num_steps)
+
+    def step(self, batch: Batch) -> StepStats:
+        """Take one optimizer step.
+
+        Raises NotFiniteError, the weights untouched, where loss or gradients are not finite.
+        """
+        clock = Clock()
+        micro_batches = [
+            self._tensors(rows, all_tokens=self._algorithm.needs_context)
+            for rows in self._rows(batch)
+        ]
+        reference = self._reference_logp(micro_batches)
+        clock.lap("reference")
+        figures = self._gradients(micro_batches, reference, batch.totals)
+        clock.lap("forward_backward")
+        grad_norm = self._update(figures, batch.step)
+        clock.lap("optimizer")
+        peaks = peak_memory(clock.peak_bytes, self._everyone)
+        lr = self.optimizer.param_groups[0]["lr"]
+        return to_stats({**figures, **peaks}, grad_norm, clock.laps, lr)
+
+    def logprobs(self, batch: Batch) -> list[list[float]]:
+        """Return the log-probability of every token of every row, 0 for the first."""
+        packed = self._rows(batch)
+        micro_batches = [self._tensors(rows, all_tokens=True) for rows in packed]
+        own = [
+            (row.place, [0.0, *logp_T[: len(row.sample.ids) - 1]])
+            for rows, micro, logp_S in zip(
+                packed, micro_batches, log_probs(self.model, micro_batches), strict=True
+            )
+            if logp_S is not None and counts()
+            for row, logp_T in zip(rows, micro.grid(logp_S).tolist(), strict=True)
+            if row.weight
+        ]
+        return [logps for _, logps in sorted(gather_lists(own, self._everyone))]
+
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights as Hugging Face tensors, on all ranks alike; run it to its end."""
+        for name, tensor in gather.tensors(self.model):
+            yield from self.mapping.to_hf({name: tensor}, self.hf_config).items()
+
+    def _build(self) -> TokenModel:
+        model = build_model(self.mapping, self.hf_config, self.options)
+        model.to(self._device)
+        return model
+
+    def _frozen_copy(self) -> TokenModel:
+        copy = self._build()
+        copy.load_state_dict(self.model.state_dict())
+        copy.requires_grad_(False)
+        copy.eval()
+        return copy
+
+    def _rows(self, batch: Batch) -> list[list[Row]]:
+        return rank_micro_batches(
+            batch,
+            rank=parallel_state.get_data_parallel_rank(),
+            num_ranks=parallel_state.get_data_parallel_world_size(),
+            budget=self.options.tokens_per_micro_batch * self._share.context_ranks,
+            cost=self._cost,
+            share=self._share,
+        )
+
+    def _tensors(self, rows: Sequence[Row], *, all_tokens: bool) -> MicroBatch:
+        return to_tensors(
+            rows,
+            all_tokens=all_tokens,
+            device=self._device,
+            share=self._share,
+            replay=self.options.routing_replay,
+        )
+
+    def _reference_logp(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor | None]:
+        if self._reference is None:
+            return [None] * len(micro_batches)
+        return log_probs(self._reference, micro_batches)
+
+    def _gradients(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        reference: Sequence[torch.Tensor | None],
+        totals: Totals,
+    ) -> dict[str, float]:
+        """Fill the gradient buffers; return figures of the whole batch, the same on all ranks."""
+
+        def loss(
+            micro: MicroBatch, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None
+        ) -> tuple[torch.Tensor, Figures]:
+            inputs = micro.loss_inputs(logp_S, ref_logp_S, totals)
+            result = self._algorithm.loss(inputs)
+            figures = {"loss": float(result.loss.detach()), **result.stats}
+            return result.loss, figures | compare(inputs.logp_BT.detach(), micro)
+
+        self.parallel_model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        results = gradients(self.parallel_model, micro_batches, reference, loss)
+        return sum_over_ranks(results, self._everyone)
+
+    def _update(self, figures: Mapping[str, float], step: int) -> float:
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        if not (math.isfinite(figures["loss"]) and math.isfinite(grad_norm)):
+            message = f"step {step} has loss {figures['loss']} and gradient norm {grad_norm}"
+            hint = "the weights are unchanged; lower trainer.lr or look at the step's samples"
+            raise NotFiniteError(message, hint=hint)
+        # Before the update, so that the first step already has a learning rate above zero.
+        self.scheduler.step(1)
+        self.optimizer.step()
+        return grad_norm

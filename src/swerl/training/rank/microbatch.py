@@ -1,0 +1,141 @@
+"""A rank's part of a Batch, cut into packed micro-batches of tensors.
+
+Axes: B rows, T positions of the longest row less one, S selected positions. Position t of a row
+stands for the token t + 1, which the model predicts there.
+"""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from swerl.learning import Batch, LossInputs, Totals
+from swerl.sample import Sample
+from swerl.training import batch as batches
+from swerl.training.planning.flops import RowCost
+from swerl.training.rank.context import Share
+from swerl.training.rank.packing import pack
+from swerl.training.rank.rows import PackedRows, pack_rows
+
+_WHOLE = Share()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One Sample and its part of the batch's mean."""
+
+    place: int
+    """Where the Sample stands in the Batch."""
+    sample: Sample
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward pass reads."""
+
+    rows: PackedRows
+    row_S: torch.Tensor
+    position_S: torch.Tensor
+    old_logp_BT: torch.Tensor
+    mask_BT: torch.Tensor
+    token_BT: torch.Tensor
+    advantage_B: torch.Tensor
+    weight_B: torch.Tensor
+    sampled_B: torch.Tensor
+    """1 on rows that an engine sampled, 0 on rows that were written for it."""
+
+    def grid(self, values_S: torch.Tensor) -> torch.Tensor:
+        """Lay selected values out as `values_BT`, 0 elsewhere."""
+        zeros_BT = torch.zeros_like(self.old_logp_BT)
+        return zeros_BT.index_put((self.row_S, self.position_S), values_S)
+
+    def loss_inputs(
+        self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None, totals: Totals
+    ) -> LossInputs:
+        """Return what an Algorithm's loss reads; `totals` are those of the whole batch."""
+        return LossInputs(
+            logp_BT=self.grid(logp_S),
+            old_logp_BT=self.old_logp_BT,
+            ref_logp_BT=None if ref_logp_S is None else self.grid(ref_logp_S),
+            mask_BT=self.mask_BT,
+            token_BT=self.token_BT,
+            advantage_B=self.advantage_B,
+            weight_B=self.weight_B,
+            totals=totals,
+        )
+
+
+def rank_micro_batches(
+    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost, share: Share = _WHOLE
+) -> list[list[Row]]:
+    """Return the rows of each micro-batch of a rank; the same split on every rank.
+
+    No micro-batch has more than `budget` positions, with the padding that `share` asks for, and all
+    ranks have as many micro-batches. Where rows do not suffice, a row of weight 0 that trains
+    nothing keeps a rank in the collective calls. Raises TrainerError on a row over the budget.
+    """
+    weights = batches.weights(batch)
+    rows = [
+        Row(place, sample, weight)
+        for place, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
+    ]
+    sizes = [len(sample.ids) - 1 for sample in batch.samples]
+    costs = [cost.of(size) for size in sizes]
+    padded = [share.pad_row(size) for size in sizes]
+    packing = pack(padded, costs, num_ranks=num_ranks, budget=budget)
+    return [
+        [rows[place] for place in sorted(places, key=lambda place: (-sizes[place], place))]
+        or [_idle(rows[0])]
+        for places in packing.packs[rank]
+    ]
+
+
+def to_tensors(
+    rows: Sequence[Row],
+    *,
+    all_tokens: bool,
+    device: torch.device,
+    share: Share = _WHOLE,
+    replay: bool = True,
+) -> MicroBatch:
+    """Pack rows, or this rank's share of them.
+
+    Selected are the trained tokens, or with `all_tokens` the context's too. With `replay` the
+    experts that the engine recorded go along.
+    """
+    lengths = [len(row.sample.ids) - 1 for row in rows]
+    mask_BT = _pad([row.sample.mask[1:] for row in rows], device)
+    token_BT = _pad([[1.0] * length for length in lengths], device)
+    row_S, position_S = (token_BT if all_tokens else mask_BT).nonzero(as_tuple=True)
+    samples = [row.sample for row in rows]
+    return MicroBatch(
+        rows=pack_rows(samples, (row_S, position_S), share, device, replay=replay),
+        row_S=row_S,
+        position_S=position_S,
+        old_logp_BT=_pad([row.sample.logprobs[1:] for row in rows], device),
+        mask_BT=mask_BT,
+        token_BT=token_BT,
+        advantage_B=torch.tensor([row.sample.advantage for row in rows], device=device),
+        weight_B=torch.tensor([row.weight for row in rows], device=device),
+        sampled_B=torch.tensor(
+            [float(bool(row.sample.weight_versions)) for row in rows], device=device
+        ),
+    )
+
+
+def _idle(row: Row) -> Row:
+    sample = replace(
+        row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0), routed=()
+    )
+    return replace(row, sample=sample, weight=0.0)
+
+
+def _pad(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
+    tensors = [torch.from_numpy(np.array(row, dtype=np.float32)) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)

@@ -1,0 +1,170 @@
+"""The model in training: Megatron-Core's GPTModel on packed rows.
+
+Rows are packed end to end (Megatron's `thd` format); attention never crosses from one row to the
+next. A pipeline stage answers with hidden states, the last one with log-probabilities; its output
+layer runs only on the positions that are asked for.
+
+Axes: N positions of this context rank, O selected of them, S selected of all context ranks', H
+hidden, V vocabulary of this tensor rank. With several tensor ranks each holds N / ranks positions
+between the matrices (sequence parallelism).
+"""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from swerl.chat import Json
+from swerl.errors import TrainerError
+from swerl.interfaces import MegatronMapping
+from swerl.training.options import TrainerOptions
+from swerl.training.rank.layer_spec import block_spec, check_divides
+from swerl.training.rank.output import log_probs, over_context
+from swerl.training.rank.packed_layer import RowParams
+from swerl.training.rank.rows import PackedRows
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
+    """GPTModel that answers with the log-probability of given next tokens."""
+
+    temperature = 1.0
+    """What logits are divided by."""
+
+    def forward(self, rows: PackedRows) -> torch.Tensor:
+        """Return `logp_S` in fp32, the same on all context ranks; hidden states on other stages."""
+        hidden_N1H = self._hidden(rows)
+        if not self.post_process:
+            return hidden_N1H
+        if self.config.sequence_parallel:
+            hidden_N1H = tensor_parallel.gather_from_sequence_parallel_region(
+                hidden_N1H, tensor_parallel_output_grad=False
+            )
+        hidden_OH = hidden_N1H.squeeze(1).index_select(0, rows.selected_O)
+        vocab = self.vocab_size // parallel_state.get_tensor_model_parallel_world_size()
+        logp_O = log_probs(self._logits, hidden_OH, rows.labels_O, vocab=vocab)
+        if parallel_state.get_context_parallel_world_size() == 1:
+            return logp_O
+        return over_context(logp_O, rows.place_O, rows.num_selected)
+
+    def _logits(self, hidden_OH: torch.Tensor) -> torch.Tensor:
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else None
+        logits_O1V, _ = self.output_layer(hidden_OH.unsqueeze(1), weight=weight)
+        logits_OV: torch.Tensor = logits_O1V.squeeze(1)
+        return logits_OV if self.temperature == 1.0 else logits_OV / self.temperature
+
+    def _hidden(self, rows: PackedRows) -> torch.Tensor:
+        bounds = torch.tensor([0, *rows.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        longest = max(rows.lengths)
+        packed = RowParams(
+            qkv_format="thd",
+            cu_seqlens_q=bounds,
+            cu_seqlens_kv=bounds,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+            routed_NLK=rows.routed_NLK,
+        )
+        embedded, rope, *_ = self._preprocess(
+            input_ids=rows.ids_N.unsqueeze(0), position_ids=None, packed_seq_params=packed
+        )
+        hidden_N1H: torch.Tensor = self.decoder(
+            hidden_states=embedded,
+            attention_mask=None,
+            rotary_pos_emb=rope,
+            packed_seq_params=packed,
+        )
+        return hidden_N1H
+
+
+def build_model(
+    mapping: MegatronMapping, hf_config: Mapping[str, Json], options: TrainerOptions
+) -> TokenModel:
+    """Build this rank's part of the model, with weights that still have to be loaded.
+
+    Raises TrainerError where the model does not divide over the ranks.
+    """
+    shapes = mapping.config(hf_config)
+    transformer, model = shapes["transformer"], shapes["model"]
+    assert isinstance(transformer, Mapping)
+    assert isinstance(model, Mapping)
+    check_divides(transformer, model, options.tensor_parallel)
+    _check_layout(transformer, options)
+    config = TransformerConfig(**{**_settings(options), **transformer})
+    built = TokenModel(
+        config=config,
+        transformer_layer_spec=block_spec(config, shapes),
+        max_sequence_length=hf_config.get("max_position_embeddings", 4096),
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        **model,
+    )
+    built.temperature = options.temperature
+    if built.post_process:
+        # Its input are selected positions, gathered before.
+        built.output_layer.sequence_parallel = False
+        built.output_layer.allreduce_dgrad = options.tensor_parallel > 1
+    return built
+
+
+def _settings(options: TrainerOptions) -> dict[str, object]:
+    """Return what of TransformerConfig is no property of the model."""
+    dtype = _DTYPES[options.dtype]
+    settings: dict[str, object] = {
+        "activation_func": F.silu,
+        "tensor_model_parallel_size": options.tensor_parallel,
+        "sequence_parallel": options.tensor_parallel > 1,
+        "pipeline_model_parallel_size": options.pipeline_parallel,
+        "context_parallel_size": options.context_parallel,
+        "expert_model_parallel_size": options.expert_parallel,
+        "expert_tensor_parallel_size": options.expert_tensor_parallel,
+        # Micro-batches are packed rows, no two of one length.
+        "variable_seq_lengths": options.pipeline_parallel > 1,
+        # What is sent to the next stage is not kept here: the backward pass does not read it.
+        "deallocate_pipeline_outputs": True,
+        "moe_token_dispatcher_type": "alltoall",
+        # Megatron refuses one expert a token without it; its own routing is not in use (moe.py).
+        "moe_router_pre_softmax": True,
+        "bf16": options.dtype == "bf16",
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "use_cpu_initialization": not torch.cuda.is_available(),
+        "bias_dropout_fusion": False,
+        "bias_activation_fusion": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "apply_rope_fusion": False,
+        # Gradients of micro-batches and ranks are summed: the rows' weights hold the divisor.
+        "calculate_per_token_loss": True,
+    }
+    if options.recompute:
+        settings |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    return settings
+
+
+def _check_layout(transformer: Mapping[str, Json], options: TrainerOptions) -> None:
+    """Refuse what Megatron-Core trains wrong, or fails at without saying why."""
+    layers, stages = transformer["num_layers"], options.pipeline_parallel
+    assert isinstance(layers, int)
+    if layers % stages:
+        message = f"the model's layers ({layers}) do not divide by pipeline_parallel={stages}"
+        raise TrainerError(message, hint="choose a pipeline_parallel that divides them")
+    expert, tensor = options.expert_tensor_parallel, options.tensor_parallel
+    if transformer.get("num_moe_experts") and options.expert_parallel == 1 and expert != tensor:
+        message = (
+            f"expert_parallel=1 with expert_tensor_parallel={expert} and tensor_parallel={tensor} "
+            "trains wrong weights: experts' gradients are not summed over the ranks in between"
+        )
+        raise TrainerError(message, hint=f"set expert_tensor_parallel={tensor}")

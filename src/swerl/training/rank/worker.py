@@ -1,0 +1,213 @@
+"""One rank of the trainer: `python -m swerl.training.rank.worker SETTINGS [SOCKET]`.
+
+Rank 0 inherits the socket to the controller. It reads one JSON object a line (`command` and its
+arguments), passes it on to the other ranks, and answers with one line: `result`, or `error` and
+`hint` where the command failed and the trainer lives on. Any other failure ends the process, and
+its log holds the reason. SIGUSR1 writes the stack of every thread to the log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from swerl import plugins
+from swerl.cluster.network import interface_of
+from swerl.errors import SwerlError, TrainerError
+from swerl.learning import Batch, EngineTarget
+from swerl.training import batch as batches
+from swerl.training.options import WorkerSettings
+from swerl.training.rank import megatron_cpu
+
+if TYPE_CHECKING:
+    from swerl.training.weight_sync.send import Sender
+
+IDLE = timedelta(days=30)
+"""How long a rank waits for the next command: as long as rollouts take. Dead ranks are noticed by
+the controller, which watches the processes."""
+
+
+def main() -> None:
+    """Serve commands until `close` or until the controller is gone."""
+    _die_with_parent()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    warnings.filterwarnings("ignore", module="megatron")
+    settings = WorkerSettings.model_validate_json(sys.argv[1])
+    torch.set_num_threads(settings.options.threads)
+    _join_ranks(settings)
+    link = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
+    try:
+        commands = Commands(settings)
+    except SwerlError as error:
+        _answer(link, {"error": str(error), "hint": error.hint})
+        return
+    # What is loaded stays: full collections, of which Megatron-Core's saving makes some, need not
+    # walk it again.
+    gc.freeze()
+    _answer(link, {"result": "ready"})
+    for command in _commands(link):
+        _answer(link, _run(commands, command))
+    commands.close()
+    commands.finish()
+    dist.destroy_process_group()
+
+
+class Commands:
+    """What the controller may ask for; every rank runs every command."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        # Imported here: Megatron-Core must find the CPU adapter in place.
+        from swerl.training.checkpoint.store import Checkpoints
+        from swerl.training.rank.learner import Learner
+
+        family = plugins.load("families", settings.family).build(settings.model)
+        module = plugins.load("algorithms", settings.algorithm)
+        algorithm = module.build(module.Options.model_validate(settings.algorithm_options))
+        self._settings = settings
+        self._learner = Learner(settings, family, algorithm)
+        self._checkpoints = Checkpoints(self._learner, settings)
+        self._sender: Sender | None = None
+
+    def step(self, batch: str) -> dict[str, Any]:
+        """Take one optimizer step on a batch file."""
+        return asdict(self._learner.step(self._read(batch)))
+
+    def logprobs(self, batch: str) -> list[list[float]]:
+        """Return the log-probability of every token of a batch file."""
+        return self._learner.logprobs(self._read(batch))
+
+    def publish(self) -> dict[str, str]:
+        """Write the weights as a model folder named for the number of steps taken."""
+        from swerl.training import weights
+
+        tensors = self._learner.whole_weights()
+        try:
+            if dist.get_rank():
+                return {}
+            target = self._settings.options.publish_dir / self._version
+            ref = weights.publish(tensors, self._settings.model, target)
+        finally:
+            for _ in tensors:  # all ranks come to the end together, also of an error on the first
+                pass
+        return {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
+
+    def send(self, targets: list[dict[str, Any]], way: str, version: str | None) -> dict[str, Any]:
+        """Send the weights into the memory of engine servers."""
+        from swerl.training.weight_sync.send import Sender, stored_dtypes
+
+        if version not in (None, self._version):
+            message = f"the trainer holds weights {self._version}, not {version} any more"
+            raise TrainerError(message, hint="the next update serves every engine")
+        options = self._settings.options
+        self._sender = self._sender or Sender(
+            self._learner.whole_weights,
+            self._learner.hf_config,
+            stored_dtypes(self._settings.model),
+            max_bytes=options.weight_bucket_mib * 2**20,
+            timeout_s=options.weight_bucket_s,
+        )
+        sent = self._sender.send([EngineTarget(**each) for each in targets], way, self._version)
+        return asdict(sent) | {"certain": sorted(sent.certain)}
+
+    def save(self, step: int, kept: list[int]) -> None:
+        """Begin the checkpoint of a step."""
+        self._checkpoints.save(step, kept)
+
+    def restore(self, step: int) -> None:
+        """Continue from the checkpoint of a step."""
+        self._checkpoints.restore(step)
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being written; how that goes, its note says."""
+        self._checkpoints.finish()
+
+    @property
+    def _version(self) -> str:
+        """What the weights are called: the number of steps taken."""
+        return f"{self._learner.num_steps:06d}"
+
+    def close(self) -> None:
+        """Leave the engines' group."""
+        if self._sender:
+            self._sender.close()
+
+    def _read(self, path: str) -> Batch:
+        replay = self._settings.options.routing_replay
+        return batches.read(Path(path), routed=replay)
+
+
+def _join_ranks(settings: WorkerSettings) -> None:
+    megatron_cpu.install()
+    from swerl.training.rank.parallel import form_groups
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(settings.rank % torch.cuda.device_count())
+    # By default both ask for an address of the host's name, which need not be the one in use.
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface_of(settings.address))
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        init_method=settings.rendezvous,
+        rank=settings.rank,
+        world_size=settings.options.ranks,
+        timeout=IDLE,
+    )
+    form_groups(settings.options)
+
+
+def _commands(link: socket.socket | None) -> Iterator[Mapping[str, Any]]:
+    """Yield commands on every rank until `close`, or until the controller's end is closed."""
+    lines = link.makefile("r", encoding="utf-8") if link else iter(())
+    group = dist.new_group(backend="gloo", timeout=IDLE)
+    while True:
+        held: list[Any] = [next(lines, None)] if link else [None]
+        dist.broadcast_object_list(held, src=0, group=group)
+        command = json.loads(held[0]) if held[0] else {"command": "close"}
+        if command["command"] == "close":
+            return
+        yield command
+
+
+def _run(commands: Commands, command: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = dict(command)
+    method: Callable[..., Any] = getattr(commands, arguments.pop("command"))
+    try:
+        return {"result": method(**arguments)}
+    except SwerlError as error:
+        return {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
+
+
+def _answer(link: socket.socket | None, answer: Mapping[str, Any]) -> None:
+    if link is None:
+        return
+    # A controller that is gone is noticed at the next read.
+    with suppress(BrokenPipeError):
+        link.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when the controller dies, even by SIGKILL."""
+    set_parent_death_signal = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

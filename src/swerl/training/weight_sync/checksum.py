@@ -1,0 +1,185 @@
+"""What an engine's parameters must hash to, worked out from Hugging Face tensors.
+
+SGLang's `/weights_checker` hashes each parameter of each tensor-parallel rank. An engine fuses some
+tensors and cuts others among its ranks; here is the same, read off SGLang 0.5.21's loaders of
+qwen3, qwen3_moe, qwen3_5, qwen3_5_moe and glm4_moe. Where kernels may lay a parameter out anew, as
+those of experts do, a checksum is a guess: see `Sent.certain`.
+"""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from swerl.chat import Json
+from swerl.families._megatron.reading import text_config
+from swerl.learning import EngineTarget
+from swerl.training.weight_sync.cuts import Cut, along, heads, stacked, whole
+from swerl.training.weight_sync.hash import hash_tensor
+
+CERTAIN_MODELS = frozenset({"qwen3", "qwen3_moe"})
+"""Model types of which real engines have confirmed every parameter but the experts."""
+VOCAB_BLOCK = 64
+"""Rows to which SGLang pads an embedding."""
+SMALL = 1 << 22
+"""Elements of a tensor that an engine may keep in fp32, whatever its type: routers, decays."""
+_FUSED = {
+    "q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 1), "v_proj": ("qkv_proj", 2),
+    "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
+    "in_proj_qkv": ("in_proj_qkvz", 0), "in_proj_z": ("in_proj_qkvz", 1),
+    "in_proj_b": ("in_proj_ba", 0), "in_proj_a": ("in_proj_ba", 1),
+}  # fmt: skip
+_NUM_PARTS = {"qkv_proj": 3, "gate_up_proj": 2, "in_proj_qkvz": 2, "in_proj_ba": 2}
+_EXPERT = re.compile(r"^(?P<path>.*\.experts)\.((?P<number>\d+)\.)?(?P<part>\w+_proj)(\.weight)?$")
+
+
+class Expectation:
+    """Collects, tensor by tensor, what every rank of a server must hold.
+
+    Parts of one fused parameter are kept until the last has come: those of one layer's experts at
+    most, where the model's files hold each expert by itself.
+    """
+
+    def __init__(self, target: EngineTarget, hf_config: Mapping[str, Json]) -> None:
+        self._target = target
+        self._ranks = target.num_ranks
+        self._dtype = getattr(torch, target.dtype)
+        self._type = str(hf_config.get("model_type"))
+        self._config = text_config(hf_config)
+        self._tied = bool(hf_config.get("tie_word_embeddings"))
+        self._parts: dict[str, dict[int, torch.Tensor]] = {}
+        self._found: list[dict[str, tuple[str, ...]]] = [{} for _ in range(target.num_ranks)]
+        self._certain: set[str] = set()
+
+    @property
+    def checksums(self) -> tuple[Mapping[str, tuple[str, ...]], ...]:
+        """For each rank: parameter -> the checksums that it may have."""
+        return tuple(self._found)
+
+    @property
+    def certain(self) -> frozenset[str]:
+        """Parameters that can have no other checksum."""
+        return frozenset(self._certain)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take one whole Hugging Face tensor into account."""
+        name = self._engine_name(name)
+        if name == "lm_head.weight" and self._tied:
+            return
+        if expert := _EXPERT.match(name):
+            self._add_expert(expert, tensor)
+            return
+        path, _, kind = name.rpartition(".")
+        parent, _, module = path.rpartition(".")
+        if module in _FUSED:
+            fused, place = _FUSED[module]
+            full_name = f"{parent}.{fused}.{kind}"
+            if parts := self._collected(full_name, place, tensor, _NUM_PARTS[fused]):
+                self._note(full_name, [self._fuse(fused, parts)], certain=self._is_certain)
+        elif module in ("embed_tokens", "lm_head"):
+            if tensor.shape[0] % (VOCAB_BLOCK * self._ranks) == 0:
+                self._note(name, [along(tensor, self._ranks, 0)], certain=True)
+        elif module in ("o_proj", "down_proj", "out_proj") and kind == "weight":
+            self._note(name, [along(tensor, self._ranks, -1)], certain=self._is_certain)
+        elif module.endswith("norm"):
+            self._note(name, [whole(tensor, self._ranks)], certain=self._is_certain)
+        elif module == "conv1d":
+            self._note(name, [self._by_section(tensor)])
+        else:
+            cuts = (along(tensor, self._ranks, dim) for dim in (0, -1) if tensor.ndim)
+            self._note(name, [whole(tensor, self._ranks), *cuts])
+
+    @property
+    def _is_certain(self) -> bool:
+        return self._type in CERTAIN_MODELS
+
+    def _engine_name(self, name: str) -> str:
+        """Return what SGLang calls a tensor before it fuses it."""
+        if self._type.startswith("qwen3_5"):
+            return name.replace(".language_model.", ".").replace(".self_attn.", ".")
+        return name
+
+    def _number(self, key: str) -> int:
+        """Return a whole number of the model's config.json, 0 where there is none."""
+        value = self._config.get(key)
+        return value if isinstance(value, int) else 0
+
+    def _collected(
+        self, name: str, place: int, tensor: torch.Tensor, num_parts: int
+    ) -> list[torch.Tensor]:
+        """Keep one part of a parameter; return all of them, in order, with the last."""
+        parts = self._parts.setdefault(name, {})
+        parts[place] = tensor
+        if len(parts) < num_parts:
+            return []
+        del self._parts[name]
+        return [parts[n] for n in sorted(parts)]
+
+    def _fuse(self, fused: str, parts: Sequence[torch.Tensor]) -> Cut | None:
+        """Each rank holds its share of the rows of every part, one part under the other."""
+        first, *rest = parts
+        if fused == "qkv_proj":
+            num_heads = self._number("num_key_value_heads") or self._ranks
+            cuts = [along(first, self._ranks, 0)]
+            cuts += [heads(part, self._ranks, num_heads) for part in rest]
+            return stacked(cuts)
+        if fused == "in_proj_qkvz":
+            return stacked([self._by_section(first), along(rest[0], self._ranks, 0)])
+        return stacked([along(part, self._ranks, 0) for part in parts])
+
+    def _by_section(self, tensor: torch.Tensor) -> Cut | None:
+        """Cut the rows of a delta net's queries, keys and values, each for itself."""
+        keys = self._number("linear_num_key_heads") * self._number("linear_key_head_dim")
+        if not 0 < 2 * keys < tensor.shape[0]:
+            return None
+        sections = torch.split(tensor, [keys, keys, tensor.shape[0] - 2 * keys])
+        return stacked([along(section, self._ranks, 0) for section in sections])
+
+    def _add_expert(self, match: re.Match[str], tensor: torch.Tensor) -> None:
+        """Stack a layer's experts, (experts, rows, columns), gates over ups."""
+        path, part = match["path"], match["part"]
+        if match["number"] is None:
+            self._note_experts(path, part, tensor)
+            return
+        keys = ("num_experts", "num_local_experts", "n_routed_experts")
+        num_experts = max(map(self._number, keys))
+        if not num_experts:
+            return
+        stack, halves = (f"{path}.down_proj", 1) if part == "down_proj" else (f"{path}.gate_up", 2)
+        place = halves * int(match["number"]) + (part == "up_proj")
+        if parts := self._collected(stack, place, tensor, halves * num_experts):
+            rows = torch.cat(parts)
+            self._note_experts(path, part, rows.view(num_experts, -1, rows.shape[-1]))
+
+    def _note_experts(self, path: str, part: str, experts: torch.Tensor) -> None:
+        """Ranks share each expert, or the experts among them."""
+        by_expert = along(experts, self._ranks, 0)
+        if part == "down_proj":
+            self._note(f"{path}.w2_weight", [along(experts, self._ranks, -1), by_expert])
+        else:
+            halves = experts.chunk(2, 1)
+            cut = stacked([along(half, self._ranks, 1) for half in halves], 1)
+            self._note(f"{path}.w13_weight", [cut, by_expert])
+
+    def _note(self, name: str, cuts: Sequence[Cut | None], *, certain: bool = False) -> None:
+        """Keep the checksums of every way in which the ranks may hold a parameter."""
+        found = [cut for cut in cuts if cut is not None]
+        for rank in range(self._ranks if found else 0):
+            # One rank holds the same bytes by every cut.
+            held = [cut[rank] for cut in found][: 1 if self._ranks == 1 else None]
+            sums = [each for tensor in held for each in self._sums(tensor)]
+            self._found[rank][name] = tuple(dict.fromkeys(sums))
+        if certain and found:
+            self._certain.add(name)
+
+    def _sums(self, tensor: torch.Tensor) -> list[str]:
+        """Return its checksums in each type that an engine may keep it in."""
+        types = [tensor.dtype, self._dtype]
+        if tensor.numel() <= SMALL and tensor.is_floating_point():
+            types.append(torch.float32)
+        kinds = (tensor.to(dtype) for dtype in dict.fromkeys(types))
+        return [hash_tensor(kind, self._target.device) for kind in kinds]

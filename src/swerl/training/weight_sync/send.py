@@ -1,0 +1,224 @@
+"""The trainer's side of a weight update: gather the tensors, hand over bucket after bucket.
+
+Every rank gathers. By `tensor` each server opens the buckets in memory that both share: the GPU's,
+where a trainer rank and an engine rank live on the same one, else the machine's. By `distributed`
+the first rank broadcasts them. A server that fails is left out and named; a failed broadcast is
+begun again with those that are left. The controller opens and closes the update at each server.
+"""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from swerl.chat import Json
+from swerl.engines._weights import shards
+from swerl.learning import EngineTarget, Sent
+from swerl.training.weight_sync.buckets import Bucket, handle, in_buckets
+from swerl.training.weight_sync.checksum import Expectation
+from swerl.training.weight_sync.group import EngineGroup, GroupError
+from swerl.training.weight_sync.http import Caller, failures
+
+Gather = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+"""Yields whole Hugging Face tensors; called on all ranks together, and run through to the end."""
+
+
+class Sender:
+    """One rank's part in sending; keeps the group of a broadcast between updates.
+
+    `max_bytes` bounds a bucket, `timeout_s` the time that a server may take for one.
+    """
+
+    def __init__(
+        self,
+        gather: Gather,
+        hf_config: Mapping[str, Json],
+        dtypes: Mapping[str, torch.dtype],
+        *,
+        max_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        self._gather = gather
+        self._hf_config = hf_config
+        self._dtypes = dtypes
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._group: EngineGroup | None = None
+
+    def send(self, targets: Sequence[EngineTarget], way: str, version: str) -> Sent:
+        """Send everything to all targets by `tensor` or `distributed`. For all ranks together."""
+        delivery = _Delivery(targets, Caller(len(targets), self._timeout_s))
+        try:
+            if way == "tensor":
+                self._pass(delivery, delivery.share)
+            else:
+                self._broadcast(delivery)
+        finally:
+            delivery.caller.close()
+        return delivery.sent(version)
+
+    def close(self) -> None:
+        """Leave the group, if there is one."""
+        if self._group:
+            self._group.close()
+        self._group = None
+
+    def _broadcast(self, delivery: _Delivery) -> None:
+        """Go through all weights again as long as members fail and others are left."""
+        while True:
+            broken = [self._try_broadcast(delivery)]
+            dist.broadcast_object_list(broken, src=0)
+            if not broken[0]:
+                return
+
+    def _try_broadcast(self, delivery: _Delivery) -> bool:
+        """Return whether a member failed and others still wait for the weights."""
+        known = self._group
+        group = self._join(delivery) if dist.get_rank() == 0 else None
+        broken = dist.get_rank() == 0 and group is None
+
+        def deliver(bucket: Bucket) -> None:
+            nonlocal broken
+            if group is None or broken:
+                return
+            try:
+                group.broadcast(bucket, bucket.flat().to(delivery.device))
+            except GroupError as error:
+                broken = True
+                # A server that started anew is in no old group, and does no harm in a new one.
+                delivery.lose(error.gone if group is known else error.culprits)
+                self.close()
+
+        self._pass(delivery, deliver)
+        return broken and bool(delivery.alive)
+
+    def _join(self, delivery: _Delivery) -> EngineGroup | None:
+        """Return the group of those who are left; None where somebody did not join."""
+        wanted = tuple(delivery.alive)
+        if self._group and self._group.targets == wanted:
+            return self._group
+        self.close()
+        if not wanted:
+            return None
+        group = EngineGroup(wanted, Caller(len(wanted), self._timeout_s))
+        try:
+            group.join()
+        except GroupError as error:
+            delivery.lose(error.culprits)
+            group.close()
+            return None
+        self._group = group
+        return group
+
+    def _pass(self, delivery: _Delivery, deliver: Callable[[Bucket], None]) -> None:
+        """Gather everything once; other ranks wait in it for rank 0, so it never ends early."""
+        expected = Expectation(delivery.targets[0], self._hf_config)
+        first, num_tensors = dist.get_rank() == 0, 0
+        for bucket in in_buckets(self._typed(), self._max_bytes):
+            num_tensors += len(bucket.names)
+            if first:
+                for name, tensor in zip(bucket.names, bucket.tensors, strict=True):
+                    expected.add(name, tensor)
+            deliver(bucket)
+        delivery.note(expected, num_tensors)
+
+    def _typed(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield each tensor in the type that the model's own files give it."""
+        for name, tensor in self._gather():
+            yield name, tensor.detach().to(self._dtypes.get(name, tensor.dtype))
+
+
+class _Delivery:
+    """One update under way: who takes part in it, who failed, and what they must hold after it."""
+
+    def __init__(self, targets: Sequence[EngineTarget], caller: Caller) -> None:
+        self.targets = targets
+        self.caller = caller
+        self.alive = list(targets)
+        self.device = targets[0].device
+        self._reasons: dict[str, str] = {}
+        self._checksums: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+        self._certain: frozenset[str] = frozenset()
+        self._num_tensors = 0
+
+    def lose(self, reasons: Mapping[str, str]) -> None:
+        """Leave servers out from here on."""
+        self._reasons |= reasons
+        self.alive = [each for each in self.alive if each.url not in self._reasons]
+
+    def note(self, expected: Expectation, num_tensors: int) -> None:
+        """Keep what a server must hold that took everything."""
+        self._checksums, self._certain = expected.checksums, expected.certain
+        self._num_tensors = num_tensors
+
+    def sent(self, version: str) -> Sent:
+        """Return what came of it."""
+        return Sent(version, self._num_tensors, self._reasons, self._checksums, self._certain)
+
+    def share(self, bucket: Bucket) -> None:
+        """Let every server open a bucket, and return when all have copied it."""
+        handles = self._handles(bucket)
+        if dist.get_rank() == 0:
+            calls = {
+                target.url: self.caller.start(
+                    target.url,
+                    "/update_weights_from_tensor",
+                    {
+                        "serialized_named_tensors": list(self._of(place, handles.texts)),
+                        "load_format": "flattened_bucket",
+                        "flush_cache": False,
+                    },
+                )
+                for place, target in enumerate(self.targets)
+                if target in self.alive
+            }
+            self.lose({url: str(error) for url, error in failures(calls).items()})
+        if self.device == "cuda":
+            dist.barrier()  # every rank's memory has been read
+
+    def _handles(self, bucket: Bucket) -> _Handles:
+        """Return one handle for all on a CPU; on GPUs, at rank 0, every trainer rank's own."""
+        if self.device == "cpu":
+            if dist.get_rank():
+                return _Handles(None, [])
+            flat = bucket.flat()
+            return _Handles(flat, [handle(bucket, flat)])
+        flat = bucket.flat().cuda()
+        texts: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(texts, handle(bucket, flat))
+        return _Handles(flat, [text for text in texts if text])
+
+    def _of(self, place: int, texts: Sequence[str]) -> Iterator[str]:
+        """Yield a server's handles, one a rank: those of the trainer ranks on its GPUs."""
+        num_ranks = self.targets[place].num_ranks
+        for rank in range(num_ranks):
+            yield texts[0] if self.device == "cpu" else texts[place * num_ranks + rank]
+
+
+class _Handles:
+    """Handles, and the memory that must live as long as they do."""
+
+    def __init__(self, flat: torch.Tensor | None, texts: list[str]) -> None:
+        self.flat = flat
+        self.texts = texts
+
+
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def stored_dtypes(model: Path) -> dict[str, torch.dtype]:
+    """Return the type of every floating tensor in a model folder's files."""
+    found = {}
+    for path in shards(model):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] in _TYPES:
+                found[name] = _TYPES[entry["dtype"]]
+    return found
