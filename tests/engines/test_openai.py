@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -97,11 +97,20 @@ async def test_turns_through_a_chat_engine_are_kept_but_not_trainable(
     assert to_samples(trajectory, episode="e", task="t") == []
 
 
-async def test_a_server_that_is_not_there_is_lost() -> None:
-    async with opened("http://127.0.0.1:9/v1") as engine:
-        with pytest.raises(EngineLostError, match="no answer from") as caught:
-            await engine.chat(ChatRequest((ASK,)), "s")
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "127.0.0.1/v1", "nonsense"])
+async def test_a_server_that_is_not_there_is_told_before_anything_starts(url: str) -> None:
+    with pytest.raises(EngineLostError, match="no answer from") as caught:
+        async with opened(url):
+            pass
     assert "engine.base_url" in caught.value.hint
+
+
+async def test_a_server_that_went_away_is_lost() -> None:
+    async with AsyncExitStack() as stack:
+        async with answering(200, "{}") as url:
+            engine = await stack.enter_async_context(opened(url))
+        with pytest.raises(EngineLostError, match="no answer from"):
+            await engine.chat(ChatRequest((ASK,)), "s")
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,18 @@ class Options(BaseModel):
 async def open(  # the name every engine module has
     options: Options, setup: EngineSetup
 ) -> AsyncIterator[OpenAIEngine]:
-    """Open the engine. Raises InputError where the variable with the key is not set."""
+    """Open the engine.
+
+    Raises InputError where the variable with the key is not set, EngineLostError where nobody
+    answers at `base_url`.
+    """
     key = secret(options.api_key) if options.api_key else None
     if options.api_key and key is None:
         message = f"the environment variable {options.api_key} is not set"
         raise InputError(message, hint="put the server's API key there")
     engine = OpenAIEngine(options, key)
     try:
+        await engine.greet()
         yield engine
     finally:
         await engine.close()
@@ -53,10 +58,22 @@ class OpenAIEngine:
 
     def __init__(self, options: Options, key: str | None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._url = options.base_url.rstrip("/") + "/chat/completions"
+        self._base_url = options.base_url.rstrip("/")
+        self._url = self._base_url + "/chat/completions"
         self._model = options.model
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._http = aiohttp.ClientSession(headers=headers, timeout=timeout)
+
+    async def greet(self) -> None:
+        """Ask for the list of models, only to see that somebody answers, whatever it is.
+
+        Raises EngineLostError.
+        """
+        try:
+            async with self._http.get(self._base_url + "/models"):
+                pass
+        except (aiohttp.ClientError, ValueError) as error:
+            raise _lost(self._base_url, error) from error
 
     async def chat(self, request: ChatRequest, session: str) -> ChatReply:
         """Return the next assistant message.
@@ -69,9 +86,7 @@ class OpenAIEngine:
             async with self._http.post(self._url, data=body, headers=headers) as response:
                 answer = await response.read()
         except aiohttp.ClientError as error:
-            message = f"no answer from {self._url}: {error}"
-            hint = "is the server running, and is engine.base_url right?"
-            raise EngineLostError(message, hint=hint) from error
+            raise _lost(self._url, error) from error
         if response.status != 200:
             raise _refused(self._url, response.status, answer)
         return _reply(_object(answer, self._url), self._url)
@@ -79,6 +94,11 @@ class OpenAIEngine:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
+
+
+def _lost(url: str, error: Exception) -> EngineLostError:
+    hint = "is the server running, and is engine.base_url right?"
+    return EngineLostError(f"no answer from {url}: {error}", hint=hint)
 
 
 def _request(request: ChatRequest, model: str) -> dict[str, Json]:
