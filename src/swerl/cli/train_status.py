@@ -141,8 +141,11 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     money = ", ".join(f"{name} ${value:,.2f}" for name, value in facts["dollars"].items())
     yield f"cost       {money}"
     yield f"folder     {facts['folder']}"
-    verb = {"running": "stop", "finished": "status"}.get(standing, "resume")
-    yield f"next       swerl train {verb} {facts['run']}"
+    if standing == "finished":
+        yield f"next       swerl export {facts['folder']} -o model"
+    else:
+        verb = "stop" if standing == "running" else "resume"
+        yield f"next       swerl train {verb} {facts['run']}"
 
 
 _WHAT = {
