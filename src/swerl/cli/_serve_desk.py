@@ -161,10 +161,9 @@ class Desk:
         self._served[session.key] = served
 
     def _note(self, served: _Served, turn: TurnRecord) -> None:
-        """Show a Turn, and write its words at once, so that a crash leaves them."""
+        """Write a Turn's words at once, so that a crash leaves them; then show it."""
         served.last_s = time.monotonic()
         served.has_turns = True
-        self._view.turn(served.session.id, turn)
         try:
             with disk_errors(served.folder):
                 served.folder.mkdir(parents=True, exist_ok=True)
@@ -172,6 +171,7 @@ class Desk:
                     file.write(orjson.dumps(record.words(turn)) + b"\n")
         except RunError as error:  # the client has its reply, and the tree its Turn
             self._view.refused(served.session.id, error)
+        self._view.turn(served.session.id, turn)
 
     async def _keep(self, served: _Served) -> bool:
         """End a session and say whether it was written; one that nobody used needs no folder."""
