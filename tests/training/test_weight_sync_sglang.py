@@ -6,7 +6,10 @@ Needs an interpreter with SGLang in SWERL_SGLANG_PYTHON; skips without.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ import pytest_asyncio
 
 from swerl.engines import sglang
 from swerl.engines._sglang_http import HttpEngine
-from swerl.errors import EngineLostError, TrainerError
+from swerl.errors import EngineLostError, RankLostError, TrainerError
 from swerl.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.interfaces import EngineSetup
 from swerl.learning import Batch, EngineTarget, Sent
@@ -260,6 +263,98 @@ async def test_a_server_lost_in_a_broadcast_neither_hangs_the_trainer_nor_spoils
     replies = await sample(engine)
     assert {reply.weight_version for reply in replies} == {received.version}
     assert await mismatch(trainer, replies) <= 1e-4
+
+
+class _Dying:
+    """A source whose trainer loses a rank while one server waits for the rest of the weights."""
+
+    def __init__(self, source: TrainerSource, slow: str, sender: int, victim: int) -> None:
+        self._source = source
+        self._slow = slow
+        self._sender = sender
+        self._victim = victim
+
+    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
+        """Stop one server, wait until the trainer waits for it, and kill the rank."""
+        resume = stop_server(self._slow)
+        try:
+            sending = asyncio.create_task(self._source.send(targets, version=version))
+            await until(lambda: has_connection(self._sender, self._slow))
+            assert not sending.done()
+            os.kill(self._victim, signal.SIGKILL)
+            return await sending
+        finally:
+            resume()
+
+
+class _Start:
+    """One start of a run: a trainer of its own, and an engine on servers that others started."""
+
+    def __init__(self, engine: HttpEngine, model: Path, root: Path) -> None:
+        self._servers = engine._fleet.crew.servers
+        self._model = model
+        self._root = root
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[tuple[HttpEngine, MegatronTrainer]]:
+        urls = tuple(server.url for server in self._servers)
+        setup = EngineSetup(family=None, log_dir=Path(), model=self._model)  # type: ignore[arg-type]
+        trainer = MegatronTrainer(
+            model=self._model, family="tiny", algorithm="gspo", options=two_ranks(self._root)
+        )
+        async with sglang.open(sglang.Options(url=urls), setup) as engine, trainer:
+            yield engine, trainer
+
+    async def lose(
+        self, engine: HttpEngine, trainer: MegatronTrainer, way: str, *, rank: int
+    ) -> None:
+        """Kill a rank in mid-update; neither server may hold, or serve, anything afterwards."""
+        sender, victim = trainer.pids[0], trainer.pids[rank]
+        source = _Dying(TrainerSource(trainer, way), self._servers[1].url, sender, victim)
+        with pytest.raises(RankLostError, match=f"rank {rank} .*killed by SIGKILL"):
+            await engine.receive(source)
+        for server in self._servers:
+            info = await server.get("/model_info")
+            assert str(info["weight_version"]).startswith("partial:")
+        await refuse(engine)
+
+
+async def refuse(engine: HttpEngine) -> None:
+    """Require that no token comes from servers whose weights may be of two versions."""
+    with pytest.raises(EngineLostError, match="interrupted"):
+        await engine.generate(PROMPT, Sampling(4), "a session")
+
+
+async def test_after_a_rank_is_killed_in_an_update_only_whole_weights_serve(
+    engine: HttpEngine,
+    trainer: MegatronTrainer,
+    model: Path,
+    tmp_path: Path,
+    random_batch: Callable[..., Batch],
+) -> None:
+    await both_serve(engine)
+    start = _Start(engine, model, tmp_path)
+    async with engine._fleet.loads.changing:  # it leaves its servers to this run
+        async with start.open() as (served, doomed):
+            await doomed.step(random_batch(0))
+            await doomed.save(1)
+            await doomed.saved()
+            committed = (await served.receive(TrainerSource(doomed, "tensor"))).version
+            await doomed.step(random_batch(1))
+            await start.lose(served, doomed, "tensor", rank=1)
+        async with start.open() as (served, doomed):
+            await refuse(served)
+            await doomed.restore(1)
+            received = await served.receive(TrainerSource(doomed, "distributed"))
+            assert (received.version, received.num_confirmed) == (committed, NUM_PARAMETERS)
+            replies = await sample(served)
+            assert {reply.weight_version for reply in replies} == {committed}
+            assert await mismatch(doomed, replies) <= 1e-4
+            await doomed.step(random_batch(1))
+            await start.lose(served, doomed, "distributed", rank=0)
+    received = await engine.receive(TrainerSource(trainer, "distributed"))
+    assert received.num_confirmed == NUM_PARAMETERS
+    assert await mismatch(trainer, await sample(engine)) <= 1e-4
 
 
 async def both_serve(engine: HttpEngine) -> None:
