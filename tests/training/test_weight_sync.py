@@ -163,7 +163,10 @@ def test_ranks_that_share_a_key_head_are_expected_to_hold_the_same_rows() -> Non
         assert hash_tensor(torch.cat(held), "cpu") in sums["m.self_attn.qkv_proj.weight"]
 
 
-def test_experts_are_expected_stacked_whether_files_stack_them_or_not() -> None:
+@pytest.mark.parametrize(("device", "width"), [("cuda", 3), ("cpu", 32)])
+def test_experts_are_expected_stacked_whether_files_stack_them_or_not(
+    device: str, width: int
+) -> None:
     gate, up = torch.randn(2, 4, 3, 8)  # four experts, three wide
     down = torch.randn(4, 8, 3)
     apart = {
@@ -173,12 +176,36 @@ def test_experts_are_expected_stacked_whether_files_stack_them_or_not() -> None:
     }
     stacked = {"m.experts.gate_up_proj": torch.cat([gate, up], 1), "m.experts.down_proj": down}
     config = {"model_type": "x", "num_local_experts": 4}  # as transformers 5 writes qwen3_moe's
-    by_files = [_expected(config, weights) for weights in (apart, stacked)]
+    by_files = [_expected(config, weights, device=device) for weights in (apart, stacked)]
     assert by_files[0].checksums == by_files[1].checksums
     (sums,) = by_files[0].checksums
-    assert hash_tensor(torch.cat([gate, up], 1), "cpu") in sums["m.experts.w13_weight"]
-    assert hash_tensor(down, "cpu") in sums["m.experts.w2_weight"]
+    wide, high = torch.zeros(4, 8, width), torch.zeros(4, 2 * width, 8)
+    wide[:, :, :3], high[:, :3], high[:, width : width + 3] = down, gate, up
+    assert hash_tensor(high, device) in sums["m.experts.w13_weight"]
+    assert hash_tensor(wide, device) in sums["m.experts.w2_weight"]
     assert not by_files[0].certain  # kernels may lay them out anew
+
+
+@pytest.mark.parametrize(
+    ("path", "config", "place"),
+    [
+        ("mlp", {"model_type": "qwen3"}, 64),  # two ranks, 32 each
+        ("mlp.shared_experts", {"model_type": "glm4_moe", "n_shared_experts": 3}, 192),
+    ],
+)
+def test_a_cpu_engine_is_expected_to_pad_the_width_of_feed_forward_blocks(
+    path: str, config: dict[str, Any], place: int
+) -> None:
+    gate, up, down = torch.randn(6, 8), torch.randn(6, 8), torch.randn(8, 6)
+    parts = {"gate": gate, "up": up, "down": down}
+    weights = {f"m.{path}.{name}_proj.weight": one for name, one in parts.items()}
+    first, second = _expected(config, weights, 2).checksums
+    gates, downs = torch.zeros(2, place // 2, 8), torch.zeros(8, place // 2)
+    gates[0, :6], gates[1, :6], downs[:, :6] = gate, up, down
+    assert hash_tensor(gates.flatten(0, 1), "cpu") in first[f"m.{path}.gate_up_proj.weight"]
+    assert hash_tensor(downs, "cpu") in first[f"m.{path}.down_proj.weight"]
+    zeros = torch.zeros_like(downs)  # the second rank's half is nothing but padding
+    assert hash_tensor(zeros, "cpu") in second[f"m.{path}.down_proj.weight"]
 
 
 def test_a_gated_delta_net_is_expected_under_the_engines_names() -> None:
@@ -208,9 +235,13 @@ def test_a_gated_delta_net_is_expected_under_the_engines_names() -> None:
 
 
 def _expected(
-    config: dict[str, Any], weights: dict[str, torch.Tensor], num_ranks: int = 1
+    config: dict[str, Any],
+    weights: dict[str, torch.Tensor],
+    num_ranks: int = 1,
+    *,
+    device: str = "cpu",
 ) -> Expectation:
-    target = EngineTarget("http://127.0.0.1:1", num_ranks, "bfloat16", "cpu")
+    target = EngineTarget("http://127.0.0.1:1", num_ranks, "bfloat16", device)
     expected = Expectation(target, config)
     for name, tensor in weights.items():
         expected.add(name, tensor)

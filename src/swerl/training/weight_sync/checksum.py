@@ -18,13 +18,15 @@ import torch
 from swerl.chat import Json
 from swerl.families._megatron.reading import text_config
 from swerl.learning import EngineTarget
-from swerl.training.weight_sync.cuts import Cut, along, heads, stacked, whole
+from swerl.training.weight_sync.cuts import Cut, along, heads, padded, stacked, whole
 from swerl.training.weight_sync.hash import hash_tensor
 
 CERTAIN_MODELS = frozenset({"qwen3", "qwen3_moe"})
 """Model types of which real engines have confirmed every parameter but the experts."""
 VOCAB_BLOCK = 64
 """Rows to which SGLang pads an embedding."""
+CPU_WIDTH_BLOCK = 32
+"""Multiple, on each rank, to which SGLang on a CPU pads the width of feed-forward blocks."""
 SMALL = 1 << 22
 """Elements of a tensor that an engine may keep in fp32, whatever its type: routers, decays."""
 _FUSED = {
@@ -78,13 +80,16 @@ class Expectation:
         if module in _FUSED:
             fused, place = _FUSED[module]
             full_name = f"{parent}.{fused}.{kind}"
+            if fused == "gate_up_proj":
+                tensor = self._in_blocks(tensor, 0, name)
             if parts := self._collected(full_name, place, tensor, _NUM_PARTS[fused]):
                 self._note(full_name, [self._fuse(fused, parts)], certain=self._is_certain)
         elif module in ("embed_tokens", "lm_head"):
             if tensor.shape[0] % (VOCAB_BLOCK * self._ranks) == 0:
                 self._note(name, [along(tensor, self._ranks, 0)], certain=True)
         elif module in ("o_proj", "down_proj", "out_proj") and kind == "weight":
-            self._note(name, [along(tensor, self._ranks, -1)], certain=self._is_certain)
+            held = self._in_blocks(tensor, -1, name) if module == "down_proj" else tensor
+            self._note(name, [along(held, self._ranks, -1)], certain=self._is_certain)
         elif module.endswith("norm"):
             self._note(name, [whole(tensor, self._ranks)], certain=self._is_certain)
         elif module == "conv1d":
@@ -131,6 +136,14 @@ class Expectation:
             return stacked([self._by_section(first), along(rest[0], self._ranks, 0)])
         return stacked([along(part, self._ranks, 0) for part in parts])
 
+    def _in_blocks(self, tensor: torch.Tensor, dim: int, name: str) -> torch.Tensor:
+        """Pad a feed-forward block's width where the engine does, each shared expert by itself."""
+        if self._target.device != "cpu":
+            return tensor
+        shared = self._number("n_shared_experts") if "shared_experts" in name else 0
+        block = CPU_WIDTH_BLOCK * self._ranks * max(shared, 1)
+        return padded(tensor, dim, -(-tensor.shape[dim] // block) * block)
+
     def _by_section(self, tensor: torch.Tensor) -> Cut | None:
         """Cut the rows of a delta net's queries, keys and values, each for itself."""
         keys = self._number("linear_num_key_heads") * self._number("linear_key_head_dim")
@@ -157,13 +170,14 @@ class Expectation:
 
     def _note_experts(self, path: str, part: str, experts: torch.Tensor) -> None:
         """Ranks share each expert, or the experts among them."""
-        by_expert = along(experts, self._ranks, 0)
         if part == "down_proj":
-            self._note(f"{path}.w2_weight", [along(experts, self._ranks, -1), by_expert])
+            name, experts = f"{path}.w2_weight", self._in_blocks(experts, -1, path)
+            cut = along(experts, self._ranks, -1)
         else:
-            halves = experts.chunk(2, 1)
+            halves = [self._in_blocks(half, 1, path) for half in experts.chunk(2, 1)]
+            name, experts = f"{path}.w13_weight", torch.cat(halves, 1)
             cut = stacked([along(half, self._ranks, 1) for half in halves], 1)
-            self._note(f"{path}.w13_weight", [cut, by_expert])
+        self._note(name, [cut, along(experts, self._ranks, 0)])
 
     def _note(self, name: str, cuts: Sequence[Cut | None], *, certain: bool = False) -> None:
         """Keep the checksums of every way in which the ranks may hold a parameter."""

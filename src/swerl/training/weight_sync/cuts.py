@@ -27,6 +27,12 @@ def along(tensor: torch.Tensor, num_ranks: int, dim: int) -> Cut | None:
     return [part.contiguous() for part in tensor.chunk(num_ranks, dim)]
 
 
+def padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Fill one dimension up with zeros."""
+    missing = size - tensor.shape[dim]
+    return torch.nn.functional.pad(tensor.movedim(dim, -1), (0, missing)).movedim(-1, dim)
+
+
 def heads(tensor: torch.Tensor, num_ranks: int, num_heads: int) -> Cut | None:
     """Each rank holds the rows of its heads; fewer heads than ranks are held by several each."""
     if num_heads >= num_ranks:
