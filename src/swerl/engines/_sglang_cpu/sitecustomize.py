@@ -2,8 +2,9 @@
 
 SGLang imports torchvision and sgl_kernel at the top of modules that a text model on a CPU never
 calls into. With this folder on PYTHONPATH those two names resolve to empty stand-ins. SGLang's
-checksum of weights waits for the GPU first: without CUDA, `torch.cuda.synchronize` waits for
-nothing. Everything else, SGLang included, is what pip installed.
+checksum of weights waits for the GPU first, and its record of experts is pinned for copies from the
+GPU: without CUDA, `torch.cuda.synchronize` waits for nothing, and `torch.cuda.cudart` pins nothing.
+Everything else, SGLang included, is what pip installed.
 """
 
 import importlib.abc
@@ -66,8 +67,18 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+class _NoCudart:
+    """Answers as CUDA's runtime does when all went well, where there is no GPU to copy from."""
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        return 0
+
+    def cudaHostUnregister(self, pointer: int) -> int:
+        return 0
+
+
 class _CudaFinder(importlib.abc.MetaPathFinder):
-    """Lets `torch.cuda` load as it is, then gives it a `synchronize` that needs no CUDA."""
+    """Lets `torch.cuda` load as it is, then gives it what needs no CUDA where there is none."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -81,13 +92,17 @@ class _CudaFinder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: types.ModuleType) -> None:
             load(module)
-            wait = module.synchronize
+            wait, runtime = module.synchronize, module.cudart
 
             def synchronize(device: object = None) -> None:
                 if module.is_available():
                     wait(device)
 
+            def cudart() -> object:
+                return runtime() if module.is_available() else _NoCudart()
+
             module.synchronize = synchronize  # type: ignore[attr-defined]
+            module.cudart = cudart  # type: ignore[attr-defined]
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
