@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_PIPED_WIDTH = 120
+"""Columns where no terminal says how many there are: names in tables stay whole in logs."""
 
 
 @cache
@@ -14,7 +18,10 @@ def console() -> Console:
     """Return the console for results."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    out = Console(highlight=False)
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = _PIPED_WIDTH
+    return out
 
 
 @cache
