@@ -50,12 +50,17 @@ class Ended:
     def __str__(self) -> str:
         if self.lost:
             return self.lost
-        if self.code >= 0:
-            return f"exit code {self.code}"
         try:
-            return f"killed by {signal.Signals(-self.code).name}"
+            return f"killed by {signal.Signals(self.by_signal).name}"
         except ValueError:
             return f"exit code {self.code}"
+
+    @property
+    def by_signal(self) -> int:
+        """Number of the signal that ended it, 0 for none; a guard and a shell add 128 to it."""
+        if self.code < 0:
+            return -self.code
+        return self.code - 128 if self.code > 128 else 0
 
 
 class Running(Protocol):

@@ -16,9 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swerl.cluster.local import num_oom_kills
 from swerl.cluster.network import free_port
 from swerl.cluster.node import PYTHON, Ended, Node, Order, Running
 from swerl.errors import ClusterError, RankLostError, RecipeError, TrainerError
+from swerl.training import last_words
+from swerl.training.last_words import Cause
 from swerl.training.options import TrainerOptions, WorkerSettings
 
 CLOSE_S = 10.0
@@ -63,6 +66,8 @@ class Ranks:
         self._dead: list[int] = []
         """Ranks that ended, the first one first."""
         self._asking = asyncio.Lock()
+        self._oom_kills: dict[str, int] = {}
+        """Processes that a node's kernel had killed for want of memory before the ranks began."""
 
     @property
     def has_died(self) -> bool:
@@ -73,6 +78,8 @@ class Ranks:
         """Start every rank and wait until all are ready. Raises TrainerError."""
         rendezvous = await self._rendezvous()
         try:
+            for node in self._plan.nodes:
+                self._oom_kills[node.name] = await node.call(num_oom_kills)
             for rank in range(self._plan.options.ranks):
                 process = await self._start(rank, rendezvous)
                 process.ended.add_done_callback(partial(self._note_death, rank))
@@ -91,8 +98,7 @@ class Ranks:
             try:
                 await self.all[0].send(line.encode() + b"\n")
             except ConnectionError:
-                what = f"the trainer died before it could {command}"
-                raise self._lost(what) from None
+                raise await self._lost(command) from None
             return await self._answer(command, timeout_s=self._plan.options.step_timeout_s)
 
     async def close(self) -> None:
@@ -160,7 +166,7 @@ class Ranks:
                 line.cancel()
         if not line.done() or not (text := line.result()):
             await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
-            raise self._lost("a rank of the trainer died")
+            raise await self._lost(command)
         return json.loads(text)
 
     async def _hangs(self, command: str, timeout_s: float) -> RankLostError:
@@ -172,29 +178,46 @@ class Ranks:
         with suppress(TimeoutError):
             async with asyncio.timeout(STACKS_S):
                 for log, size in zip(logs, sizes, strict=True):
-                    # Other machines write these files; nothing tells when.
-                    while _size(log) == size:  # noqa: ASYNC110
+                    # Other machines write these files; nothing tells when, nor that all is there.
+                    before = size
+                    while size == before or before != _size(log):
+                        before = _size(log)
                         await asyncio.sleep(0.1)
         self.kill()
-        message = f"the trainer's {command} did not end within {timeout_s:g} s: a rank hangs"
+        stand = last_words.places(dict(enumerate(zip(logs, sizes, strict=True))))
+        message = f"the trainer's {command} did not end within {timeout_s:g} s: {stand}"
         where = self._plan.log(0).with_name("trainer-rank*.log")
-        hint = f"every rank's stack stands at the end of {where}; trainer.step_timeout_s says when"
+        limit = "start_timeout_s" if command == "start" else "step_timeout_s"
+        hint = f"{where} end with the whole stacks; trainer.{limit} says how long it may take"
         return RankLostError(message, hint=hint)
 
     def _note_death(self, rank: int, _: asyncio.Task[Ended]) -> None:
         self._dead.append(rank)
 
-    def _lost(self, what: str) -> RankLostError:
-        """Return the error with the log's end of the rank that died first, and end the others."""
-        dead = self._dead[0] if self._dead else 0
-        task = self.all[dead].ended
-        how = task.result() if task.done() else Ended(0, "its connection was cut")
+    async def _lost(self, command: str) -> RankLostError:
+        """Say why a rank died, whose death the others' did not follow, and end them all."""
+        found = [(rank, await self._cause(rank)) for rank in self._dead or [0]]
+        dead, cause = next((each for each in found if not each[1].follows), found[0])
+        how = self._how(dead)
         self.kill()
-        log = self._plan.log(dead)
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        last = "; ".join(line.strip() for line in lines[-3:]) or "its log is empty"
-        message = f"{what} (rank {dead} on {self.all[dead].node}, {how}): {last}"
-        return RankLostError(message, hint=f"the whole log is {log}; the same command goes on")
+        where = f"rank {dead} on {self.all[dead].node}, {how}"
+        message = f"a rank of the trainer died in `{command}` ({where}): {cause.text}"
+        log = f"the whole log is {self._plan.log(dead)}"
+        advice = (cause.advice, log, "the same command goes on")
+        return RankLostError(message, hint="; ".join(filter(None, advice)))
+
+    def _how(self, rank: int) -> Ended:
+        task = self.all[rank].ended
+        return task.result() if task.done() else Ended(0, "its connection was cut")
+
+    async def _cause(self, rank: int) -> Cause:
+        """Read why a rank ended off its log and off its machine's count of such ends."""
+        killed = 0
+        node, _ = self._plan.node_of(rank)
+        with suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                killed = await node.call(num_oom_kills) - self._oom_kills[node.name]
+        return last_words.cause_of(self._plan.log(rank), self._how(rank), num_oom_kills=killed)
 
 
 def _size(log: Path) -> int:

@@ -56,6 +56,8 @@ def main() -> None:
     try:
         commands = Commands(settings)
     except SwerlError as error:
+        if link is None:
+            raise  # the first rank may know nothing of it
         _answer(link, {"error": str(error), "hint": error.hint})
         return
     # What is loaded stays: full collections, of which Megatron-Core's saving makes some, need not
@@ -191,6 +193,7 @@ def _run(commands: Commands, command: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"result": method(**arguments)}
     except SwerlError as error:
+        print(f"{command['command']}: {error}", file=sys.stderr)  # noqa: T201 - this is the log
         return {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
 
 

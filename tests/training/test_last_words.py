@@ -1,0 +1,170 @@
+"""Why a rank ended: real processes end in every way, and their logs say why."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from swerl.cluster.node import Ended
+from swerl.training.last_words import Cause, cause_of, places
+
+NOISE = """
+import faulthandler, sys, warnings
+faulthandler.enable()
+faulthandler.register(10, all_threads=True)
+def noise():
+    print("[rank0]:[W1122 ProcessGroup.cpp:12] Warning: not destroyed", file=sys.stderr)
+    warnings.warn("this is deprecated", FutureWarning)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder `swerl` with a module of the project, whose lines are known."""
+    folder = tmp_path / "swerl"
+    folder.mkdir()
+    (folder / "step.py").write_text(
+        "import json, time\n"
+        "def learn(text):\n"
+        "    return json.loads(text)\n"
+        "def wait():\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    return folder
+
+
+def ended(package: Path, script: str) -> tuple[Path, Ended]:
+    """Run a script beside the package; return its log and how it ended."""
+    log = package.parent / "rank.log"
+    with log.open("wb") as output:
+        command = _command(package, script)
+        done = subprocess.run(command, stdout=output, stderr=output, timeout=120)
+    return log, Ended(done.returncode)
+
+
+def test_an_exception_is_told_with_its_place_and_not_the_warnings_after_it(package: Path) -> None:
+    script = "import atexit, step\natexit.register(noise)\nstep.learn('no json')"
+    cause = cause_of(*ended(package, script))
+    assert cause == Cause(
+        "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (in swerl/step.py:3, learn)"
+    )
+
+
+def test_of_two_exceptions_the_last_one_ended_it(package: Path) -> None:
+    script = (
+        "import step, threading\n"
+        "try:\n    step.learn('')\n"
+        "except ValueError as error:\n    raise RuntimeError('no batch') from error"
+    )
+    cause = cause_of(*ended(package, script))
+    assert cause.text == "RuntimeError: no batch (in <string>:13, <module>)"
+
+
+def test_the_end_of_a_thread_is_not_that_of_the_process(package: Path) -> None:
+    script = (
+        "import step, threading, atexit\n"
+        "thread = threading.Thread(target=step.learn, args=('',))\n"
+        "atexit.register(thread.run)\n"  # ends in a traceback after the one that counts
+        "raise ExceptionGroup('two', [KeyError('first')])"
+    )
+    log, end = ended(package, script)
+    assert log.read_text().rstrip().endswith("Expecting value: line 1 column 1 (char 0)")
+    told = cause_of(log, end).text
+    assert told == "ExceptionGroup: two (1 sub-exception) (in <string>:12, <module>)"
+
+
+def test_a_prefix_of_the_rank_does_not_hide_the_exception(package: Path) -> None:
+    log, end = ended(package, "import step\nstep.learn('')")
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join(f"[rank1]: {line}" for line in lines) + "\n[rank1]:[W1] Warning: x\n")
+    assert cause_of(log, end).text.endswith("(char 0) (in swerl/step.py:3, learn)")
+
+
+def test_what_is_missing_or_too_large_is_told_with_what_to_do(package: Path) -> None:
+    missing = cause_of(*ended(package, "import megatron_that_is_not_there"))
+    assert missing.text.startswith("ModuleNotFoundError: No module named 'megatron_that_is")
+    assert "pip install" in missing.advice
+    large = cause_of(*ended(package, "raise MemoryError('200 GiB')"))
+    assert "trainer.tokens_per_micro_batch" in large.advice
+
+
+def test_a_peer_that_is_gone_is_told_from_a_reason_of_its_own(package: Path) -> None:
+    gone = "raise RuntimeError('[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1')"
+    assert cause_of(*ended(package, gone)).follows
+    assert not cause_of(*ended(package, "raise RuntimeError('no')")).follows
+
+
+def test_a_crash_is_told_by_its_place(package: Path) -> None:
+    script = "import step, ctypes\nstep.json.loads = lambda _: ctypes.string_at(0)\n"
+    log, end = ended(package, f"{script}step.learn('')")
+    assert end.by_signal == signal.SIGSEGV
+    assert cause_of(log, end).text.startswith("Segmentation fault (in ")
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_killed_process_is_not_told_by_what_it_survived(package: Path) -> None:
+    script = (
+        "import step, os, traceback\n"
+        "try:\n    step.learn('')\nexcept ValueError:\n    traceback.print_exc()\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    log, end = ended(package, script)
+    assert str(end) == "killed by SIGKILL"
+    cause = cause_of(log, end)
+    assert cause.text == "it had no time to say why" and "dmesg" in cause.advice
+    starved = cause_of(log, end, num_oom_kills=2)
+    assert "killed 2 processes for want of memory" in starved.text
+    assert "trainer.recompute" in starved.advice
+
+
+def test_without_an_exception_the_last_line_that_is_no_warning_is_told(package: Path) -> None:
+    script = "import atexit\natexit.register(noise)\nsys.exit('no such device')"
+    assert cause_of(*ended(package, script)).text == "no such device"
+    assert cause_of(package / "none.log", Ended(0)).text == "its log does not say why"
+
+
+def test_hanging_ranks_are_told_by_where_each_stands(package: Path) -> None:
+    elsewhere = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
+    scripts = ["import step\nstep.wait()", elsewhere, "import step\nstep.wait()"]
+    logs = {rank: hang(package, rank, script) for rank, script in enumerate(scripts)}
+    assert places(logs) == "rank 1 in <string>:11, <module>; ranks 0, 2 in swerl/step.py:6, wait"
+
+
+def hang(package: Path, rank: int, script: str) -> tuple[Path, int]:
+    """Have a hanging process write its stack; return its log and what it had before that."""
+    log = package.parent / f"rank{rank}.log"
+    log.write_text("Current thread 0x1 (most recent call first):\n  an old stack\n")
+    size = log.stat().st_size
+    with log.open("ab") as output:
+        process = subprocess.Popen(_command(package, script), stdout=PIPE, stderr=output)
+    with process:
+        assert process.stdout and process.stdout.readline() == b"ready\n"
+        until(lambda: _sleeps(process.pid), process)
+        process.send_signal(signal.SIGUSR1)
+        until(lambda: "<module>" in log.read_text()[size:], process)
+        process.kill()
+    return log, size
+
+
+def _command(package: Path, script: str) -> list[str]:
+    path = f"import sys; sys.path.insert(0, {str(package)!r})"
+    return [sys.executable, "-c", f"{path}\n{NOISE}{script}"]
+
+
+def until(true: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait for what a live process brings about."""
+    while not true():
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
+def _sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "S"
