@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Mapping
 
 import orjson
@@ -66,7 +68,7 @@ def diff(row: Row, column: str) -> str:
 
 
 def test_ids(row: Row, column: str) -> tuple[str, ...]:
-    """Return a column of test ids, given as a list or as JSON text of one."""
+    """Return a column of test ids, given as a list or as text of one, JSON's or Python's."""
     if column not in row:
         message = f"column {column} is missing"
         raise TaskError(message)
@@ -75,8 +77,9 @@ def test_ids(row: Row, column: str) -> tuple[str, ...]:
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
-            message = f"column {column} is no JSON list: {error.msg}"
-            raise TaskError(message) from error
+            if not (value := _python_list(value)):
+                message = f"column {column} is no JSON list: {error.msg}"
+                raise TaskError(message) from error
     # `map` and `set` look at every id without a step of Python's own: rows have up to 10,000.
     if not isinstance(value, list) or not set(map(type, value)) <= {str}:
         message = f"column {column} is not a list of test ids"
@@ -87,16 +90,18 @@ def test_ids(row: Row, column: str) -> tuple[str, ...]:
     return tuple(value)  # type: ignore[arg-type]  # all are str
 
 
-def lenient_ids(row: Row, column: str) -> tuple[str, ...]:
-    """Return a column of test ids that may also be the text of a Python list."""
-    value = row.get(column)
-    if isinstance(value, str):
-        try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return test_ids(row, column)
-        return test_ids({column: value}, column)
-    return test_ids(row, column)
+def _python_list(text: str) -> list[Json]:
+    """Return what the text of a Python list of strings holds; nothing where it is none.
+
+    Texts side by side without a comma, as numpy writes them, would be read as one.
+    """
+    try:
+        found = ast.literal_eval(text.strip())
+        tokens = tokenize.generate_tokens(io.StringIO(text.strip()).readline)
+        num_texts = sum(token.type == tokenize.STRING for token in tokens)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
+        return []
+    return found if isinstance(found, list) and num_texts == len(found) else []
 
 
 def tests_to_mend(row: Row, column: str = "FAIL_TO_PASS") -> tuple[str, ...]:

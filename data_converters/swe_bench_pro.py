@@ -12,7 +12,7 @@ import orjson
 from swerl.errors import TaskError
 from swerl.task import GradingSpec, Task
 
-from ._common import Row, commit, diff, lenient_ids, needed, optional_text, prompt, text
+from ._common import Row, commit, diff, needed, optional_text, prompt, test_ids, text
 
 SOURCE = "ScaleAI/SWE-bench_Pro"
 SPLITS = ("test",)
@@ -105,7 +105,7 @@ def _split(commands: str) -> tuple[str, str]:
 
 def _ids(row: Row, column: str) -> tuple[str, ...]:
     """Return test ids of a column that older rows write in upper case."""
-    return lenient_ids(row, column if column in row else column.upper())
+    return test_ids(row, column if column in row else column.upper())
 
 
 def _script(row: Row, column: str) -> str:
@@ -117,7 +117,7 @@ def _script(row: Row, column: str) -> str:
 
 
 def _command(row: Row) -> str:
-    files = needed(lenient_ids(row, "selected_test_files_to_run"), "selected_test_files_to_run")
+    files = needed(test_ids(row, "selected_test_files_to_run"), "selected_test_files_to_run")
     return _RUN.format(folder=FOLDER, files=shlex.quote(",".join(files)), mark=_STDERR)
 
 

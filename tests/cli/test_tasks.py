@@ -33,6 +33,9 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(gym_row(number)) + "\n" for number in range(30)))
+    (tmp_path / "hub").mkdir()
+    for split in ("dev", "test"):
+        (tmp_path / "hub" / f"{split}.jsonl").write_text(json.dumps(gym_row(1)))
     return path
 
 
@@ -89,7 +92,10 @@ def test_images_are_taken_from_a_mirrors_lock_file(rows: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("convert swe-gym --rows rows.jsonl --split test", "--rows names a file"),
+        ("convert swe-gym --rows rows.jsonl --split test", "has no splits"),
+        ("convert swe-gym --rows rows.jsonl --repo-id a/b", "--rows names a file"),
+        ("convert swe-gym --rows hub", "holds the splits dev, test"),
+        ("convert swe-gym --rows hub --split train", "has no split train"),
         ("convert swe-gym --rows rows.jsonl --format slimy -o o", "unknown format"),
         ("convert swe-gym --rows rows.jsonl --format slime", "writes a file of its own"),
         ("convert swe-gym --rows rows.jsonl --format harbor -o rows.jsonl", "exists already"),

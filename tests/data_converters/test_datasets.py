@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ def test_tornado_rows_are_refused(shared_dir: Path) -> None:
     ("column", "value", "reason"),
     [
         ("FAIL_TO_PASS", "[]", "every patch would count"),
-        ("FAIL_TO_PASS", "['single']", "no JSON list"),
+        ("FAIL_TO_PASS", "['a' 'b']", "no JSON list"),
         ("FAIL_TO_PASS", [1], "not a list of test ids"),
         ("FAIL_TO_PASS", [], "every patch would count"),
         ("FAIL_TO_PASS", None, "not a list of test ids"),
@@ -153,6 +154,16 @@ def test_broken_columns_are_refused(
     row = rows_of(shared_dir, "swebench_lite_classic")[0]
     with pytest.raises(TaskError, match=reason):
         find_converter("swe-bench").to_task({**row, column: value})
+
+
+@pytest.mark.parametrize("written", [json.dumps, str, lambda ids: f" {ids!r}\n"])
+def test_lists_of_tests_may_be_text_of_a_list(
+    shared_dir: Path, written: Callable[[list[str]], str]
+) -> None:
+    row = rows_of(shared_dir, "swebench_lite_classic")[0]
+    ids = ["a.py::b[it's]", 'a.py::b["x y', "a.py::b[\u00e9\\n]"]
+    task = find_converter("swe-bench").to_task({**row, "FAIL_TO_PASS": written(ids)})
+    assert list(task.grading.fail_to_pass) == ids
 
 
 def test_a_whole_file_converts(shared_dir: Path, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def to_task(row: Row) -> Task:
     if "id" not in row:
         raise TaskError("column id is missing")
     spec = GradingSpec("command")
-    return Task(str(row["id"]), "r", "i", "/w", str(row.get("text", "fix")), spec)
+    image, prompt = str(row.get("image", "i")), str(row.get("text", "fix"))
+    return Task(str(row["id"]), "r", image, "/w", prompt, spec)
 
 
 CONVERTER = Converter("small", "nobody/small", ("train",), to_task)
@@ -49,6 +50,25 @@ def broken_after(rows: list[Row | TaskError], number: int) -> RowSource:
 
     whole = listed(rows)
     return RowSource(whole.name, read, whole.count)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"id": "a\nb"}, "control character"),
+        ({"id": "\u00e9" * 101}, "over 200 bytes"),
+        ({"id": "a", "text": "x\0y"}, "NUL character"),
+        ({"id": "a", "image": "x y:latest"}, "'x y:latest' is no image name"),
+        ({"id": "a", "image": "Upper/case"}, "is no image name"),
+    ],
+)
+def test_a_task_that_no_machine_could_run_is_a_reject(
+    tmp_path: Path, row: Row, reason: str
+) -> None:
+    good: Row = {"id": "x::y [z]", "image": f"h:5/a__b/c@sha256:{'0' * 64}"}
+    summary = run([row, good], tmp_path / "tasks.jsonl")
+    assert (summary.num_tasks, summary.num_rejects) == (1, 1)
+    assert reason in next(iter(summary.reasons))
 
 
 def test_every_row_is_a_task_or_a_reject_with_its_reason(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from swerl.errors import InputError, TaskError
-from swerl.tasks.rows import file_rows, listed
+from swerl.tasks.rows import file_rows, listed, splits_in
 from swerl.tasks.task_folders import MAX_BYTES
 
 
@@ -52,11 +52,103 @@ def test_a_folder_is_read_file_after_file_from_any_row_on(tmp_path: Path, start:
     assert list(file_rows(tmp_path).read(start)) == all_rows[start:]
 
 
-def test_a_compressed_file_is_one_clear_error(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"id": "a"}\n'))
-    with pytest.raises(InputError, match="it is compressed"):
-        list(file_rows(path).read(0))
+def lines_of(count: int) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows(count)).encode()
+
+
+def zstd(data: bytes) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("start", [0, 1, 39, 40])
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("rows.jsonl.gz", gzip.compress),
+        ("rows.jsonl.zst", zstd),
+        ("rows.jsonl", lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n")),
+        ("rows.json", lambda data: json.dumps([*map(json.loads, data.split(b"\n")[:-1])]).encode()),
+        ("rows.json", lambda data: json.dumps(rows(40), indent=1).encode()),
+    ],
+    ids=["gzip", "zstd", "windows", "list", "pretty-list"],
+)
+def test_lines_are_read_however_they_are_packed(
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes], start: int
+) -> None:
+    (tmp_path / name).write_bytes(pack(lines_of(40)))
+    source = file_rows(tmp_path / name)
+    assert list(source.read(start)) == rows(40)[start:]
+    assert source.count() in {40, None}
+
+
+def test_numbers_that_json_lacks_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"hints": NaN, "id": "a"}\n{"id": NaN\n[{"id": -Infinity}]\n')
+    first, bad, listed_row = file_rows(path).read(0)
+    assert first == {"hints": None, "id": "a"}
+    assert isinstance(bad, TaskError) and isinstance(listed_row, TaskError)
+    (tmp_path / "rows.json").write_text('[{"id": NaN}, 7]')
+    first, bad = file_rows(tmp_path / "rows.json").read(0)
+    assert first == {"id": None} and isinstance(bad, TaskError)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("rows.jsonl.gz", gzip.compress(lines_of(4000))[:-200], "damaged or cut off"),
+        ("rows.jsonl.gz", b"\x1f\x8b nothing", "cannot read rows"),
+        ("rows.json", b'[{"id": 1}, {', "no JSON list"),
+        ("rows.jsonl", b"version https://git-lfs.github.com/spec/v1\noid", "only Git LFS's"),
+        ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\noid", "only Git LFS's"),
+        ("rows.csv", b"id\n1\n", "neither JSONL nor Parquet"),
+    ],
+)
+def test_files_that_cannot_be_read_are_one_clear_error(
+    tmp_path: Path, name: str, data: bytes, reason: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=reason):
+        list(file_rows(tmp_path / name).read(0))
+
+
+def test_a_folder_like_the_hubs_is_read_split_by_split(tmp_path: Path) -> None:
+    all_rows = rows(6)
+    (tmp_path / "data").mkdir()
+    for part in range(2):
+        name = f"test-0000{part}-of-00002.parquet"
+        write_parquet(tmp_path / "data" / name, all_rows[2 * part :][:2])
+    write_parquet(tmp_path / "data" / "dev-00000-of-00001-0123456789abcdef.parquet", all_rows[4:])
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "train.jsonl").write_text("{}\n")
+    (tmp_path / "dataset_info.json").write_text("{}")
+    assert splits_in(tmp_path) == ["dev", "test"]
+    assert list(file_rows(tmp_path, split="test").read(1)) == all_rows[1:4]
+    assert list(file_rows(tmp_path, split="dev").read(0)) == all_rows[4:]
+    with pytest.raises(InputError, match="has no split train") as caught:
+        file_rows(tmp_path, split="train")
+    assert "dev, test" in caught.value.hint
+    with pytest.raises(InputError, match="is no folder"):
+        file_rows(tmp_path / "data" / "x.parquet", split="test")
+
+
+def test_parquet_columns_of_any_writer_are_text(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = pa.array(["a", "b"])
+    columns = {
+        "bytes": texts.cast(pa.binary()),
+        "large": texts.cast(pa.large_binary()),
+        "dictionary": texts.dictionary_encode(),
+        "listed": pa.array([[b"a"], [b"b"]], pa.list_(pa.binary())),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    first, second = file_rows(tmp_path / "rows.parquet").read(0)
+    assert first == {"bytes": "a", "large": "a", "dictionary": "a", "listed": ["a"]}
+    assert second == {"bytes": "b", "large": "b", "dictionary": "b", "listed": ["b"]}
 
 
 def test_a_changed_file_is_another_source(tmp_path: Path) -> None:

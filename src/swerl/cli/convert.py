@@ -31,7 +31,9 @@ def convert(
     repo_id: Annotated[
         str, typer.Option(help="Hub id to read in place of the dataset's main one.")
     ] = "",
-    split: Annotated[str, typer.Option(help="Split on the hub; the main one by default.")] = "",
+    split: Annotated[
+        str, typer.Option(help="Split on the hub, the main one by default, or in a folder.")
+    ] = "",
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="File to write; tasks.jsonl by default."),
@@ -138,12 +140,15 @@ def _mirrored(lock: Path) -> dict[str, str]:
 def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -> RowSource:
     from swerl.errors import InputError
     from swerl.tasks.hub_rows import hub_file_rows, hub_rows
-    from swerl.tasks.rows import file_rows
+    from swerl.tasks.rows import file_rows, splits_in
 
-    if rows is not None and (repo_id or split):
-        raise InputError("--rows names a file, --repo-id and --split the hub", hint="pass one")
+    if rows is not None and repo_id:
+        raise InputError("--rows names a file, --repo-id the hub", hint="pass one of them")
+    if rows is not None and rows.is_dir() and not split and len(found := splits_in(rows)) > 1:
+        message = f"folder {rows} holds the splits {', '.join(found)}"
+        raise InputError(message, hint="choose one with --split: Tasks to train on and to test on")
     if rows is not None:
-        return file_rows(rows)
+        return file_rows(rows, split=split)
     repo_id = repo_id or converter.source
     if not repo_id:
         message = f"{converter.name} has no dataset on the hub of its own"

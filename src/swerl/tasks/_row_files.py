@@ -1,17 +1,15 @@
-"""Files of rows: JSONL and Parquet, here or on the hub, read from any row on in bounded memory."""
+"""Files of rows: lines and Parquet, here or on the hub, read from any row on in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-import orjson
-
 from swerl.errors import InputError, TaskError
+from swerl.tasks._row_lines import CHUNK_BYTES, check_fetched, count_lines, file_lines, parse
 from swerl.tasks.datasets import Row
 
 if TYPE_CHECKING:
@@ -20,11 +18,12 @@ if TYPE_CHECKING:
 Rows: TypeAlias = Iterator[Row | TaskError]
 
 HINT = "pass --rows with a JSONL or Parquet file, or a folder of them"
+ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+"""What the names of files with rows end in, where a folder is given."""
+_OTHERS = {".csv", ".tsv", ".arrow", ".feather", ".pkl", ".pickle", ".xlsx", ".db", ".sqlite"}
+"""Endings of tables that are read by other programs."""
 _PARQUET_ROWS = 32
 """Rows held at once from a Parquet file: the largest known rows have one megabyte."""
-_CHUNK_BYTES = 1 << 20
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""How gzip's and zstd's files begin."""
 _GROUP_BYTES = 8 << 20
 """Most bytes of a remote row group that is fetched in one piece and not column by column."""
 
@@ -44,8 +43,11 @@ class RowFile:
 
 
 def local(path: Path) -> RowFile:
-    """Return a file of this machine."""
-    return RowFile(str(path), lambda: path.open("rb", _CHUNK_BYTES))
+    """Return a file of this machine. Raises InputError on one that only other programs read."""
+    if path.suffix.lower() in _OTHERS:
+        message = f"cannot read rows from {path}: it is neither JSONL nor Parquet"
+        raise InputError(message, hint="`Dataset.to_parquet` of the package datasets writes one")
+    return RowFile(str(path), lambda: path.open("rb", CHUNK_BYTES))
 
 
 def read_files(files: Sequence[RowFile], start: int) -> Rows:
@@ -59,40 +61,25 @@ def read_files(files: Sequence[RowFile], start: int) -> Rows:
         else:
             lines = _lines(file)
             start -= sum(1 for _ in islice(lines, start)) if start else 0
-            yield from map(_parse, lines)
+            yield from map(parse, lines)
 
 
-def count_rows(files: Sequence[RowFile]) -> int:
-    """Return how many rows files of this machine have; blank lines count."""
-    return sum(
-        _parquet(file).metadata.num_rows if file.is_parquet else _count_lines(file)
-        for file in files
-    )
+def count_rows(files: Sequence[RowFile]) -> int | None:
+    """Return how many rows files of this machine have, blank lines counted, if it is cheap."""
+    num_rows = 0
+    for file in files:
+        more = _parquet(file).metadata.num_rows if file.is_parquet else count_lines(file.open)
+        if more is None:
+            return None
+        num_rows += more
+    return num_rows
 
 
 def _lines(file: RowFile) -> Iterator[bytes]:
     try:
-        with file.open() as stream:
-            first = stream.readline()
-            if first.startswith(_COMPRESSED):
-                message = f"cannot read rows from {file.name}: it is compressed"
-                raise InputError(message, hint="unpack it with gunzip or unzstd")
-            yield from (line for line in chain([first], stream) if line and not line.isspace())
-    except OSError as error:
+        yield from file_lines(file.open)
+    except (OSError, InputError) as error:
         raise _unreadable(file, error) from error
-
-
-def _parse(line: bytes) -> Row | TaskError:
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return TaskError(f"the line is no JSON: {error.msg}")
-    return row if isinstance(row, dict) else TaskError("the line is no JSON object")
-
-
-def _count_lines(file: RowFile) -> int:
-    with file.open() as stream:
-        return sum(chunk.count(b"\n") for chunk in iter(partial(stream.read, _CHUNK_BYTES), b""))
 
 
 def _parquet(file: RowFile, *, in_one_piece: bool = False) -> ParquetFile:
@@ -104,11 +91,21 @@ def _parquet(file: RowFile, *, in_one_piece: bool = False) -> ParquetFile:
         raise InputError(message, hint="install it: `pip install 'swerl[datasets]'`") from error
     try:
         source = file.open() if file.is_remote else file.name
-        return pyarrow.parquet.ParquetFile(
-            source, pre_buffer=in_one_piece, buffer_size=_CHUNK_BYTES
-        )
+        return pyarrow.parquet.ParquetFile(source, pre_buffer=in_one_piece, buffer_size=CHUNK_BYTES)
     except (OSError, pyarrow.ArrowException) as error:
-        raise _unreadable(file, error) from error
+        raise _unreadable(file, _unfetched(file) or error) from error
+
+
+def _unfetched(file: RowFile) -> InputError | None:
+    """Return the reason where only a stand-in for a file of this machine is there."""
+    try:
+        with file.open() as stream:
+            check_fetched(stream.readline())
+    except InputError as error:
+        return error
+    except OSError:
+        return None
+    return None
 
 
 def _parquet_rows(file: RowFile, start: int) -> Rows:
@@ -123,10 +120,32 @@ def _parquet_rows(file: RowFile, start: int) -> Rows:
             if start < group.num_rows:
                 # Group by group: what is fetched in one piece is fetched for all that are asked.
                 batches = table.iter_batches(_PARQUET_ROWS, row_groups=[number])
-                yield from islice(chain.from_iterable(map(_batch_rows, batches)), start, None)
+                found = map(_batch_rows, map(_as_text, batches))
+                yield from islice(chain.from_iterable(found), start, None)
             start = max(0, start - group.num_rows)
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(file, error) from error
+
+
+def _as_text(batch: Any) -> Any:
+    """Return a batch in which columns of bytes are text: some writers do not say that they are."""
+    for number, field in enumerate(batch.schema):
+        kind = _text_kind(field.type)
+        if kind != field.type:
+            # Not checked here: what is not UTF-8 is found row by row.
+            values = batch.column(number).cast(kind, safe=False)
+            batch = batch.set_column(number, field.name, values)
+    return batch
+
+
+def _text_kind(kind: Any) -> Any:
+    import pyarrow
+
+    if pyarrow.types.is_list(kind):
+        inner = _text_kind(kind.value_type)
+        return kind if inner == kind.value_type else pyarrow.list_(inner)
+    texts = {pyarrow.binary(): pyarrow.string(), pyarrow.large_binary(): pyarrow.large_string()}
+    return texts.get(kind, kind)
 
 
 def _batch_rows(batch: Any) -> list[Row | TaskError]:
@@ -143,4 +162,4 @@ def _batch_rows(batch: Any) -> list[Row | TaskError]:
 def _unreadable(file: RowFile, error: Exception) -> InputError:
     said = getattr(error, "strerror", "") or str(error)
     message = f"cannot read rows from {file.name}: {said.strip():.200}"
-    return InputError(message, hint=HINT)
+    return InputError(message, hint=getattr(error, "hint", "") or HINT)

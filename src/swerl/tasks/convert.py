@@ -21,6 +21,7 @@ from swerl.oci.reference import is_local
 from swerl.task import Task, to_row
 from swerl.tasks._resume import Progress, resume
 from swerl.tasks._support import Support
+from swerl.tasks._usable import check_usable
 from swerl.tasks.datasets import Converter, Row
 from swerl.tasks.rows import RowSource
 
@@ -127,7 +128,9 @@ class _Writer:
             raise row
         if self._add_assets and self._settings.assets:
             row = self._add_assets(row, self._settings.assets)
-        task = self._mirrored(self._to_task(row))
+        task = self._to_task(row)
+        check_usable(task)
+        task = self._mirrored(task)
         if task.id in self._done.ids:
             raise TaskError("another row has the same id")
         try:
