@@ -51,7 +51,8 @@ def fetch_wheels(python: Python, requirements: Sequence[str], folder: Path) -> N
     folder.mkdir(parents=True, exist_ok=True)
     missing = [pin for pin in requirements if not _has_wheel(folder, pin)]
     if missing:
-        arguments = ["wheel", "--no-deps", "--wheel-dir", str(folder), *missing]
+        # Without the flag an archive of before PEP 517 needs `wheel` in that Python itself.
+        arguments = ["wheel", "--no-deps", "--use-pep517", "--wheel-dir", str(folder), *missing]
         _pip(python.executable, arguments, f"wheels for Python {python.version}")
 
 
