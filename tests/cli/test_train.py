@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +21,8 @@ from swerl.errors import RunError, UnknownNameError
 from swerl.recipe.schema import Recipe
 from swerl.run.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted, as_json
 from swerl.run.files import write_json
-from swerl.run.layout import RunFolder, State
+from swerl.run.layout import RunFolder, State, open_run
+from swerl.run.presence import Stop, ask_to_stop, present
 
 RECIPE = Recipe.model_validate({"name": "shown", "steps": 9})
 SMALL = """
@@ -78,11 +81,39 @@ def test_a_recipe_in_place_of_a_command_is_run(tmp_path: Path) -> None:
 def test_status_reads_the_folder_alone(root: Path) -> None:
     done = swerl("status", "shown", "--runs", str(root.parent))
     assert done.exit_code == 0, done.output
-    for text in ("untouched", "3 of 9 committed", "reward 0.25", "swerl train resume shown"):
+    after = f"swerl train resume {root}"
+    for text in ("untouched", "3 of 9 committed", "reward 0.25", after):
         assert text in done.output
     facts = json.loads(swerl("status", str(root), "--json").output)
     assert facts["episodes"] == [1, 8]
     assert facts["phases"] == {"agent": 1}
+
+
+def test_status_tells_a_copy_from_a_killed_run_and_says_what_is_asked(root: Path) -> None:
+    with open_run(root, RECIPE.model_dump(mode="json")):
+        asyncio.run(_die(root))
+        ask_to_stop(root, Stop.STEP)
+        assert "asked      to end after the step under way" in swerl("status", str(root)).output
+        copy = shutil.copytree(root, root.with_name("copy"))
+        copied = swerl("status", str(copy)).output
+    assert "copy: copied" in copied and f"copied     from {root}" in copied
+    assert "shown: killed" in swerl("status", str(root)).output
+
+
+async def _die(root: Path) -> None:
+    """Leave what a process leaves that is killed."""
+    async with present(root):
+        left = (root / "process.json").read_bytes()
+    (root / "process.json").write_bytes(left)
+
+
+def test_a_run_in_the_usual_place_is_called_by_its_name(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.parent.joinpath("runs").mkdir()
+    root.rename(root.parent / "runs" / "shown")
+    monkeypatch.chdir(root.parent)
+    assert "swerl train resume shown\n" in swerl("status", "shown").output
 
 
 def test_status_lists_all_runs_and_says_where_there_are_none(root: Path, tmp_path: Path) -> None:

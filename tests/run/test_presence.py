@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,19 +95,29 @@ with open_run(Path(sys.argv[1]), {}):
 """
 
 
-def test_a_killed_process_is_told_from_one_that_runs(tmp_path: Path) -> None:
+def test_a_killed_process_is_told_from_one_that_runs_and_from_a_copy(tmp_path: Path) -> None:
+    root, copy, moved = tmp_path / "run", tmp_path / "copy", tmp_path / "moved"
+    root.mkdir()
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(root)], stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout and holder.stdout.readline() == "here\n"
-    seen = look(tmp_path)
+    seen = look(root)
     assert seen.standing is Standing.RUNNING
     assert seen.process and seen.process.pid == holder.pid
-    with pytest.raises(RunError, match="another process"), open_run(tmp_path, {}):
+    with pytest.raises(RunError, match="another process"), open_run(root, {}):
         pass
+    with pytest.raises(RunError, match=rf"process {holder.pid} on .*, since \d+") as error:
+        asyncio.run(require_alone(root, tell=print))
+    assert f"swerl train stop {root}" in error.value.hint
+    shutil.copytree(root, copy)
+    assert look(copy).standing is Standing.COPIED
+    asyncio.run(require_alone(copy, tell=print))
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    assert look(tmp_path).standing is Standing.KILLED
+    assert look(root).standing is Standing.KILLED
+    root.rename(moved)
+    assert look(moved).standing is Standing.KILLED
     holder.stdout.close()
 
 
@@ -127,12 +138,17 @@ async def test_another_machines_process_is_known_by_its_heartbeat(tmp_path: Path
     beating = threading.Thread(target=beat)
     beating.start()
     with pytest.raises(RunError, match="on elsewhere"):
-        require_alone(tmp_path)
+        await require_alone(tmp_path, tell=print)
     over.set()
     beating.join()
     os.utime(tmp_path / "heartbeat", (1, 1))
-    assert look(tmp_path, patience_s=0).standing is Standing.SILENT
-    require_alone(tmp_path)
+    told_of: list[str] = []
+    assert look(tmp_path, patience_s=0, tell=told_of.append).standing is Standing.SILENT
+    assert not told_of
+    assert look(tmp_path, patience_s=0.01, tell=told_of.append).standing is Standing.SILENT
+    assert "on elsewhere gave its last sign" in told_of[0]
+    await require_alone(tmp_path, tell=told_of.append)
+    assert len(told_of) == 1
 
 
 async def test_a_machine_that_went_a_moment_ago_is_waited_for_and_does_not_block(
@@ -145,7 +161,9 @@ async def test_a_machine_that_went_a_moment_ago_is_waited_for_and_does_not_block
     told = json.loads(path.read_text())
     path.write_text(json.dumps({**told, "host": "elsewhere", "ending": None, "ended": 0}))
     (tmp_path / "heartbeat").touch()
-    require_alone(tmp_path)
+    told_of: list[str] = []
+    await require_alone(tmp_path, tell=told_of.append)
+    assert told_of[0].endswith("0 s ago; waiting up to 0 s for another one")
     assert look(tmp_path, patience_s=0).standing is Standing.SILENT
 
 

@@ -26,7 +26,7 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
     """Run a recipe in its run folder to the end, or on from where it stands."""
     if recipe.tasks.source != "twin" and not root.exists():
         await asyncio.to_thread(tasks_of, recipe, root)  # what is refused leaves no run behind
-    require_alone(root)
+    await require_alone(root, tell=lambda text: show(Notice(text)))
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
         if folder.read_state().finished:
             return history.read(folder.events)

@@ -27,6 +27,11 @@ def find_run(run: str, runs: Path) -> Path:
     raise unknown("run", run, [path.name for path in all_runs(runs)])
 
 
+def called(root: Path) -> str:
+    """Return what a command names a run by: its name where that is enough, else its folder."""
+    return root.name if root == Path("runs") / root.name else str(root)
+
+
 def stored_recipe(root: Path) -> Recipe:
     """Return the recipe of a run. Raises RunError where this version does not read it."""
     from pydantic import ValidationError

@@ -74,10 +74,10 @@ def resume(
     runs: RunsOption = Path("runs"),
 ) -> None:
     """Go on with a run by the recipe that its folder keeps."""
-    from swerl.cli._runs import find_run, stored_recipe
+    from swerl.cli._runs import called, find_run, stored_recipe
 
     root = find_run(run, runs)
-    _train(stored_recipe(root), root, f"`swerl train resume {run}` goes on")
+    _train(stored_recipe(root), root, f"`swerl train resume {called(root)}` goes on")
 
 
 def _train(recipe: Recipe, root: Path, after: str) -> None:

@@ -15,7 +15,7 @@ def rewind(
 ) -> None:
     """Set a run back to an earlier checkpoint; `swerl train resume` then goes on from there."""
     from swerl.cli._output import console
-    from swerl.cli._runs import find_run
+    from swerl.cli._runs import called, find_run
     from swerl.run.rewind import rewind as go_back
 
     root = find_run(run, runs)
@@ -23,4 +23,4 @@ def rewind(
     console().print(f"{root} stands at step {step}", soft_wrap=True)
     if aside is not None:
         console().print(f"later episodes  {aside}", soft_wrap=True)
-    console().print(f"next            swerl train resume {run}", soft_wrap=True)
+    console().print(f"next            swerl train resume {called(root)}", soft_wrap=True)

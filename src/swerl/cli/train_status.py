@@ -28,7 +28,7 @@ def status(
 
     if run is None:
         found = all_runs(runs)
-        rows = [_facts(root) for root in found]
+        rows = [_facts(root, waits=False) for root in found]
         if as_json:
             _print_json(rows)
         elif not rows:
@@ -44,22 +44,27 @@ def status(
             console().print(line, soft_wrap=True)
 
 
-def _facts(root: Path) -> dict[str, Any]:
-    """Return everything that is known of a run."""
+def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
+    """Return everything that is known of a run; `waits` for a sign of another machine."""
     from dataclasses import asdict
 
-    from swerl.cli._runs import stored_recipe
+    from swerl.cli._output import stderr
+    from swerl.cli._runs import called, stored_recipe
+    from swerl.run.presence import BEAT_S, asked_to_stop
     from swerl.run.progress import read_progress
     from swerl.run.standing import look
 
-    recipe, seen, progress = stored_recipe(root), look(root), read_progress(root)
+    recipe, progress = stored_recipe(root), read_progress(root)
+    seen = look(root, patience_s=3 * BEAT_S if waits else 0.0, tell=stderr().print)
     return {
         "run": root.name,
+        "called": called(root),
         "folder": str(root),
         "standing": str(seen.standing),
         "steps": recipe.steps,
         "process": asdict(seen.process) if seen.process else None,
         "beat_s": round(seen.beat_s, 1),
+        "asked_to_stop": asked_to_stop(root),
         "step": progress.step,
         "doing": progress.doing,
         "episodes": [progress.episodes_done, progress.episodes_expected],
@@ -110,7 +115,7 @@ def _show_all(rows: list[dict[str, Any]]) -> None:
             where,
         )
     console().print(table)
-    console().print(f"next: swerl train status {rows[0]['run']}", soft_wrap=True)
+    console().print(f"next: swerl train status {rows[0]['called']}", soft_wrap=True)
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
@@ -120,15 +125,20 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield f"[bold]{facts['run']}[/]: {_coloured(standing)}{_WHAT.get(standing, '')}"
     if process:
         ended = f", ended {_ago(process['ended'])}" if process["ended"] else ""
-        sign = f", last sign {facts['beat_s']:.0f} s ago" if not process["ended"] else ""
+        is_here = not process["ended"] and standing != "copied"
+        sign = f", last sign {facts['beat_s']:.0f} s ago" if is_here else ""
         began = _ago(process["started"])
         yield f"process    {process['pid']} on {process['host']}, began {began}{ended}{sign}"
+        if standing == "copied":
+            yield f"copied     from {process['folder']}"
         if process["error"]:
             yield f"[red]error[/]      {escape(process['error'])}"
             yield f"hint       {escape(process['hint'])}"
         if standing == "running":
             for part in process["parts"]:
                 yield f"           {part['name']}: {part['pid']} on {part['host']}"
+    if standing == "running" and facts["asked_to_stop"]:
+        yield f"asked      to end {_WHEN[facts['asked_to_stop']]}"
     yield f"steps      {facts['step']} of {facts['steps']} committed"
     if standing == "running" and facts["doing"]:
         done, expected = facts["episodes"]
@@ -145,14 +155,17 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"next       swerl export {facts['folder']} -o model"
     else:
         verb = "stop" if standing == "running" else "resume"
-        yield f"next       swerl train {verb} {facts['run']}"
+        yield f"next       swerl train {verb} {facts['called']}"
 
 
 _WHAT = {
     "killed": ": its process is gone and did not say why; nothing committed is lost",
-    "silent": ": its process is on another machine and gives no sign",
+    "copied": ": a copy of a run's folder; whether that run goes on, its own folder says",
+    "silent": ": its process is on another machine and gives no sign; or this is a copy",
     "untouched": ": nothing has worked here yet",
 }
+
+_WHEN = {"step": "after the step under way", "now": "at once"}
 
 
 def _coloured(standing: str) -> str:

@@ -22,16 +22,17 @@ def stop(
     ] = 3600.0,
 ) -> None:
     """End a run after its step under way; from any machine that shares the run folder."""
-    from swerl.cli._output import console
-    from swerl.cli._runs import find_run
+    from swerl.cli._output import console, stderr
+    from swerl.cli._runs import called, find_run
     from swerl.errors import RunError
     from swerl.run.presence import Stop, ask_to_stop
     from swerl.run.standing import Standing, look
 
     root = find_run(run, runs)
-    before = look(root)
+    name = called(root)
+    before = look(root, tell=stderr().print)
     if before.standing is not Standing.RUNNING:
-        hint = f"`swerl train status {run}` says how it ended; `swerl train resume {run}` goes on"
+        hint = f"`swerl train status {name}` says how it ended; `swerl train resume {name}` goes on"
         message = f"{root} is not running: {before.standing}"
         raise RunError(message, hint=hint)
     ask_to_stop(root, Stop.NOW if now else Stop.STEP)
@@ -40,11 +41,11 @@ def stop(
     after = _wait(root, wait_s)
     if after.standing is Standing.RUNNING:
         message = f"{root} still runs after {wait_s:g} s; the wish to end stays"
-        hint = f"wait longer, or `swerl train stop {run} --now`"
+        hint = f"wait longer, or `swerl train stop {name} --now`"
         raise RunError(message, hint=hint)
     console().print(f"{root.name}: {after.standing}")
     verb = "status" if after.standing is Standing.FINISHED else "resume"
-    console().print(f"next: swerl train {verb} {run}", soft_wrap=True)
+    console().print(f"next: swerl train {verb} {name}", soft_wrap=True)
 
 
 def _wait(root: Path, wait_s: float) -> Look:

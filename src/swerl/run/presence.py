@@ -71,6 +71,10 @@ class Process:
     """Tells one start of the machine, and so of its process ids, from another."""
     started: float
     """Seconds since 1970."""
+    folder: str = ""
+    """Where it saw the run folder; a copy of the folder lies elsewhere."""
+    inode: int = 0
+    """What the file system calls that folder; a folder that is moved keeps it."""
     parts: tuple[Part, ...] = ()
     ended: float = 0.0
     """Seconds since 1970; 0 while it runs, and for ever where it was killed."""
@@ -104,7 +108,15 @@ async def present(root: Path) -> AsyncIterator[Presence]:
 
     Raises RunStoppedError where somebody asked it to end at once.
     """
-    presence = Presence(root, Process(os.getpid(), platform.node(), boot_id(), time.time()))
+    process = Process(
+        os.getpid(),
+        platform.node(),
+        boot_id(),
+        time.time(),
+        folder=str(root.resolve()),
+        inode=root.stat().st_ino,
+    )
+    presence = Presence(root, process)
     (root / "stop.json").unlink(missing_ok=True)
     _write(root, presence.process)
     task = asyncio.current_task()
