@@ -31,6 +31,16 @@ def test_what_is_no_release_is_refused_before_anybody_is_asked(
     assert told[1].startswith("hint:  give all of it, such as ")
 
 
+def test_a_release_that_cannot_be_run_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    assert run(monkeypatch, "mini-swe-agent", "--version", "1.17.5") == 2
+
+    assert "1.17.5 reads commands from text" in capsys.readouterr().err
+
+
 def test_an_agent_of_swerls_own_needs_no_fetching(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

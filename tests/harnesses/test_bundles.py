@@ -22,6 +22,9 @@ calls = pathlib.Path({folder!r}, "calls")
 calls.open("a").write(sys.argv[1] + "\\n")
 if "9.9.9" in "".join(sys.argv):
     sys.exit("npm error code ETARGET")
+if "8.8.8" in "".join(sys.argv) and sys.argv[1] == "install":
+    missing = "No matching version found for @some/ui@8.8.8."
+    sys.exit("npm error code ETARGET\\nnpm error notarget " + missing)
 if "0.0.0" in "".join(sys.argv):
     sys.exit("npm warn old lockfile\\nnpm error network request failed")
 if sys.argv[1] in ("ci", "install"):
@@ -35,6 +38,8 @@ if sys.argv[1] in ("ci", "install"):
 elif sys.argv[1] == "pack":
     target = sys.argv[sys.argv.index("--pack-destination") + 1]
     shutil.copy(pathlib.Path({folder!r}, "tool.tgz"), target)
+elif "dependencies" in sys.argv:
+    print('{{"@some/ui": "^1.2.3", "@some/old": "^1.0.0", "other": "^1.2.3"}}')
 else:
     print(pathlib.Path({folder!r}, "integrity").read_text())
 """
@@ -79,10 +84,20 @@ def test_tree_is_installed_once_without_what_never_runs(registry: Path) -> None:
     assert [path.name for path in (tree / "node_modules" / "tool").iterdir()] == ["cli.js"]
     assert tree.parts[-3:] == ("agents", "tool", "1.2.3")
     assert _bundles.fetch_tree("@some/tool", "1.2.3") == tree
-    assert (registry / "calls").read_text().split() == ["install"]
+    assert (registry / "calls").read_text().split() == ["view", "install"]
     assert json.loads((tree / "package.json").read_text())["dependencies"] == {
         "@some/tool": "1.2.3"
     }
+
+
+def test_what_is_released_with_a_program_is_taken_of_its_release(registry: Path) -> None:
+    tree = _bundles.fetch_tree("@some/tool", "1.2.3")
+    assert json.loads((tree / "package.json").read_text())["overrides"] == {"@some/ui": "1.2.3"}
+
+
+def test_a_package_that_is_missing_below_a_program_is_named(registry: Path) -> None:
+    with pytest.raises(InputError, match=r"no @some/ui@8\.8\.8, which @some/tool@8\.8\.8 needs"):
+        _bundles.fetch_tree("@some/tool", "8.8.8")
 
 
 def test_a_lock_pins_the_whole_tree_and_is_recorded(registry: Path) -> None:

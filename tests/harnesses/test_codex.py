@@ -57,6 +57,29 @@ async def test_the_model_and_when_to_summarise_are_told_on_the_command_line() ->
     assert "model_auto_compact_token_limit=50000" in argv
 
 
+async def test_sub_agents_are_switched_on_and_off_by_every_name_that_releases_know() -> None:
+    for wanted in (True, False):
+        sandbox = Recorder()
+        harness = Codex(Options(sub_agents=wanted), ())
+        await harness.run(sandbox, task("Fix add."), ENDPOINT, 90.0)  # type: ignore[arg-type]
+        argv = sandbox.calls[0]["argv"]
+        for name in ("multi_agent", "collab"):
+            assert f"features.{name}={str(wanted).lower()}" in argv
+
+
+def test_a_release_that_never_compacts_refuses_to_be_told_when() -> None:
+    with pytest.raises(ValueError, match="never compacts"):
+        Options(version="0.94.0", compact_at=50_000)
+
+
+def test_the_oldest_releases_keep_their_program_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(codex._bundles, "fetch", lambda *_, **__: tmp_path)
+    assert [mount.source for mount in codex.fetch("0.34.0")] == [tmp_path / "bin"]
+
+
 @pytest.mark.parametrize(("version", "chat"), [("0.94.0", True), ("0.169.0", False)])
 def test_the_release_decides_the_dialect_and_the_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, chat: bool

@@ -11,6 +11,7 @@ from swerl.chat import Message, Role, ToolCall
 from swerl.engines.scripted import ScriptedEngine
 from swerl.errors import EngineLostError, ImageError, InputError
 from swerl.harnesses import mini_swe_agent
+from swerl.harnesses._mini_swe_agent import driver
 from swerl.harnesses.mini_swe_agent import MiniSweAgent, Options
 from swerl.interfaces import Endpoint
 from swerl.turn import Completion, Sampling
@@ -163,3 +164,9 @@ def test_a_wheel_with_another_hash_is_refused(
     with pytest.raises(ImageError, match="HASH"):
         mini_swe_agent.fetch(mini_swe_agent.DEFAULT_VERSION)
     assert not list(tmp_path.rglob("minisweagent"))
+
+
+def test_a_release_is_given_only_the_arguments_that_it_knows() -> None:
+    def older(calls: object, *, template: str) -> None: ...
+
+    assert driver._taken(older, {"template": "t", "more": 1}) == {"template": "t"}

@@ -41,6 +41,11 @@ async def test_the_cli_is_pointed_at_the_gateway() -> None:
     assert (started_with["cwd"], started_with["timeout_s"]) == ("/repo", 90.0)
 
 
+async def test_releases_that_know_no_home_of_their_own_read_the_same_settings() -> None:
+    start = (await started())["argv"][2]
+    assert 'export QWEN_CODE_SYSTEM_SETTINGS_PATH="$QWEN_HOME/settings.json"' in start
+
+
 async def test_a_prompt_that_begins_like_a_command_reaches_the_model() -> None:
     assert (await started("/etc is wrong"))["stdin"] == b"\n/etc is wrong"
 

@@ -51,6 +51,12 @@ async def test_what_an_agent_does_not_have_is_no_failure(backend: LocalBackend) 
     assert "compaction" in row.reason
 
 
+async def test_what_a_release_does_not_have_is_no_failure(backend: LocalBackend) -> None:
+    row = await play(Agent("codex", "0.94.0"), CASES["compaction"], backend)
+    assert row.outcome is Outcome.CANNOT
+    assert "never compacts" in row.reason
+
+
 async def test_a_script_that_is_not_played_to_its_end_is_a_failure(backend: LocalBackend) -> None:
     case = Case("cut", "", {"main": (Run(("ls",)), Say(), Run(("ls",)), Say())})
     row = await play(BUILTIN, case, backend)

@@ -50,5 +50,7 @@ def _release(agent: str, module: Any, version: str | None) -> str:
         module.Options(version=version or default)
     except ValidationError as error:
         message = f"--version {version!r} is no release of {agent}"
+        if (why := error.errors()[0])["type"] == "value_error":
+            message = f"{agent} cannot be run here: {why['ctx']['error']}"
         raise InputError(message, hint=f"give all of it, such as {default}") from error
     return version or default

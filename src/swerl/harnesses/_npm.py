@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from swerl.errors import ImageError, InputError
 
 _FETCH_TIMEOUT_S = 600.0
+_MISSING = re.compile(r"(?:No matching version found for|404\s+'?)\s*(@?[\w./-]+@[\w.^~*+-]*\w)")
+"""How npm names what it did not find."""
 _QUIET = ("--ignore-scripts", "--fetch-retries=1", "--no-audit", "--no-fund")
 
 
@@ -24,13 +28,17 @@ def install(package: str, version: str, folder: Path, *, lock: Path | None = Non
     """Install a program and its dependencies into `folder/node_modules`; return the lock file.
 
     With `lock` the tree is that one exactly, each tarball checked by the sha512 written there.
+    Without it the packages that are released together with the program are taken of its release:
+    it accepts later ones too, but was not tried with them.
     """
-    wanted = {"private": True, "dependencies": {package: version}}
-    (folder / "package.json").write_text(json.dumps(wanted))
+    what = f"{package}@{version}"
+    wanted: dict[str, Any] = {"private": True, "dependencies": {package: version}}
     locked = folder / "package-lock.json"
     if lock:
         shutil.copy(lock, locked)
-    what = f"{package}@{version}"
+    elif siblings := _siblings(package, version):
+        wanted["overrides"] = siblings
+    (folder / "package.json").write_text(json.dumps(wanted))
     where = ["--prefix", str(folder), "--omit=dev", "--omit=optional", "--no-bin-links"]
     call([_program(what), "ci" if lock else "install", *where, *_QUIET], what)
     return locked
@@ -46,11 +54,27 @@ def call(command: list[str], what: str) -> str:
     if done.returncode == 0:
         return done.stdout
     if "ETARGET" in done.stderr or "E404" in done.stderr:
-        message = f"the registry has no {what}, or not all that it depends on"
+        found = _MISSING.search(done.stderr)
+        missing = found[1] if found and found[1] != what else ""
+        message = f"the registry has no {missing or what}"
+        message += f", which {what} needs" if missing else ""
         raise InputError(message, hint="give a published version")
     lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     message = f"cannot fetch {what}: {(lines or ['no reason given'])[0][:200]}"
     raise ImageError(message, hint="check the network and the registry settings, then try again")
+
+
+def _siblings(package: str, version: str) -> dict[str, str]:
+    """Return what a program needs of its own scope that carries the same version."""
+    spec = f"{package}@{version}"
+    shown = call([_program(spec), "view", spec, "dependencies", "--json"], spec)
+    needs: dict[str, str] = json.loads(shown or "{}")
+    scope = package.rpartition("/")[0]
+    return {
+        name: version
+        for name, accepted in needs.items()
+        if scope and name.startswith(f"{scope}/") and accepted.lstrip("^~") == version
+    }
 
 
 def _program(spec: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swerl.chat import Message, Role, ToolCall
 from swerl.errors import ImageError, InputError
@@ -52,6 +52,8 @@ _QUIET = {
 _UNUSED = ("apps", "plugins", "goals", "remote_models")
 """Features that need the vendor's servers, or a person. For the last, old releases wait 5 s for an
 address of the vendor's at every start."""
+_SUB_AGENTS = ("multi_agent", "collab")
+"""Features by which the model may start agents: their names of all releases that have them."""
 _RETRIES = 7
 """Times that a refused request is sent again: each second while the engine is away, and with pauses
 that double, 25 s in all, after other failures."""
@@ -59,7 +61,8 @@ that double, 25 s in all, after other failures."""
 _LIMIT_WORDS = ("max_output_tokens", "context window", "context_length_exceeded")
 """What the CLI says where a reply or the context was at its limit."""
 
-_START = f'{NO_PROXY}PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex "$@"'
+_START = f'{NO_PROXY}PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex* "$@"'
+"""Its program's name ends with the platform's in old releases; there is but one."""
 _PREPARE = 'mkdir -p "${HOME:?no home folder}/.codex"'
 
 
@@ -74,11 +77,22 @@ class Options(BaseModel):
     """Tokens of the model's context, by which the CLI compacts; none is its own guess."""
     compact_at: int | None = Field(None, ge=1)
     """Tokens of history at which the CLI puts a summary in its place; none is 9/10 of
-    `context_window`. Up to 0.94.0 the CLI asks for no token counts and does not compact."""
+    `context_window`. Up to 0.94.0 the CLI asks for no token counts and does not compact, so it is
+    refused."""
     sub_agents: bool = False
     """Whether the model may start agents of its own; off, for they triple the tools' text."""
     extra_args: tuple[str, ...] = ()
     """More arguments for `codex exec`, as they are."""
+
+    @model_validator(mode="after")
+    def _can_compact(self) -> Options:
+        if self.compact_at and _numbers(self.version) <= _LAST_CHAT:
+            message = (
+                f"{self.version} asks for no token counts and so never compacts; compact_at "
+                "needs 0.95.0 or newer"
+            )
+            raise ValueError(message)
+        return self
 
 
 def build(options: Options) -> Codex:
@@ -93,9 +107,12 @@ def fetch(version: str) -> tuple[Mount, ...]:
     short, triple = _machine()
     release = f"{version}-linux-{short}" if _numbers(version) >= _FIRST_SPLIT else version
     # what is left out: other platforms, and helpers for voice and for a sandbox of its own
-    keep = rf"package/(package\.json|vendor/{triple}-unknown-linux-musl/.*/(codex|rg))"
+    native = f"{triple}-unknown-linux-musl"
+    keep = rf"package/(package\.json|vendor/{native}/.*/(codex|rg)|bin/codex-{native})"
     pin = _PINNED.get(f"{_PACKAGE}@{release}")
     bundle = _bundles.fetch(_PACKAGE, release, integrity=pin, keep=keep)
+    if (bundle / "bin").is_dir():  # old releases: one folder, and no search tool
+        return (Mount(bundle / "bin", f"{_HOME}/bin"),)
     return (
         Mount(_folder_of(bundle, "codex"), f"{_HOME}/bin"),
         Mount(_folder_of(bundle, "rg"), f"{_HOME}/path"),
@@ -153,8 +170,9 @@ class Codex:
         yield "--dangerously-bypass-approvals-and-sandbox"
         for key, value in {**_QUIET, **self._settings(endpoint, budget_s)}.items():
             yield from ("-c", f"{key}={value}")
-        for feature in (*_UNUSED, *(() if self.options.sub_agents else ("multi_agent",))):
-            yield from ("-c", f"features.{feature}=false")
+        wanted = dict.fromkeys(_UNUSED, False) | dict.fromkeys(_SUB_AGENTS, self.options.sub_agents)
+        for feature, is_on in wanted.items():
+            yield from ("-c", f"features.{feature}={'true' if is_on else 'false'}")
         yield from self.options.extra_args
         yield "-"  # the prompt comes by stdin
 

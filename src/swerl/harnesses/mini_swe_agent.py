@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from swerl.chat import Message, Role, ToolCall
 from swerl.errors import ImageError, InputError
@@ -32,6 +32,8 @@ DEFAULT_VERSION = "2.4.6"
 _PACKAGE = "mini-swe-agent"
 _PINNED = {"2.4.6": "a35463c553ac825c7773b03cfa69cd44958e3af20155dcc5711fdf9e4c67cd54"}
 """sha256 of known wheels; other versions are checked against what the index states."""
+_FIRST_WITH_TOOLS = 2
+"""Major version from which on the agent's commands are tool calls."""
 _INSIDE = Path(__file__).with_name("_mini_swe_agent")
 _REQUIREMENTS = _INSIDE / "requirements.txt"
 _HOME = "/opt/swerl/agents/mini-swe-agent"
@@ -54,6 +56,14 @@ class Options(BaseModel):
     """Most model replies, enforced by the agent; none is the settings file's own, 250 or none."""
     tool_timeout_s: int | None = Field(None, ge=1)
     """Most seconds of one command; none is the settings file's own, 60 or 30."""
+
+    @field_validator("version")
+    @classmethod
+    def _calls_tools(cls, version: str) -> str:
+        if int(version.split(".")[0]) < _FIRST_WITH_TOOLS:
+            message = f"{version} reads commands from text; releases from 2.0.0 on call a tool"
+            raise ValueError(message)
+        return version
 
 
 def build(options: Options) -> MiniSweAgent:

@@ -46,6 +46,8 @@ _PREPARE = f"mkdir -p {_OWN}"
 _START = (
     f"{_cli.NO_PROXY} export QWEN_HOME={_OWN}; "
     'printf %s "$SWERL_QWEN_SETTINGS" >"$QWEN_HOME/settings.json" && unset SWERL_QWEN_SETTINGS && '
+    # releases before 0.15 know of no QWEN_HOME; all of them know where a system's settings lie
+    'export QWEN_CODE_SYSTEM_SETTINGS_PATH="$QWEN_HOME/settings.json" && '
     f'exec {_NODE}/bin/node {_HOME}/cli.js "$@"'
 )
 _FILES = _cli.FileTools(

@@ -36,7 +36,7 @@ _TRAITS: Mapping[str, _Traits] = {
         ("0.169.0", "0.94.0"),
         {
             "sub-agents": {"sub_agents": True},
-            "compaction": {"extra_args": ("-c", "model_auto_compact_token_limit=30000")},
+            "compaction": {"compact_at": 30_000},
         },
     ),
     "pi": _Traits(("0.73.1", "0.87.1")),
@@ -53,8 +53,6 @@ _TRAITS: Mapping[str, _Traits] = {
         },
     ),
 }
-_UNABLE = {("codex", "0.94.0", "compaction")}
-"""Agent, release, need: a Codex that speaks Chat Completions reads no usage, so never compacts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,6 @@ class Agent:
 
     def can(self, need: str) -> bool:
         """Say whether the lab knows how to make the agent do what a case needs."""
-        if (self.harness, self.release, need) in _UNABLE:
-            return False
         return not need or need in _TRAITS.get(self.harness, _Traits()).settings
 
     def build(self, case: Case) -> Harness:

@@ -46,10 +46,13 @@ _DELEGATES: Mapping[str, Callable[[Errand], _Said]] = {
     },
     "agent": lambda errand: _claude_errand(errand),  # qwen-code
     "multi_agent_v1.spawn_agent": lambda errand: {"message": errand.prompt},  # codex
+    "spawn_agent": lambda errand: {"message": errand.prompt},  # codex, older ones
 }
 
 _WAITS: Mapping[str, Callable[[str], _Said]] = {
     "multi_agent_v1.wait_agent": lambda said: _codex_wait(said),  # codex
+    "wait_agent": lambda said: _codex_wait(said),  # codex, older ones
+    "wait": lambda said: _codex_wait(said),  # codex, those before
 }
 """Tools that wait for sub-agents, of agents that do not wait by themselves."""
 

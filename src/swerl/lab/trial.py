@@ -75,7 +75,9 @@ async def run(trial: Trial, family: Family, backend: SandboxBackend) -> Row:
     except ImageError as error:
         return replace(row, reason=f"not fetched: {error}")
     except InputError as error:
-        return replace(row, outcome=Outcome.FAILED, reason=str(error))
+        # a release that refuses what the case needs has no such thing
+        outcome = Outcome.CANNOT if trial.case.needs else Outcome.FAILED
+        return replace(row, outcome=outcome, reason=str(error))
     started = time.monotonic()
     try:
         with _repository() as folder:

@@ -9,6 +9,7 @@ asks again only where the gateway says that it did not answer.
 from __future__ import annotations
 
 import http.client
+import inspect
 import json
 import logging
 import os
@@ -122,11 +123,12 @@ class _Model:
             SimpleNamespace(id=call["id"], function=SimpleNamespace(**call["function"]))
             for call in message.get("tool_calls") or ()
         ]
+        more = {"template_kwargs": {"finish_reason": choice["finish_reason"]}}
         message["extra"] = {
             "actions": parse_toolcall_actions(
                 calls,
                 format_error_template=self.config.format_error_template,
-                template_kwargs={"finish_reason": choice["finish_reason"]},
+                **_taken(parse_toolcall_actions, more),
             ),
             "cost": 0.0,
             "timestamp": time.time(),
@@ -207,6 +209,12 @@ def _environment(config: dict[str, Any], job: dict[str, Any]) -> Any:
 
     timeout = job["tool_timeout_s"] or config.get("timeout", _TOOL_TIMEOUT_S)
     return Environment(cwd=job["workdir"], env=variables, timeout=timeout)
+
+
+def _taken(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return those arguments that a function of this release takes."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in known}
 
 
 def _remove_submission(path: Path, submission: str) -> None:
