@@ -1,7 +1,7 @@
 """`swerl train preflight`: the machines of a recipe, its sandboxes, and the way between them.
 
-Episodes run beside the controller, so sandboxes and the gateway's reach are looked at from this
-machine; everything else on each.
+Sandboxes and the gateway's reach from inside are looked at where the recipe puts sandboxes: beside
+the controller, or on each machine; everything else on each.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import asyncio
 import platform
 import secrets
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from swerl import assemble
 from swerl.cluster.checks import check_ports
 from swerl.cluster.finding import Finding, State, judged
-from swerl.cluster.open import open_nodes
+from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import check_nodes
-from swerl.errors import SwerlError
+from swerl.cluster.sandbox_servers import serve_sandboxes
+from swerl.errors import SandboxUnavailableError, SwerlError
+from swerl.interfaces import SandboxBackend
 from swerl.probe._services import Greeter
 from swerl.recipe.schema import Recipe
+from swerl.run.events import ignore
 from swerl.run.files import disk_errors
 from swerl.sandbox import Limits
 from swerl.task import Task
@@ -46,43 +49,81 @@ async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[Finding]:
     logs = root / "preflight"
     with disk_errors(logs):
         logs.mkdir(parents=True, exist_ok=True)
+    spread = bool(recipe.cluster.sandbox_cpus)
     async with open_nodes(recipe, logs) as nodes:
         disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most + REST_BYTES
         async for finding in check_nodes(recipe, nodes, root, disk_bytes=disk_bytes):
             yield finding
+        if spread:
+            async for finding in _on_nodes(recipe, nodes, logs):
+                yield finding
     if recipe.gateway.port:
         for finding in check_ports(platform.node(), recipe.gateway.bind, [recipe.gateway.port]):
             yield finding
-    async for finding in _sandboxes(recipe):
+    if not spread:
+        async for finding in _here(recipe, logs):
+            yield finding
+
+
+async def _here(recipe: Recipe, logs: Path) -> AsyncIterator[Finding]:
+    here = platform.node()
+    try:
+        backend = assemble.sandbox_backend(recipe, lambda _: None)
+    except SwerlError as error:
+        yield judged(here, "sandbox", str(error), good=False, mend=error.hint)
+        return
+    async for finding in _sandboxes(recipe, {here: backend}, logs):
         yield finding
 
 
-async def _sandboxes(recipe: Recipe) -> AsyncIterator[Finding]:
-    """Boot the image of the first Task, and fetch a page of this machine's from inside."""
-    here = platform.node()
-    with tempfile.TemporaryDirectory(prefix="swerl-preflight-") as scratch:
+async def _on_nodes(recipe: Recipe, nodes: Nodes, logs: Path) -> AsyncIterator[Finding]:
+    """Look at the sandboxes of every machine of the cluster, through a server there."""
+    try:
+        async with serve_sandboxes(nodes.all, recipe, logs=logs, emit=ignore) as served:
+            places = {site.name: site.backend for site in served.sites if site.backend}
+            async for finding in _sandboxes(recipe, places, logs):
+                yield finding
+    except SwerlError as error:
+        yield judged("all", "sandbox", str(error), good=False, mend=error.hint)
+
+
+async def _sandboxes(
+    recipe: Recipe, places: Mapping[str, SandboxBackend], logs: Path
+) -> AsyncIterator[Finding]:
+    """Boot the image of the first Task in each place, and fetch a page of this machine's there."""
+    with tempfile.TemporaryDirectory(prefix="tasks-", dir=logs) as scratch:
         few = {"num_train": 1, "num_heldout": 0, "num_unseen": 0}
         one = recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=few)})
         try:
-            tasks, _ = await asyncio.to_thread(assemble.tasks_of, one, Path(scratch))
-            backend = assemble.sandbox_backend(recipe, lambda _: None)
-            (seen,) = await smoke.check(backend, tasks[:1])
+            tasks, _ = await asyncio.to_thread(assemble.tasks_of, one, Path(scratch).resolve())
         except SwerlError as error:
-            yield judged(here, "sandbox", str(error), good=False, mend=error.hint)
+            yield judged(platform.node(), "tasks", str(error), good=False, mend=error.hint)
             return
-        found = f"{recipe.sandbox.type}: {seen.image} booted in {seen.boot_s:.1f} s"
-        mend = f"`swerl sandbox smoke` looks at all images of the tasks: {seen.failure}"
-        yield judged(here, "sandbox", found, good=seen.ok, mend=mend)
-        if seen.ok:
-            yield await _reach(recipe, tasks[0], here)
+        looks = [_look(recipe, tasks[0], name, backend) for name, backend in places.items()]
+        for findings in await asyncio.gather(*looks):
+            for finding in findings:
+                yield finding
 
 
-async def _reach(recipe: Recipe, task: Task, here: str) -> Finding:
+async def _look(recipe: Recipe, task: Task, where: str, backend: SandboxBackend) -> list[Finding]:
+    try:
+        (seen,) = await smoke.check(backend, [task])
+    except ExceptionGroup as group:
+        error = group.exceptions[0]
+        if not isinstance(error, SandboxUnavailableError):
+            raise
+        return [judged(where, "sandbox", str(error), good=False, mend=error.hint)]
+    found = f"{recipe.sandbox.type}: {seen.image} booted in {seen.boot_s:.1f} s"
+    mend = f"`swerl sandbox smoke` looks at all images of the tasks: {seen.failure}"
+    rows = [judged(where, "sandbox", found, good=seen.ok, mend=mend)]
+    return [*rows, await _reach(recipe, task, where, backend)] if seen.ok else rows
+
+
+async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend) -> Finding:
     word = secrets.token_hex(8)
     page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
     listener = Greeter(page)
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
-    backend = assemble.sandbox_backend(recipe, lambda _: None)
     try:
         async with backend.open(task.image, limits, workdir=task.workdir) as sandbox:
             url = await sandbox.expose(listener)

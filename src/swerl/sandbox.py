@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,31 @@ class Mount:
 
     source: Path
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOrder:
+    """A whole sandbox as one text: for a run's own servers, whose protocol knows an image alone."""
+
+    KEY: ClassVar[str] = "swerl-order"
+    """Metadata key that the text goes under."""
+
+    image: str
+    limits: Limits
+    workdir: str
+    mounts: tuple[Mount, ...] = ()
+
+    def to_text(self) -> str:
+        """Return it as JSON."""
+        mounts = [(str(mount.source), mount.target) for mount in self.mounts]
+        return json.dumps({**asdict(self), "mounts": mounts})
+
+    @classmethod
+    def from_text(cls, text: str) -> SandboxOrder:
+        """Read it. Raises ValueError, KeyError and TypeError on anything else."""
+        told = json.loads(text)
+        mounts = tuple(Mount(Path(source), target) for source, target in told["mounts"])
+        return cls(told["image"], Limits(**told["limits"]), told["workdir"], mounts)
 
 
 @dataclass(frozen=True, slots=True)

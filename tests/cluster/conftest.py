@@ -13,7 +13,7 @@ TRIES = 4
 """Ray gives a node 30 seconds to start, which a busy machine may not keep."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[Any]:
     """Two nodes of one CPU each: daemons of their own, one machine."""
     pytest.importorskip("ray", reason="needs the extra swerl[cluster]")

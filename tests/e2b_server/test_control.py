@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
 from e2b import NotFoundException, Sandbox, SandboxException, SandboxQuery, SandboxState
 
+from swerl.sandbox import Mount, SandboxOrder
 from swerl.sandboxes import local
 
 from .helpers import KEY, LIMITS, Service, eventually, serving
@@ -200,3 +202,28 @@ def test_templates_are_those_of_the_operator() -> None:
         ]
         assert client.get("/templates/aliases/mine").json()["templateID"] == "mine"
         assert client.get("/templates/other").status_code == 404
+
+
+def test_an_order_of_folders_of_the_machine_is_for_servers_that_take_orders(
+    service: Service, tmp_path: Path
+) -> None:
+    (tmp_path / "word").write_text("here")
+    text = SandboxOrder(f"dir:{tmp_path}", LIMITS, "/w", (Mount(tmp_path, "/m"),)).to_text()
+    body = {"templateID": "base", "timeout": 60, "metadata": {SandboxOrder.KEY: text}}
+    with service.client(**{"X-API-Key": KEY}) as client:
+        made = client.post("/sandboxes", json=body).json()
+    sandbox = Sandbox.connect(made["sandboxID"], **service.sdk)
+    assert sandbox.commands.run("test ! -e /m && test ! -e /word").exit_code == 0
+    assert sandbox.kill()
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"image": "host", "limits": {"x": 1}}', "[]"])
+def test_an_order_that_cannot_be_read_is_refused(text: str) -> None:
+    body = {"templateID": "base", "metadata": {SandboxOrder.KEY: text}}
+    with (
+        serving(local.build(local.Options()), takes_orders=True) as taking,
+        taking.client(**{"X-API-Key": KEY}) as client,
+    ):
+        answer = client.post("/sandboxes", json=body)
+    assert answer.status_code == 400
+    assert "the order of a sandbox cannot be read" in answer.text

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 
 from swerl.assemble.learning import initial_model, trainer_of
 from swerl.assemble.plugin import plugin
-from swerl.assemble.sandboxes import sandbox_backend
+from swerl.assemble.sandboxes import open_sandboxes, sandbox_backend
 from swerl.assemble.serving import family_of, gate_of, gateway_of, open_engine
 from swerl.assemble.tasks import tasks_of
 from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import require_fit
 from swerl.gateway.sessions import SessionSource
-from swerl.interfaces import EngineSetup
+from swerl.interfaces import EngineSetup, SandboxBackend
 from swerl.recipe.schema import Recipe
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
@@ -59,7 +59,10 @@ async def open_machine(
         emit = fan_out(meter, accounts)
         choose_way(recipe.cluster, engine, emit)
         gate = gate_of(recipe, engine)
-        async with gateway_of(recipe, gate or engine, setup, emit) as gateway:
+        async with (
+            open_sandboxes(recipe, nodes.all, logs=logs, emit=emit) as backend,
+            gateway_of(recipe, gate or engine, setup, emit) as gateway,
+        ):
             yield loop.Machine(
                 recipe=recipe,
                 folder=folder,
@@ -68,7 +71,7 @@ async def open_machine(
                 engine=engine,
                 trainer=trainer,
                 algorithm=plugin(recipe, "algorithm"),
-                parts=parts_of(recipe, gateway, emit),
+                parts=parts_of(recipe, gateway, emit, backend),
                 meter=meter,
                 gate=gate,
                 stopping=lambda: presence.stopping() or accounts.is_spent(),
@@ -90,13 +93,17 @@ def _parts_at_work(trainer: MegatronTrainer) -> tuple[Part, ...]:
     return tuple(Part(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in found)
 
 
-def parts_of(recipe: Recipe, gateway: SessionSource, emit: Emit) -> Parts:
-    """Wire what Episodes share."""
+def parts_of(
+    recipe: Recipe, gateway: SessionSource, emit: Emit, backend: SandboxBackend | None = None
+) -> Parts:
+    """Wire what Episodes share; without a backend theirs is opened beside the controller."""
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
     return Parts(
         gateway=gateway,
         provisioner=Provisioner(
-            sandbox_backend(recipe, emit), limits, concurrency=recipe.rollout.concurrency
+            backend or sandbox_backend(recipe, emit),
+            limits,
+            concurrency=recipe.rollout.concurrency,
         ),
         harness=plugin(recipe, "harness"),
         reward=rule(recipe.rollout.reward),

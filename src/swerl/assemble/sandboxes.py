@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from pydantic import BaseModel
 
+from swerl.cluster.node import Node
+from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.images.ondemand import on_demand
 from swerl.interfaces import SandboxBackend
 from swerl.ledger import reap
@@ -22,6 +26,21 @@ def sandbox_backend(recipe: Recipe, emit: Emit) -> SandboxBackend:
     return open_backend(
         recipe.sandbox.type, options, run=recipe.name, warn=lambda text: emit(Notice(text))
     )
+
+
+@asynccontextmanager
+async def open_sandboxes(
+    recipe: Recipe, nodes: Sequence[Node], *, logs: Path, emit: Emit
+) -> AsyncIterator[SandboxBackend]:
+    """Yield the backend of a run: beside the controller, or spread over its nodes.
+
+    A node's server writes its sandboxes into the ledger there.
+    """
+    if not recipe.cluster.sandbox_cpus:
+        yield sandbox_backend(recipe, emit)
+        return
+    async with serve_sandboxes(nodes, recipe, logs=logs, emit=emit) as spread:
+        yield spread
 
 
 def open_backend(

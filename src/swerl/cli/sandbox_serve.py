@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from swerl.e2b_server.options import ServerOptions
     from swerl.interfaces import SandboxBackend
 
-_NUM_FILES = 65536
 _LOCAL_TEMPLATES = {"base": "host"}
 """What the SDK's default template is where no other image is named."""
 
@@ -78,8 +77,9 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
 
     from swerl.cli._output import console, stderr
     from swerl.e2b_server.app import Server
+    from swerl.e2b_server.descriptors import raise_file_limit
 
-    _raise_file_limit()
+    raise_file_limit()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with Server(backend, key, options) as server:
@@ -92,16 +92,6 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
         console().file.flush()  # whoever started it in the background waits for these lines
         stderr().print("serving until Ctrl-C, which removes every sandbox", markup=False)
         await stopped.wait()
-
-
-def _raise_file_limit() -> None:
-    """Take more descriptors: a command costs up to three, and sandboxes run many."""
-    import resource
-
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _NUM_FILES:
-        wanted = _NUM_FILES if most == resource.RLIM_INFINITY else min(_NUM_FILES, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), most))
 
 
 def _key(path: Path | None, host: str) -> str:

@@ -79,11 +79,15 @@ def trainer_nodes(recipe: Recipe) -> int:
 
 
 def cpus_per_node(recipe: Recipe) -> int:
-    """Return the cores that a node's processes keep busy: one each, on CPU their threads."""
+    """Return the cores that a node's processes keep busy: one each, on CPU their threads.
+
+    Those of its sandboxes come on top.
+    """
     cluster = recipe.cluster
     if cluster.gpus_per_node:
-        return cluster.gpus_per_node
-    return max(1, recipe.trainer.ranks // cluster.nodes) * recipe.trainer.threads
+        return cluster.gpus_per_node + cluster.sandbox_cpus
+    threads = max(1, recipe.trainer.ranks // cluster.nodes) * recipe.trainer.threads
+    return threads + cluster.sandbox_cpus
 
 
 def _host_plan(recipe: Recipe, logs: Path) -> HostPlan:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from swerl.e2b_server.waiting import wait_ready
 from swerl.e2b_server.watchers import Watchers
 from swerl.errors import SwerlError
 from swerl.interfaces import Sandbox, SandboxBackend
-from swerl.sandbox import Limits
+from swerl.sandbox import Limits, Mount, SandboxOrder
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ class Wish:
     metadata: Mapping[str, str]
     env: Mapping[str, str]
     idempotency_key: str = ""
+    order: SandboxOrder | None = None
+    """What it asks for besides, where the server takes orders."""
 
 
 class Box:
@@ -169,8 +171,12 @@ class Boxes:
         if len(self._keepers) >= self._options.max_sandboxes:
             message = f"{len(self._keepers)} sandboxes run, and no more may"
             raise Failure(Code.RESOURCE_EXHAUSTED, message)
-        limits = replace(self._options.limits, lifetime_s=self._options.max_lifetime_s)
-        box = Box(wish, limits, self._options.workdir)
+        order, options = wish.order, self._options
+        if order:
+            box = Box(wish, order.limits, order.workdir)
+        else:
+            limits = replace(options.limits, lifetime_s=options.max_lifetime_s)
+            box = Box(wish, limits, options.workdir)
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._keep(box, ready))
         self._keepers[box.id] = _Keeper(box, task, ready)
@@ -212,7 +218,8 @@ class Boxes:
 
     async def _keep(self, box: Box, ready: asyncio.Future[None]) -> None:
         """Hold a sandbox open until its time is over."""
-        opened = self._backend.open(box.wish.image, box.limits, workdir=box.workdir)
+        mounts = _there(box.wish.order.mounts) if box.wish.order else ()
+        opened = self._backend.open(box.wish.image, box.limits, workdir=box.workdir, mounts=mounts)
         try:
             async with opened as sandbox:
                 box.stand(sandbox)
@@ -235,3 +242,8 @@ class Boxes:
             box.end()
             box.processes.stop()
             await box.watchers.close()
+
+
+def _there(mounts: Sequence[Mount]) -> list[Mount]:
+    """Return those that this machine has; their client sends the others."""
+    return [mount for mount in mounts if mount.source.is_dir()]

@@ -18,6 +18,8 @@ from swerl.e2b_server.failure import Code, Failure
 from swerl.e2b_server.fields import Message
 from swerl.e2b_server.options import ServerOptions
 from swerl.e2b_server.pages import Question, page, wanted_metadata
+from swerl.errors import SandboxUnavailableError
+from swerl.sandbox import SandboxOrder
 
 _MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = {"/sandboxes": 15, "/v2/sandboxes": 300}
@@ -29,6 +31,8 @@ _UNSUPPORTED = {
     "iam": "give sandboxes an identity",
 }
 """Wishes that would change what a client relies on, and so are refused; others are ignored."""
+NO_BACKEND = 424
+"""Status that tells a run's own client that no attempt will ever succeed on this machine."""
 _NO_PAUSE = "this server cannot pause sandboxes"
 _NOT_SERVED = "this server does not build templates, pause, fork or snapshot sandboxes"
 
@@ -68,15 +72,24 @@ class Control:
                 raise Failure(Code.INVALID_ARGUMENT, f"this server cannot {what}")
         metadata = fields.table(body, "metadata")
         template = fields.text(body, "templateID")
+        order = self._order(metadata)
         wish = Wish(
             template=template,
-            image=images.choose(template, metadata, self._options),
+            image=order.image if order else images.choose(template, metadata, self._options),
             timeout_s=self._timeout_s(body, _DEFAULT_TIMEOUT_S[request.path.rstrip("/")]),
             metadata=metadata,
             env=fields.table(body, "envVars"),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
+            order=order,
         )
-        return _json(views.opened(await self._boxes.create(wish), self.domain), 201)
+        try:
+            box = await self._boxes.create(wish)
+        except SandboxUnavailableError as error:
+            if order is None:
+                raise
+            message = f"{error} ({error.hint})"
+            raise Failure(Code.FAILED_PRECONDITION, message, status=NO_BACKEND) from error
+        return _json(views.opened(box, self.domain), 201)
 
     async def connect(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         """Let a client into a sandbox that runs; its time is prolonged, never cut."""
@@ -168,6 +181,16 @@ class Control:
 
     def _template(self, name: str) -> dict[str, Json]:
         return views.template(name, self._options.limits, self._started_unix_s)
+
+    def _order(self, metadata: Mapping[str, str]) -> SandboxOrder | None:
+        text = metadata.get(SandboxOrder.KEY)
+        if text is None or not self._options.takes_orders:
+            return None
+        try:
+            return SandboxOrder.from_text(text)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"the order of a sandbox cannot be read: {error!r}"
+            raise Failure(Code.INVALID_ARGUMENT, message) from error
 
     def _timeout_s(self, body: Message, default: int) -> float:
         seconds = fields.integer(body, "timeout", default)

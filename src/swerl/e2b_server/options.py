@@ -30,3 +30,6 @@ class ServerOptions:
     """Sandboxes at once; more are refused with 429, which the SDK retries."""
     max_file_mib: int = 512
     """Largest file that can be sent, in MiB: a file is held in memory while it moves."""
+    takes_orders: bool = False
+    """Whether a client may order a whole sandbox, `swerl.sandbox.SandboxOrder`: its limits, folders
+    of this machine as its image and to mount. For a server whose one client is its operator."""

@@ -31,6 +31,7 @@ def check(recipe: Recipe) -> None:
     check_rollout(recipe.rollout)
     check_schedule(recipe)
     check_replay(recipe)
+    check_sandboxes(recipe)
     for section, kind in PLUGIN_SECTIONS.items():
         plugin_options(kind, getattr(recipe, section), section=section)
     trainer, model = recipe.trainer, recipe.model.path
@@ -91,6 +92,20 @@ def check_schedule(recipe: Recipe) -> None:
     if recipe.rollout.oversample > 1:
         message = "rollout.oversample is for whole steps; the pool of `async` replaces Groups alone"
         raise RecipeError(message, hint="set it to 1, and schedule.pool higher")
+
+
+def check_sandboxes(recipe: Recipe) -> None:
+    """Raise RecipeError where sandboxes cannot be on the cluster's machines, as the recipe says."""
+    if not recipe.cluster.sandbox_cpus:
+        return
+    asked = f"cluster.sandbox_cpus = {recipe.cluster.sandbox_cpus}"
+    if recipe.cluster.launcher == "local":
+        message = f"{asked} with cluster.launcher = 'local'"
+        raise RecipeError(message, hint="set cluster.launcher to ray, ssh or slurm, or leave it 0")
+    if recipe.sandbox.type == "e2b":
+        message = f"{asked}, but those of sandbox.type = 'e2b' are elsewhere"
+        hint = "set sandbox.type to what the machines have, such as 'local', or sandbox_cpus = 0"
+        raise RecipeError(message, hint=hint)
 
 
 def obstacles(recipe: Recipe) -> Iterator[str]:

@@ -326,6 +326,9 @@ class ClusterSection(Section):
     """Command that runs another on a host, which is added to it. It must never ask a question."""
     head_address: str = ""
     """Address of this machine that the hosts reach; empty takes that of the route to them."""
+    sandbox_cpus: int = Field(0, ge=0)
+    """CPUs of each machine for Episodes' sandboxes, besides those of ranks and engines. With 0 all
+    sandboxes are beside the controller, which suffices until its CPUs are busy with tests."""
 
 
 class CostSection(Section):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swerl import secrets
 from swerl.errors import SandboxUnavailableError
-from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
+from swerl.sandbox import Limits, LiveSandbox, Mount, SandboxOrder, new_name
 from swerl.sandboxes._e2b import sdk
 from swerl.sandboxes._e2b.create import Creator, Wanted
 from swerl.sandboxes._e2b.sandbox import E2BSandbox, Habits
@@ -85,6 +86,15 @@ def build(options: Options) -> E2BBackend:
         message = f"{KEY} is not set, and the sandbox is `e2b`"
         hint = f"export {KEY}=…, from the provider's dashboard or `swerl sandbox serve`"
         raise SandboxUnavailableError(message, hint=hint)
+    return connect(options, key)
+
+
+def connect(options: Options, key: str, *, own: bool = False) -> E2BBackend:
+    """Return the backend for this key. Raises SandboxUnavailableError without the SDK.
+
+    `own` says that the server is the run's own, which takes orders of whole sandboxes.
+    """
+    sdk.require()
     access = sdk.Access(
         api_key=key,
         api_url=options.api_url,
@@ -92,14 +102,15 @@ def build(options: Options) -> E2BBackend:
         domain=options.domain,
         request_timeout_s=options.request_timeout_s,
     )
-    return E2BBackend(options, sdk.Provider(access))
+    return E2BBackend(options, sdk.Provider(access), own=own)
 
 
 class E2BBackend:
     """Makes sandboxes at an E2B-compatible provider."""
 
-    def __init__(self, options: Options, provider: sdk.Provider) -> None:
+    def __init__(self, options: Options, provider: sdk.Provider, *, own: bool = False) -> None:
         self._options = options
+        self._own = own
         self._provider = provider
         self._creator = Creator(
             provider, concurrency=options.create_concurrency, per_s=options.creates_per_s
@@ -121,9 +132,14 @@ class E2BBackend:
     ) -> AbstractAsyncContextManager[E2BSandbox]:
         """Create a sandbox of `image`; leaving the context removes it whatever happened.
 
-        Its CPU, memory and disk are the template's own: the provider takes no other limits.
+        Its CPU, memory and disk are the template's own: no provider but a run's own server takes
+        other limits.
         """
-        return self._open(self._wanted(image, limits, name or new_name()), workdir, mounts)
+        wanted = self._wanted(image, limits, name or new_name())
+        if self._own:
+            order = SandboxOrder(image, limits, workdir, tuple(mounts)).to_text()
+            wanted = replace(wanted, metadata={**wanted.metadata, SandboxOrder.KEY: order})
+        return self._open(wanted, workdir, mounts)
 
     async def live(self) -> Sequence[LiveSandbox]:
         """Return swerl's sandboxes of this account, whoever opened them."""

@@ -10,6 +10,8 @@ from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
 
 _TRANSPORT = {"httpx", "httpcore", "pyqwest", "connectrpc", "e2b_connect", "h11", "h2", "anyio"}
 """Packages whose errors mean that the connection failed, not that the server refused."""
+_NO_BACKEND = 424
+"""What a run's own server answers where its machine can hold no sandbox."""
 _STATUS = re.compile(r"\b([1-5]\d\d): ")
 
 
@@ -51,6 +53,9 @@ def _translate(error: Exception, what: str) -> Exception:
             return SandboxError(f"{what}: {text}", hint="name a user of the image")
         hint = "is E2B_API_KEY the key of this account, and api_url its server?"
         return SandboxUnavailableError(f"the provider refuses the key: {text}", hint=hint)
+    if status == _NO_BACKEND:
+        hint = "`swerl doctor` says there what the machine lacks"
+        return SandboxUnavailableError(text, hint=hint)
     if isinstance(error, theirs.RateLimitException) or status == 429:
         hint = "lower create_concurrency or creates_per_s, or raise the account's limit"
         return SandboxError(f"{what}: the provider's rate is exceeded", hint=hint, retryable=True)

@@ -72,6 +72,7 @@ class E2BSandbox:
         self._owner = "0:0"
         self._mounted: list[PurePosixPath] = []
         self._open = AsyncExitStack()
+        self._is_gone = False
 
     async def set_up(self, mounts: Sequence[Mount]) -> None:
         """Give the workdir to the ordinary user, and bring the mounts that the image lacks."""
@@ -172,13 +173,19 @@ class E2BSandbox:
         relay = open_relay(self, listener, on_lost=self._runner.lose)
         return await self._open.enter_async_context(relay)
 
+    def lose(self, error: SandboxLostError) -> None:
+        """Let everything in it fail with this error: its provider is gone, and it with that."""
+        self._is_gone = True
+        self._runner.lose(error)
+
     async def close(self) -> None:
         """End the sandbox at its provider. Safe to call twice. Raises SandboxError where the
         provider does not take it; then the sandbox lives until its lifetime is over."""
         closed = SandboxLostError(f"sandbox {self.id} is closed", hint="open a fresh one")
         self._runner.lose(closed)
         await self._open.aclose()
-        await self._kill()
+        if not self._is_gone:
+            await self._kill()
 
     async def _kill(self) -> None:
         for pause in (0.2, 1.0, 3.0):
