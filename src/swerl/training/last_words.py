@@ -101,7 +101,7 @@ def _exception(lines: Sequence[str]) -> str:
     prefix = lines[fatal[-1]].removesuffix(_TRACEBACK).replace("+ Exception Group ", "| ")
     # Its frames are indented below the prefix; what is not any more says what was raised.
     block = [line.removeprefix(prefix) for line in lines[fatal[-1] + 1 :]]
-    frames = []
+    frames: list[str] = []
     for line in block:
         if line and not line[0].isspace():
             kind, *text = line.split(":", 1)
@@ -131,7 +131,7 @@ def _fatal(lines: Sequence[str]) -> str:
     return f"{told} (in {place})" if place else told
 
 
-def _stacks(lines: Sequence[str]) -> Iterator[list[str]]:
+def _stacks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield the stacks that were written by a signal, innermost frame first; the main thread's."""
     marks = [place for place, line in enumerate(lines) if _STACK.match(line)]
     for start in marks:
