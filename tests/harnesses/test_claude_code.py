@@ -154,9 +154,26 @@ async def test_it_compacts_at_a_share_of_the_window_that_it_is_told() -> None:
     await harness.run(sandbox, task("Fix add."), ENDPOINT, 90.0)  # type: ignore[arg-type]
     env = sandbox.calls[0]["env"]
     assert float(env["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"]) == 25
+    assert env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]
     assert env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "200000"
 
 
 def test_a_summary_later_than_the_cli_can_make_it_is_refused() -> None:
     with pytest.raises(ValidationError, match="167000"):
         Options(compact_at=170_000)
+
+
+@pytest.mark.parametrize(
+    ("cli", "can"), [("x.CLAUDE_AUTOCOMPACT_PCT_OVERRIDE", True), ("x", False)]
+)
+def test_a_release_that_cannot_be_told_where_to_compact_refuses_it(
+    cli: str, can: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cli.js").write_text(cli)
+    monkeypatch.setattr(claude_code, "fetch", lambda *_: (Mount(tmp_path, "/agent"),))
+    claude_code.build(Options(version="2.0.14"))
+    if can:
+        claude_code.build(Options(version="2.0.14", compact_at=45_000))
+        return
+    with pytest.raises(InputError, match="2.0.14 cannot be told where to compact"):
+        claude_code.build(Options(version="2.0.14", compact_at=45_000))

@@ -7,6 +7,7 @@ package per platform, for glibc or for musl.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 
 from swerl.errors import InputError
 from swerl.harnesses import _bundles
@@ -14,6 +15,8 @@ from swerl.sandbox import Mount
 
 HOME = "/opt/swerl/agents/claude-code"
 _NODE = "/opt/swerl/agents/node"
+COMPACT_AT = "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"
+"""Variable with the percentage of the window at which the CLI compacts; 2.0.14 knows none."""
 _LAST_JAVASCRIPT = (2, 1, 112)
 _PACKAGE = "@anthropic-ai/claude-code"
 _PINNED = {
@@ -53,6 +56,11 @@ def fetch(version: str, libc: str) -> tuple[Mount, ...]:
 def program(version: str) -> list[str]:
     """Return the command that starts a release in a sandbox."""
     return [f"{HOME}/claude"] if is_native(version) else [f"{_NODE}/bin/node", f"{HOME}/cli.js"]
+
+
+def can_compact(version: str, bundle: Sequence[Mount]) -> bool:
+    """Say whether a release can be told where to compact; every native one can."""
+    return is_native(version) or COMPACT_AT.encode() in (bundle[0].source / "cli.js").read_bytes()
 
 
 def check(version: str) -> list[str]:

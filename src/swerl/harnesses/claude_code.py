@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swerl.chat import Json, Message, Role, ToolCall
-from swerl.errors import BrokenImageError
+from swerl.errors import BrokenImageError, InputError
 from swerl.harnesses import _claude_dispatch as dispatch
 from swerl.harnesses import _claude_releases as releases
 from swerl.harnesses import _records
@@ -105,8 +105,15 @@ class Options(BaseModel):
 
 
 def build(options: Options) -> ClaudeCode:
-    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
-    return ClaudeCode(options, fetch(options.version, options.libc))
+    """Return the harness, its bundle fetched.
+
+    Raises ImageError where it cannot be had, InputError where it takes no `compact_at`.
+    """
+    bundle = fetch(options.version, options.libc)
+    if options.compact_at and not releases.can_compact(options.version, bundle):
+        message = f"Claude Code {options.version} cannot be told where to compact"
+        raise InputError(message, hint="leave out compact_at, or use version 2.1.112 or newer")
+    return ClaudeCode(options, bundle)
 
 
 def fetch(version: str, libc: str = "glibc") -> tuple[Mount, ...]:
@@ -210,7 +217,9 @@ def _compaction(compact_at: int | None) -> Mapping[str, str]:
     percent = 100 * compact_at / (_WINDOW - _SUMMARY)
     return {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(_WINDOW),
-        "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": f"{percent:.4f}",
+        # the same once more for those in between, 2.1.200 among them
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(_WINDOW),
+        releases.COMPACT_AT: f"{percent:.4f}",
     }
 
 
