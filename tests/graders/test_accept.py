@@ -64,6 +64,16 @@ TASK = Task(
         "hidden/run.py/folder_in_its_place",
         "pkg/__pycache__/test_declared.cpython-311.pyc",
         "web/babel.config.js",
+        "sitecustomize/__init__.py",
+        "lib/usercustomize.pyc",
+        "pkg/calc.pyc",
+        ".venv/lib/python3.11/site-packages/_pytest/runner.py",
+        "venv/bin/activate",
+        "web/node_modules/mocha/index.js",
+        ".npmrc",
+        "web/.yarnrc.yml",
+        ".mvn/jvm.config",
+        "vite.config.ts",
     ],
 )
 def test_protected_paths_are_dropped_and_named(path: str) -> None:
@@ -126,6 +136,71 @@ def test_no_module_stands_before_a_test_runner(path: str) -> None:
     made = section(path, extra="new file mode 100644\n")
     assert accept(TASK, made).dropped == (path,)
     assert accept(TASK, section(path)).dropped == (), "the repository is the runner's own"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "json.py",
+        "src/difflib.py",
+        "lib/json/__init__.py",
+        "iniconfig/__init__.py",
+        "difflib.cpython-311-x86_64-linux-gnu.so",
+        "tools/bin/python3",
+    ],
+)
+def test_nothing_new_is_found_before_what_runners_use(path: str) -> None:
+    made = section(path, extra="new file mode 100644\n")
+    assert accept(TASK, made).dropped == (path,)
+    assert accept(TASK, section(path)).dropped == (), "the repository has its own"
+
+
+@pytest.mark.parametrize(
+    "path", ["pkg/json.py", "types/shop.ts", "html/page.html", "src/platform/unix.py", "bin/till"]
+)
+def test_other_new_files_of_such_names_stay(path: str) -> None:
+    made = section(path, extra="new file mode 100644\n")
+    assert accept(TASK, made).patch == made
+
+
+def commanded(command: str, **spec: str) -> Task:
+    return replace(TASK, grading=replace(TASK.grading, test_command=command, **spec))
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("make -s test", "Makefile"),
+        ("make check", "GNUmakefile"),
+        ("bundle exec rake spec", "Rakefile"),
+        ("python3 run_all.py --fast", "run_all.py"),
+        (". ./env/common && pytest", "env/common"),
+        ("node check.mjs", "check.mjs"),
+        ("invoke test", "tasks.py"),
+    ],
+)
+def test_what_the_test_command_runs_is_dropped(command: str, path: str) -> None:
+    assert accept(commanded(command), section(path)).dropped == (path,)
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("make -j4 && ./run", "Makefile"),
+        ("python3 setup.py test", "setup.py"),
+        ("pytest tests", "tasks.py"),
+        ("npm test", "package.json"),
+    ],
+)
+def test_what_builds_alone_stays(command: str, path: str) -> None:
+    assert accept(commanded(command), section(path)).patch == section(path)
+
+
+def test_what_scripts_run_is_dropped_too() -> None:
+    scripts = {"ci/run.sh": ". env/common\nmake test\n", "env/common": "python3 tool.py\n"}
+    for path in ("env/common", "Makefile", "tool.py"):
+        assert accept(TASK, section(path), scripts).dropped == (path,)
+        assert accept(TASK, section(path)).dropped == ()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swerl.grade import Grade, Verdict
-from swerl.graders import _canary, _shared_config
+from swerl.graders import _canary, _drivers, _shared_config
 from swerl.graders._accept import accept
 from swerl.graders._sections import paths
 from swerl.interfaces import Sandbox
@@ -46,6 +46,16 @@ fi
 [ -z "$tests" ] || run_git apply --whitespace=nowarn "$tests" || exit 92
 [ -z "$tests" ] || rm -f "$tests"
 """
+_READ = r"""
+for path do
+  [ -f "$path" ] || continue
+  printf '%s\0' "$path"
+  head -c 65536 -- "$path" | tr -d '\0'
+  printf '\0'
+done
+"""
+_SCRIPT_DEPTH = 3
+"""How far scripts that run scripts are followed."""
 _PATCH_REFUSED = 91
 _TESTS_REFUSED = 92
 
@@ -70,7 +80,7 @@ class Prepared:
 
 async def prepare(task: Task, patch: str, sandbox: Sandbox) -> Prepared:
     """Apply what is accepted of the patch, undo what steers tests, bring the tests."""
-    accepted = accept(task, patch)
+    accepted = accept(task, patch, await _scripts(task, sandbox) if patch else None)
     if failure := await _apply(task, accepted.patch, sandbox):
         return Prepared(accepted.dropped, failure=failure)
     undone = await _undo_steering(task, accepted.patch, sandbox)
@@ -129,6 +139,24 @@ def _failure(end: Exec, *, has_patch: bool) -> Grade:
         return Grade(Verdict.INVALID, reason=reason, log=end.text)
     reason = f"the work tree could not be prepared (exit code {end.exit_code})"
     return Grade(Verdict.INFRA, reason=reason, log=end.text)
+
+
+async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
+    """Return the texts of the repository's scripts that the test command runs, by path."""
+    texts: dict[str, str] = {}
+    known = "\n".join(_drivers.commands(task.grading))
+    for _ in range(_SCRIPT_DEPTH):
+        wanted = sorted(_drivers.to_read(known) - set(texts))
+        if not wanted:
+            break
+        read = await sandbox.run(
+            ["sh", "-c", _READ, "sh", *wanted], cwd=task.workdir, timeout_s=_TIMEOUT_S
+        )
+        pieces = read.stdout.decode("utf-8", "replace").split("\0")
+        found = dict(zip(pieces[::2], pieces[1::2], strict=False))
+        texts.update({path: _drivers.script_text(path, found.get(path, "")) for path in wanted})
+        known = "\n".join(texts[path] for path in wanted)
+    return texts
 
 
 async def _undo_steering(task: Task, patch: str, sandbox: Sandbox) -> list[str]:
