@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+CLOSING = """
+        print("closing", flush=True)
+        await asyncio.sleep(300)
+"""
 COMMAND = """
 import asyncio
 import typer
@@ -31,15 +35,54 @@ app()
 def test_a_signal_closes_everything_and_says_what_comes_after(
     number: signal.Signals, code: int
 ) -> None:
-    command = subprocess.Popen(
-        [sys.executable, "-c", COMMAND],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = started(COMMAND)
     assert command.stdout and command.stdout.readline() == "begun\n"
     command.send_signal(number)
     output, errors = command.communicate(timeout=60)
     assert (command.returncode, output) == (code, "closed\n")
-    assert "interrupted: it goes on" in errors
+    first, last = errors.splitlines()
+    assert first.startswith("ending what runs") and last == "interrupted: it goes on"
+
+
+def test_a_second_ctrl_c_does_not_wait_for_what_is_being_closed() -> None:
+    command = started(COMMAND.replace("        await asyncio.sleep(0)\n", CLOSING.lstrip("\n")))
+    assert command.stdout and command.stdout.readline() == "begun\n"
+    command.send_signal(signal.SIGINT)
+    assert command.stdout.readline() == "closing\n"
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 130
+    assert errors.splitlines()[-1] == "interrupted: it goes on"
     assert "Traceback" not in errors
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_error() -> None:
+    script = """
+import sys
+import threading
+from importlib.abc import MetaPathFinder
+from swerl.cli.__main__ import main
+
+class Waiting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "swerl.cli.train":
+            print("importing", flush=True)
+            threading.Event().wait()
+
+sys.meta_path.insert(0, Waiting())
+main()
+"""
+    command = started(script)
+    assert command.stdout and command.stdout.readline() == "importing\n"
+    command.send_signal(signal.SIGINT)
+    assert command.communicate(timeout=60) == ("", "")
+    assert command.returncode == 130
+
+
+def started(script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,5 +1,19 @@
 """`python -m swerl.cli`: the `swerl` command."""
 
-from swerl.cli.main import app
+from __future__ import annotations
 
-app()
+import sys
+
+
+def main() -> None:
+    """Run the command line, in which Ctrl-C is no error from the first import on."""
+    try:
+        from swerl.cli.main import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

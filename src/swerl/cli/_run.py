@@ -18,38 +18,50 @@ TERMINATED = 143
 """Exit code of a program that was asked to end: 128 + SIGTERM."""
 
 
-class _TerminatedError(Exception):
-    """SIGTERM came: from a scheduler, a container's end or a service manager."""
+class _ToldToEndError(Exception):
+    """Ctrl-C, or SIGTERM from a scheduler, a container's end or a service manager."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
 
 
 def run(work: Coroutine[Any, Any, T], *, after: str) -> T:
-    """Run to the end. On Ctrl-C or SIGTERM close everything, say `after`, exit with 130 or 143."""
+    """Run to the end. On Ctrl-C or SIGTERM close everything, say `after`, exit with 130 or 143.
+
+    A second Ctrl-C does not wait for what is being closed.
+    """
     try:
         return asyncio.run(_until_told(work))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except _TerminatedError:
-        code = TERMINATED
-    stderr().print(f"[yellow]interrupted[/]: {after}")
+    except _ToldToEndError as told:
+        code = told.code
+    stderr().print(f"[yellow]interrupted[/]: {after}", soft_wrap=True)
     raise typer.Exit(code) from None
 
 
 async def _until_told(work: Coroutine[Any, Any, T]) -> T:
-    """Await work, which SIGTERM cancels. Raises _TerminatedError once it has closed everything."""
+    """Await work, which a signal cancels. Raises _ToldToEndError once it has closed everything."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    told = asyncio.Event()
+    told: list[int] = []
 
-    def end() -> None:
-        told.set()
+    def end(code: int) -> None:
+        if not told:
+            stderr().print("[yellow]ending[/] what runs; Ctrl-C ends it at once", soft_wrap=True)
+        told.append(code)
+        loop.remove_signal_handler(signal.SIGINT)
         task.cancel()
 
-    loop.add_signal_handler(signal.SIGTERM, end)
+    loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
+    loop.add_signal_handler(signal.SIGTERM, end, TERMINATED)
     try:
         return await work
     except asyncio.CancelledError:
-        if told.is_set():
-            raise _TerminatedError from None
+        if told:
+            raise _ToldToEndError(told[0]) from None
         raise
     finally:
+        loop.remove_signal_handler(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGTERM)
