@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,25 +120,26 @@ def _routed(
     meta: Mapping[str, Any], shape: ModelShape, start: int, num_positions: int
 ) -> RoutedExperts:
     """Read expert ids [positions, layers, top k], sent as base64 of int32, in fewer bytes."""
+    import numpy as np
+
     sent = meta.get("routed_experts")
     if not sent:
         message = "the engine returned no routed experts"
         hint = "start it with --enable-return-routed-experts, on a mixture-of-experts model"
         raise EngineError(message, hint=hint)
-    ids = array("i")
-    ids.frombytes(base64.b64decode(sent, validate=True))
+    ids = np.frombuffer(base64.b64decode(sent, validate=True), "<i4")
     expected = num_positions * shape.num_layers * shape.top_k_experts
     if len(ids) != expected:
         message = f"{len(ids)} routed experts for {num_positions} positions, not {expected}"
         raise ValueError(message)
-    if ids and not (min(ids) >= 0 and max(ids) < shape.num_experts):
-        message = f"routed experts from {min(ids)} to {max(ids)} of {shape.num_experts}"
+    if len(ids) and not (ids.min() >= 0 and ids.max() < shape.num_experts):
+        message = f"routed experts from {ids.min()} to {ids.max()} of {shape.num_experts}"
         raise ValueError(message)
-    code = "B" if shape.num_experts <= 256 else "H"
+    kept = ids.astype("u1" if shape.num_experts <= 256 else "<u2")
     return RoutedExperts(
         start=start,
         num_layers=shape.num_layers,
         top_k=shape.top_k_experts,
-        bytes_per_id=array(code).itemsize,
-        data=array(code, ids).tobytes(),
+        bytes_per_id=kept.itemsize,
+        data=kept.tobytes(),
     )
