@@ -17,9 +17,11 @@ import pytest
 from swerl import plugins
 from swerl.errors import ImageError, InputError, TaskError
 from swerl.images._layer import Layer, run_inside, unpack
-from swerl.images._python import fetch_sdist, fetch_wheels, find_python
+from swerl.images._python import _isolated, fetch_sdist, fetch_wheels, find_python
 from swerl.images.build import SourceSpec, build, make_task, read_specs
 from swerl.sandbox import Limits
+from swerl.tasks.datasets import find_converter
+from tests.data_converters.examples import EXAMPLES
 
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 FILES = {
@@ -179,6 +181,30 @@ def test_broken_specs_are_one_clear_error(tmp_path: Path, text: str) -> None:
 def test_row_of_another_instance_is_refused() -> None:
     with pytest.raises(TaskError, match="the row is of other"):
         make_task(SPEC, {"instance_id": "other"})
+
+
+@pytest.mark.parametrize("dataset", ["swe-gym", "r2e-gym"])
+def test_rows_of_other_datasets_make_tasks(dataset: str) -> None:
+    row = EXAMPLES[dataset]
+    task = find_converter(dataset).to_task(row)
+    made = make_task(SPEC.model_copy(update={"instance_id": task.id}), row, dataset)
+    assert made.image == f"built:{task.id}" and made.grading.test_command == SPEC.test_cmd
+    assert made.grading.expected == task.grading.expected
+    with pytest.raises(TaskError, match="the row is of"):
+        make_task(SPEC, row, dataset)
+
+
+@pytest.mark.parametrize(
+    ("said", "flags"),
+    [("pip 18.1 from x", []), ("pip 23.0.1 from x", ["--use-pep517"]), ("no pip", [])],
+)
+def test_old_pips_are_not_asked_what_they_do_not_know(
+    tmp_path: Path, said: str, flags: list[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{said}'\n")
+    python.chmod(0o755)
+    assert _isolated(python) == flags
 
 
 # Real instances

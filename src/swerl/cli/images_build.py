@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,9 @@ def build(
     instances: Annotated[
         list[str] | None, typer.Option("--instance", help="Build this one; all by default.")
     ] = None,
+    dataset: Annotated[
+        str, typer.Option(help="Whose rows they are; `swerl convert list` names datasets.")
+    ] = "swe-bench",
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
     network: Annotated[
         str, typer.Option(help="Task folders: what a Dockerfile reaches, none or default.")
@@ -36,7 +40,8 @@ def build(
     if specs.is_dir():
         _build_folders(specs, network)
     else:
-        _build_sources(specs, rows, instances, out)
+        wanted = _select(specs, instances)
+        _build_sources(wanted, _rows(specs, rows, dataset), dataset, out)
 
 
 def _build_folders(root: Path, network: str) -> None:
@@ -65,22 +70,18 @@ def _build_folders(root: Path, network: str) -> None:
         raise typer.Exit(1)
 
 
-def _build_sources(specs: Path, rows: Path | None, instances: list[str] | None, out: Path) -> None:
+def _build_sources(
+    wanted: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path
+) -> None:
     from swerl.cli._output import console
-    from swerl.errors import ImageError, InputError
-    from swerl.images.build import read_specs
+    from swerl.errors import ImageError
     from swerl.task import write_tasks
 
-    wanted = _select(read_specs(specs), instances)
-    if rows is None:
-        message = f"the instances of {specs} need their rows"
-        raise InputError(message, hint="pass --rows, or a folder of task folders")
-    by_id = _rows(rows)
     tasks = []
     failed = 0
     for spec in wanted:
         try:
-            tasks.append(_build_one(spec, by_id))
+            tasks.append(_build_one(spec, by_id, dataset))
         except ImageError as error:
             failed += 1
             console().print(f"[red]{spec.instance_id}[/]: {error}", soft_wrap=True)
@@ -94,9 +95,11 @@ def _build_sources(specs: Path, rows: Path | None, instances: list[str] | None, 
         raise typer.Exit(1)
 
 
-def _select(specs: list[SourceSpec], instances: list[str] | None) -> list[SourceSpec]:
+def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
     from swerl.errors import unknown
+    from swerl.images.build import read_specs
 
+    specs = read_specs(path)
     known = {spec.instance_id: spec for spec in specs}
     for name in instances or ():
         if name not in known:
@@ -104,19 +107,25 @@ def _select(specs: list[SourceSpec], instances: list[str] | None) -> list[Source
     return [known[name] for name in instances] if instances else specs
 
 
-def _rows(path: Path) -> dict[str, Row]:
-    from swerl.errors import TaskError
+def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
+    """Return the rows by the ids of their Tasks; rows without one are left out."""
+    from swerl.errors import InputError, TaskError
+    from swerl.images.build import row_id
     from swerl.tasks.rows import file_rows
 
+    if path is None:
+        message = f"the instances of {specs} need their rows"
+        raise InputError(message, hint="pass --rows, or a folder of task folders")
     found = {}
     for row in file_rows(path).read(0):
         if isinstance(row, TaskError):
             raise row
-        found[str(row.get("instance_id"))] = row
+        with suppress(TaskError):
+            found[row_id(row, dataset)] = row
     return found
 
 
-def _build_one(spec: SourceSpec, rows: dict[str, Row]) -> Task:
+def _build_one(spec: SourceSpec, rows: dict[str, Row], dataset: str) -> Task:
     import time
 
     from swerl.cli._output import console, stderr
@@ -125,7 +134,7 @@ def _build_one(spec: SourceSpec, rows: dict[str, Row]) -> Task:
 
     if spec.instance_id not in rows:
         raise unknown("row", spec.instance_id, rows)
-    task = make_task(spec, rows[spec.instance_id])
+    task = make_task(spec, rows[spec.instance_id], dataset)
     started = time.monotonic()
     with stderr().status(spec.instance_id) as status:
         image = build(spec, lambda step: status.update(f"{spec.instance_id}: {step}"))

@@ -51,8 +51,8 @@ def fetch_wheels(python: Python, requirements: Sequence[str], folder: Path) -> N
     folder.mkdir(parents=True, exist_ok=True)
     missing = [pin for pin in requirements if not _has_wheel(folder, pin)]
     if missing:
-        # Without the flag an archive of before PEP 517 needs `wheel` in that Python itself.
-        arguments = ["wheel", "--no-deps", "--use-pep517", "--wheel-dir", str(folder), *missing]
+        flags = ["--no-deps", *_isolated(python.executable), "--wheel-dir", str(folder)]
+        arguments = ["wheel", *flags, *missing]
         _pip(python.executable, arguments, f"wheels for Python {python.version}")
 
 
@@ -112,6 +112,19 @@ def _ask(candidate: Path, version: str) -> Python | None:
     if done.returncode or len(words) != 3 or words[0] != version:
         return None
     return Python(version, Path(words[2]), Path(words[1]))
+
+
+def _isolated(python: Path) -> list[str]:
+    """Return what has every archive built in an environment of its own, where pip knows that.
+
+    Without it an archive of before PEP 517 needs `wheel` in that Python itself.
+    """
+    asked = [python, "-m", "pip", "--version"]
+    said = subprocess.run(
+        asked, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+    version = re.match(r"pip (\d+)", said)
+    return ["--use-pep517"] if version and int(version[1]) >= 19 else []
 
 
 def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:

@@ -102,19 +102,26 @@ def build(spec: SourceSpec, say: Callable[[str], None] = lambda _: None) -> str:
     return f"built:{spec.instance_id}"
 
 
-def make_task(spec: SourceSpec, row: Mapping[str, Json]) -> Task:
-    """Return the Task of a SWE-bench row that runs in the spec's image. Raises TaskError."""
-    if row.get("instance_id") != spec.instance_id:
-        message = f"the row is of {row.get('instance_id')}, the spec of {spec.instance_id}"
+def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-bench") -> Task:
+    """Return the Task of a dataset's row that runs in the spec's image. Raises TaskError."""
+    if (named := row_id(row, dataset)) != spec.instance_id:
+        message = f"the row is of {named}, the spec of {spec.instance_id}"
         raise TaskError(message, hint="pass the rows that the specs were written for")
-    task = find_converter("swe-bench").to_task(row)
+    task = find_converter(dataset).to_task(row)
     broken = {exception.test for exception in spec.p2p_exceptions}
     kept = tuple(test for test in task.grading.pass_to_pass if test not in broken)
+    # The dataset's command installs the project again, and its settings of pip are for that.
+    env = {name: value for name, value in task.grading.env.items() if not name.startswith("PIP_")}
     grading = replace(
-        task.grading, pass_to_pass=kept, test_command=spec.test_cmd, env={}, timeout_s=600.0
+        task.grading, pass_to_pass=kept, test_command=spec.test_cmd, env=env, timeout_s=600.0
     )
     # The image's repository has one commit of its own, so the dataset's commit is not in it.
     return replace(task, image=f"built:{spec.instance_id}", base_commit="", grading=grading)
+
+
+def row_id(row: Mapping[str, Json], dataset: str) -> str:
+    """Return the id of a row's Task. Raises TaskError where only a whole row would tell."""
+    return str(row.get("instance_id") or find_converter(dataset).to_task(row).id)
 
 
 def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
