@@ -3,7 +3,11 @@
     python bench/controller.py [--json FILE] [--routed] [--tokens N] [--repeats N]
 
 64 Episodes of 8 Tasks, 96,000 tokens each in 200 Turns of which a fifth is sampled; every fourth
-Episode has two conversations of half the length. Phases, in the order of a step:
+Episode has two conversations of half the length. While Episodes run, each as it ends:
+
+`record`    its folder, with its Turns and their experts (controller)
+
+Then, in the order of a step:
 
 `collect`   advantages and Samples from the trees (controller)
 `turns`     the table of Turns (controller)
@@ -12,9 +16,11 @@ Episode has two conversations of half the length. Phases, in the order of a step
 `pack`      rows over 4 data-parallel ranks, 96,000 tokens a micro-batch (every rank)
 `tensors`   the rank's own rows as tensors
 
-`--routed` gives every position the experts of 40 layers, 8 of 256: 30.7 MB a trajectory. Only a
-rank's own rows are read then, in `tensors`. The best repeat counts, as the machine may be busy, and
-processor time stands beside. Ids and experts are random numbers, which compress worst.
+`--routed` gives every position the experts of 40 layers, 8 of 256: 30.7 MB a trajectory. Only
+those of a rank's own rows are read then, in `tensors`. The best repeat counts, as the machine may
+be busy, and processor time stands beside; `record` is done once, and its sum counts. The peak is
+that of one process which is controller and rank at once: `held` is what it was before `tensors`.
+Ids and experts are random numbers, which compress worst.
 """
 
 from __future__ import annotations
@@ -39,6 +45,7 @@ from swerl.chat import Finish
 from swerl.episode import Episode, Group, Status
 from swerl.grade import Grade, Verdict
 from swerl.recipe.schema import ModelSection
+from swerl.rollout import record
 from swerl.run import tables
 from swerl.training import batch as batches
 from swerl.training.collect import collect
@@ -61,21 +68,40 @@ def main() -> None:
     parser.add_argument("--routed", action="store_true")
     parser.add_argument("--tokens", type=int, default=96_000, help="tokens of an Episode")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where to write; the system's by default")
     args = parser.parse_args()
-    rng = random.Random(0)
-    groups = [
-        Group(f"t{task}", tuple(episode(rng, task, k, args) for k in range(NUM_EPISODES)))
-        for task in range(NUM_TASKS)
-    ]
     best: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        groups, recorded = rolled_out(Path(folder), args)
         for _ in range(args.repeats):
             found = step(groups, Path(folder) / "batch.parquet", args.tokens)
             best = {name: min(found[name], best.get(name, 1e9)) for name in found}
-    figures = best | {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    figures = recorded | best | {"peak_gib": peak_gib()}
     sys.stdout.write(table(figures))
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def rolled_out(folder: Path, args: argparse.Namespace) -> tuple[list[Group], dict[str, float]]:
+    """Return a step's Groups, their Episodes written one by one, and the seconds that took."""
+    rng = random.Random(0)
+    seconds = cpu = slowest = 0.0
+
+    def recorded(task: int, k: int) -> Episode:
+        nonlocal seconds, cpu, slowest
+        made = episode(rng, task, k, args)
+        began, began_cpu = time.perf_counter(), time.process_time()
+        kept = record.write(folder / made.id, made)
+        took = time.perf_counter() - began
+        seconds, slowest = seconds + took, max(slowest, took)
+        cpu += time.process_time() - began_cpu
+        return kept
+
+    groups = [
+        Group(f"t{task}", tuple(recorded(task, k) for k in range(NUM_EPISODES)))
+        for task in range(NUM_TASKS)
+    ]
+    return groups, {"record": seconds, "record_cpu": cpu, "record_slowest": slowest}
 
 
 def episode(rng: random.Random, task: int, k: int, args: argparse.Namespace) -> Episode:
@@ -138,21 +164,29 @@ def step(groups: list[Group], path: Path, tokens: int) -> dict[str, float]:
         micro_batches = rank_micro_batches(
             batch, rank=0, num_ranks=DATA_RANKS, budget=tokens, cost=cost
         )
+    held = peak_gib()
     with phase("tensors"):
         for rows in micro_batches:
             to_tensors(rows, all_tokens=False, device=torch.device("cpu"))
     seconds["total"], cpu["total"] = sum(seconds.values()), sum(cpu.values())
     in_cpu = {f"{name}_cpu": value for name, value in cpu.items()}
-    return seconds | in_cpu | {"file_mb": path.stat().st_size / 1e6}
+    return seconds | in_cpu | {"file_mb": path.stat().st_size / 1e6, "held_gib": held}
+
+
+def peak_gib() -> float:
+    """Return the most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def table(figures: dict[str, float]) -> str:
     """Return the figures as lines."""
     lines = [
         f"{name:8} {figures[name]:7.3f} s {figures[f'{name}_cpu']:7.3f} s of a core"
-        for name in (*PHASES, "total")
+        for name in ("record", *PHASES, "total")
     ]
+    lines[0] += f", {figures['record_slowest']:.3f} s at most an Episode"
     lines.append(f"file     {figures['file_mb']:7.1f} MB")
+    lines.append(f"held     {figures['held_gib']:7.2f} GiB")
     lines.append(f"peak     {figures['peak_gib']:7.2f} GiB")
     return "\n".join(lines) + "\n"
 

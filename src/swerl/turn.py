@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from swerl.chat import Finish
 
@@ -32,6 +33,20 @@ class WeightChange:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """Where bytes lie in a file; `run/expert_files.py` reads them."""
+
+    file: Path
+    offset: int
+    num_bytes: int
+    checksum: int
+    """CRC-32, as zlib has it."""
+
+    def __len__(self) -> int:
+        return self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class RoutedExperts:
     """The experts that a mixture-of-experts model chose, [positions, layers, top k].
 
@@ -43,7 +58,7 @@ class RoutedExperts:
     num_layers: int
     top_k: int
     bytes_per_id: int
-    data: bytes
+    data: bytes | StoredBytes
     """Unsigned integers of `bytes_per_id` bytes in the machine's order, row by row."""
 
     @property

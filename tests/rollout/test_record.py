@@ -1,3 +1,5 @@
+import base64
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +9,10 @@ from hypothesis import strategies as st
 
 from swerl.chat import Finish
 from swerl.episode import Episode, Status
+from swerl.errors import RunError
 from swerl.grade import Grade, TestStatus, Verdict
 from swerl.rollout import record
+from swerl.run import expert_files
 from swerl.tree import Trajectory
 from swerl.turn import RoutedExperts, Turn, WeightChange
 
@@ -46,9 +50,54 @@ def test_an_episode_reads_back_as_it_was_written(
     folder = tmp_path_factory.mktemp("episode")  # type: ignore[attr-defined]
     episode = _episode(patch, logprob)
     assert not record.is_finished(folder)
-    record.write(folder, episode)
+    written = record.write(folder, episode)
     assert record.is_finished(folder)
-    assert record.read(folder) == episode
+    assert record.read(folder) == written
+    assert _in_memory(written) == episode
+
+
+def _in_memory(episode: Episode) -> Episode:
+    """Return an Episode whose experts are read from its folder."""
+    turns = list(episode.trajectory.turns)
+    for place, turn in enumerate(turns):
+        if turn.routed:
+            [data] = expert_files.read([turn.routed])
+            turns[place] = replace(turn, routed=replace(turn.routed, data=bytes(data)))
+    return replace(episode, trajectory=replace(episode.trajectory, turns=tuple(turns)))
+
+
+def test_experts_lie_beside_the_trajectory_wherever_the_folder_goes(tmp_path: Path) -> None:
+    episode = _episode("", -1.0)
+    record.write(tmp_path / "t.0", episode)
+    assert (tmp_path / "t.0" / "experts.bin").read_bytes() == b"\x00\xff\x80\x01"
+    (tmp_path / "t.0").rename(tmp_path / "moved")
+    assert _in_memory(record.read(tmp_path / "moved")) == episode
+
+
+def test_the_experts_of_an_older_episode_stand_in_its_trajectory(tmp_path: Path) -> None:
+    episode = _episode("", -1.0)
+    record.write(tmp_path, episode)
+    path = tmp_path / "trajectory.json"
+    whole = json.loads(path.read_text())
+    whole["turns"][1]["routed"]["data"] = base64.b64encode(b"\x00\xff\x80\x01").decode()
+    path.write_text(json.dumps(whole))
+    (tmp_path / "experts.bin").unlink()
+    assert record.read(tmp_path) == episode
+
+
+def test_an_episode_whose_experts_are_gone_is_damaged(tmp_path: Path) -> None:
+    record.write(tmp_path, _episode("", -1.0))
+    (tmp_path / "experts.bin").unlink()
+    with pytest.raises(RunError, match=r"cannot read the experts in .*experts\.bin"):
+        record.read(tmp_path)
+
+
+def test_an_episode_without_experts_keeps_none_of_another(tmp_path: Path) -> None:
+    episode = _episode("", -1.0)
+    record.write(tmp_path, episode)
+    turns = tuple(replace(turn, routed=None) for turn in episode.trajectory.turns)
+    record.write(tmp_path, replace(episode, trajectory=replace(episode.trajectory, turns=turns)))
+    assert not (tmp_path / "experts.bin").exists()
 
 
 def test_a_binary_patch_keeps_its_bytes(tmp_path: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from swerl.errors import TrainerError
+from swerl.errors import RunError, TrainerError
 from swerl.learning import Batch
-from swerl.run import sample_table
+from swerl.run import expert_files, sample_table
 from swerl.training import batch as batches
 from swerl.turn import RoutedExperts
 
@@ -52,9 +52,60 @@ def test_routed_experts_are_read_back_row_by_row(
     rows[5] = replace(rows[5], routed=(_experts(1, 3),))
     batches.write(tmp_path / "b.parquet", Batch(0, tuple(rows), 6))
     read = batches.read(tmp_path / "b.parquet").samples
-    assert [tuple(row.routed) for row in read] == [tuple(row.routed) for row in rows]
+    assert [_in_memory(row.routed) for row in read] == [tuple(row.routed) for row in rows]
     assert [row.num_routed for row in read] == [0, 0, 13, 0, 0, 3, 0]
     assert [row.ids for row in read] == [row.ids for row in rows]
+
+
+def _in_memory(pieces: Sequence[RoutedExperts]) -> tuple[RoutedExperts, ...]:
+    data = expert_files.read(pieces)
+    return tuple(replace(piece, data=bytes(ids)) for piece, ids in zip(pieces, data, strict=True))
+
+
+def test_a_batch_names_the_experts_of_its_episodes_wherever_the_run_goes(
+    tmp_path: Path, random_batch: MakeBatch
+) -> None:
+    run = tmp_path / "run"
+    (run / "episodes").mkdir(parents=True)
+    pieces = (_experts(0, 4), _experts(6, 9))
+    stored = expert_files.store(run / "episodes" / "experts.bin", pieces)
+    rows = list(random_batch(0).samples)
+    rows[2] = replace(rows[2], routed=tuple(stored))
+    batches.write(run / "samples" / "b.parquet", Batch(0, tuple(rows), 6))
+    assert [path.name for path in (run / "samples").iterdir()] == ["b.parquet"]
+    run.rename(tmp_path / "moved")
+    read = batches.read(tmp_path / "moved" / "samples" / "b.parquet").samples
+    assert _in_memory(read[2].routed) == pieces
+    unread = batches.read(tmp_path / "moved" / "samples" / "b.parquet", routed=False)
+    assert not any(row.routed for row in unread.samples)
+
+
+def test_a_batch_whose_experts_are_gone_is_not_written(
+    tmp_path: Path, random_batch: MakeBatch
+) -> None:
+    [stored] = expert_files.store(tmp_path / "experts.bin", [_experts(0, 4)])
+    row = replace(random_batch(0).samples[2], share=1.0, routed=(stored,))
+    (tmp_path / "experts.bin").unlink()
+    with pytest.raises(RunError, match=r"experts\.bin: No such file"):
+        batches.write(tmp_path / "b.parquet", Batch(0, (row,), 1))
+
+
+def test_older_files_that_hold_experts_themselves_are_read(
+    tmp_path: Path, random_batch: MakeBatch
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, pieces = tmp_path / "b.parquet", (_experts(0, 4), _experts(6, 9))
+    batches.write(path, random_batch(0))
+    table = pq.read_table(path)
+    numbers = ("start", "num_layers", "top_k", "bytes_per_id")
+    kind = pa.struct([*((name, pa.int32()) for name in numbers), ("data", pa.binary())])
+    held = [list(map(asdict, pieces)) if row == 2 else [] for row in range(7)]
+    place = table.column_names.index("routed")
+    column = pa.array(held, pa.list_(kind))
+    pq.write_table(table.set_column(place, pa.field("routed", column.type), column), path)
+    assert [row.routed for row in batches.read(path).samples] == [(), (), pieces, (), (), (), ()]
 
 
 @pytest.mark.parametrize(

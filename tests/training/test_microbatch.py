@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from swerl.errors import TrainerError
 from swerl.learning import Batch
+from swerl.run import expert_files
 from swerl.sample import Sample
 from swerl.training import batch as batches
 from swerl.training.planning.flops import RowCost
@@ -139,7 +141,9 @@ def test_values_are_laid_out_under_their_masks(random_batch: MakeBatch) -> None:
         assert token_T.sum() == length
 
 
-def test_experts_stand_at_the_positions_that_they_were_chosen_at(random_batch: MakeBatch) -> None:
+def test_experts_stand_at_the_positions_that_they_were_chosen_at(
+    tmp_path: Path, random_batch: MakeBatch
+) -> None:
     first, second = random_batch(0).samples[2:4]
     pieces = (RoutedExperts(0, 3, 2, 1, bytes(range(250, 256))), RoutedExperts(2, 3, 2, 2, _IDS))
     rows = [Row(0, replace(first, routed=pieces), 0.5), Row(1, second, 0.5)]
@@ -148,6 +152,11 @@ def test_experts_stand_at_the_positions_that_they_were_chosen_at(random_batch: M
     assert routed_NLK.shape == (len(first.ids) + len(second.ids) - 2, 3, 2)
     assert routed_NLK[0].tolist() == [[250, 251], [252, 253], [254, 255]]
     assert routed_NLK[2].tolist() == [[300, 301], [302, 303], [304, 305]]
+    stored = tuple(expert_files.store(tmp_path / "experts.bin", pieces))
+    rows[0] = Row(0, replace(first, routed=stored), 0.5)
+    again_NLK = to_tensors(rows, all_tokens=False, device=CPU).rows.routed_NLK
+    assert again_NLK is not None
+    assert torch.equal(routed_NLK, again_NLK)
     recorded = (routed_NLK >= 0).all(dim=(1, 2)).nonzero().flatten()
     assert recorded.tolist() == [0, 2]
     assert to_tensors(rows[1:], all_tokens=False, device=CPU).rows.routed_NLK is None

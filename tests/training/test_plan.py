@@ -88,7 +88,7 @@ def test_plan_counts_a_runs_disk() -> None:
     assert (disk.checkpoint, disk.weights) == (12 * params, 2 * params)
     assert disk.kept == 2 + 1 + 2
     tokens = 64 * 96_000
-    assert disk.episodes == pytest.approx(tokens * (60 + 40 * 8 * (1 + 4 / 3)), abs=1)
+    assert disk.episodes == pytest.approx(tokens * (60 + 40 * 8), abs=1)
     assert disk.most == 6 * disk.checkpoint + 3 * disk.weights + 100 * disk.episodes
 
 

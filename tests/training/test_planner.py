@@ -250,6 +250,7 @@ def test_what_no_change_can_fit_is_said_so() -> None:
 
 MEASURE = """
 import json, sys
+from pathlib import Path
 import torch
 from swerl.training.options import WorkerSettings
 from swerl.training import batch as batches
@@ -272,7 +273,7 @@ def measure(model, wrapped, optimizer):
 settings = WorkerSettings.model_validate_json(sys.argv[1])
 worker._join_ranks(settings)
 learner = worker.Commands(settings)._learner
-learner.step(batches.read(sys.argv[2]))
+learner.step(batches.read(Path(sys.argv[2])))
 found = {"fp32": measure(learner.model, learner.parallel_model, learner.optimizer)}
 
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer

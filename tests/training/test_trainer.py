@@ -22,10 +22,11 @@ from swerl.errors import TrainerError
 from swerl.families import tiny
 from swerl.interfaces import EngineSetup
 from swerl.learning import Batch
+from swerl.run import expert_files
 from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
-from swerl.turn import Completion, Sampling
+from swerl.turn import Completion, RoutedExperts, Sampling
 
 MakeBatch = Callable[..., Batch]
 BETAS = (0.9, 0.98)
@@ -221,6 +222,22 @@ async def test_two_ranks_equal_one(
     async with _trainer(tiny_model, options) as single:
         await single.restore(3)
         assert (await single.publish()).checksum == published.checksum
+
+
+async def test_a_damaged_record_of_one_rank_is_an_error_and_the_trainer_lives_on(
+    tmp_path: Path, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
+) -> None:
+    two = options.model_copy(update={"ranks": 2, "routing_replay": True})
+    path = tmp_path / "experts.bin"
+    [stored] = expert_files.store(path, [RoutedExperts(0, 1, 1, 1, b"abc")])
+    batch = random_batch(0)
+    rows = (replace(batch.samples[0], routed=(stored,)), *batch.samples[1:])
+    async with _trainer(tiny_model, two, "sft") as trainer:
+        path.write_bytes(b"abd")
+        with pytest.raises(TrainerError, match="not those that were written"):
+            await trainer.step(replace(batch, samples=rows))
+        stats = await trainer.step(batch)
+    assert stats.num_tokens == sum(row.num_trained_tokens for row in rows)
 
 
 def _single_row(batch: Batch) -> Batch:

@@ -177,13 +177,13 @@ class Desk:
         """End a session and say whether it was written; one that nobody used needs no folder."""
         trajectory = await served.session.close()
         name = served.session.id
-        samples = to_samples(trajectory, episode=name, task="serve")
+        samples = _samples(trajectory)
         trained = sum(sample.num_trained_tokens for sample in samples)
         self.totals.add(trajectory, len(samples), trained)
         if not trajectory.turns:
             return False
         try:
-            await asyncio.to_thread(_write, served.folder, trajectory, samples)
+            await asyncio.to_thread(_write, served.folder, trajectory)
         except RunError as error:
             self.totals.num_unwritten += 1
             self._view.refused(name, error)
@@ -192,11 +192,15 @@ class Desk:
         return True
 
 
-def _write(folder: Path, trajectory: Trajectory, samples: Sequence[Sample]) -> None:
+def _write(folder: Path, trajectory: Trajectory) -> None:
     """Write a session's tokens and rows. Raises RunError."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    record.write_trajectory(folder, trajectory)
-    if samples:
+    kept = record.write_trajectory(folder, trajectory)
+    if samples := _samples(kept):
         whole = Batch(step=0, samples=tuple(samples), num_episodes=1)
         batch.write(folder / "samples.parquet", whole)
+
+
+def _samples(trajectory: Trajectory) -> list[Sample]:
+    return to_samples(trajectory, episode=trajectory.session, task="serve")

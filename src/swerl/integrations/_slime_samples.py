@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from swerl.chat import Finish
 from swerl.episode import Episode
 from swerl.integrations._slime_args import SlimeArgs, SlimeSample
 from swerl.interfaces import Family
+from swerl.run import expert_files
 from swerl.sample import Sample, to_samples
 
 _S = TypeVar("_S", bound=SlimeSample)
@@ -125,10 +125,9 @@ def _experts(row: Sample) -> Any:
     """Return the experts of every position, int32 [T - 1, layers, top k]."""
     import numpy as np
 
-    pieces: Sequence[Any] = [
-        np.frombuffer(piece.data, f"u{piece.bytes_per_id}").reshape(
-            -1, piece.num_layers, piece.top_k
-        )
-        for piece in row.routed
+    data = expert_files.read(row.routed)
+    pieces = [
+        np.frombuffer(ids, f"u{piece.bytes_per_id}").reshape(-1, piece.num_layers, piece.top_k)
+        for piece, ids in zip(row.routed, data, strict=True)
     ]
     return np.concatenate(pieces).astype(np.int32)

@@ -67,9 +67,7 @@ async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFold
                 break
             lost_tokens += _tokens(result)
             result = await episode.run(task, f"{name}+{refill + 1}", parts)
-        result = replace(result, lost_tokens=lost_tokens)
-        record.write(path, result)
-    return result
+        return record.write(path, replace(result, lost_tokens=lost_tokens))
 
 
 def _tokens(lost: Episode) -> int:

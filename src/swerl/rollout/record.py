@@ -1,10 +1,13 @@
-"""An Episode as a folder: patch, grade, log, exact tokens; `episode.json` is written last."""
+"""An Episode as a folder: patch, grade, log, exact tokens; `episode.json` is written last.
+
+The experts that an engine recorded lie in a file of their own, which `trajectory.json` names.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,17 @@ from swerl.episode import Episode, Status
 from swerl.gateway.sessions import TurnRecord
 from swerl.grade import Canary, Grade, TestStatus, Verdict
 from swerl.rollout.versions import versions_of
+from swerl.run import expert_files
 from swerl.run.files import disk_errors, read_json, write_bytes, write_json
 from swerl.tree import Trajectory
-from swerl.turn import RoutedExperts, Turn, WeightChange
+from swerl.turn import RoutedExperts, StoredBytes, Turn, WeightChange
 
 
-def write(folder: Path, episode: Episode) -> None:
-    """Write an Episode, in place of one that was there. Raises RunError where the disk refuses."""
+def write(folder: Path, episode: Episode) -> Episode:
+    """Write an Episode, in place of one that was there; return it with its experts on disk.
+
+    Raises RunError where the disk refuses.
+    """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "episode.json").unlink(missing_ok=True)  # a kill must not mix the two
@@ -30,7 +37,7 @@ def write(folder: Path, episode: Episode) -> None:
         if episode.records:
             (folder / "agent.records.jsonl").write_bytes(episode.records)
         (folder / "grade.json").write_bytes(_dump(asdict(episode.grade)))
-    write_trajectory(folder, episode.trajectory)
+    trajectory = write_trajectory(folder, episode.trajectory)
     summary = {
         "id": episode.id,
         "task_id": episode.task_id,
@@ -45,11 +52,25 @@ def write(folder: Path, episode: Episode) -> None:
         "error": episode.error,
     }
     write_bytes(folder / "episode.json", _dump(summary))
+    return replace(episode, trajectory=trajectory)
 
 
-def write_trajectory(folder: Path, trajectory: Trajectory) -> None:
-    """Write a Trajectory in exact tokens. Raises RunError where the disk refuses."""
-    write_bytes(folder / "trajectory.json", _dump(asdict(trajectory)))
+def write_trajectory(folder: Path, trajectory: Trajectory) -> Trajectory:
+    """Write a Trajectory in exact tokens, its experts first; return it with those on disk.
+
+    Raises RunError where the disk refuses.
+    """
+    kept = _with_stored_experts(folder / expert_files.NAME, trajectory)
+    write_bytes(folder / "trajectory.json", _dump(kept))
+    return kept
+
+
+def _with_stored_experts(path: Path, trajectory: Trajectory) -> Trajectory:
+    recorded = [turn for turn in trajectory.turns if turn.routed]
+    stored = expert_files.store(path, [turn.routed for turn in recorded if turn.routed])
+    by_turn = {turn.index: piece for turn, piece in zip(recorded, stored, strict=True)}
+    turns = (replace(turn, routed=by_turn.get(turn.index)) for turn in trajectory.turns)
+    return replace(trajectory, turns=tuple(turns))
 
 
 def is_finished(folder: Path) -> bool:
@@ -67,7 +88,7 @@ def read(folder: Path) -> Episode:
         status=Status(summary["status"]),
         grade=_grade(read_json(folder / "grade.json")),
         reward=summary["reward"],
-        trajectory=_trajectory(read_json(folder / "trajectory.json")),
+        trajectory=_trajectory(read_json(folder / "trajectory.json"), folder),
         patch=(folder / "patch.diff").read_bytes().decode("utf-8", "surrogateescape"),
         timings=summary["timings"],
         log=(folder / "agent.log").read_text(encoding="utf-8", errors="replace"),
@@ -114,11 +135,12 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _dump(value: Any) -> bytes:
-    return orjson.dumps(value, default=_as_text)
+    return orjson.dumps(value, default=_plain)
 
 
-def _as_text(value: object) -> str:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+def _plain(value: object) -> Any:
+    """Return what JSON has for a value; a file of experts stands in the Episode's own folder."""
+    return value.name if isinstance(value, Path) else str(value)
 
 
 def _grade(value: dict[str, Any]) -> Grade:
@@ -129,17 +151,29 @@ def _grade(value: dict[str, Any]) -> Grade:
     return Grade(verdict=verdict, tests=tests, restored=restored, canary=canary, **value)
 
 
-def _trajectory(value: dict[str, Any]) -> Trajectory:
-    turns = tuple(map(_turn, value.pop("turns")))
+def _trajectory(value: dict[str, Any], folder: Path) -> Trajectory:
+    turns = tuple(_turn(turn, folder) for turn in value.pop("turns"))
+    expert_files.check([turn.routed for turn in turns if turn.routed])
     return Trajectory(turns=turns, **value)
 
 
-def _turn(value: dict[str, Any]) -> Turn:
+def _turn(value: dict[str, Any], folder: Path) -> Turn:
     for name in ("prompt_ids", "output_ids", "logprobs"):
         value[name] = tuple(value[name])
     changes = tuple(WeightChange(**change) for change in value.pop("weight_changes", ()))
     routed = value.pop("routed", None)
-    if routed:
-        routed = RoutedExperts(**{**routed, "data": base64.b64decode(routed["data"])})
     finish = Finish(value.pop("finish"))
-    return Turn(finish=finish, weight_changes=changes, routed=routed, **value)
+    return Turn(
+        finish=finish,
+        weight_changes=changes,
+        routed=_routed(routed, folder) if routed else None,
+        **value,
+    )
+
+
+def _routed(value: dict[str, Any], folder: Path) -> RoutedExperts:
+    """Read a record; an older Episode's holds the ids themselves, in base64."""
+    data = value.pop("data")
+    if isinstance(data, str):
+        return RoutedExperts(data=base64.b64decode(data), **value)
+    return RoutedExperts(data=StoredBytes(**{**data, "file": folder / data["file"]}), **value)

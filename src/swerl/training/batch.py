@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swerl.errors import RunError, TrainerError
 from swerl.learning import Batch
-from swerl.run import sample_table
+from swerl.run import expert_files, sample_table
 from swerl.sample import Sample
 
 
@@ -36,17 +36,18 @@ def weights(batch: Batch) -> list[float]:
 def write(path: Path, batch: Batch) -> Batch:
     """Write a Batch, whole or not at all, and return it with its file.
 
-    Raises TrainerError, and RunError on a full disk.
+    Raises TrainerError, and RunError on a full disk or where recorded experts are gone from it.
     """
     for sample in batch.samples:
         _check_experts(sample)
+    expert_files.check([piece for sample in batch.samples for piece in sample.routed])
     about = {"step": str(batch.step), "num_episodes": str(batch.num_episodes)}
     sample_table.write(path, batch.samples, weights(batch), about)
     return replace(batch, path=path)
 
 
 def read(path: Path, *, routed: bool = True) -> Batch:
-    """Read a Batch back; a row's routed experts, where wanted, when they are looked at.
+    """Read a Batch back; with `routed` its rows say where their experts lie.
 
     Raises TrainerError where the file is missing or damaged.
     """

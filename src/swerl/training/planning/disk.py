@@ -14,8 +14,8 @@ _NEWEST = 2
 """Checkpoints that are kept for a crash, and published weights beside them."""
 _TOKEN = 60
 """Bytes of a token in Parquet, in the trajectory and in logs, uncompressed. Assumed."""
-_EXPERT = 1 + 4 / 3
-"""Bytes of one recorded expert: one in the samples, one in the trajectory's base64."""
+_EXPERT = 1
+"""Bytes of one recorded expert of up to 256 a layer, which stands on disk once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +58,4 @@ def _episode_bytes(recipe: Recipe, shape: Shape) -> int:
     rollout = recipe.rollout
     tokens = rollout.groups_per_step * rollout.episodes_per_group * rollout.max_context_tokens
     experts = shape.num_layers * shape.experts_per_token * recipe.trainer.routing_replay
-    return int(tokens * (_TOKEN + experts * _EXPERT))
+    return tokens * (_TOKEN + experts * _EXPERT)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
 
-from swerl.errors import NotFiniteError
+from swerl.errors import NotFiniteError, SwerlError, TrainerError
 from swerl.interfaces import Algorithm, Family
 from swerl.learning import Batch, StepStats, Totals
 from swerl.training import weights
@@ -60,10 +61,7 @@ class Learner:
         Raises NotFiniteError, the weights untouched, where loss or gradients are not finite.
         """
         clock = Clock()
-        micro_batches = [
-            self._tensors(rows, all_tokens=self._algorithm.needs_context)
-            for rows in self._rows(batch)
-        ]
+        micro_batches = self._tensors(self._rows(batch), all_tokens=self._algorithm.needs_context)
         reference = self._reference_logp(micro_batches)
         clock.lap("reference")
         figures = self._gradients(micro_batches, reference, batch.totals)
@@ -77,7 +75,7 @@ class Learner:
     def logprobs(self, batch: Batch) -> list[list[float]]:
         """Return the log-probability of every token of every row, 0 for the first."""
         packed = self._rows(batch)
-        micro_batches = [self._tensors(rows, all_tokens=True) for rows in packed]
+        micro_batches = self._tensors(packed, all_tokens=True)
         own = [
             (row.place, [0.0, *logp_T[: len(row.sample.ids) - 1]])
             for rows, micro, logp_S in zip(
@@ -116,14 +114,24 @@ class Learner:
             share=self._share,
         )
 
-    def _tensors(self, rows: Sequence[Row], *, all_tokens: bool) -> MicroBatch:
-        return to_tensors(
-            rows,
+    def _tensors(self, packed: Sequence[Sequence[Row]], *, all_tokens: bool) -> list[MicroBatch]:
+        """Make tensors of a rank's rows. Raises on all ranks what one of them cannot read."""
+        make = partial(
+            to_tensors,
             all_tokens=all_tokens,
             device=self._device,
             share=self._share,
             replay=self.options.routing_replay,
         )
+        micro_batches: list[MicroBatch] = []
+        errors: list[tuple[str, str]] = []
+        try:
+            micro_batches += [make(rows) for rows in packed]
+        except SwerlError as error:
+            errors.append((str(error), error.hint))
+        for message, hint in gather_lists(errors, self._everyone):
+            raise TrainerError(message, hint=hint)
+        return micro_batches
 
     def _reference_logp(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor | None]:
         if self._reference is None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from swerl.errors import TrainerError
+from swerl.run import expert_files
 from swerl.sample import Sample
 from swerl.training.rank.context import Share
 
@@ -56,7 +57,9 @@ def pack_rows(
     row_S, position_S = (index.cpu() for index in selected)
     place_M[starts_B[row_S] + position_S] = torch.arange(len(row_S))
     selected_O = (place_M[held_N] >= 0).nonzero().squeeze(1)
-    routed_MLK = _routed(samples, starts_B.tolist(), sum(lengths)) if replay else None
+    routed_NLK = _routed(samples, starts_B.tolist(), sum(lengths)) if replay else None
+    if routed_NLK is not None and share.context_ranks > 1:  # else all are held, in this order
+        routed_NLK = routed_NLK[held_N]
     return PackedRows(
         ids_N=ids_M[held_N].to(device),
         lengths=lengths,
@@ -64,7 +67,7 @@ def pack_rows(
         labels_O=labels_M[held_N[selected_O]].to(device),
         place_O=place_M[held_N[selected_O]].to(device),
         num_selected=len(row_S),
-        routed_NLK=None if routed_MLK is None else routed_MLK[held_N].to(device),
+        routed_NLK=None if routed_NLK is None else routed_NLK.to(device),
     )
 
 
@@ -97,7 +100,8 @@ def _routed(
         raise TrainerError(message, hint="the engines of a run must serve one model")
     (shape,) = shapes
     found = np.full((num_positions, *shape), -1, np.int16)
-    for start, piece in pieces:
-        experts = np.frombuffer(piece.data, f"u{piece.bytes_per_id}").reshape(-1, *shape)
+    data = expert_files.read([piece for _, piece in pieces])
+    for (start, piece), ids in zip(pieces, data, strict=True):
+        experts = np.frombuffer(ids, f"u{piece.bytes_per_id}").reshape(-1, *shape)
         found[start : start + piece.num_positions] = experts
     return torch.from_numpy(found)
