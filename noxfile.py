@@ -20,7 +20,11 @@ BENCHES = Path("bench")
 SGLANG_ENV = Path(".nox/sglang-cpu")
 SGLANG_PACKAGES = ("sglang==0.5.21", "sglang-router==0.3.2", "gguf")
 SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
-SGLANG_TESTS = ("tests/training/test_twin_sglang.py", "tests/training/test_weight_sync_sglang.py")
+SGLANG_TESTS = (
+    "tests/training/test_twin_sglang.py",
+    "tests/training/test_weight_sync_sglang.py",
+    "tests/engines/test_sglang_router.py",
+)
 MAX_WORKERS = 4
 """Test processes at once: some tests hold a time limit, and bombs take whole processors."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")

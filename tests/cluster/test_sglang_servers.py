@@ -8,16 +8,22 @@ import signal
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swerl.cluster.local import LocalNode, LocalProcess
 from swerl.cluster.node import Order
-from swerl.cluster.sglang_servers import engines_per_node, serve_on
+from swerl.cluster.sglang_servers import NodeServer, engines_per_node, serve_on
+from swerl.engines import sglang
+from swerl.engines._sglang_launch import keep
+from swerl.engines._sglang_server import Server
 from swerl.engines.sglang import Options
 from swerl.errors import ClusterError, EngineError, RecipeError
+from swerl.interfaces import EngineSetup
 from swerl.recipe.schema import ClusterSection
-from swerl.run.events import Event
+from swerl.turn import Sampling
+from tests.engines._fake_python import fake_python, process_at
 
 SERVER = """#!{python}
 import http.server, os, sys
@@ -45,6 +51,11 @@ def options(tmp_path: Path) -> Options:
     return Options(cpu=True, python=python, restarts=1, start_timeout_s=60)
 
 
+def _server(host: NodeServer) -> Server:
+    clients: Any = None
+    return Server(host.url, clients)
+
+
 def _pid(url: str) -> int:
     with urllib.request.urlopen(f"{url}/health", timeout=10) as reply:
         return int(reply.read())
@@ -54,11 +65,13 @@ async def test_a_server_a_node_comes_back_when_killed_and_ends_with_the_block(
     options: Options, tmp_path: Path
 ) -> None:
     nodes = [LocalNode(name="n1"), LocalNode(name="n2")]
-    told: list[Event] = []
-    async with serve_on(
-        nodes, options, tmp_path, cluster=CPU, logs=tmp_path, emit=told.append
-    ) as urls:
+    told: list[str] = []
+    async with serve_on(nodes, options, tmp_path, cluster=CPU, logs=tmp_path) as hosts:
+        urls = [host.url for host in hosts]
         assert len(set(urls)) == 2
+        keeping = asyncio.create_task(
+            keep(hosts[0], _server(hosts[0]), restarts=1, tell=told.append)
+        )
         first = _pid(urls[0])
         os.kill(first, signal.SIGKILL)
         async with asyncio.timeout(60):
@@ -71,6 +84,7 @@ async def test_a_server_a_node_comes_back_when_killed_and_ends_with_the_block(
         assert second != first
         assert "started again (1 of 1)" in str(told)
         other = _pid(urls[1])
+        keeping.cancel()
     assert not Path(f"/proc/{second}").exists()
     assert not Path(f"/proc/{other}").exists()
 
@@ -80,9 +94,7 @@ async def test_a_server_that_does_not_come_up_is_an_error_with_its_words(
 ) -> None:
     broken = options.model_copy(update={"flags": ("--broken",)})
     with pytest.raises(EngineError, match=r"on n1 did not come up .*no such flag"):
-        async with serve_on(
-            [LocalNode(name="n1")], broken, tmp_path, cluster=CPU, logs=tmp_path, emit=print
-        ):
+        async with serve_on([LocalNode(name="n1")], broken, tmp_path, cluster=CPU, logs=tmp_path):
             pass
 
 
@@ -101,20 +113,56 @@ class Lost(LocalNode):
 async def test_a_server_whose_machine_is_gone_is_told_of_and_the_others_serve_on(
     options: Options, tmp_path: Path
 ) -> None:
-    gone = asyncio.Event()
-
-    def hear(event: Event) -> None:
-        if "is lost: the machine is gone" in str(event):
-            gone.set()
-
+    told: list[str] = []
     lost, kept = Lost(name="lost"), LocalNode(name="kept")
-    async with serve_on(
-        [lost, kept], options, tmp_path, cluster=CPU, logs=tmp_path, emit=hear
-    ) as urls:
-        os.kill(_pid(urls[0]), signal.SIGKILL)
+    async with serve_on([lost, kept], options, tmp_path, cluster=CPU, logs=tmp_path) as hosts:
+        server = _server(hosts[0])
+        os.kill(_pid(hosts[0].url), signal.SIGKILL)
         async with asyncio.timeout(60):
-            await gone.wait()
-        assert _pid(urls[1])
+            await keep(hosts[0], server, restarts=1, tell=told.append)
+        assert "did not come back: the machine is gone" in str(told)
+        assert server.ended
+        assert _pid(hosts[1].url)
+
+
+async def test_a_server_that_hangs_is_killed_and_comes_back(
+    options: Options, tmp_path: Path
+) -> None:
+    async with serve_on([LocalNode(name="n1")], options, tmp_path, cluster=CPU, logs=tmp_path) as (
+        host,
+    ):
+        server = _server(host)
+        first = _pid(host.url)
+        os.kill(first, signal.SIGSTOP)
+        keeping = asyncio.create_task(keep(host, server, restarts=1, tell=lambda said: None))
+        server.silence(EngineError("it is silent", hint=""))
+        async with asyncio.timeout(60):
+            while server.hung.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert _pid(host.url) != first
+        keeping.cancel()
+
+
+async def test_requests_of_a_nodes_server_that_dies_are_begun_anew(tmp_path: Path) -> None:
+    options = Options(
+        cpu=True, python=fake_python(tmp_path), router=True, restarts=9, start_timeout_s=120
+    )
+    nodes = [LocalNode(name="n1"), LocalNode(name="n2")]
+    setup = EngineSetup(family=None, log_dir=tmp_path, model=tmp_path)  # type: ignore[arg-type]
+    async with (
+        serve_on(nodes, options, tmp_path, cluster=CPU, logs=tmp_path) as hosts,
+        sglang.open_hosts(hosts, options, setup) as engine,
+    ):
+        calls = [
+            asyncio.create_task(engine.generate([5], Sampling(900), f"s{n}")) for n in range(4)
+        ]
+        async with asyncio.timeout(60):
+            while len(engine._flights) < len(calls):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        process_at(hosts[0].url).kill()
+        replies = await asyncio.gather(*calls)
+    assert len({reply.ids for reply in replies}) == 1
+    assert {len(reply.ids) for reply in replies} == {900}
 
 
 async def test_servers_that_run_end_where_another_cannot_be_started(
@@ -132,9 +180,7 @@ async def test_servers_that_run_end_where_another_cannot_be_started(
     gone = Lost(name="gone")
     gone.started = 1
     with pytest.raises(ClusterError, match="machine is gone"):
-        async with serve_on(
-            [began, gone], options, tmp_path, cluster=CPU, logs=tmp_path, emit=print
-        ):
+        async with serve_on([began, gone], options, tmp_path, cluster=CPU, logs=tmp_path):
             pass
     (process,) = processes
     assert process.ended.done()

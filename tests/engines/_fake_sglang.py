@@ -11,13 +11,13 @@ import base64
 import hashlib
 import struct
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientSession, web
+from aiohttp import ClientError, ClientSession, web
 
 VOCAB, CONTEXT, EOS = 512, 1024, 2
 LAYERS, TOP_K, EXPERTS = 3, 2, 8
@@ -35,6 +35,13 @@ class Running:
     ids: list[int] = field(default_factory=list)
     spans: list[tuple[str, int]] = field(default_factory=list)
     aborted: bool = False
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A server that a router knows by its URL alone."""
+
+    url: str
 
 
 class FakeServer:
@@ -281,18 +288,47 @@ class FakeServer:
 class FakeRouter:
     """A router with the `manual` policy: it keeps a routing key on one server."""
 
-    def __init__(self, servers: list[FakeServer]) -> None:
+    def __init__(self, servers: Sequence[FakeServer | Worker]) -> None:
         self.url = ""
-        self.servers = servers
-        self._homes: dict[str, FakeServer] = {}
+        self.servers = list(servers)
+        self._homes: dict[str, FakeServer | Worker] = {}
+
+    async def start(self, port: int = 0) -> web.AppRunner:
+        app = web.Application(client_max_size=2**26)
+        app.add_routes([
+            web.get("/workers", self.workers),
+            web.post("/workers", self.add),
+            web.delete("/workers/{id}", self.remove),
+            web.get("/health", self.health),
+            web.post("/generate", self.forward),
+        ])  # fmt: skip
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+        host, found = runner.addresses[0][:2]
+        self.url = f"http://{host}:{found}"
+        return runner
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response(text="OK")
 
     async def workers(self, request: web.Request) -> web.Response:
-        listed = [{"id": str(n), "url": one.url} for n, one in enumerate(self.servers)]
+        listed = [{"id": one.url.rpartition(":")[2], "url": one.url} for one in self.servers]
         return web.json_response({"workers": listed, "total": len(listed)})
 
+    async def add(self, request: web.Request) -> web.Response:
+        self.servers.append(Worker((await request.json())["url"]))
+        return web.json_response({"status": "accepted"}, status=202)
+
+    async def remove(self, request: web.Request) -> web.Response:
+        gone = request.match_info["id"]
+        self.servers = [one for one in self.servers if one.url.rpartition(":")[2] != gone]
+        return web.json_response({"status": "accepted"}, status=202)
+
     async def forward(self, request: web.Request) -> web.Response:
-        key = request.headers.get("X-SMG-Routing-Key", "")
-        home = self._homes.setdefault(key, self.servers[len(self._homes) % len(self.servers)])
+        if not self.servers:
+            return _unrouted("no_available_workers", 503)
+        home = self._home(request.headers.get("X-SMG-Routing-Key", ""))
         raw = await request.read()
         try:
             async with (
@@ -302,8 +338,19 @@ class FakeRouter:
                 return web.Response(
                     body=await answer.read(), status=answer.status, content_type="application/json"
                 )
-        except OSError:
-            return web.json_response({"error": {"message": "no worker is available"}}, status=503)
+        except (OSError, ClientError):
+            return _unrouted("call_upstream_request_error", 500)
+
+    def _home(self, key: str) -> FakeServer | Worker:
+        """Return a key's server; a key without one goes where the fewest are."""
+        if self._homes.get(key) not in self.servers:
+            homes = list(self._homes.values())
+            self._homes[key] = min(self.servers, key=homes.count)
+        return self._homes[key]
+
+
+def _unrouted(code: str, status: int) -> web.Response:
+    return web.json_response({"error": {"code": code, "message": ""}}, status=status)
 
 
 @asynccontextmanager
@@ -321,13 +368,7 @@ async def fakes(model: Path, count: int) -> AsyncIterator[list[FakeServer]]:
 async def fake_router(servers: list[FakeServer]) -> AsyncIterator[FakeRouter]:
     """Run a router in front of fake servers."""
     router = FakeRouter(servers)
-    app = web.Application(client_max_size=2**26)
-    app.add_routes([web.get("/workers", router.workers), web.post("/generate", router.forward)])
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    router.url = f"http://{host}:{port}"
+    runner = await router.start()
     try:
         yield router
     finally:

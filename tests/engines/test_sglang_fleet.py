@@ -16,7 +16,8 @@ from swerl.chat import Finish
 from swerl.engines import _sglang_fleet, _sglang_http
 from swerl.engines._sglang_connect import connect
 from swerl.engines._sglang_crew import PauseMode
-from swerl.engines._sglang_http import ClientSettings, HttpEngine
+from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError, EngineLostError
 from swerl.learning import WeightRef

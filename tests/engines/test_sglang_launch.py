@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swerl.engines._sglang_launch import Launched, LaunchPlan, free_port
+from swerl.engines._sglang_launch import Launched, LaunchPlan, free_port, keep
 from swerl.engines._sglang_server import Server
 
 SCRIPT = """
@@ -35,8 +35,9 @@ async def test_a_start_that_hangs_counts_as_one_and_is_followed_by_the_next(tmp_
     plan = LaunchPlan(f"http://127.0.0.1:{port}", command, tmp_path / "log", {}, 120.0)
     clients: Any = None
     server = Server(plan.url, clients)
-    async with Launched(plan, restarts=2) as launched:
-        keeping = asyncio.create_task(launched.keep(server))
+    told: list[str] = []
+    async with Launched(plan) as launched:
+        keeping = asyncio.create_task(keep(launched, server, restarts=2, tell=told.append))
         launched.plan = replace(plan, start_timeout_s=1.0)
         os.kill(_pid(starts / "0"), signal.SIGKILL)
         async with asyncio.timeout(120):
@@ -51,6 +52,7 @@ async def test_a_start_that_hangs_counts_as_one_and_is_followed_by_the_next(tmp_
         async with asyncio.timeout(120):
             await keeping
     assert server.ended
+    assert "did not come back" in told[1] and "gone for good" in told[-1]
 
 
 def _pid(note: Path) -> int:

@@ -16,7 +16,8 @@ import pytest
 
 from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_connect import connect
-from swerl.engines._sglang_http import ClientSettings, HttpEngine
+from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError, EngineLostError, TrainerError
 from swerl.interfaces import EngineSetup

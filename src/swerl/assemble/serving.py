@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from swerl import plugins
@@ -40,6 +41,7 @@ async def open_engine(
 ) -> AsyncIterator[Engine]:
     """Open the recipe's engine; SGLang's servers of a cluster run on its machines."""
     chosen = recipe.engine
+    setup = replace(setup, tell=lambda said: emit(Notice(said)))
     on_nodes = chosen.type == "sglang" and recipe.cluster.launcher != "local"
     if not on_nodes or chosen.options.get("url") or setup.model is None:
         async with plugin(recipe, "engine", setup) as engine:
@@ -53,9 +55,8 @@ async def open_engine(
             setup.model,
             cluster=recipe.cluster,
             logs=setup.log_dir,
-            emit=emit,
-        ) as urls,
-        sglang.open(options.model_copy(update={"url": tuple(urls)}), setup) as engine,
+        ) as hosts,
+        sglang.open_hosts(hosts, options, setup) as engine,
     ):
         yield engine
 

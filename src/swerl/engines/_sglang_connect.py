@@ -11,8 +11,10 @@ from typing import TypeAlias
 import aiohttp
 
 from swerl.engines._sglang_fleet import Fleet
-from swerl.engines._sglang_http import ClientSettings, HttpEngine
-from swerl.engines._sglang_server import Clients
+from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_router import enrol_all
+from swerl.engines._sglang_server import Clients, Server
+from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_wire import ModelShape
 from swerl.errors import EngineError, EngineLostError
 
@@ -35,10 +37,12 @@ async def connect(
     settings: ClientSettings | None = None,
     process: asyncio.subprocess.Process | None = None,
     keep: Keeper | None = None,
+    router: str | None = None,
 ) -> AsyncIterator[HttpEngine]:
     """Open a client of one server, of several, or of a router, and watch them.
 
     `process` is the only server's, where it is ours: when it ends nobody asks that server again.
+    `router` is the URL of one that the run launched in front of its servers, which it learns here.
     `keep` looks after servers that can be started again, until it is cancelled. Raises
     EngineLostError when one of them does not answer.
     """
@@ -49,7 +53,15 @@ async def connect(
         _pool(0) as control,
     ):
         clients = Clients(generate, control)
-        fleet = Fleet(urls, clients, mode=settings.pause_mode, load_s=settings.load_s)
+        fleet = Fleet(
+            urls,
+            clients,
+            mode=settings.pause_mode,
+            load_s=settings.load_s,
+            answers_in_loads=settings.answers_in_loads,
+        )
+        if router:
+            fleet.crew.router, fleet.crew.owns_router = Server(router, clients), True
         await _find(fleet, urls)
         watches = [asyncio.create_task(fleet.watch())]
         if process:
@@ -69,6 +81,8 @@ async def _find(fleet: Fleet, urls: Sequence[str]) -> None:
     try:
         await fleet.discover()
         await fleet.check()
+        if fleet.crew.router and fleet.crew.owns_router:
+            await enrol_all(fleet.crew.router, fleet.crew.servers)
     except EngineLostError as error:
         message = f"no SGLang server answers: {error}"
         raise EngineLostError(

@@ -6,6 +6,7 @@ A server that stops answering is given up: its requests fail, and nothing is sen
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 
@@ -14,6 +15,8 @@ from swerl.errors import EngineLostError
 
 WATCH_S = 10.0
 """Seconds that a look at a server may take."""
+LOOK_S = 0.2
+"""Seconds between two looks for a server, where none is left."""
 
 
 class PauseMode(StrEnum):
@@ -33,13 +36,15 @@ class Crew:
     def __init__(self, servers: Sequence[Server], mode: PauseMode) -> None:
         self.servers = list(servers)
         self.router: Server | None = None
+        self.owns_router = False
+        """Whether the run launched the router: without it the servers are still known."""
         self.paused = False
         self.mode = mode
 
     def alive(self) -> list[Server]:
         """Return the servers in use. Raises EngineLostError when nobody is left."""
         found = [server for server in self.servers if not server.lost]
-        if self.router and self.router.lost:
+        if self.router and self.router.lost and not self.owns_router:
             raise self.router.lost
         if not found:
             raise self.servers[0].lost if self.servers and self.servers[0].lost else _nobody()
@@ -61,6 +66,9 @@ class Crew:
             if not isinstance(answer, BaseException)
         }
         found = [server for server in self.servers if not server.lost or server.url in back]
+        for server in found:
+            if server.url in back:
+                server.heard()
         return found or self.alive()
 
     async def call_back(self) -> None:
@@ -68,6 +76,20 @@ class Crew:
         if self.servers and all(server.lost for server in self.servers):
             for server in await self.reachable():
                 server.find()
+
+    async def somebody_answers(self) -> bool:
+        """Say whether a server is in use, or one that was given up answers."""
+        try:
+            return bool(await self.reachable())
+        except EngineLostError:
+            return False
+
+    async def await_one(self, within_s: float) -> None:
+        """Where no server is in use, wait until one answers again: it may be starting."""
+        for _ in range(math.ceil(within_s / LOOK_S)):
+            if self.ended or await self.somebody_answers():
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def pause(self, servers: Sequence[Server] | None = None) -> list[Server]:
         """Pause every server, or these; return who answered."""

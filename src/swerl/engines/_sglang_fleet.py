@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from swerl.engines._placement import Placement
 from swerl.engines._sglang_crew import WATCH_S, Crew, PauseMode
 from swerl.engines._sglang_loads import Loads
+from swerl.engines._sglang_router import enrol
 from swerl.engines._sglang_server import Clients, Server
 from swerl.engines._sglang_update import PARTIAL
 from swerl.errors import EngineError, EngineLostError
@@ -26,14 +27,22 @@ MISSES = 3
 class Fleet:
     """The servers, directly or behind a router.
 
-    `load_s` bounds the seconds that one server takes to load weights.
+    `load_s` bounds the seconds that one server takes to load weights. One that does not answer in
+    loads is not held to be hung while its weights change.
     """
 
     def __init__(
-        self, urls: Sequence[str], clients: Clients, *, mode: PauseMode, load_s: float
+        self,
+        urls: Sequence[str],
+        clients: Clients,
+        *,
+        mode: PauseMode,
+        load_s: float,
+        answers_in_loads: bool = True,
     ) -> None:
         self.crew = Crew([Server(url, clients) for url in dict.fromkeys(urls)], mode)
         self.loads = Loads(self.crew, load_s)
+        self._answers_in_loads = answers_in_loads
         self._clients = clients
         self._placement = Placement()
         self._versions: set[str] = set()
@@ -41,6 +50,8 @@ class Fleet:
 
     async def discover(self, *, timeout_s: float = WATCH_S) -> None:
         """Ask a lone URL whether it is a router, and a router for its servers."""
+        if self.crew.owns_router:
+            return
         front = self.crew.router or (self.crew.servers[0] if len(self.crew.servers) == 1 else None)
         urls = await front.workers(timeout_s=timeout_s) if front else None
         if front is None or urls is None:
@@ -85,10 +96,15 @@ class Fleet:
             message = f"the servers hold different weights: {', '.join(sorted(self._versions))}"
             raise EngineError(message, hint="load weights into all of them first")
 
-    def place(self, session: str) -> Server:
-        """Return where a session's requests go. Raises EngineLostError when nobody is left."""
+    def place(self, session: str, *, directly: bool = False) -> Server:
+        """Return where a session's requests go, past a router where asked or where ours is lost.
+
+        Raises EngineLostError when nobody is left.
+        """
         alive = {server.url: server for server in self.crew.alive()}
-        return self.crew.router or alive[self._placement.place(session, list(alive))]
+        if self.crew.router and not directly and not self.crew.router.lost:
+            return self.crew.router
+        return alive[self._placement.place(session, list(alive))]
 
     async def mourn(self, process: asyncio.subprocess.Process) -> None:
         """Wait until the process of the only server has ended, and give the server up for good."""
@@ -97,7 +113,14 @@ class Fleet:
             server.end(f"its process ended with exit code {code}")
 
     async def is_gone(self, server: Server) -> bool:
-        """Ask a server whose request broke off; give it up where it does not answer."""
+        """Ask a server whose request broke off; give it up where it does not answer.
+
+        Of a router it cannot be told whose request it was: all are asked, and the answer is yes.
+        """
+        if server is self.crew.router:
+            alive = [each for each in self.crew.servers if not each.lost]
+            await asyncio.gather(*map(self.is_gone, alive))
+            return True
         if not server.lost:
             try:
                 await server.get("/model_info", timeout_s=WATCH_S)
@@ -106,38 +129,59 @@ class Fleet:
         return server.lost is not None
 
     async def watch(self) -> None:
-        """Look after the servers until cancelled."""
-        while True:
-            await asyncio.sleep(WATCH_EVERY_S)
-            if self.loads.changing.locked() or self.crew.paused:
-                continue
-            if self.crew.router:
-                with contextlib.suppress(EngineError):
-                    await self.discover()
-            watched = [*self.crew.servers, *([self.crew.router] if self.crew.router else [])]
-            await asyncio.gather(*map(self._look, watched))
+        """Look after the servers until cancelled.
 
-    async def _look(self, server: Server) -> None:
+        Also while weights change: a server that answers nothing would hold up all of them.
+        """
+        returning: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(WATCH_EVERY_S)
+                if self._is_at_rest and self.crew.router:
+                    with contextlib.suppress(EngineError):
+                        await self.discover()
+                watched = [*self.crew.servers, *([self.crew.router] if self.crew.router else [])]
+                found = await asyncio.gather(*map(self._look, watched))
+                for server in (
+                    each for each, is_back in zip(watched, found, strict=True) if is_back
+                ):
+                    if server.url not in returning or returning[server.url].done():
+                        taking = self.loads.take_back(server)
+                        returning[server.url] = group.create_task(taking)
+
+    @property
+    def _is_at_rest(self) -> bool:
+        return not self.loads.changing.locked() and not self.crew.paused
+
+    async def _look(self, server: Server) -> bool:
+        """Look once; return whether a server that was given up can be taken back."""
         num_loads = len(self.loads.served)
         try:
             if server is self.crew.router:
-                await server.workers(timeout_s=WATCH_S)
                 version = None
+                if self.crew.owns_router and self._is_at_rest:
+                    await enrol(server, self.crew.servers)
+                else:
+                    await server.workers(timeout_s=WATCH_S)
             else:
                 info = await server.get("/model_info", timeout_s=WATCH_S)
                 version = str(info.get("weight_version"))
         except EngineError as error:
-            server.misses += 1
-            if server.misses >= MISSES and not self.loads.changing.locked():
-                server.lose(error)
-            return
-        server.misses = 0
-        if self.loads.changing.locked() or len(self.loads.served) != num_loads:
-            return
+            self._miss(server, error)
+            return False
+        server.heard()
+        if not self._is_at_rest or len(self.loads.served) != num_loads:
+            return False
         if server.is_partial and version is not None and not version.startswith(PARTIAL):
             server.is_partial = False  # who sends its weights is done
         wanted = self.loads.served[-1] if self.loads.served else None
         if wanted and version is not None and version != wanted.version:
             server.lose(f"it holds weights {version!r}, and {wanted.version!r} serve")
-        if server.lost:
-            await self.loads.take_back(server, wanted)
+        return server.lost is not None
+
+    def _miss(self, server: Server, error: EngineError) -> None:
+        server.misses += 1
+        if server.misses < MISSES:
+            return
+        if self._answers_in_loads or not self.loads.changing.locked():
+            server.silence(error)

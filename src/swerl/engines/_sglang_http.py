@@ -7,19 +7,21 @@ import contextlib
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from secrets import token_bytes
-from typing import Any
+from typing import Any, TypeVar
 
 from swerl.chat import Finish, Json
-from swerl.engines._sglang_crew import PauseMode
+from swerl.engines._sglang_crew import LOOK_S
 from swerl.engines._sglang_fleet import Fleet
 from swerl.engines._sglang_match import require_match
 from swerl.engines._sglang_server import Server, lost
+from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_update import PARTIAL
 from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
 from swerl.engines._usage import Usage, UsageMeter
@@ -32,25 +34,8 @@ ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between the tries of an abort: one that overtakes its request finds nothing to stop."""
 ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-SGL-Routing-Key")
 """By which routers keep a session on one server."""
-LOOK_S = 0.2
-"""Seconds between two looks for a server, where none is left."""
 
-
-@dataclass(frozen=True, slots=True)
-class ClientSettings:
-    """How a client treats its servers."""
-
-    pause_mode: PauseMode = PauseMode.RETRACT
-    max_in_flight: int = 4096
-    reply_s: float | None = None
-    load_s: float = 1800.0
-    routed_experts: bool = False
-    retries: int = 0
-    """How often a request is begun anew on another server when its own is gone."""
-    wait_s: float = 0.0
-    """Seconds that such a request waits for a server where none is left: one may be starting."""
-    streams: bool = True
-    """Whether the servers take weights without a folder in between."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -108,14 +93,18 @@ class HttpEngine:
         await self._fleet.agree()
         num_loads = len(self._fleet.loads.served)
         routed_from = sampling.num_routed if self._settings.routed_experts else None
-        answer = await self._sample_somewhere(ids, sampling, session)
-        if answer is None:
+
+        def read(answer: Mapping[str, Any]) -> Completion:
+            completion = read_completion(
+                answer, self._shape, num_prompt=len(ids), routed_from=routed_from
+            )
+            self._check_versions(completion, num_loads)
+            return completion
+
+        completion = await self._sample_somewhere(ids, sampling, session, read)
+        if completion is None:
             version = self._fleet.loads.served[-1].version if self._fleet.loads.served else ""
             return Completion((), (), Finish.ABORT, version, len(ids))
-        completion = read_completion(
-            answer, self._shape, num_prompt=len(ids), routed_from=routed_from
-        )
-        self._check_versions(completion, num_loads)
         self._meter.count(completion, num_prompt=len(ids))
         return completion
 
@@ -144,7 +133,7 @@ class HttpEngine:
         Raises EngineError when a server refuses them or serves something else afterwards; the old
         ones serve on then.
         """
-        await self._fleet.loads.load(weights)
+        await self._update(partial(self._fleet.loads.load, weights))
         return weights.version
 
     @property
@@ -158,7 +147,7 @@ class HttpEngine:
 
     async def receive(self, source: WeightSource) -> Received:
         """Take all weights of a source. Implements StreamedEngine."""
-        return await self._fleet.loads.receive(source)
+        return await self._update(partial(self._fleet.loads.receive, source))
 
     async def sleep(self) -> None:
         """Lend the GPUs' memory out until the next weights come. Implements ColocatedEngine."""
@@ -192,28 +181,48 @@ class HttpEngine:
         spans = (await self._account()).get("busy_spans", self._meter.spans)
         return [(start, end) for start, end in spans]
 
-    async def _sample_somewhere(
-        self, ids: Sequence[int], sampling: Sampling, session: str
-    ) -> Mapping[str, Any] | None:
-        """Sample; where the server is gone, begin anew on another. What it drew nobody saw."""
+    async def _update(self, bring: Callable[[], Awaitable[T]]) -> T:
+        """Bring weights in; where every server was lost of it, again once one has come back."""
+        crew = self._fleet.crew
         for attempt in range(self._settings.retries + 1):
-            server = await self._place(session)
+            await crew.await_one(self._settings.wait_s)
             try:
-                return await self._sample(ids, sampling, session, server)
+                return await bring()
+            except EngineError:
+                if attempt == self._settings.retries or await crew.somebody_answers():
+                    raise
+        raise AssertionError
+
+    async def _sample_somewhere(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        read: Callable[[Mapping[str, Any]], Completion],
+    ) -> Completion | None:
+        """Sample; where the server is gone, begin anew on another. What it drew nobody saw.
+
+        The second try goes past a router, which may not know yet who is gone.
+        """
+        for attempt in range(self._settings.retries + 1):
+            server = await self._place(session, directly=attempt > 0)
+            try:
+                answer = await self._sample(ids, sampling, session, server)
+                return None if answer is None else read(answer)
             except EngineLostError:
                 if attempt == self._settings.retries or not await self._fleet.is_gone(server):
                     raise
         raise AssertionError
 
-    async def _place(self, session: str) -> Server:
+    async def _place(self, session: str, *, directly: bool) -> Server:
         """Return where a request goes, and wait for a server where none is left."""
         for _ in range(math.ceil(self._settings.wait_s / LOOK_S)):
             with contextlib.suppress(EngineLostError):
-                return self._fleet.place(session)
+                return self._fleet.place(session, directly=directly)
             if self._fleet.crew.ended:
                 break
             await asyncio.sleep(LOOK_S)
-        return self._fleet.place(session)
+        return self._fleet.place(session, directly=directly)
 
     async def _sample(
         self, ids: Sequence[int], sampling: Sampling, session: str, server: Server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import aiohttp
 from swerl.engines._process import child, until_ready
 from swerl.engines._sglang_fleet import Fleet
 from swerl.engines._sglang_server import Server
-from swerl.errors import EngineError
+from swerl.errors import SwerlError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,39 @@ class LaunchPlan:
     start_timeout_s: float
 
 
-class Launched:
-    """One server's process, whichever start it is in. An async context manager."""
+class Host(Protocol):
+    """One server's process, whichever start it is in."""
 
-    def __init__(self, plan: LaunchPlan, *, restarts: int) -> None:
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+
+    async def start(self) -> None:
+        """End what runs, start it, and wait until it serves. Raises SwerlError."""
+
+    async def stop(self) -> None:
+        """End it, also where it reacts to nothing."""
+
+    async def ended(self) -> str:
+        """Wait until it has ended by itself or by `stop`, and say how."""
+
+
+class Launched:
+    """Implements Host on this machine. An async context manager."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
         self.plan = plan
-        self._restarts = restarts
         self._stack = AsyncExitStack()
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return self.plan.url
+
     async def __aenter__(self) -> Launched:
         try:
-            await self._start()
+            await self.start()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -49,26 +70,8 @@ class Launched:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    async def keep(self, server: Server) -> None:
-        """Start the process again whenever it ends; give the server up for good at the last.
-
-        It starts with the weights of the run's beginning; whoever watches the fleet gives it those
-        that serve before it is used.
-        """
-        for number in range(1, self._restarts + 1):
-            why = await self._end()
-            server.usable_again = False
-            server.lose(f"{why}; it is started again ({number} of {self._restarts})")
-            try:
-                await self._start()
-            except EngineError as error:
-                server.lose(error)
-                await self._stack.aclose()  # one that hangs would never end by itself
-                continue
-            server.fresh()
-        server.end(await self._end())
-
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Start it and wait until it serves. Raises EngineError."""
         await self._stack.aclose()
         plan = self.plan
 
@@ -79,7 +82,12 @@ class Launched:
         self._process = await self._stack.enter_async_context(running)
         await until_ready(probe, self._process, plan.log, timeout_s=plan.start_timeout_s)
 
-    async def _end(self) -> str:
+    async def stop(self) -> None:
+        """End it."""
+        await self._stack.aclose()
+
+    async def ended(self) -> str:
+        """Wait until it has ended."""
         assert self._process is not None
         return f"its process ended with exit code {await self._process.wait()}"
 
@@ -90,14 +98,57 @@ class Keep(Protocol):
     def __call__(self, fleet: Fleet) -> Coroutine[None, None, None]: ...
 
 
-def keeper(launched: Sequence[Launched]) -> Keep:
-    """Return what looks after these processes, which are the fleet's servers in order."""
+def keeper(hosts: Sequence[Host], *, restarts: int, tell: Callable[[str], None]) -> Keep:
+    """Return what looks after these processes, the fleet's servers and its router."""
 
-    async def keep(fleet: Fleet) -> None:
-        servers = {server.url: server for server in fleet.crew.servers}
-        await asyncio.gather(*(each.keep(servers[each.plan.url]) for each in launched))
+    async def keep_all(fleet: Fleet) -> None:
+        router = [fleet.crew.router] if fleet.crew.router else []
+        servers = {server.url: server for server in (*fleet.crew.servers, *router)}
+        await asyncio.gather(
+            *(keep(host, servers[host.url], restarts=restarts, tell=tell) for host in hosts)
+        )
 
-    return keep
+    return keep_all
+
+
+async def keep(host: Host, server: Server, *, restarts: int, tell: Callable[[str], None]) -> None:
+    """Start a server again whenever it ends or hangs; give it up for good at the last.
+
+    It starts with the weights of the run's beginning; whoever watches the fleet gives it those
+    that serve before it is used.
+    """
+    for number in range(1, restarts + 1):
+        why = await _until_over(host, server)
+        told = f"{why}; it is started again ({number} of {restarts})"
+        tell(f"the server at {host.url} is gone: {told}")
+        server.usable_again = False
+        server.lose(told)
+        try:
+            await host.start()
+        except SwerlError as error:
+            tell(f"the server at {host.url} did not come back: {error}")
+            server.lose(error)
+            await host.stop()  # one that hangs would never end by itself
+            continue
+        server.fresh()
+    why = await _until_over(host, server)
+    tell(f"the server at {host.url} is gone for good: {why}")
+    server.end(why)
+
+
+async def _until_over(host: Host, server: Server) -> str:
+    """Wait until a server ends, or end it once it hangs; say which."""
+    ended = asyncio.ensure_future(host.ended())
+    hung = asyncio.ensure_future(server.hung.wait())
+    try:
+        await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return ended.result()
+        await host.stop()
+        return "it ran and answered nothing"
+    finally:
+        ended.cancel()
+        hung.cancel()
 
 
 async def serves(url: str) -> bool:

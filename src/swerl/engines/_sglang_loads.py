@@ -112,12 +112,15 @@ class Loads:
             self._asleep = True
             await self._crew.all(lambda server: server.release(("kv_cache", "weights")), servers)
 
-    async def take_back(self, server: Server, wanted: WeightRef | Streamed | None) -> None:
+    async def take_back(self, server: Server) -> None:
         """Use a server again that answers again, after it has loaded what serves.
 
-        Where the trainer has gone on since, the server waits for the next weights.
+        Where the trainer has gone on since, or all are paused, it waits for the next weights.
         """
         async with self.changing:
+            if not server.lost or self._crew.paused:
+                return
+            wanted = self.served[-1] if self.served else None
             if wanted is None or server is self._crew.router:
                 if server.usable_again and not server.is_partial:
                     server.find()

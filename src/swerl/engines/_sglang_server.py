@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ CONTROL_S = 120.0
 """Seconds for a call that samples nothing; a pause waits for a step of the whole batch."""
 UNAVAILABLE = frozenset({502, 503, 504})
 """What a router answers when a worker died under a request, and a server that is full or ends."""
+_WORKER_FAILED = "call_upstream"
+"""How a router's codes begin for a worker that it could not reach, or that died under a request."""
 _DP_RANK = re.compile(r"@\d+$")
 """How a router that knows data-parallel ranks marks them in a worker's URL."""
 
@@ -58,6 +61,10 @@ class Server:
         """Kinds of parameters that it holds in the layout that the trainer expects."""
         self.ended = False
         """Whether nobody starts it again."""
+        self.hung = asyncio.Event()
+        """Set where it runs and answers nothing: who started it may start it again."""
+        self._limits: set[asyncio.Timeout] = set()
+        """Of the calls under way."""
         self._clients = clients
 
     async def generate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
@@ -75,6 +82,10 @@ class Server:
     async def get(self, path: str, *, timeout_s: float = CONTROL_S) -> dict[str, Any]:
         """Ask for something."""
         return await self._call("GET", path, None, timeout_s=timeout_s)
+
+    async def delete(self, path: str, *, timeout_s: float = CONTROL_S) -> None:
+        """Take something off a list."""
+        await self._call("DELETE", path, None, timeout_s=timeout_s)
 
     async def workers(self, *, timeout_s: float = CONTROL_S) -> list[str] | None:
         """Return the servers behind a router; None where this is a server itself."""
@@ -138,16 +149,30 @@ class Server:
         error = lost(self.url, why)
         self._give_up(EngineLostError(str(error), hint=error.hint, retryable=False))
 
+    def silence(self, why: EngineError) -> None:
+        """Give up a server that answers nothing, and every call that still waits for it."""
+        self.lose(why)
+        self.hung.set()
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0.0)  # the past
+
     def fresh(self) -> None:
         """Note that it runs anew, with the weights that it was started on."""
         self.usable_again = True
         self.released.clear()
+        self.heard()
+
+    def heard(self) -> None:
+        """Note that it answered."""
+        self.misses = 0
+        self.hung.clear()
 
     def find(self) -> None:
         """Take the server back."""
         self.lost = None
         self.is_partial = False
-        self.misses = 0
+        self.heard()
 
     def _give_up(self, error: EngineLostError) -> None:
         self.lost = error
@@ -167,7 +192,7 @@ class Server:
         """Send one request; only a connection that was never made is tried again."""
         for attempt in range(CONNECT_TRIES):
             try:
-                async with asyncio.timeout(timeout_s):
+                async with self._limit(timeout_s):
                     return await self._call_once(method, path, body, headers or {})
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 if attempt + 1 == CONNECT_TRIES:
@@ -175,9 +200,20 @@ class Server:
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
                 raise lost(self.url, error) from error
             except TimeoutError as error:
-                raise lost(self.url, f"{path} took over {timeout_s} s") from error
+                silent = self.hung.is_set() and self.lost
+                raise lost(self.url, silent or f"{path} took over {timeout_s} s") from error
             await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))
         raise AssertionError
+
+    @asynccontextmanager
+    async def _limit(self, timeout_s: float | None) -> AsyncIterator[None]:
+        """Bound a call by its own limit and by the server's silence. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s) as limit:
+            self._limits.add(limit)
+            try:
+                yield
+            finally:
+                self._limits.discard(limit)
 
     async def _call_once(
         self,
@@ -191,10 +227,10 @@ class Server:
         headers = {"Content-Type": "application/json", **headers}
         async with client.request(method, self.url + path, data=data, headers=headers) as response:
             raw = await response.read()
-        if response.status != 200:
+        if response.status not in (200, 202):
             said = raw[:500].decode(errors="replace")
             message = f"{path} answered {response.status}: {said}"
-            if response.status in UNAVAILABLE:
+            if response.status in UNAVAILABLE or _WORKER_FAILED in said:
                 raise lost(self.url, message)
             raise EngineError(message, hint="the engine's log says more")
         if "json" not in response.content_type:

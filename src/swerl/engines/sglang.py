@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.engines._sglang_connect import connect
 from swerl.engines._sglang_crew import PauseMode
-from swerl.engines._sglang_http import ClientSettings, HttpEngine
-from swerl.engines._sglang_launch import Launched, LaunchPlan, free_port, keeper
+from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_launch import Host, Launched, LaunchPlan, free_port, keeper
+from swerl.engines._sglang_router import ENVIRONMENT, router_command
+from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_wire import ModelShape
 from swerl.engines._weights import model_shape
 from swerl.errors import EngineError, InputError
@@ -60,8 +62,11 @@ class Options(BaseModel):
     """Servers launched on this machine, each with the whole model."""
     gpus_per_server: int = Field(default=0, ge=0)
     """GPUs of each launched server, one server's after the other's; 0 shows all to each."""
+    router: bool = False
+    """Start sglang-router in front of the launched servers, which then chooses a session's server;
+    off because swerl does so itself, with a process and a copy of every request less."""
     restarts: int = Field(default=3, ge=0)
-    """How often a launched server that died is started again; more would hide what kills it."""
+    """How often a launched server that died or hangs is started again; more would hide why."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of a CPU server; small models are slower with more than one."""
     max_total_tokens: int = Field(default=65536, ge=256)
@@ -89,37 +94,63 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
 
     Raises EngineError when nothing serves there, SGLang is not installed, or it does not come up.
     """
+    if options.url and options.router:
+        message = "engine.router needs servers that the run launches"
+        raise InputError(message, hint="give the URL of a router of your own as engine.url")
+    if not options.url:
+        if setup.model is None:
+            raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
+        await _require_sglang(options)
+        async with AsyncExitStack() as stack:
+            plans = _plans(options, setup.model, setup.log_dir)
+            hosts = [Launched(plan) for plan in plans]
+            await asyncio.gather(*(stack.enter_async_context(host) for host in hosts))
+            yield await stack.enter_async_context(open_hosts(hosts, options, setup))
+        return
+    urls = [options.url] if isinstance(options.url, str) else list(options.url)
+    async with connect(urls, shape=_shape(options, setup), settings=_settings(options)) as engine:
+        if setup.model:
+            await engine.require_match(setup.model)
+        yield engine
+
+
+@asynccontextmanager
+async def open_hosts(
+    hosts: Sequence[Host], options: Options, setup: EngineSetup
+) -> AsyncIterator[HttpEngine]:
+    """Yield a client of servers that serve `setup.model`; those that end or hang start again."""
+    settings = replace(_settings(options), retries=options.restarts, wait_s=options.start_timeout_s)
+    async with AsyncExitStack() as stack:
+        routers = [Launched(router_plan(options, setup.log_dir))] if options.router else []
+        for router in routers:
+            await stack.enter_async_context(router)
+        yield await stack.enter_async_context(
+            connect(
+                [host.url for host in hosts],
+                shape=_shape(options, setup),
+                settings=settings,
+                keep=keeper([*hosts, *routers], restarts=options.restarts, tell=setup.tell),
+                router=routers[0].url if routers else None,
+            )
+        )
+
+
+def _shape(options: Options, setup: EngineSetup) -> ModelShape:
     shape = model_shape(setup.model) if setup.model else ModelShape()
     if options.routed_experts and not shape.num_experts:
         message = "engine.routed_experts needs a mixture-of-experts model, and its config.json"
         raise InputError(message, hint="leave it out, or set model.path")
-    settings = ClientSettings(
+    return shape
+
+
+def _settings(options: Options) -> ClientSettings:
+    return ClientSettings(
         pause_mode=options.pause_mode,
         max_in_flight=options.max_in_flight,
         reply_s=options.reply_timeout_s,
         load_s=options.load_timeout_s,
         routed_experts=options.routed_experts,
     )
-    async with AsyncExitStack() as stack:
-        if options.url:
-            urls = [options.url] if isinstance(options.url, str) else list(options.url)
-            keep = None
-        elif setup.model is None:
-            raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
-        else:
-            await _require_sglang(options)
-            plans = _plans(options, setup.model, setup.log_dir)
-            servers = [Launched(plan, restarts=options.restarts) for plan in plans]
-            await asyncio.gather(*(stack.enter_async_context(server) for server in servers))
-            urls = [server.plan.url for server in servers]
-            keep = keeper(servers)
-            settings = replace(settings, retries=options.restarts, wait_s=options.start_timeout_s)
-        engine = await stack.enter_async_context(
-            connect(urls, shape=shape, settings=settings, keep=keep)
-        )
-        if options.url and setup.model:
-            await engine.require_match(setup.model)
-        yield engine
 
 
 def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
@@ -144,6 +175,21 @@ def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
     return plans
 
 
+def router_plan(options: Options, log_dir: Path) -> LaunchPlan:
+    """Return how a router for the run's servers is started on this machine."""
+    port = free_port()
+    command = router_command(
+        options.python, port=port, metrics_port=free_port(), reply_s=options.reply_timeout_s
+    )
+    return LaunchPlan(
+        url=f"http://127.0.0.1:{port}",
+        command=command,
+        log=log_dir / "router.log",
+        env=ENVIRONMENT,
+        start_timeout_s=options.start_timeout_s,
+    )
+
+
 def environment(options: Options) -> dict[str, str]:
     """Return what a launched server's environment has besides ours."""
     if not options.cpu:
@@ -166,15 +212,22 @@ def server_command(options: Options, model: Path, *, host: str, port: int) -> li
 
 
 async def _require_sglang(options: Options) -> None:
-    probe = "import sys, importlib.util as u; sys.exit(u.find_spec('sglang') is None)"
-    try:
-        process = await asyncio.create_subprocess_exec(str(options.python), "-c", probe)
-        found = await process.wait() == 0
-    except OSError:
-        found = False
-    if not found:
+    if not await _has(options.python, "sglang"):
         message = f"{str(options.python)!r} has no SGLang"
         raise EngineError(message, hint=_how_to_install(options.cpu))
+    if options.router and not await _has(options.python, "sglang_router"):
+        message = f"{str(options.python)!r} has no sglang-router"
+        hint = f"{options.python} -m pip install sglang-router==0.3.2, or set engine.router = false"
+        raise EngineError(message, hint=hint)
+
+
+async def _has(python: Path, package: str) -> bool:
+    probe = f"import sys, importlib.util as u; sys.exit(u.find_spec({package!r}) is None)"
+    try:
+        process = await asyncio.create_subprocess_exec(str(python), "-c", probe)
+        return await process.wait() == 0
+    except OSError:
+        return False
 
 
 def _how_to_install(cpu: bool) -> str:

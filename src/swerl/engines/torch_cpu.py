@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.engines._process import child, until_ready
 from swerl.engines._sglang_connect import connect
-from swerl.engines._sglang_http import ClientSettings, HttpEngine
+from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._weights import model_shape
 from swerl.errors import EngineError
 from swerl.interfaces import EngineSetup
@@ -59,7 +60,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         async with connect(
             [url],
             shape=model_shape(setup.model),
-            settings=ClientSettings(streams=False),
+            settings=ClientSettings(streams=False, answers_in_loads=False),
             process=process,
         ) as engine:
             yield engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -104,6 +104,8 @@ class EngineSetup:
     """Folder of the model to serve, in Hugging Face format."""
     script: Callable[[str], Sequence[Message]] | None = None
     """Session id -> the replies to give, for scripted engines."""
+    tell: Callable[[str], None] = field(default=lambda said: None)
+    """Hears what becomes of servers, in a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,98 @@
+"""Servers that run and answer nothing: each is a process that a test stops by SIGSTOP.
+
+The fake speaks SGLang's contract; tests/training/test_weight_sync_sglang.py stops the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swerl.engines import _sglang_fleet, sglang
+from swerl.engines._sglang_http import HttpEngine
+from swerl.interfaces import EngineSetup
+from swerl.learning import WeightRef
+from swerl.turn import Sampling
+from tests.engines._fake_python import fake_python, process_at
+
+LONG = Sampling(900)
+
+
+@pytest.fixture(autouse=True)
+def _watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.2)
+    monkeypatch.setattr(_sglang_fleet, "WATCH_S", 1.0)
+
+
+def options(tmp_path: Path, servers: int) -> sglang.Options:
+    return sglang.Options(
+        python=fake_python(tmp_path), servers=servers, restarts=9, start_timeout_s=120
+    )
+
+
+def setup(tmp_path: Path, told: list[str]) -> EngineSetup:
+    model = tmp_path / "model"
+    model.mkdir()
+    return EngineSetup(family=None, log_dir=tmp_path, model=model, tell=told.append)  # type: ignore[arg-type]
+
+
+def ref(tmp_path: Path, version: str) -> WeightRef:
+    folder = tmp_path / version
+    folder.mkdir()
+    return WeightRef(folder, version, "")
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not true():  # noqa: ASYNC110  what is waited for happens in a server
+            await asyncio.sleep(0.02)
+
+
+def running(engine: HttpEngine) -> bool:
+    return bool(engine._flights)
+
+
+async def test_a_hung_server_is_replaced_and_its_requests_answered_by_the_right_weights(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+    async with sglang.open(options(tmp_path, 2), setup(tmp_path, told)) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        sessions = [f"s{n}" for n in range(4)]
+        asked = [asyncio.create_task(engine.generate([5], LONG, name)) for name in sessions]
+        await until(lambda: running(engine))
+        hung = process_at(engine._fleet.crew.servers[0].url)
+        hung.suspend()
+        async with asyncio.timeout(120):
+            replies = await asyncio.gather(*asked)
+        assert {reply.weight_version for reply in replies} == {"v1"}
+        assert len({reply.ids for reply in replies}) == 1  # the fake's tokens follow the prompt
+        await until(lambda: len(engine._fleet.crew.alive()) == 2)
+        assert not hung.is_running()
+        replies = [await engine.generate([7], Sampling(3), name) for name in sessions]
+        assert {reply.weight_version for reply in replies} == {"v1"}
+    assert "ran and answered nothing; it is started again (1 of 9)" in told[0]
+
+
+async def test_a_server_that_hangs_in_an_update_does_not_hold_it_up(tmp_path: Path) -> None:
+    async with sglang.open(options(tmp_path, 2), setup(tmp_path, [])) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        first, second = engine._fleet.crew.servers
+        process_at(second.url).suspend()
+        async with asyncio.timeout(120):
+            assert await engine.load(ref(tmp_path, "v2")) == "v2"
+        await until(lambda: len(engine._fleet.crew.alive()) == 2)
+        for server in (first, second):
+            assert (await server.get("/model_info"))["weight_version"] == "v2"
+
+
+async def test_an_update_waits_for_the_only_server_where_that_hangs(tmp_path: Path) -> None:
+    async with sglang.open(options(tmp_path, 1), setup(tmp_path, [])) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        process_at(engine.url).suspend()
+        async with asyncio.timeout(120):
+            assert await engine.load(ref(tmp_path, "v2")) == "v2"
+        assert (await engine.generate([5], Sampling(2), "s")).weight_version == "v2"
