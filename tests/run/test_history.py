@@ -1,7 +1,10 @@
 from pathlib import Path
 
+import pytest
+
+from swerl.errors import RunError
 from swerl.run import history
-from swerl.run.events import EvalEnded, StepEnded
+from swerl.run.events import EvalEnded, PhaseStarted, Progress, StepEnded
 from swerl.run.history import EventLog
 
 
@@ -18,3 +21,18 @@ def test_a_step_done_twice_counts_once_and_a_torn_line_is_passed_over(tmp_path: 
     past = history.read(path)
     assert past.series("reward") == [0.1, 0.3]
     assert past.evals == {"heldout": [(2, 0.5)]}
+
+
+def test_what_a_run_does_is_in_the_file_at_once(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log(Progress("starting", 0, 1))
+        assert "starting" in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_full_disk_is_one_error_and_hides_no_other() -> None:
+    full = Path("/dev/full")
+    with pytest.raises(RunError, match="No space left"), EventLog(full) as log:
+        log(PhaseStarted("e", "agent"))
+    with pytest.raises(KeyError), EventLog(full) as log:
+        log(PhaseStarted("e", "agent"))
+        raise KeyError

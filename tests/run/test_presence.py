@@ -48,6 +48,21 @@ async def test_an_error_is_kept_with_its_hint_also_out_of_a_group(tmp_path: Path
     assert look(tmp_path).standing is Standing.FAILED
 
 
+async def test_how_a_run_ended_is_known_also_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, value: object) -> None:
+        raise RunError(f"cannot write {path}")
+
+    with pytest.raises(KeyError):
+        async with present(tmp_path):
+            monkeypatch.setattr(presence, "write_json", refuse)
+            raise KeyError("a long reason" * 999)
+    seen = look(tmp_path)
+    assert seen.standing is Standing.FAILED
+    assert seen.process and "a long reason" in seen.process.error
+
+
 async def test_a_wish_to_stop_after_the_step_is_seen_and_forgotten(tmp_path: Path) -> None:
     async with present(tmp_path) as here:
         assert not here.stopping()

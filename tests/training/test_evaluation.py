@@ -16,7 +16,7 @@ from swerl.recipe.schema import BudgetsSection, EvalSection, RolloutSection
 from swerl.rollout import scheduler
 from swerl.rollout.parts import Parts
 from swerl.rollout.reward import rule
-from swerl.run.events import EvalEnded, Event, Notice
+from swerl.run.events import EvalEnded, Event, Notice, Progress
 from swerl.run.layout import Best, RunFolder, open_run
 from swerl.task import GradingSpec, Task
 from swerl.training.evaluation import evaluate, is_due, summary
@@ -103,7 +103,8 @@ async def test_an_evaluation_is_told_written_and_done_once(asked, tmp_path: Path
             await run_at(folder, 3, told)
         assert folder.read_state().evals_done == ("eval-heldout-00003",)
         written = json.loads(folder.evaluation("eval-heldout-00003").read_text())
-    [event] = told
+    begun, event = told
+    assert begun == Progress("evaluating heldout", 0, 2)
     assert isinstance(event, EvalEnded)
     assert (event.solve_rate, event.pass_at_k, event.k, event.num_episodes) == (0.5, 1.0, 2, 2)
     assert event.low < 0.5 < event.high

@@ -9,6 +9,7 @@ from pathlib import Path
 from swerl.cluster.node import Node
 from swerl.recipe.schema import Recipe
 from swerl.run.events import Emit
+from swerl.run.files import disk_errors
 from swerl.run.layout import RunFolder
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
@@ -24,8 +25,11 @@ async def initial_model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emi
         made = await warm_start(recipe, log_dir=logs, emit=emit)
         partial = kept.with_suffix(".part")
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(made, partial)
-        partial.replace(kept)
+        with disk_errors(kept):
+            partial.mkdir()
+            for path in made.iterdir():
+                shutil.copy2(path, partial)
+            partial.replace(kept)
     return kept
 
 

@@ -48,6 +48,7 @@ async def open_machine(
     family = family_of(recipe, model)
     check_trainable(family, model)
     setup = EngineSetup(family=family, log_dir=logs, model=model)
+    accounts(Progress("starting trainer and engine", 0, 1))
     async with (
         open_nodes(recipe, logs, tell=lambda text: accounts(Notice(text))) as nodes,
         _fit(recipe, nodes, folder, accounts),

@@ -12,6 +12,7 @@ from swerl.errors import RankLostError
 from swerl.recipe.schema import Recipe
 from swerl.run import history
 from swerl.run.events import Emit, Notice, fan_out
+from swerl.run.files import disk_errors
 from swerl.run.history import EventLog, History
 from swerl.run.layout import RunFolder, open_run
 from swerl.run.presence import Presence, present
@@ -35,7 +36,8 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
             async with present(root) as presence:
                 await reap_leftovers(recipe, accounts)
                 past = await _despite_deaths(recipe, folder, accounts, presence)
-    draw(root, past)
+    with disk_errors(root):
+        draw(root, past)
     return past
 
 

@@ -98,7 +98,7 @@ class TrainView:
         self._since = time.monotonic()
 
     def _progress(self, event: Progress) -> None:
-        self._stage = f"{event.stage} {event.done}/{event.total} {event.note}".rstrip()
+        self._stage = event.in_words()
         is_milestone = event.done in (0, event.total) or event.done % max(event.total // 5, 1) == 0
         if self._live is None and is_milestone and self._stage != self._printed_stage:
             self._printed_stage = self._stage

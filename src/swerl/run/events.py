@@ -113,7 +113,13 @@ class Progress:
     stage: str
     done: int
     total: int
+    """1 for a stage without parts that could be counted."""
     note: str = ""
+
+    def in_words(self) -> str:
+        """Return the stage and how far it is."""
+        how_far = f" {self.done}/{self.total}" if self.total > 1 else ""
+        return f"{self.stage}{how_far} {self.note}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from swerl.run.events import EvalEnded, Event, StepEnded, as_json
+from swerl.errors import RunError
+from swerl.run.events import EvalEnded, Event, Notice, Progress, StepEnded, StepStarted, as_json
 from swerl.run.files import disk_errors
 
 
@@ -52,11 +53,11 @@ class EventLog:
         return self
 
     def __call__(self, event: Event) -> None:
-        """Write an event; what a step or an evaluation came to is flushed at once."""
+        """Write an event; what `swerl train status` says of a run is flushed at once."""
         assert self._file is not None
         with disk_errors(self._path):
             self._file.write(json.dumps(as_json(event), default=str) + "\n")
-            if isinstance(event, StepEnded | EvalEnded):
+            if isinstance(event, StepStarted | StepEnded | EvalEnded | Progress | Notice):
                 self._file.flush()
 
     def __exit__(
@@ -65,8 +66,14 @@ class EventLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._file is None:
+            return
+        try:
+            with disk_errors(self._path):
+                self._file.close()
+        except RunError:
+            if error is None:  # else it must not hide what ended the run
+                raise
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ write them.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
 import sys
@@ -28,6 +29,8 @@ BEAT_S = 5.0
 SILENT_S = 60.0
 """Age of a heartbeat from which its process counts as gone where nothing surer is known: machines'
 clocks differ, and a busy file server is late."""
+BLOCK_BYTES = 4096
+"""What the smallest file takes on most disks."""
 
 
 class Ending(StrEnum):
@@ -213,8 +216,18 @@ def _end(presence: Presence, ending: Ending, error: str = "", hint: str = "") ->
     ended = replace(
         presence.process, ended=time.time(), ending=ending, error=error, hint=hint, parts=()
     )
-    with suppress(RunError):  # a full disk must not hide what ended the run
+    try:
         _write(presence.root, ended)
+    except RunError:  # a full disk must not hide what ended the run
+        _write_in_place(presence.root, ended)
+
+
+def _write_in_place(root: Path, process: Process) -> None:
+    """Write over the file that is there, which needs no new block of a full disk."""
+    short = replace(process, error=process.error[: BLOCK_BYTES // 4], hint=process.hint[:200])
+    with suppress(OSError), (root / "process.json").open("r+b") as file:
+        file.write(json.dumps(asdict(short)).encode()[:BLOCK_BYTES])
+        file.truncate()
 
 
 def _write(root: Path, process: Process) -> None:

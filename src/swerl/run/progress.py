@@ -51,7 +51,9 @@ def _take(found: Progress, event: Mapping[str, Any]) -> None:
             found.episodes_done, found.episodes_expected = 0, event["num_episodes"]
             found.phases.clear()
         case ProgressEvent.__name__:
-            found.doing = f"{event['stage']} {event['done']}/{event['total']}"
+            stage = ProgressEvent(event["stage"], event["done"], event["total"])
+            found.doing = stage.in_words()
+            found.episodes_done, found.episodes_expected = 0, 0
         case PhaseStarted.__name__:
             found.phases[event["phase"]] += 1
         case PhaseEnded.__name__:

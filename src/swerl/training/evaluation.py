@@ -17,7 +17,7 @@ from swerl.rollout import scheduler
 from swerl.rollout.parts import Parts
 from swerl.rollout.supply import Supply
 from swerl.rollout.versions import versions_of
-from swerl.run.events import EvalEnded, Notice
+from swerl.run.events import EvalEnded, Notice, Progress
 from swerl.run.files import write_json
 from swerl.run.layout import Best, RunFolder
 from swerl.task import Task
@@ -43,6 +43,7 @@ async def evaluate(
         name = f"eval-{split}-{step:05d}"
         if not tasks or name in folder.read_state().evals_done:
             continue
+        parts.emit(Progress(f"evaluating {split}", 0, len(tasks) * section.attempts))
         await supply.settle()
         groups = await scheduler.evaluate(
             tasks, name, _settings(parts, section), folder, attempts=section.attempts

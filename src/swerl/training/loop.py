@@ -20,7 +20,7 @@ from swerl.rollout.scheduler import StepGroups
 from swerl.rollout.supply import Site, Supply, open_supply
 from swerl.rollout.versions import Versions
 from swerl.run import history, prompts, tables
-from swerl.run.events import StepEnded
+from swerl.run.events import Notice, StepEnded
 from swerl.run.layout import Cursor, RunFolder, State
 from swerl.task import Task
 from swerl.training import batch as batches
@@ -129,6 +129,7 @@ async def _resume(machine: Machine) -> _Books:
     """Bring trainer and engine to the committed step."""
     state, emit = machine.folder.read_state(), machine.parts.emit
     if state.step:
+        emit(Notice(f"going on after step {state.step} of {machine.recipe.steps}"))
         await machine.trainer.restore(state.step)
     versions = Versions(state.versions)
     versions.add(await _transfer(machine, is_first=True))
