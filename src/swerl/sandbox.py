@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import ClassVar
 
 
+FROM_INSIDE = "what ran inside brought it about"
+"""Words of a server's answer that stand for `SandboxError.from_inside`, which no protocol knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one sandbox may use."""

@@ -97,8 +97,8 @@ class Server:
             box = self._admitted(to.sandbox_id if to else "", request)
             try:
                 return await envd.answer(box, request, self._transfers)
-            except SandboxLostError:
-                box.end()
+            except SandboxLostError as error:
+                box.end(from_inside=error.from_inside)
                 raise
         access.require_key(request.headers, self._key)
         return await self._control.answer(request)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from swerl.e2b_server import access
-from swerl.e2b_server.failure import Code, Failure, gone
+from swerl.e2b_server.failure import Code, Failure, gone, why
 from swerl.e2b_server.folders import Folders
 from swerl.e2b_server.options import ServerOptions
 from swerl.e2b_server.processes import Processes
@@ -57,6 +57,8 @@ class Box:
         self.watchers: Watchers
         self.runs = False
         """Whether clients can use it."""
+        self.from_inside = False
+        """Whether what ran in it has ended it."""
         self._deadline_s = 0.0
         self._last_s = math.inf
         self._changed = asyncio.Event()
@@ -81,7 +83,7 @@ class Box:
         """Take the sandbox over that was made for it."""
         self.sandbox = sandbox
         self.folders = Folders(sandbox)
-        self.processes = Processes(sandbox, self.workdir, self.wish.env, self.end)
+        self.processes = Processes(sandbox, self.workdir, self.wish.env, self._lose)
         self.watchers = Watchers(sandbox)
         self._last_s = time.monotonic() + self.limits.lifetime_s
         self.live_for(self.wish.timeout_s)
@@ -91,10 +93,14 @@ class Box:
         """Return where a user's relative paths begin."""
         return "/root" if user == "root" else self.workdir
 
-    def end(self) -> None:
+    def end(self, *, from_inside: bool = False) -> None:
         """Have it removed."""
         self.runs = False
+        self.from_inside |= from_inside
         self._changed.set()
+
+    def _lose(self, from_inside: bool) -> None:
+        self.end(from_inside=from_inside)
 
     async def over(self) -> None:
         """Return when its time is over or its end was asked for."""
@@ -122,6 +128,8 @@ class Boxes:
         self._backend = backend
         self._options = options
         self._keepers: dict[str, _Keeper] = {}
+        self._undone: set[str] = set()
+        """Ids of those that what ran in them has ended."""
         self._closed = False
 
     def all(self) -> list[Box]:
@@ -137,7 +145,8 @@ class Boxes:
         """Return the one of this id. Raises Failure, not found."""
         if box := self.find(sandbox_id):
             return box
-        raise Failure(Code.NOT_FOUND, f"Sandbox {sandbox_id[:64]!r} was not found")
+        told = why(sandbox_id in self._undone)
+        raise Failure(Code.NOT_FOUND, f"Sandbox {sandbox_id[:64]!r} was not found{told}")
 
     def open_with(self, sandbox_id: str, token: str) -> Box:
         """Return the one that this token opens. Raises Failure: gone, or unauthenticated.
@@ -146,7 +155,7 @@ class Boxes:
         """
         box = self.find(sandbox_id)
         if sandbox_id and box is None:
-            raise gone(sandbox_id[:64])
+            raise gone(sandbox_id[:64], from_inside=sandbox_id in self._undone)
         for candidate in [box] if box else self.all():
             if access.same(token, candidate.token):
                 return candidate
@@ -240,7 +249,9 @@ class Boxes:
             await box.over()
         finally:
             box.end()
-            box.processes.stop()
+            if box.from_inside:
+                self._undone.add(box.id)
+            box.processes.stop(from_inside=box.from_inside)
             await box.watchers.close()
 
 

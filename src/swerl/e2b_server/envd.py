@@ -135,7 +135,7 @@ async def _in_time(call: Call, work: Awaitable[Message]) -> Message:
 
 def _told(box: Box, error: SwerlError) -> Failure:
     if isinstance(error, SandboxLostError):
-        box.end()
+        box.end(from_inside=error.from_inside)
     return as_failure(error)
 
 

@@ -6,7 +6,8 @@ import errno
 from enum import StrEnum
 
 from swerl.chat import Json
-from swerl.errors import ImageError, InputError, SandboxLostError, SwerlError
+from swerl.errors import ImageError, InputError, SandboxError, SandboxLostError, SwerlError
+from swerl.sandbox import FROM_INSIDE
 
 
 class Code(StrEnum):
@@ -64,10 +65,15 @@ class Failure(SwerlError):
         return {"code": self.code.value, "message": str(self)}
 
 
-def gone(sandbox_id: str) -> Failure:
+def gone(sandbox_id: str, *, from_inside: bool = False) -> Failure:
     """Return the failure that tells the SDK that a sandbox does not run any more."""
-    message = "The sandbox was not found"
+    message = "The sandbox was not found" + why(from_inside)
     return Failure(Code.UNAVAILABLE, message, status=_GONE_STATUS, about=sandbox_id)
+
+
+def why(from_inside: bool) -> str:
+    """Return what a message says besides where what ran in a sandbox is the cause."""
+    return f": {FROM_INSIDE}" if from_inside else ""
 
 
 def as_failure(error: Exception) -> Failure:
@@ -77,10 +83,12 @@ def as_failure(error: Exception) -> Failure:
     if isinstance(error, FileNotFoundError):
         return Failure(Code.NOT_FOUND, f"path not found: {error.filename or error}")
     if isinstance(error, SandboxLostError):
-        return gone("")
+        return gone("", from_inside=error.from_inside)
     if not isinstance(error, SwerlError):
         return Failure(Code.INTERNAL, f"the server failed: {type(error).__name__}")
     text = f"{error} ({error.hint})" if error.hint else str(error)
+    if isinstance(error, SandboxError):
+        text += why(error.from_inside)
     if isinstance(error, ImageError):
         return Failure(Code.NOT_FOUND, text)
     if isinstance(error, InputError):

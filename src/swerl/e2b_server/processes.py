@@ -6,7 +6,7 @@ import asyncio
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from swerl.e2b_server.failure import Code, Failure, as_failure, gone
+from swerl.e2b_server.failure import Code, Failure, as_failure, gone, why
 from swerl.e2b_server.running import Running
 from swerl.e2b_server.spec import Size, Spec
 from swerl.e2b_server.waiting import wait_ready
@@ -34,10 +34,12 @@ class Processes:
     """The commands of one sandbox."""
 
     def __init__(
-        self, sandbox: Sandbox, home: str, env: Mapping[str, str], on_lost: Callable[[], None]
+        self, sandbox: Sandbox, home: str, env: Mapping[str, str], on_lost: Callable[[bool], None]
     ) -> None:
         self._sandbox = sandbox
         self._on_lost = on_lost
+        self._can_run = False
+        """Whether a command has run: what cannot start after that, others in there prevent."""
         self._home = home
         self._env = env
         self._running: dict[int, Running] = {}
@@ -73,10 +75,10 @@ class Processes:
         if done.exit_code:
             raise Failure(Code.INTERNAL, f"cannot resize the terminal: {done.text[:200]}")
 
-    def stop(self) -> None:
-        """Tell all who listen that the sandbox goes."""
+    def stop(self, *, from_inside: bool) -> None:
+        """Tell all who listen that the sandbox goes, and whether what runs inside is the cause."""
         for running in self._running.values():
-            running.finish(gone(""))
+            running.finish(gone("", from_inside=from_inside))
 
     async def close(self) -> None:
         """Let go of the commands, after the sandbox that held them is gone."""
@@ -107,7 +109,7 @@ class Processes:
                 raise
             started.result().finish(as_failure(error))
             if isinstance(error, SandboxLostError):
-                self._on_lost()
+                self._on_lost(error.from_inside)
         finally:
             if started.done():
                 started.result().finish(gone(""))
@@ -117,7 +119,8 @@ class Processes:
         running: Running | None = None
         try:
             async with asyncio.timeout(spec.timeout_s):
-                running = await _launched(process, spec)
+                running = await _launched(process, spec, self._can_run)
+                self._can_run = True
                 self._running[running.pid] = running
                 started.set_result(running)
                 running.finish(await running.pump())
@@ -140,7 +143,7 @@ def _argv(spec: Spec) -> Sequence[str]:
     return ["sh", "-c", _LAUNCH, "sh", spec.cwd, *command]
 
 
-async def _launched(process: Process, spec: Spec) -> Running:
+async def _launched(process: Process, spec: Spec, can_run: bool) -> Running:
     """Return the command once it has told its pid, and its terminal if it has one."""
     if not spec.takes_input:
         await process.end_input()
@@ -148,7 +151,7 @@ async def _launched(process: Process, spec: Spec) -> Running:
     kept: list[Chunk] = []
     word, rest = await _first_line(chunks, kept)
     if not word.isdigit():
-        raise _not_started(word.decode(errors="replace"), spec, kept)
+        raise _not_started(word.decode(errors="replace"), spec, kept, can_run)
     running = Running(int(word), spec, process, chunks)
     if spec.size:
         line, rest = await _first_line(chunks, kept, rest)
@@ -174,11 +177,12 @@ async def _first_line(
     return line, rest
 
 
-def _not_started(word: str, spec: Spec, kept: Sequence[Chunk]) -> Failure:
+def _not_started(word: str, spec: Spec, kept: Sequence[Chunk], can_run: bool) -> Failure:
     if word == "cwd":
         return Failure(Code.INVALID_ARGUMENT, f"cwd {spec.cwd!r} does not exist")
     if word == "command":
         command = "script, which makes terminals," if spec.size else repr(spec.argv[0])
         return Failure(Code.INVALID_ARGUMENT, f"the image has no {command}")
     said = b"".join(chunk.data for chunk in kept).decode(errors="replace").strip()
-    return Failure(Code.INVALID_ARGUMENT, f"the command cannot start: {said[:300]}")
+    message = f"the command cannot start: {said[:300]}{why(can_run)}"
+    return Failure(Code.INVALID_ARGUMENT, message)

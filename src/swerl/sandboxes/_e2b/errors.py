@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.errors import ImageError, SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.sandbox import FROM_INSIDE
 
 _TRANSPORT = {"httpx", "httpcore", "pyqwest", "connectrpc", "e2b_connect", "h11", "h2", "anyio"}
 """Packages whose errors mean that the connection failed, not that the server refused."""
@@ -44,8 +45,12 @@ def translated(what: str) -> Iterator[None]:
 def _translate(error: Exception, what: str) -> Exception:
     import e2b.exceptions as theirs
 
-    name, text = type(error).__name__, str(error).strip()[:300]
-    status = _status(error)
+    name, said = type(error).__name__, str(error).strip()
+    status, text = _status(error), said[:300]
+    if FROM_INSIDE in said:
+        is_lost = isinstance(error, theirs.NotFoundException | theirs.TimeoutException)
+        kind = SandboxLostError if is_lost else SandboxError
+        return kind(f"{what}: {text}", hint="open a fresh sandbox", from_inside=True)
     if name == "FileNotFoundException":
         return FileNotFoundError(text)
     if isinstance(error, theirs.AuthenticationException) or status in (401, 403):

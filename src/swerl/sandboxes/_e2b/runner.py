@@ -41,6 +41,8 @@ class Runner:
         """Folders of jobs that are over, by the user who may remove them."""
         self.ended: asyncio.Future[SandboxLostError] = asyncio.get_running_loop().create_future()
         """Why nothing can be run any more."""
+        self.is_set_up = False
+        """Whether the image can run commands; what fails after that, its agent brought about."""
 
     def lose(self, error: SandboxLostError) -> None:
         """Let everything under way, and all that is asked from now on, fail with this error."""
@@ -89,9 +91,8 @@ class Runner:
             fruitless = 0 if shown.offsets > before else fruitless + 1
             if fruitless > _MOST_FRUITLESS and not shown.complete:
                 message = f"sandbox {self._machine.id} does not run commands: {shown.noise}"
-                raise SandboxError(
-                    message, hint="the image needs bash, coreutils and a writable /tmp"
-                )
+                hint = "the image needs bash, coreutils and a writable /tmp"
+                raise SandboxError(message, hint=hint, from_inside=self.is_set_up)
             return shown.complete
 
         await self.persist(attempt)
@@ -136,6 +137,7 @@ class Runner:
                     return
                 failures = 0
             except SandboxError as error:
+                error.from_inside &= self.is_set_up
                 if not error.retryable:
                     raise
                 failing_since = failing_since if failures else time.monotonic()
@@ -150,7 +152,8 @@ class Runner:
         """Raise SandboxError where a job was refused."""
         if shown.refusal:
             message = f"sandbox {self._machine.id}: {shown.refusal}"
-            raise SandboxError(message, hint="raise disk_mib, or the template's disk")
+            hint = "raise disk_mib, or the template's disk"
+            raise SandboxError(message, hint=hint, from_inside=self.is_set_up)
 
     async def _step(self, job: Job, step: str, number: int = 0) -> None:
         said: list[str] = []

@@ -91,6 +91,7 @@ class E2BSandbox:
                 pack = await packs.upload(self._runner, self._machine, mount)
                 await self._as_root(["sh", "-c", packs.UNPACK, "swerl", pack, mount.target])
             self._mounted.append(PurePosixPath(mount.target))
+        self._runner.is_set_up = True
 
     async def run(
         self,

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from swerl.errors import SandboxUnavailableError
+from swerl.errors import SandboxLostError, SandboxUnavailableError
 from swerl.sandboxes._e2b.errors import GoneError, translated
 
 _UPLOAD_TIMEOUT_S = 600.0
@@ -83,11 +83,15 @@ class Provider:
         try:
             with translated(f"sandbox {sandbox_id}"):
                 await AsyncSandbox.kill(sandbox_id, **self._parameters())
-        except GoneError:
+        except (GoneError, SandboxLostError):
             return
 
     async def exists(self, sandbox_id: str) -> bool:
-        """Say whether the provider still has this sandbox. Raises CutError where it is silent."""
+        """Say whether the provider still has this sandbox.
+
+        Raises CutError where it is silent, SandboxLostError where it says that what ran inside is
+        why it has not.
+        """
         from e2b import AsyncSandbox
 
         try:
