@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-
 FROM_INSIDE = "what ran inside brought it about"
 """Words of a server's answer that stand for `SandboxError.from_inside`, which no protocol knows."""
 
