@@ -1,19 +1,37 @@
 """Let unmodified SGLang start where its GPU-only dependencies cannot be installed.
 
-SGLang imports torchvision and sgl_kernel at the top of modules that a text model on a CPU never
-calls into. With this folder on PYTHONPATH those two names resolve to empty stand-ins. SGLang's
-checksum of weights waits for the GPU first, and its record of experts is pinned for copies from the
-GPU: without CUDA, `torch.cuda.synchronize` waits for nothing, and `torch.cuda.cudart` pins nothing.
-Everything else, SGLang included, is what pip installed.
+With this folder on PYTHONPATH, in SGLang's processes:
+
+- `torchvision` and `sgl_kernel`, which SGLang imports at the top of modules that a text model on a
+  CPU never calls into, resolve to empty stand-ins. What Qwen3.5 does call is written in torch
+  (`sgl_kernel_in_torch.py`), also two kernels that SGLang has for CPUs with AMX and for GPUs only.
+- A delta net's state is kept in fp32, as the trainer's is, and nothing is compiled: that takes
+  longer than small models run.
+- SGLang's checksum of weights waits for the GPU, and its record of experts is pinned for copies
+  from there. Without CUDA, `torch.cuda.synchronize` waits for nothing, and `torch.cuda.cudart` pins
+  nothing.
+
+Everything else is what pip installed.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 ABSENT = frozenset({"torchvision", "sgl_kernel"})
+SETTINGS = {
+    "SGLANG_MAMBA_CONV_DTYPE": "float32",
+    "SGLANG_MAMBA_SSM_DTYPE": "float32",
+    "TORCH_COMPILE_DISABLE": "1",
+}
+"""Where the environment says nothing else."""
+_KERNELS = "sgl_kernel_in_torch"
+_KERNELS_OF = ("sgl_kernel", "sgl_kernel.mamba")
+_SGLANG_KERNELS = "sglang.kernels.ops"
 
 
 class _NothingType(type):
@@ -50,7 +68,9 @@ class _Module(types.ModuleType):
         return Nothing
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what is absent; asked last, so that real packages come first."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -64,7 +84,18 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        pass
+        if module.__name__ in _KERNELS_OF:
+            _add_kernels(module)
+
+
+def _add_kernels(module: types.ModuleType) -> None:
+    """Offer the kernels in both ways in which SGLang asks for them."""
+    import torch
+
+    for name, value in vars(importlib.import_module(_KERNELS)).items():
+        if name.endswith("_cpu"):
+            setattr(module, name, value)
+            setattr(torch.ops.sgl_kernel, name, value)
 
 
 class _NoCudart:
@@ -77,13 +108,46 @@ class _NoCudart:
         return 0
 
 
-class _CudaFinder(importlib.abc.MetaPathFinder):
-    """Lets `torch.cuda` load as it is, then gives it what needs no CUDA where there is none."""
+def _without_cuda(module: types.ModuleType) -> None:
+    """Give `torch.cuda` what needs no CUDA where there is none."""
+    wait, runtime = module.synchronize, module.cudart
+
+    def synchronize(device: object = None) -> None:
+        if module.is_available():
+            wait(device)
+
+    def cudart() -> object:
+        return runtime() if module.is_available() else _NoCudart()
+
+    module.synchronize = synchronize  # type: ignore[attr-defined]
+    module.cudart = cudart  # type: ignore[attr-defined]
+
+
+def _norm_for_cpus(module: types.ModuleType) -> None:
+    """Let a delta net's gated norm take the kernel for CPUs where there is no AMX, too."""
+    module._use_cpu = True  # type: ignore[attr-defined]
+
+
+def _gate_for_cpus(module: types.ModuleType) -> None:
+    """Let a shared expert's gate do without Triton."""
+    name = "fused_gate_sigmoid_mul_add"
+    setattr(module, name, getattr(importlib.import_module(_KERNELS), name))
+
+
+_COMPLETED: dict[str, Callable[[types.ModuleType], None]] = {
+    "torch.cuda": _without_cuda,
+    f"{_SGLANG_KERNELS}.attention.fla.layernorm_gated": _norm_for_cpus,
+    f"{_SGLANG_KERNELS}.elementwise.elementwise": _gate_for_cpus,
+}
+
+
+class _Completing(importlib.abc.MetaPathFinder):
+    """Lets some modules load as they are, then completes them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "torch.cuda":
+        if fullname not in _COMPLETED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -92,21 +156,13 @@ class _CudaFinder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: types.ModuleType) -> None:
             load(module)
-            wait, runtime = module.synchronize, module.cudart
-
-            def synchronize(device: object = None) -> None:
-                if module.is_available():
-                    wait(device)
-
-            def cudart() -> object:
-                return runtime() if module.is_available() else _NoCudart()
-
-            module.synchronize = synchronize  # type: ignore[attr-defined]
-            module.cudart = cudart  # type: ignore[attr-defined]
+            _COMPLETED[fullname](module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-sys.meta_path.append(_Finder())
-sys.meta_path.insert(0, _CudaFinder())
+for _name, _value in SETTINGS.items():
+    os.environ.setdefault(_name, _value)
+sys.meta_path.append(_StandIns())
+sys.meta_path.insert(0, _Completing())
