@@ -232,6 +232,9 @@ def test_a_gated_delta_net_is_expected_under_the_engines_names() -> None:
     held = torch.cat([conv[2:4], conv[6:8], conv[12:]])
     assert hash_tensor(held, "cpu") in rank["model.layers.0.linear_attn.conv1d.weight"]
     assert "model.layers.1.q_norm.weight" in rank
+    # Norms are kept as their difference from 1; the engine states the sum as well.
+    two = torch.full((4,), 2.0, dtype=torch.bfloat16)
+    assert hash_tensor(two, "cpu") in rank["model.layers.1.q_norm.gemma_weight"]
 
 
 def _expected(

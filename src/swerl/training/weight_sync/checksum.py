@@ -92,6 +92,10 @@ class Expectation:
             self._note(name, [along(held, self._ranks, -1)], certain=self._is_certain)
         elif module.endswith("norm"):
             self._note(name, [whole(tensor, self._ranks)], certain=self._is_certain)
+            if self._type.startswith("qwen3_5"):
+                # The engine keeps the sum that its kernels multiply with beside the weight.
+                scale = tensor.to(self._dtype) + 1.0
+                self._note(f"{path}.gemma_weight", [whole(scale, self._ranks)])
         elif module == "conv1d":
             self._note(name, [self._by_section(tensor)])
         else:
