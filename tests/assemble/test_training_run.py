@@ -55,7 +55,7 @@ async def test_a_lost_rank_is_started_again(
     starts, told = await _train(errors, 2, tmp_path, monkeypatch)
     assert starts.count == 3
     assert [isinstance(event, Notice) for event in told] == [True, True]
-    assert "rank 1 died" in str(told[0]) and "1 more" in str(told[0])
+    assert "rank 1 died" in str(told[0]) and "restarts left: 1" in str(told[0])
 
 
 @pytest.mark.parametrize(

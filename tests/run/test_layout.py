@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swerl.errors import RunError
-from swerl.run.files import disk_errors, write_json
+from swerl.run.files import disk_errors, read_json, write_json
 from swerl.run.layout import State, open_run
 
 
@@ -27,6 +27,14 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path: Path) -> 
         pass
     assert "trainer.lr (1.0 -> 2.0)" in str(caught.value)
     assert "ranks" not in str(caught.value)
+
+
+def test_what_changes_nothing_that_is_learned_may_differ(tmp_path: Path) -> None:
+    for restarts in (0, 3):
+        recipe = {"trainer": {"lr": 1.0, "restarts": restarts, "recompute": bool(restarts)}}
+        with open_run(tmp_path / "run", recipe):
+            pass
+    assert read_json(tmp_path / "run" / "recipe.resolved.json") == recipe
 
 
 def test_a_run_folder_serves_one_process_at_a_time(tmp_path: Path) -> None:

@@ -189,3 +189,11 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(ImageError, match="cannot write a twin repository"):
         make_tasks(tmp_path / "file", split="train", count=1, seed=0)
+
+
+def test_what_git_says_is_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "git").write_text("#!/bin/sh\necho no space left for git >&2\nexit 128\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ImageError, match="no space left for git"):
+        make_tasks(tmp_path / "tasks", split="train", count=1, seed=0)

@@ -54,7 +54,7 @@ async def _despite_deaths(
             if not left or not _is_a_lost_rank(error):
                 raise
             left -= 1
-            told = f"{error}; starting again from the last checkpoint, {left} more times"
+            told = f"{error}; starting again from the last checkpoint; restarts left: {left}"
             accounts(Notice(told))
 
 

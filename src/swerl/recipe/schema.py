@@ -345,7 +345,7 @@ class CostSection(Section):
     max_dollars: float | None = Field(None, gt=0)
     """US dollars after which the run stops at the end of a step; none never does. Estimated by the
     price book, GPUs and sandboxes together. The run goes on when the key is raised: the keys of
-    this section alone may differ from the recipe of the run's folder."""
+    this section may differ from the recipe of the run's folder."""
 
 
 class EvalSection(Section):

@@ -45,8 +45,13 @@ class Best:
     pass_at_1: float
 
 
-_MAY_CHANGE = "cost."
-"""How keys begin that may differ when a run goes on: they change nothing that is learned."""
+_MAY_CHANGE = (
+    *("cost.", "engine.restarts", "engine.start_timeout_s", "trainer.restarts"),
+    *("trainer.start_timeout_s", "trainer.step_timeout_s", "trainer.tokens_per_micro_batch"),
+    *("trainer.recompute", "trainer.offload_optimizer"),
+)
+"""How keys begin that may differ when a run goes on: they change nothing that is learned but, for
+those of memory, the order of sums."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ def make_tasks(folder: Path, *, split: str, count: int, seed: int) -> list[Task]
         folder.mkdir(parents=True, exist_ok=True)
         return [_task(folder.resolve(), variant) for variant in variants]
     except (OSError, subprocess.SubprocessError) as error:
-        message = f"cannot write a twin repository under {folder}: {error}"
+        said = getattr(error, "stderr", None) or error
+        message = f"cannot write a twin repository under {folder}: {said}".strip()
         raise ImageError(message, hint="is git installed, and the disk not full?") from error
 
 
@@ -178,6 +179,8 @@ def _write(repository: Path, variant: Variant) -> None:
             cwd=part,
             env=environment,
             check=True,
+            stderr=subprocess.PIPE,
+            text=True,
             timeout=60,
         )
     try:
