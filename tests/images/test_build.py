@@ -16,6 +16,7 @@ import pytest
 
 from swerl import plugins
 from swerl.errors import ImageError, InputError, TaskError
+from swerl.images._fit import misfits
 from swerl.images._layer import Layer, run_inside, unpack
 from swerl.images._python import _isolated, fetch_sdist, fetch_wheels, find_python
 from swerl.images.build import SourceSpec, build, make_task, read_specs
@@ -140,6 +141,25 @@ async def test_sandbox_runs_the_image_at_its_paths(image: Path) -> None:
         )
         done = await sandbox.run(["python", "-c", code], cwd="/testbed")
     assert done.text == "/opt/venv 2 yes\n"
+
+
+def test_diffs_that_do_not_fit_the_release_are_told(image: Path) -> None:
+    fitting = (
+        "--- a/pyproject.toml\n+++ b/pyproject.toml\n@@ -1,3 +1,3 @@\n [build-system]\n"
+        '-requires = []\n+requires = [1]\n build-backend = "backend"\n'
+    )
+    other = fitting.replace("= []", "= [2]")
+    there = fitting.replace("= []", "= [3]").replace("= [1]", "= []")
+    testbed = image / "layer" / "testbed"
+
+    def said(test_patch: str, patch: str) -> list[str]:
+        row = {**EXAMPLES["swe-bench"], "test_patch": test_patch, "patch": patch}
+        return misfits(find_converter("swe-bench").to_task(row), testbed)
+
+    assert said(fitting, fitting) == []
+    (line,) = said(fitting, other)
+    assert line.startswith("its solution does not apply: patch failed: pyproject.toml:1")
+    assert said(there, fitting) == ["its test patch does not apply: the release has it already"]
 
 
 def test_missing_archive_is_one_clear_error(home: Path, tmp_path: Path) -> None:

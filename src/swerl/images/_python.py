@@ -119,11 +119,15 @@ def _isolated(python: Path) -> list[str]:
 
     Without it an archive of before PEP 517 needs `wheel` in that Python itself.
     """
-    asked = [python, "-m", "pip", "--version"]
-    said = subprocess.run(
-        asked, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
-    ).stdout
-    version = re.match(r"pip (\d+)", said)
+    done = subprocess.run(
+        [python, "-m", "pip", "--version"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=_FETCH_S,
+        check=False,
+    )
+    version = re.match(r"pip (\d+)", done.stdout)
     return ["--use-pep517"] if version and int(version[1]) >= 19 else []
 
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from swerl.chat import Json
 from swerl.errors import ImageError, InputError, TaskError
 from swerl.images import _layer as layers
+from swerl.images._fit import misfits
 from swerl.images._python import fetch_sdist, fetch_wheels, find_python
 from swerl.secrets import cache_dir
 from swerl.task import Task
@@ -117,6 +118,11 @@ def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-ben
     )
     # The image's repository has one commit of its own, so the dataset's commit is not in it.
     return replace(task, image=f"built:{spec.instance_id}", base_commit="", grading=grading)
+
+
+def misfits_of(spec: SourceSpec, task: Task) -> list[str]:
+    """Return what does not fit between a Task's diffs and the image that stands, a line each."""
+    return misfits(task, cache_dir() / "images" / spec.instance_id / "layer" / "testbed")
 
 
 def row_id(row: Mapping[str, Json], dataset: str) -> str:
