@@ -52,7 +52,7 @@ async def test_the_key_stands_in_the_environment_alone() -> None:
 async def test_a_slow_model_is_waited_for() -> None:
     options = (await configured())["provider"]["swerl"]["options"]
     waits = {name: options[name] for name in ("timeout", "headerTimeout", "chunkTimeout")}
-    assert waits == {"timeout": False, "headerTimeout": False, "chunkTimeout": False}
+    assert waits == {"timeout": False, "headerTimeout": False, "chunkTimeout": 86_400_000}
 
 
 async def test_the_history_is_compacted_by_the_models_context_alone() -> None:

@@ -37,6 +37,7 @@ _PINNED = {
 }
 """Known tarballs; other versions are checked against what npm states."""
 _HOME = "/opt/swerl/agents/opencode"
+_ENDLESS_MS = 24 * 3600 * 1000
 _KEY = "SWERL_OPENCODE_KEY"
 _OWN = '"${HOME:?no home folder}/.swerl-opencode"'
 
@@ -184,7 +185,7 @@ class OpenCode:
             # A slow model must not look dead.
             "timeout": False,
             "headerTimeout": False,
-            "chunkTimeout": False,
+            "chunkTimeout": _ENDLESS_MS,  # not every release takes a false here
         }
         model: Json = {"name": endpoint.model, "tool_call": True, "limit": limit}
         return {
