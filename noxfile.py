@@ -23,8 +23,10 @@ SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
 SGLANG_TESTS = (
     "tests/training/test_twin_sglang.py",
     "tests/training/test_weight_sync_sglang.py",
+    "tests/training/test_experts_sglang.py",
     "tests/engines/test_sglang_router.py",
 )
+GLM_AND_CONTRACT = "experts_sglang and glm4_moe or (sglang or router) and not experts_sglang"
 MAX_WORKERS = 4
 """Test processes at once: some tests hold a time limit, and bombs take whole processors."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
@@ -58,18 +60,19 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def sglang(session: nox.Session) -> None:
-    """Train the twin on unmodified SGLang on the CPU, and send weights into it every way.
+    """Train the twin on unmodified SGLang on the CPU, send weights into it, read its experts.
 
     SGLang's environment is made in .nox/sglang-cpu (3 GB) and kept there.
     """
-    _run_on_sglang(session, SGLANG_TESTS)
+    _run_on_sglang(session, [*SGLANG_TESTS, "-k", "not glm4_moe"])
 
 
 @nox.session
 def sglang_contract(session: nox.Session) -> None:
-    """Run the engines' contract on SGLang and its router, and compare SGLang's parsers."""
+    """Run the engines' contract on SGLang and its router, compare SGLang's parsers, serve GLM."""
     tests = ["tests/engines/test_contract.py", "tests/families"]
-    _run_on_sglang(session, [*tests, "-k", "sglang or router"])
+    tests.append("tests/training/test_experts_sglang.py")
+    _run_on_sglang(session, [*tests, "-k", GLM_AND_CONTRACT])
 
 
 @nox.session

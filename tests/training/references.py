@@ -17,7 +17,7 @@ def replaying(model: torch.nn.Module, row: Sample) -> Iterator[None]:
     """Let a model's experts be the recorded ones where the row has a record."""
     handles = []
     for place, block in enumerate(blocks(model) if row.routed else ()):
-        chosen_NK = _records(row)[:, place]
+        chosen_NK = records(row)[:, place]
 
         def replace_choice(
             module: torch.nn.Module,
@@ -49,8 +49,8 @@ def replaying(model: torch.nn.Module, row: Sample) -> Iterator[None]:
             handle.remove()
 
 
-def _records(row: Sample) -> torch.Tensor:
-    """Return (positions, layers, K), -1 where there is no record."""
+def records(row: Sample) -> torch.Tensor:
+    """Return a row's recorded experts, (positions, layers, K), -1 where there is no record."""
     first = row.routed[0]
     found = torch.full((len(row.ids) - 1, first.num_layers, first.top_k), -1)
     for piece in row.routed:
