@@ -61,6 +61,8 @@ class FakeServer:
         """Changes the answer of a /generate."""
         self.deaf = False
         """Never answers, though it takes connections."""
+        self.stuck = False
+        """Its HTTP process answers, the process behind it does not."""
         self.refuses_weights = False
         self.lies_about_version: str | None = None
         self.routes_experts = False
@@ -122,7 +124,7 @@ class FakeServer:
     @web.middleware
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.paths.append(request.path)
-        if self.deaf:
+        if self.deaf or (self.stuck and request.path in ("/generate", "/server_info")):
             await asyncio.sleep(HOLD_S)
         answer: web.StreamResponse = await handler(request)
         return answer

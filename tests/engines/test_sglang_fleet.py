@@ -191,6 +191,23 @@ async def test_a_server_that_hangs_is_given_up_with_its_requests(
             await asyncio.wait_for(engine.generate([5], LONG, "s"), 60)
 
 
+async def test_a_server_whose_scheduler_is_stuck_is_given_up_where_it_is_started_again(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_fleet, "STUCK_S", 0.5)
+
+    async def keep(fleet: _sglang_fleet.Fleet) -> None:
+        await fleet.crew.servers[0].hung.wait()
+        servers[0].stuck = False
+
+    servers[0].stuck = True
+    settings = ClientSettings(retries=3, wait_s=60)
+    async with connect([servers[0].url], settings=settings, keep=keep) as engine:
+        reply = await asyncio.wait_for(engine.generate([5], Sampling(3), "s"), 60)
+    assert len(reply.ids) == 3
+    assert servers[0].paths.count("/generate") == 2
+
+
 async def test_a_reply_that_never_comes_is_an_error(servers: list[FakeServer]) -> None:
     async with opened(servers[:1], ClientSettings(reply_s=0.2)) as engine:
         with pytest.raises(EngineLostError, match="no reply within"):

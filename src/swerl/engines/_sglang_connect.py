@@ -60,6 +60,7 @@ async def connect(
             load_s=settings.load_s,
             answers_in_loads=settings.answers_in_loads,
         )
+        fleet.restarts = keep is not None
         if router:
             fleet.crew.router, fleet.crew.owns_router = Server(router, clients), True
         await _find(fleet, urls)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 
 from swerl.engines._placement import Placement
+from swerl.engines._process import how_ended
 from swerl.engines._sglang_crew import WATCH_S, Crew, PauseMode
 from swerl.engines._sglang_loads import Loads
 from swerl.engines._sglang_router import enrol
@@ -22,6 +24,8 @@ WATCH_EVERY_S = 5.0
 """Seconds between two looks at every server."""
 MISSES = 3
 """Looks in a row that must fail: a busy server is late now and then."""
+STUCK_S = 300.0
+"""Seconds without a word of the process that computes: as long as SGLang's own watchdog waits."""
 
 
 class Fleet:
@@ -42,6 +46,8 @@ class Fleet:
     ) -> None:
         self.crew = Crew([Server(url, clients) for url in dict.fromkeys(urls)], mode)
         self.loads = Loads(self.crew, load_s)
+        self.restarts = False
+        """Whether somebody starts servers again: only then it pays to give up one that is stuck."""
         self._answers_in_loads = answers_in_loads
         self._clients = clients
         self._placement = Placement()
@@ -110,7 +116,7 @@ class Fleet:
         """Wait until the process of the only server has ended, and give the server up for good."""
         code = await process.wait()
         for server in self.crew.servers:
-            server.end(f"its process ended with exit code {code}")
+            server.end(f"its process ended: {how_ended(code)}")
 
     async def is_gone(self, server: Server) -> bool:
         """Ask a server whose request broke off; give it up where it does not answer.
@@ -134,6 +140,7 @@ class Fleet:
         Also while weights change: a server that answers nothing would hold up all of them.
         """
         returning: dict[str, asyncio.Task[None]] = {}
+        asked: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
                 await asyncio.sleep(WATCH_EVERY_S)
@@ -148,6 +155,9 @@ class Fleet:
                     if server.url not in returning or returning[server.url].done():
                         taking = self.loads.take_back(server)
                         returning[server.url] = group.create_task(taking)
+                for server in self.crew.servers if self.restarts and self._is_at_rest else ():
+                    if not server.lost and (server.url not in asked or asked[server.url].done()):
+                        asked[server.url] = group.create_task(self._look_inside(server))
 
     @property
     def _is_at_rest(self) -> bool:
@@ -178,6 +188,17 @@ class Fleet:
         if wanted and version is not None and version != wanted.version:
             server.lose(f"it holds weights {version!r}, and {wanted.version!r} serve")
         return server.lost is not None
+
+    async def _look_inside(self, server: Server) -> None:
+        """Give a server up whose HTTP process answers while the one that computes does not."""
+        num_loads, began = len(self.loads.served), time.monotonic()
+        try:
+            await server.get("/server_info", timeout_s=STUCK_S)
+        except EngineError as error:
+            is_late = time.monotonic() - began >= STUCK_S
+            is_same = self._is_at_rest and len(self.loads.served) == num_loads
+            if is_late and is_same and not server.lost:
+                server.silence(error)
 
     def _miss(self, server: Server, error: EngineError) -> None:
         server.misses += 1
