@@ -65,6 +65,8 @@ class World:
     num_turns: int = 0
     parents: dict[int, int] = field(default_factory=dict)
     """Turn -> the Turn that it must continue."""
+    blank: set[int] = field(default_factory=set)
+    """Turns without words and calls."""
 
     async def step(self) -> None:
         kind = self.random.choices(
@@ -81,6 +83,13 @@ class World:
         if kind != "retry" or not client.messages:
             self._ask(client)
         await self._answer(client, vanish=kind == "vanish")
+
+    def spoken_before(self, trajectory: Trajectory, turn: int) -> int | None:
+        """Return the Turn that this one continues, replies apart that clients drop as blank."""
+        parent = trajectory.turns[turn].parent
+        while parent in self.blank:
+            parent = trajectory.turns[parent].parent
+        return parent
 
     def _forked(self, client: Client) -> Client:
         ends = [n for n, turn in enumerate(client.turns, 1) if turn is not None]
@@ -122,6 +131,7 @@ class World:
         client.messages.append({"role": "assistant", "content": content})
         client.turns.append(self.num_turns if whole else None)
         if not whole:
+            self.blank.add(self.num_turns)
             del client.messages[-1], client.turns[-1]
         self.num_turns += 1
 
@@ -244,7 +254,9 @@ def _check_world(seed: int, policy: HistoryPolicy, family: Family) -> None:
     assert num_trained == trajectory.num_sampled_tokens
     assert num_trained + sum(trajectory.dropped.values()) == num_sampled
     assert len(trajectory.turns) == world.num_turns
-    moved = [t for t, parent in world.parents.items() if trajectory.turns[t].parent != parent]
+    moved = [
+        t for t, parent in world.parents.items() if world.spoken_before(trajectory, t) != parent
+    ]
     assert len(moved) == trajectory.rewritten
     assert all(trajectory.turns[turn].parent is None for turn in moved)
     if policy is HistoryPolicy.EXACT:

@@ -58,7 +58,7 @@ class Conversation:
         self._sampling = sampling
         self.limits = limits
         self._on_delivered = on_delivered
-        self._history = History()
+        self._history = History(keeps_blank=not speaker.rereads)
         self._delivered: list[Node] = []
         self._dropped: Counter[str] = Counter()
         self._running: set[asyncio.Task[Spoken]] = set()
