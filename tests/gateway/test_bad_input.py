@@ -15,8 +15,9 @@ import openai
 import pytest
 
 from swerl.chat import Finish
-from swerl.errors import EngineError, EngineLostError
+from swerl.errors import EngineError, EngineLostError, GatewayError
 from swerl.gateway import retries
+from swerl.gateway._body import read_object
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session
@@ -346,3 +347,23 @@ async def clients(
             openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0) as o,
         ):
             yield a, o
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (rb"cut \ud83d", "cut \ufffd"),
+        (rb"\ude00 cut", "\ufffd cut"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\\ud83d \ud83d", "\\ud83d \ufffd"),
+        (rb"\ud83d\ude00", "\U0001f600"),
+    ],
+)
+def test_half_a_character_is_shown_as_one_that_cannot_be_read(written: bytes, read: str) -> None:
+    assert read_object(bytearray(b'{"a": "' + written + b'"}'), "", 100) == {"a": read}
+
+
+@pytest.mark.parametrize("body", [rb'{"a": "\ud83d}', rb'{"\ud83d": nan}', rb'{"a": "\x"}'])
+def test_what_is_no_json_besides_is_refused(body: bytes) -> None:
+    with pytest.raises(GatewayError, match="not valid JSON"):
+        read_object(bytearray(body), "", 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from io import BytesIO
 from typing import Any
@@ -16,6 +17,11 @@ from swerl.errors import GatewayError, Refusal
 BODY_S = 120.0
 """Seconds for a body to arrive. Agents are near; the largest bodies take a few."""
 
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][\da-fA-F]{2})|\\."
+)
+"""An escape in JSON's text: a pair of surrogates, one without the other, or any else."""
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """How zlib is told of each packing."""
 
@@ -47,7 +53,7 @@ def read_object(packed: bytearray, encoding: str, max_bytes: int) -> dict[str, J
     """
     body = _unpacked(packed, encoding, max_bytes)
     try:
-        value: Json = orjson.loads(body)
+        value = _read(body)
     except orjson.JSONDecodeError as error:
         message = f"the request body is not valid JSON: {error}"
         raise GatewayError(message) from error
@@ -55,6 +61,26 @@ def read_object(packed: bytearray, encoding: str, max_bytes: int) -> dict[str, J
         message = f"the request body must be a JSON object, not {type(value).__name__}"
         raise GatewayError(message)
     return value
+
+
+def _read(body: bytes | bytearray) -> Json:
+    """Read JSON; half of a character becomes the sign for what cannot be read.
+
+    Agents cut tool results at a length, and where that is inside an emoji JavaScript writes the
+    half that is left as an escape that stands alone. A refusal would end the agent's run.
+    """
+    try:
+        value: Json = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        mended = _ESCAPE.sub(_whole, body)
+        if mended == body:
+            raise
+        value = orjson.loads(mended)
+    return value
+
+
+def _whole(escape: re.Match[bytes]) -> bytes:
+    return rb"\ufffd" if escape["half"] else escape[0]
 
 
 def _unpacked(body: bytearray, encoding: str, max_bytes: int) -> bytes | bytearray:
