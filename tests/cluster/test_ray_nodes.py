@@ -1,4 +1,4 @@
-"""Ranks on two nodes of a real Ray cluster: the same step, and clear ends of what dies or hangs."""
+"""Ranks and servers on two nodes of a real Ray cluster: the same step, and what dies or hangs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from swerl.cluster import ray_placement
 from swerl.cluster.node import PYTHON, Order
 from swerl.cluster.ray_nodes import ray_nodes
 from swerl.cluster.ray_placement import Share
+from swerl.cluster.sglang_servers import serve_on
+from swerl.engines import _sglang_fleet, sglang
 from swerl.errors import ClusterError, RankLostError
+from swerl.interfaces import EngineSetup
 from swerl.learning import Batch
+from swerl.recipe.schema import ClusterSection
 from swerl.training import ranks
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
+from swerl.turn import Sampling
+from tests.engines._fake_python import fake_python, process_at
 
 MakeBatch = Callable[..., Batch]
 TWO = Share(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=240)
@@ -150,6 +156,35 @@ async def test_nothing_of_a_killed_controller_lives_on(ray_cluster: Any, tmp_pat
         # Processes of others cannot be waited for, only looked at.
         while any(Path(f"/proc/{pid}").exists() for pid in pids):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+
+
+async def test_a_server_of_a_node_that_hangs_is_replaced_and_its_requests_begun_anew(
+    ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.2)
+    monkeypatch.setattr(_sglang_fleet, "WATCH_S", 1.0)
+    options = sglang.Options(
+        cpu=True, python=fake_python(tmp_path), router=True, restarts=9, start_timeout_s=240
+    )
+    told: list[str] = []
+    setup = EngineSetup(family=None, log_dir=tmp_path, model=tmp_path, tell=told.append)  # type: ignore[arg-type]
+    async with (
+        ray_nodes(ray_cluster.address, TWO, run="servers") as nodes,
+        serve_on(nodes, options, tmp_path, cluster=ClusterSection(), logs=tmp_path) as hosts,
+        sglang.open_hosts(hosts, options, setup) as engine,
+        asyncio.timeout(240),
+    ):
+        calls = [
+            asyncio.create_task(engine.generate([5], Sampling(900), f"s{n}")) for n in range(4)
+        ]
+        while len(engine._flights) < len(calls):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        process_at(hosts[0].url).suspend()
+        replies = await asyncio.gather(*calls)
+        while any(server.lost for server in engine._fleet.crew.servers):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert {len(reply.ids) for reply in replies} == {900}
+    assert "ran and answered nothing; it is started again" in told[0]
 
 
 async def test_a_node_that_is_lost_ends_its_processes_for_the_controller(

@@ -49,7 +49,7 @@ async def _serve(module: str, asked: dict[str, str]) -> None:
         await FakeRouter([]).start(int(asked["port"]))
     else:
         assert module == "sglang.launch_server", module
-        await FakeServer(Path(asked["model-path"])).start(int(asked["port"]))
+        await FakeServer(Path(asked["model-path"])).start(int(asked["port"]), asked["host"])
     await asyncio.Event().wait()
 
 

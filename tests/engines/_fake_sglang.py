@@ -76,7 +76,7 @@ class FakeServer:
         self._site: web.TCPSite | None = None
         self._runner: web.AppRunner | None = None
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         app = web.Application(middlewares=[self._note], client_max_size=2**26)
         app.add_routes([
             web.post("/generate", self._generate),
@@ -98,7 +98,7 @@ class FakeServer:
         ])  # fmt: skip
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
+        self._site = web.TCPSite(self._runner, host, port, reuse_address=True)
         await self._site.start()
         host, found = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{found}"
