@@ -173,8 +173,8 @@ def _edit_call(edit: FileEdit, workdir: str) -> Message:
     path = f"{workdir}/{edit.path}"
     if not edit.old:  # a new file, or an empty one
         return _cli.call("write", path=path, content=edit.new)
-    change: Json = {"oldText": edit.old, "newText": edit.new}
-    return _cli.call("edit", path=path, edits=[change])
+    # every release takes one change so; only newer ones take a list of them
+    return _cli.call("edit", path=path, oldText=edit.old, newText=edit.new)
 
 
 def _package(version: str) -> str:
