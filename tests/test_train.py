@@ -108,6 +108,7 @@ def test_a_part_that_dies_stops_the_run_with_one_clear_error(
     output, _ = started.communicate(timeout=120)
     assert started.returncode == 1, output
     assert "error:" in output and error in output and "hint:" in output
+    assert "killed by SIGKILL" in output
     assert "Traceback" not in output
     assert not run.processes()
 

@@ -129,6 +129,11 @@ def test_an_unknown_run_names_the_nearest(root: Path) -> None:
     assert "shown" in error.value.hint
 
 
+def test_a_run_that_may_not_be_looked_at_is_one_error(root: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot look into .*File name too long"):
+        swerl("status", "x" * 300, "--runs", str(root.parent))
+
+
 def test_what_does_not_run_cannot_be_stopped(root: Path) -> None:
     with pytest.raises(RunError, match="not running: untouched") as error:
         swerl("stop", str(root))

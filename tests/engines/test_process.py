@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from swerl.engines import _process
-from swerl.engines._process import child, until_ready
+from swerl.engines._process import child, how_ended, until_ready
 from swerl.errors import EngineError
 
 STARTING = """
@@ -157,3 +157,17 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (0, "exit code 0"),
+        (-9, "killed by SIGKILL"),
+        (137, "killed by SIGKILL"),
+        (139, "killed by SIGSEGV"),
+        (255, "exit code 255"),
+    ],
+)
+def test_how_a_process_ended_is_told_by_its_signal(code: int, told: str) -> None:
+    assert how_ended(code) == told

@@ -46,6 +46,12 @@ def test_a_run_folder_serves_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_that_may_not_be_opened_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "run" / "lock").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"cannot write .*lock"), open_run(tmp_path / "run", {}):
+        pass
+
+
 def test_a_damaged_state_says_what_to_do(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", {}) as folder:
         (folder.root / "state.json").write_text('{"step": ')

@@ -20,10 +20,17 @@ def all_runs(runs: Path) -> list[Path]:
 
 
 def find_run(run: str, runs: Path) -> Path:
-    """Return the folder of a run given by its name or its folder. Raises UnknownNameError."""
+    """Return the folder of a run given by its name or its folder.
+
+    Raises UnknownNameError, and RunError where it may not be looked at.
+    """
     for folder in (runs / run, Path(run)):
-        if (folder / RECIPE).is_file():
-            return folder
+        try:
+            if (folder / RECIPE).is_file():
+                return folder
+        except OSError as error:
+            message = f"cannot look into {folder}: {error.strerror}"
+            raise RunError(message, hint="give the name or the folder of a run of yours") from error
     raise unknown("run", run, [path.name for path in all_runs(runs)])
 
 

@@ -7,11 +7,12 @@ this page.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
+
+from swerl.engines._process import how_ended, signal_of
 
 PYTHON = "@python"
 """As the first word of a command: the interpreter that runs swerl on that node."""
@@ -48,19 +49,12 @@ class Ended:
     """Why nothing is known of it: its node is gone."""
 
     def __str__(self) -> str:
-        if self.lost:
-            return self.lost
-        try:
-            return f"killed by {signal.Signals(self.by_signal).name}"
-        except ValueError:
-            return f"exit code {self.code}"
+        return self.lost or how_ended(self.code)
 
     @property
     def by_signal(self) -> int:
-        """Number of the signal that ended it, 0 for none; a guard and a shell add 128 to it."""
-        if self.code < 0:
-            return -self.code
-        return self.code - 128 if self.code > 128 else 0
+        """Number of the signal that ended it, 0 for none."""
+        return signal_of(self.code)
 
 
 class Running(Protocol):

@@ -73,11 +73,26 @@ async def until_ready(
     raise EngineError(message, hint=f"its whole log is {log}; raise engine.start_timeout_s")
 
 
+def signal_of(code: int) -> int:
+    """Return the signal that ended a process, 0 for none; a guard and a shell add 128 to it."""
+    if code < 0:
+        return -code
+    return code - 128 if code > 128 else 0
+
+
+def how_ended(code: int) -> str:
+    """Say how a process ended, from its exit code."""
+    try:
+        return f"killed by {signal.Signals(signal_of(code)).name}"
+    except ValueError:
+        return f"exit code {code}"
+
+
 def _died(code: int, log: Path) -> EngineError:
     lines = _tail(log).splitlines()
     told = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
     rest = "\n".join(line for line in lines if not line.startswith("hint: "))
-    message = f"the engine ended with exit code {code} before it served\n{rest}"
+    message = f"the engine ended before it served ({how_ended(code)})\n{rest}"
     return EngineError(message, hint=told[-1] if told else f"its whole log is {log}")
 
 

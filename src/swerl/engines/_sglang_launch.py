@@ -12,7 +12,7 @@ from typing import Protocol
 
 import aiohttp
 
-from swerl.engines._process import child, until_ready
+from swerl.engines._process import child, how_ended, until_ready
 from swerl.engines._sglang_fleet import Fleet
 from swerl.engines._sglang_server import Server
 from swerl.errors import SwerlError
@@ -89,7 +89,7 @@ class Launched:
     async def ended(self) -> str:
         """Wait until it has ended."""
         assert self._process is not None
-        return f"its process ended with exit code {await self._process.wait()}"
+        return f"its process ended: {how_ended(await self._process.wait())}"
 
 
 class Keep(Protocol):

@@ -173,7 +173,9 @@ def open_run(root: Path, recipe: dict[str, Any]) -> Iterator[RunFolder]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as lock:
+    with disk_errors(path):
+        lock = path.open("a")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
