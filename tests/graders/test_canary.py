@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -110,15 +111,15 @@ def test_a_canary_fails_and_disturbs_nobody(tmp_path: Path, text: str, seed: int
         {n.name for n in ast.walk(ast.parse(t)) if isinstance(n, ast.FunctionDef)}
         for t in (text, planted.text)
     )
-    assert after - before == {planted.name}
+    assert after - before == set(planted.names) and len(planted.names) == 3
     if seed:
         return  # one run of pytest for each text is enough
     (tmp_path / "calc.py").write_text("def add(a, b):\n    return a + b\n")
     (tmp_path / "test_sums.py").write_text(planted.text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sums.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert "1 failed, 2 passed" in done.stdout
-    assert f"::{planted.name}" in done.stdout
+    assert "3 failed, 2 passed" in done.stdout
+    assert all(f"::{name}" in done.stdout for name in planted.names)
 
 
 def odd_one(text: str) -> set[str]:
@@ -150,7 +151,45 @@ def test_a_canary_is_indented_as_its_file_is(assertion: str) -> None:
     text += "\n\tdef test_keeps_zero(self):\n\t\tpass\n"
     planted = _canary.plant(text, spec_of(text), random.Random(0))
     assert planted is not None
-    assert planted.name in {n.name for n in ast.parse(planted.text).body[0].body}
+    assert planted.names[0] in {n.name for n in ast.parse(planted.text).body[0].body}
+
+
+CAMEL = FUNCTIONS.replace("test_adds_small_numbers", "testAddsSmall")
+NAMED = FUNCTIONS.replace("test_keeps_zero", "test_adds_large_numbers")
+
+
+@pytest.mark.parametrize(
+    "text", [FUNCTIONS, NAMED, FUNCTIONS.replace("test_adds_small_numbers", "testAddsSmall")]
+)
+@pytest.mark.parametrize("seed", range(10))
+def test_names_do_not_show_a_canary(text: str, seed: int) -> None:
+    right = "testAddsSmall" if "testAddsSmall" in text else "test_adds_small_numbers"
+    spec = spec_of(text, fail_to_pass=(f"test_sums.py::{right}",))
+    planted = _canary.plant(text, spec, random.Random(seed))
+    assert planted is not None
+    rows = [re.findall(r"[A-Z]?[a-z0-9]+", name) for name in (right, *planted.names)]
+    assert len({len(row) for row in rows}) == 1
+    assert sum(len(set(column)) > 1 for column in zip(*rows, strict=True)) == 1, "in the same place"
+
+
+@pytest.mark.parametrize("text", [FUNCTIONS, CLASSES, FUNCTIONS.replace("\n", "\r\n")])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_canary_in_the_place_of_its_test_changes_one_value(text: str, seed: int) -> None:
+    changed = _canary.replace_one(text, spec_of(text), random.Random(seed))
+    assert changed is not None
+    assert changed.names == ("test_adds_small_numbers",)
+    lines = zip(text.split("\n"), changed.text.split("\n"), strict=True)
+    [(old, new)] = [(old, new) for old, new in lines if old != new]
+    assert len(old) == len(new) and "(2, 3)" in new
+
+
+def test_tests_of_other_kinds_have_canaries_that_call_what_they_test() -> None:
+    text = "import pytest\n\n\nasync def test_adds_small_numbers():\n"
+    text += "    with pytest.raises(ValueError):\n        await calc.add(2, 3)\n"
+    planted = _canary.plant(text, spec_of(text), random.Random(0))
+    assert planted is not None
+    assert planted.text.count("await calc.add(2, 3)") == 4
+    assert planted.text.count("ValueError") == 1
 
 
 @pytest.mark.parametrize(

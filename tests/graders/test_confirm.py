@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from swerl.grade import Canary, Grade, Verdict
@@ -10,6 +12,7 @@ from swerl.task import GradingSpec
 
 SOLVED = Grade(Verdict.SOLVED, "exit code 0", test_s=1.0)
 NAMED = Grade(Verdict.UNSOLVED, "exit code 1", log="FAIL: test_canary (t.T)", test_s=2.0)
+OTHERS = replace(NAMED, log="FAIL: test_canary (t.T)\nFAILED t.py::T::test_other[1] - no")
 MUTE = Grade(Verdict.UNSOLVED, "exit code 1", log="FAILED", test_s=2.0)
 
 
@@ -18,6 +21,8 @@ MUTE = Grade(Verdict.UNSOLVED, "exit code 1", log="FAILED", test_s=2.0)
     [
         (NAMED, None, Verdict.SOLVED, Canary.FAILED),
         (NAMED, True, Verdict.SOLVED, Canary.FAILED),
+        (OTHERS, None, Verdict.UNSOLVED, Canary.FAILED),
+        (OTHERS, True, Verdict.UNSOLVED, Canary.FAILED),
         (MUTE, None, Verdict.SOLVED, Canary.NONE),
         (MUTE, True, Verdict.CHEAT, Canary.MISSING),
         (SOLVED, None, Verdict.UNSOLVED, Canary.PASSED),

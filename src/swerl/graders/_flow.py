@@ -36,6 +36,9 @@ _REPORT_S = 120.0
 """Most seconds for making a report of a log."""
 _PYTEST_OPTIONS = "--durations=0"
 _DURATION = re.compile(r"^\s*(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*?)\s*$", re.MULTILINE)
+_FAILING = re.compile(
+    r"^(?:(?:FAIL|ERROR): (test\w*)|(?:FAILED|ERROR) [^\s\[]+::(\w+))", re.MULTILINE
+)
 
 _RUN = """{{
 exec </dev/null 2>&1
@@ -123,7 +126,7 @@ class _Grading:
                 return failure
         else:
             await bring_files(self.task, self.sandbox)
-        names = await plant(self.task, self.sandbox)
+        names = await plant(self.task, self.sandbox, in_place=True)
         if not names:
             return first
         return _compared(self.task.grading, first, await self._test(()), names)
@@ -209,7 +212,7 @@ def _compared(spec: GradingSpec, first: Grade, second: Grade, names: tuple[str, 
     """Return the first Grade, unless the run with canaries among the tests was as good.
 
     An honest runner names the tests that fail, so a run that fails without naming them shows
-    nothing.
+    nothing. Where others fail as well, the first run has been lucky or forged.
     """
     seconds = first.test_s + second.test_s
     if second.verdict in (Verdict.INFRA, Verdict.TIMEOUT):
@@ -219,12 +222,20 @@ def _compared(spec: GradingSpec, first: Grade, second: Grade, names: tuple[str, 
     if second.verdict is Verdict.SOLVED:
         reason = "the tests are as good with one that was made to fail, so they do not count"
         return replace(first, verdict=forged, reason=reason, canary=Canary.PASSED)
+    if others := sorted(_failing(second.log) - set(names)):
+        reason = f"in a second run of the tests {others[0]} fails"
+        return replace(first, verdict=Verdict.UNSOLVED, reason=reason, canary=Canary.FAILED)
     if all(name in second.log for name in names):
         return replace(first, canary=Canary.FAILED)
     if spec.canary:
         reason = "a test that was made to fail is not in the log, so the tests do not count"
         return replace(first, verdict=forged, reason=reason, canary=Canary.MISSING)
     return first
+
+
+def _failing(log: str) -> set[str]:
+    """Return the names of failing tests in a log of unittest or pytest."""
+    return {match[1] or match[2] for match in _FAILING.finditer(log)}
 
 
 def _cut(done: Exec) -> str:

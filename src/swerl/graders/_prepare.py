@@ -100,14 +100,18 @@ def can_plant(task: Task) -> bool:
     return bool(_canary.choose_files([*spec.test_files, *spec.files, *paths(spec.test_patch)]))
 
 
-async def plant(task: Task, sandbox: Sandbox) -> tuple[str, ...]:
-    """Put canaries among the hidden tests and return the names of the tests that must fail."""
+async def plant(task: Task, sandbox: Sandbox, *, in_place: bool = False) -> tuple[str, ...]:
+    """Put canaries among the hidden tests and return the names of the tests that must fail.
+
+    In place of tests, where it may be, nothing in the files tells that canaries are there.
+    """
     rng = random.Random(secrets.randbits(64))
-    names = []
+    names: list[str] = []
     for path, text in (await _test_texts(task, sandbox)).items():
-        if planted := _canary.plant(text, task.grading, rng):
+        planted = _canary.replace_one(text, task.grading, rng) if in_place else None
+        if planted := planted or _canary.plant(text, task.grading, rng):
             await sandbox.write(path, planted.text.encode())
-            names.append(planted.name)
+            names.extend(planted.names)
     return tuple(names)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swerl.errors import unknown
-from swerl.redteam import forging, future, greedy, leaving, outside, replacing, steering
+from swerl.redteam import answering, forging, future, greedy, leaving, outside, replacing, steering
 from swerl.redteam.policy import Policy
 
-_TOPICS = (future, steering, replacing, forging, leaving, outside, greedy)
+_TOPICS = (future, steering, replacing, answering, forging, leaving, outside, greedy)
 
 
 def all_policies() -> list[Policy]:

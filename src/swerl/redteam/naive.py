@@ -17,8 +17,10 @@ from swerl.task import GradingSpec, Task, file_bytes
 from swerl.tasks.set_up import set_up
 
 _TIMEOUT_S = 60.0
-_LINE = re.compile(r"^(?:(PASSED|FAILED|ERROR) (\S+).*|(.+) \.\.\. (ok|FAIL|ERROR))$", re.MULTILINE)
-_PASSED = frozenset({"PASSED", "ok"})
+_LINE = re.compile(
+    r"^(?:(PASSED|FAILED|ERROR|XFAIL) (\S+).*|(.+) \.\.\. (ok|FAIL|ERROR))$", re.MULTILINE
+)
+_PASSED = frozenset({"PASSED", "XFAIL", "ok"})
 _CHECK_OUT = """
 git checkout -q HEAD -- tests/test_till.py && git diff >/dev/null && git apply -
 """

@@ -129,7 +129,7 @@ async def _first_gold(draft: _Draft, runs: Runs) -> Run:
         other = _with_canary(task, True)
         again = await runs.grade(other, task.gold_patch)
         holds = _solved(again.grade) and _shows_canary(again.grade)
-    elif first.grade.canary in (Canary.MISSING, Canary.PASSED) and not _solved(first.grade):
+    elif first.grade.canary is not Canary.NONE and not _solved(first.grade):
         other = _with_canary(task, False)
         again = await runs.grade(other, task.gold_patch)
         holds = _solved(again.grade)
