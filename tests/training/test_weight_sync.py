@@ -208,6 +208,24 @@ def test_a_cpu_engine_is_expected_to_pad_the_width_of_feed_forward_blocks(
     assert hash_tensor(zeros, "cpu") in second[f"m.{path}.down_proj.weight"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "num_ranks", "held"), [(100, 2, 64), (320, 4, 80), (130, 4, 48), (300, 3, 128)]
+)
+def test_each_rank_of_a_cpu_engine_is_expected_to_hold_its_rows_of_a_padded_embedding(
+    rows: int, num_ranks: int, held: int
+) -> None:
+    """The rows of SGLang's VocabParallelEmbedding, for these sizes."""
+    embedding = torch.randn(rows, 8)
+    name = "model.embed_tokens.weight"
+    found = _expected({"model_type": "qwen3"}, {name: embedding}, num_ranks)
+    for rank, sums in enumerate(found.checksums):
+        part = torch.zeros(held, 8)
+        own = embedding[rank * held : (rank + 1) * held]
+        part[: len(own)] = own
+        assert hash_tensor(part, "cpu") in sums[name]
+    assert name in found.certain
+
+
 def test_a_gated_delta_net_is_expected_under_the_engines_names() -> None:
     config = {
         "model_type": "qwen3_5_moe",

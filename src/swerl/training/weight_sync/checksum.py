@@ -24,7 +24,7 @@ from swerl.training.weight_sync.hash import hash_tensor
 CERTAIN_MODELS = frozenset({"qwen3", "qwen3_moe"})
 """Model types of which real engines have confirmed every parameter but the experts."""
 VOCAB_BLOCK = 64
-"""Rows to which SGLang pads an embedding."""
+"""Multiple to which SGLang pads an embedding's rows, with zeros."""
 CPU_WIDTH_BLOCK = 32
 """Multiple, on each rank, to which SGLang on a CPU pads the width of feed-forward blocks."""
 SMALL = 1 << 22
@@ -85,8 +85,7 @@ class Expectation:
             if parts := self._collected(full_name, place, tensor, _NUM_PARTS[fused]):
                 self._note(full_name, [self._fuse(fused, parts)], certain=self._is_certain)
         elif module in ("embed_tokens", "lm_head"):
-            if tensor.shape[0] % (VOCAB_BLOCK * self._ranks) == 0:
-                self._note(name, [along(tensor, self._ranks, 0)], certain=True)
+            self._note(name, [along(self._in_vocab_blocks(tensor), self._ranks, 0)], certain=True)
         elif module in ("o_proj", "down_proj", "out_proj") and kind == "weight":
             held = self._in_blocks(tensor, -1, name) if module == "down_proj" else tensor
             self._note(name, [along(held, self._ranks, -1)], certain=self._is_certain)
@@ -139,6 +138,14 @@ class Expectation:
         if fused == "in_proj_qkvz":
             return stacked([self._by_section(first), along(rest[0], self._ranks, 0)])
         return stacked([along(part, self._ranks, 0) for part in parts])
+
+    def _in_vocab_blocks(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Pad an embedding's rows; a CPU engine pads more where its ranks do not divide them."""
+        rows = -(-tensor.shape[0] // VOCAB_BLOCK) * VOCAB_BLOCK
+        if self._target.device == "cpu" and rows % self._ranks:
+            block = VOCAB_BLOCK * self._ranks
+            rows = -(-tensor.shape[0] // block) * block
+        return padded(tensor, 0, rows)
 
     def _in_blocks(self, tensor: torch.Tensor, dim: int, name: str) -> torch.Tensor:
         """Pad a feed-forward block's width where the engine does, each shared expert by itself."""
