@@ -10,7 +10,6 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from swerl.cluster.node import LINE_BYTES, PYTHON, Ended, Order
@@ -93,13 +92,6 @@ class LocalProcess:
         if self._link is not None:
             self._link[1].close()
         return Ended(code)
-
-
-def num_oom_kills() -> int:
-    """Return how many processes this machine's kernel has killed for want of memory."""
-    counts = Path("/proc/vmstat")
-    lines = counts.read_text().splitlines() if counts.exists() else []
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 async def _spawn(order: Order, link: socket.socket | None) -> Process:

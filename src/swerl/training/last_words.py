@@ -49,8 +49,8 @@ class Cause:
 def cause_of(log: Path, ended: Ended, *, num_oom_kills: int = 0) -> Cause:
     """Return why the process that wrote a log ended.
 
-    `num_oom_kills` counts the processes that its machine's kernel killed for want of memory while
-    it ran.
+    `num_oom_kills` counts the processes of its control group, or of its machine, that the kernel
+    killed for want of memory while it ran.
     """
     if ended.lost:
         return Cause(ended.lost)
@@ -78,8 +78,9 @@ def places(logs: Mapping[int, tuple[Path, int]]) -> str:
 
 def _killed(num_oom_kills: int) -> Cause:
     if num_oom_kills:
-        killed = f"its machine's kernel killed {num_oom_kills} processes for want of memory"
-        return Cause(killed, f"give the machine more memory, or {_LESS_MEMORY}")
+        killed = "process" if num_oom_kills == 1 else "processes"
+        text = f"the kernel killed {num_oom_kills} {killed} for want of memory while it ran"
+        return Cause(text, f"give the machine more memory, or {_LESS_MEMORY}")
     advice = "somebody, a scheduler or a container's memory limit killed it: `dmesg` may say which"
     return Cause("it had no time to say why", advice)
 

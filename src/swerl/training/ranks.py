@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swerl.cluster.local import num_oom_kills
 from swerl.cluster.network import free_port
 from swerl.cluster.node import PYTHON, Ended, Node, Order, Running
+from swerl.cluster.oom import num_oom_kills
 from swerl.errors import ClusterError, RankLostError, RecipeError, TrainerError
 from swerl.training import last_words
 from swerl.training.last_words import Cause
@@ -67,7 +67,7 @@ class Ranks:
         """Ranks that ended, the first one first."""
         self._asking = asyncio.Lock()
         self._oom_kills: dict[str, int] = {}
-        """Processes that a node's kernel had killed for want of memory before the ranks began."""
+        """Processes beside the ranks that a node's kernel had killed for want of memory before."""
 
     @property
     def has_died(self) -> bool:
