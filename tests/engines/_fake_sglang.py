@@ -66,6 +66,8 @@ class FakeServer:
         self.refuses_weights = False
         self.lies_about_version: str | None = None
         self.routes_experts = False
+        self.dp_size = 1
+        """Parts of attention's data, as `--enable-dp-attention` makes them."""
         self.session = False
         """Whether a weight update is open."""
         self.held: dict[str, str] = {}
@@ -251,7 +253,7 @@ class FakeServer:
         return _success()
 
     async def _check(self, request: web.Request) -> web.Response:
-        place = {"role": "target", "tp_rank": 0, "tp_size": 1}
+        place = {"role": "target", "tp_rank": 0, "tp_size": 1, "dp_size": self.dp_size}
         rank = {"checksums": self.held, "parallelism_info": [place]}
         return web.json_response({"success": True, "message": "Success.", "ranks": [rank]})
 

@@ -245,6 +245,18 @@ async def test_parameters_in_a_layout_of_the_engines_own_are_not_confirmed_and_s
         assert await versions(engine) == {"1"}
 
 
+async def test_ranks_that_share_attentions_data_may_cut_every_parameter_otherwise(
+    servers: list[FakeServer],
+) -> None:
+    source = Source("1")
+    source.lies, source.certain = "b", frozenset({"a", "b"})
+    for server in servers:
+        server.dp_size = 2
+    async with opened(servers) as engine:
+        received = await engine.receive(source)
+        assert (received.num_confirmed, received.num_parameters) == (1, 2)
+
+
 async def test_parameters_that_agreed_once_have_to_agree_ever_after(
     servers: list[FakeServer],
 ) -> None:

@@ -168,8 +168,9 @@ async def _confirm(server: Server, sent: Sent) -> Confirmed:
 
     A kind of parameters, such as the experts of all layers, may be laid out in a way that the
     trainer does not know: then none of its checksums ever agrees, and it is not confirmed. Where
-    one of them agreed once, all have to. A server that states no checksums confirms nothing.
-    Raises EngineError where one differs.
+    one of them agreed once, all have to. So it is with all kinds where ranks share attention's data
+    (`--enable-dp-attention`), for then they cut parameters otherwise. A server that states no
+    checksums confirms nothing. Raises EngineError where one differs.
     """
     try:
         answer = await server.post("/weights_checker", {"action": "checksum"})
@@ -177,7 +178,12 @@ async def _confirm(server: Server, sent: Sent) -> Confirmed:
         return Confirmed(0, 0)
     ranks = answer.get("ranks") or []
     # One entry of places for the model, more for its draft models, which are not the trainer's.
-    by_rank = {int(each["parallelism_info"][0]["tp_rank"]): each["checksums"] for each in ranks}
+    places = [each["parallelism_info"][0] for each in ranks]
+    by_rank = {
+        int(place["tp_rank"]): each["checksums"] for place, each in zip(places, ranks, strict=True)
+    }
+    shares_data = any(int(place.get("dp_size") or 1) > 1 for place in places)
+    certain = frozenset() if shares_data else sent.certain
     stated = [by_rank.get(rank, {}) for rank in range(len(sent.checksums))]
     known = [set(ours) & set(theirs) for ours, theirs in zip(sent.checksums, stated, strict=True)]
     agreed = [
@@ -189,7 +195,7 @@ async def _confirm(server: Server, sent: Sent) -> Confirmed:
         name
         for all_names, right in zip(known, agreed, strict=True)
         for name in all_names - right
-        if name in sent.certain or _kind(name) in server.known_kinds
+        if name in certain or _kind(name) in server.known_kinds
     }
     if wrong:
         message = (
