@@ -55,6 +55,12 @@ async def test_a_slow_model_is_waited_for() -> None:
     assert waits == {"timeout": False, "headerTimeout": False, "chunkTimeout": 86_400_000}
 
 
+async def test_permissions_and_titles_are_set_as_every_release_reads_them() -> None:
+    config = await configured()
+    assert config["permission"] == {"*": "allow"}
+    assert config["agent"]["title"] == {"disable": True}
+
+
 async def test_the_history_is_compacted_by_the_models_context_alone() -> None:
     assert (await configured())["compaction"]["auto"] is False
     compacting = await configured(context_window=32_768)

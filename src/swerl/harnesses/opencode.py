@@ -160,7 +160,9 @@ class OpenCode:
             "provider": {"swerl": self._provider(endpoint)},
             # The repository's words, as every agent reads them; its opencode.json is not read.
             "instructions": [f"{workdir.rstrip('/')}/AGENTS.md"],
-            "permission": "allow",
+            "permission": {"*": "allow"},
+            # releases that ask the model for a title all the same
+            "agent": {"title": {"disable": True}},
             "compaction": self._compaction(),
             "autoupdate": False,
             "share": "disabled",
