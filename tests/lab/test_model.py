@@ -140,3 +140,12 @@ def test_what_a_release_does_not_know_is_left_out_of_a_call() -> None:
     assert new
     assert "run_in_background" not in old.arguments
     assert new.arguments["run_in_background"] is False
+
+
+def test_a_sub_agent_is_of_a_kind_that_the_release_offers() -> None:
+    kinds: Json = {"type": "string", "enum": ["explore", "general-purpose"]}
+    offered: dict[str, Json] = {"prompt": {"type": "string"}, "subagent_type": kinds}
+    task = Tool("task", "", {"type": "object", "properties": offered})
+    said = phrases.delegate((task,), phrases.Errand("errand-1", "go"))
+    assert said
+    assert said.arguments == {"prompt": "go", "subagent_type": "general-purpose"}

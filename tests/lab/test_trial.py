@@ -139,3 +139,10 @@ async def test_a_real_agent_waits_for_an_engine_that_comes_back(
 def test_failed_trials_are_found() -> None:
     rows = [Row("a", "tools", "tiny", outcome) for outcome in Outcome]
     assert [row.outcome for row in Found(tuple(rows), 1.0).failed] == [Outcome.FAILED]
+
+
+async def test_a_sub_agent_that_never_came_about_is_a_failure(backend: LocalBackend) -> None:
+    case = Case("alone", "", {"main": (Run(("ls",)), Say()), "errand-1": (Say(),)})
+    row = await play(BUILTIN, case, backend)
+    assert row.outcome is Outcome.FAILED
+    assert "errand-1" in row.reason

@@ -84,7 +84,18 @@ def delegate(tools: Sequence[Tool], errand: Errand) -> ToolCall | None:
     known = tool.parameters.get("properties")
     offered = known if isinstance(known, dict) else {}
     # releases differ in what else may be said: what this one does not know is left out
-    return ToolCall("", call.name, {k: v for k, v in call.arguments.items() if k in offered})
+    said = {k: v for k, v in call.arguments.items() if k in offered}
+    return ToolCall("", call.name, {**said, **_known_kind(offered, said)})
+
+
+def _known_kind(offered: Mapping[str, Json], said: _Said) -> _Said:
+    """Return the kind of sub-agent that a release offers, where it names what it has."""
+    schema = offered.get("subagent_type")
+    kinds = schema.get("enum") if isinstance(schema, dict) else None
+    if not isinstance(kinds, list) or not kinds or said.get("subagent_type") in kinds:
+        return {}
+    general = [kind for kind in kinds if str(kind).startswith("general")]
+    return {"subagent_type": (general or kinds)[0]}
 
 
 def wait(tools: Sequence[Tool], said: str) -> ToolCall | None:

@@ -41,6 +41,8 @@ _WORKDIR = "/repo"
 _MOST_REPLY_TOKENS = 4096
 _LIMITS = Limits(memory_mib=4096, num_processes=512, num_cpus=2.0, lifetime_s=2 * BUDGET_S)
 _LOG_CHARS = 2000
+_NO_ERRANDS = {"main", "after"}
+"""Conversations that are no sub-agent's."""
 _ALL_TRAINED = 0.999
 _REPOSITORY = {"README.md": "# A repository to look around in\n", "notes.txt": "one\ntwo\n"}
 
@@ -159,6 +161,9 @@ def _problem(case: Case, seen: _Seen) -> str:
         return f"it was not done within {BUDGET_S:g} s"
     if not figures.turns:
         return f"no reply reached it, exit code {seen.exit.code}"
+    played = {place.conversation for place in seen.model.answered}
+    if idle := sorted(case.moves.keys() - played - _NO_ERRANDS):
+        return f"no sub-agent was heard of: {', '.join(idle)}"
     if End.LIMIT in case.ends and not seen.limit:
         return "the context limit was never reached"
     if figures.trained < _ALL_TRAINED:
