@@ -237,6 +237,7 @@ async def test_episodes_on_two_machines_survive_the_end_of_a_server(
             [found] = await running
             assert [each.verdict for each in found.episodes] == [Verdict.SOLVED] * SIZE
             assert engine.num_sessions == SIZE + SIZE // 2
+            await _until(lambda: both.sites[1].backend)  # it has cleared up what was killed
     assert not _servers(logs)
     assert not await _open_rows("spread")
 

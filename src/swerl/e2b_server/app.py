@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import orjson
 from aiohttp import web
 
-from swerl.e2b_server import access, address, envd, ports
+from swerl.e2b_server import access, address, direct, envd, ports
 from swerl.e2b_server.boxes import Box, Boxes
 from swerl.e2b_server.control import Control
 from swerl.e2b_server.failure import Code, Failure, as_failure
@@ -101,6 +101,9 @@ class Server:
                 box.end(from_inside=error.from_inside)
                 raise
         access.require_key(request.headers, self._key)
+        if to is not None and self._options.takes_orders and request.path in direct.PATHS:
+            box = self._boxes.require(to.sandbox_id)
+            return await direct.answer(box, request, self._options.max_file_mib << 20)
         return await self._control.answer(request)
 
     def _admitted(self, sandbox_id: str, request: web.BaseRequest) -> Box:

@@ -102,13 +102,16 @@ def connect(options: Options, key: str, *, own: bool = False) -> E2BBackend:
         domain=options.domain,
         request_timeout_s=options.request_timeout_s,
     )
-    return E2BBackend(options, sdk.Provider(access), own=own)
+    return E2BBackend(options, sdk.Provider(access), own=access if own else None)
 
 
 class E2BBackend:
     """Makes sandboxes at an E2B-compatible provider."""
 
-    def __init__(self, options: Options, provider: sdk.Provider, *, own: bool = False) -> None:
+    def __init__(
+        self, options: Options, provider: sdk.Provider, *, own: sdk.Access | None = None
+    ) -> None:
+        """`own` is how to reach a server of the run's own, which does more than E2B's do."""
         self._options = options
         self._own = own
         self._provider = provider
@@ -177,6 +180,8 @@ class E2BBackend:
                 lifetime_s=wanted.lifetime_s,
             )
             try:
+                if self._own:
+                    await sandbox.go_direct(self._own)
                 await sandbox.set_up(mounts)
                 yield sandbox
             finally:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from swerl.errors import SandboxError, SandboxLostError
 from swerl.interfaces import Listener
 from swerl.sandbox import Chunk, Exec, Mount
 from swerl.sandboxes._e2b import mounts as packs
+from swerl.sandboxes._e2b.direct import Direct, open_direct
 from swerl.sandboxes._e2b.errors import CutError
 from swerl.sandboxes._e2b.files import Files
 from swerl.sandboxes._e2b.job import Job, Report, Shown
 from swerl.sandboxes._e2b.process import E2BProcess
 from swerl.sandboxes._e2b.runner import DefiedError, Runner
-from swerl.sandboxes._e2b.sdk import Machine, Provider
+from swerl.sandboxes._e2b.sdk import Access, Machine, Provider
 from swerl.sandboxes._relay import open_relay
+
+T = TypeVar("T")
 
 TIMED_OUT = 124
 CANNOT_RUN = 126
 _OVERTIME_S = 15.0
 """Seconds after a command's own timeout in which its end must arrive."""
+_WORD_S = 5.0
+"""Seconds for whoever looks after a server to say why it does not answer."""
 _SETUP_TIMEOUT_S = 300.0
 _LOOK = """
 id -un; id -u; id -g; test -d "$1" && test -w "$1" && echo writable; shift
@@ -73,6 +79,11 @@ class E2BSandbox:
         self._mounted: list[PurePosixPath] = []
         self._open = AsyncExitStack()
         self._is_gone = False
+        self._direct: Direct | None = None
+
+    async def go_direct(self, access: Access) -> None:
+        """Ask the server for whole answers, where it is the run's own."""
+        self._direct = await self._open.enter_async_context(open_direct(access, self.id))
 
     async def set_up(self, mounts: Sequence[Mount]) -> None:
         """Give the workdir to the ordinary user, and bring the mounts that the image lacks."""
@@ -107,6 +118,16 @@ class E2BSandbox:
         started = time.monotonic()
         if refusal := _refusal(argv, cwd, env):
             return Exec(CANNOT_RUN, b"", refusal)
+        if self._direct:
+            asked = self._direct.run(
+                argv,
+                cwd=cwd or self._workdir,
+                env=env,
+                user=self._user(user),
+                timeout_s=timeout_s,
+                stdin=stdin,
+            )
+            return await self._in_time(asked, timeout_s)
         job = Job(
             argv=argv,
             cwd=cwd or self._workdir,
@@ -152,6 +173,8 @@ class E2BSandbox:
 
     async def read(self, path: str) -> bytes:
         """Return a file. Raises FileNotFoundError."""
+        if self._direct:
+            return await self._unless_cut(self._direct.read(path))
         return await self._runner.unless_lost(self._files().read(path))
 
     async def write(self, path: str, data: bytes) -> None:
@@ -161,7 +184,10 @@ class E2BSandbox:
             if where.is_relative_to(mounted):
                 message = f"cannot write {path} in sandbox {self.id}: {mounted} is read-only"
                 raise SandboxError(message, hint="write outside of the mounts")
-        await self._runner.unless_lost(self._files().write(path, data))
+        if self._direct:
+            await self._unless_cut(self._direct.write(path, data))
+        else:
+            await self._runner.unless_lost(self._files().write(path, data))
 
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there.
@@ -197,6 +223,27 @@ class E2BSandbox:
             else:
                 return
         await self._provider.kill(self.id)
+
+    async def _in_time(self, asked: Coroutine[object, object, Exec], limit_s: float | None) -> Exec:
+        try:
+            async with asyncio.timeout(None if limit_s is None else limit_s + _OVERTIME_S) as timer:
+                return await self._unless_cut(asked)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            message = f"sandbox {self.id} is gone: a command did not end {_OVERTIME_S:g} s late"
+            raise SandboxLostError(message, hint="open a fresh sandbox") from error
+
+    async def _unless_cut(self, asked: Coroutine[object, object, T]) -> T:
+        """Return an answer. Where the connection broke nobody knows what was done: it is lost."""
+        try:
+            return await self._runner.unless_lost(asked)
+        except CutError as error:
+            ended = self._runner.ended
+            await asyncio.wait([ended], timeout=_WORD_S)
+            raise (
+                ended.result() if ended.done() else SandboxLostError(str(error), hint=error.hint)
+            ) from error
 
     async def _finish(self, job: Job, shown: Shown, timeout_s: float | None) -> Report:
         deadline = None if timeout_s is None else timeout_s + _OVERTIME_S

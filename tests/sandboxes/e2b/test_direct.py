@@ -1,0 +1,83 @@
+"""A run's own server is asked for whole answers: the same sandbox, without a supervisor in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from swerl.errors import SandboxLostError
+from swerl.interfaces import Sandbox
+from swerl.sandboxes import e2b, local
+
+from ...e2b_server.helpers import KEY, Service, serving
+from ..helpers import LIMITS, WORKDIR, processes, until
+
+
+@asynccontextmanager
+async def _opened(service: Service) -> AsyncIterator[Any]:
+    options = e2b.Options(api_url=service.url, sandbox_url=service.url, boot_timeout_s=60)
+    async with e2b.connect(options, KEY, own=True).open("host", LIMITS, workdir=WORKDIR) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+async def own() -> AsyncIterator[Sandbox]:
+    with serving(local.build(local.Options()), takes_orders=True) as service:
+        async with _opened(service) as sandbox:
+            yield sandbox
+
+
+async def test_a_command_gets_and_gives_every_byte(own: Sandbox) -> None:
+    every = bytes(range(256)) * 5000
+    script = 'cat; printf "\\377" >&2; exit "$CODE"'
+    argv = ["sh", "-c", script]
+    done = await own.run(argv, stdin=every, env={"CODE": "7"}, user="root", cwd="/")
+    assert (done.exit_code, done.stdout, done.stderr) == (7, every, b"\xff")
+    left = await own.run(["sh", "-c", "ls -d /tmp/.swerl-* 2>/dev/null; pwd"])
+    assert left.stdout.decode() == f"{WORKDIR}\n"
+
+
+async def test_files_are_read_and_written_whole(own: Sandbox) -> None:
+    every = bytes(range(256)) * 5000
+    await own.write("/tmp/new folder/ü?&", every)
+    assert await own.read("/tmp/new folder/ü?&") == every
+    with pytest.raises(FileNotFoundError):
+        await own.read("/tmp/none")
+
+
+async def test_a_command_that_nobody_waits_for_is_killed(own: Sandbox) -> None:
+    running = asyncio.create_task(own.run(["sleep", "671"]))
+    await until(own, "sleep 671", 1)
+    running.cancel()
+    await asyncio.wait([running])
+    await until(own, "sleep 671", 0)
+    done = await own.run(["sleep", "672"], timeout_s=0.3)
+    assert (done.exit_code, done.timed_out) == (124, True)
+    assert await processes(own, "sleep 672") == 0
+
+
+async def test_a_sandbox_is_lost_where_its_server_has_removed_it() -> None:
+    with serving(local.build(local.Options()), takes_orders=True) as service:
+        async with _opened(service) as sandbox:
+            with service.client(**{"X-API-Key": KEY}) as client:
+                assert client.delete(f"/sandboxes/{sandbox.id}").status_code == 204
+            with pytest.raises(SandboxLostError, match="is gone") as error:
+                await sandbox.run(["true"])
+            assert not error.value.from_inside
+
+
+async def test_it_takes_the_key_and_a_server_that_takes_orders(service: Service) -> None:
+    file = "/swerl/file?path=/etc/hostname"
+    with serving(local.build(local.Options()), takes_orders=True) as taking:
+        async with _opened(taking) as sandbox:
+            name = {"E2b-Sandbox-Id": sandbox.id}
+            with taking.client(**name) as stranger, taking.client() as lost:
+                assert stranger.get(file).status_code == 401
+                assert lost.get(file, headers={"X-API-Key": KEY}).status_code == 404
+                assert stranger.get(file, headers={"X-API-Key": KEY}).status_code != 401
+    with service.client(**{"X-API-Key": KEY, "E2b-Sandbox-Id": "0" * 20}) as client:
+        assert client.get(file).status_code == 404
