@@ -49,7 +49,9 @@ async def _serve(module: str, asked: dict[str, str]) -> None:
         await FakeRouter([]).start(int(asked["port"]))
     else:
         assert module == "sglang.launch_server", module
-        await FakeServer(Path(asked["model-path"])).start(int(asked["port"]), asked["host"])
+        server = FakeServer(Path(asked["model-path"]))
+        server.version = asked.get("weight-version", server.version)
+        await server.start(int(asked["port"]), asked["host"])
     await asyncio.Event().wait()
 
 

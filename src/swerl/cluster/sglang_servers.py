@@ -9,6 +9,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from swerl.cluster.network import free_port
@@ -41,7 +42,10 @@ class NodeServer:
 
     async def begin(self) -> None:
         """Start its process. Raises ClusterError."""
-        self._process = await self._node.start(self._order)
+        order = self._order
+        if self._process is not None:
+            order = replace(order, argv=(*order.argv, *sglang.AGAIN))
+        self._process = await self._node.start(order)
 
     async def until_up(self) -> None:
         """Wait until it serves. Raises EngineError with its log's end."""

@@ -84,6 +84,7 @@ class Fleet:
         """
         infos = await asyncio.gather(*(server.get("/model_info") for server in self.crew.servers))
         found = [str(info.get("weight_version")) for info in infos]
+        self.loads.first_version = found[0]
         self._versions = {version for version in found if not version.startswith(PARTIAL)}
         for server, version in zip(self.crew.servers, found, strict=True):
             if version.startswith(PARTIAL):
@@ -182,8 +183,8 @@ class Fleet:
         server.heard()
         if not self._is_at_rest or len(self.loads.served) != num_loads:
             return False
-        if server.is_partial and version is not None and not version.startswith(PARTIAL):
-            server.is_partial = False  # who sends its weights is done
+        if server.lost and version is not None:
+            server.is_partial = version.startswith(PARTIAL)  # until who sends weights is done
         wanted = self.loads.served[-1] if self.loads.served else None
         if wanted and version is not None and version != wanted.version:
             server.lose(f"it holds weights {version!r}, and {wanted.version!r} serve")

@@ -27,6 +27,8 @@ class LaunchPlan:
     log: Path
     env: Mapping[str, str]
     start_timeout_s: float
+    again: tuple[str, ...] = ()
+    """Flags besides, from the second start on."""
 
 
 class Host(Protocol):
@@ -78,7 +80,8 @@ class Launched:
         async def probe() -> str | None:
             return plan.url if await serves(plan.url) else None
 
-        running = child(plan.command, plan.log, env=plan.env)
+        command = plan.command if self._process is None else (*plan.command, *plan.again)
+        running = child(command, plan.log, env=plan.env)
         self._process = await self._stack.enter_async_context(running)
         await until_ready(probe, self._process, plan.log, timeout_s=plan.start_timeout_s)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from swerl.engines._sglang_crew import Crew, PauseMode
 from swerl.engines._sglang_server import Server
-from swerl.engines._sglang_update import stream
+from swerl.engines._sglang_update import set_version, stream
 from swerl.errors import EngineError, EngineLostError, TrainerError
 from swerl.interfaces import WeightSource
 from swerl.learning import Received, WeightRef
@@ -30,6 +30,8 @@ class Loads:
     def __init__(self, crew: Crew, load_s: float) -> None:
         self.served: list[WeightRef | Streamed] = []
         """Every load that all servers took, oldest first."""
+        self.first_version = "default"
+        """What the servers held when they were found."""
         self.changing = asyncio.Lock()
         """Held while servers change what they hold."""
         self._crew = crew
@@ -122,7 +124,11 @@ class Loads:
                 return
             wanted = self.served[-1] if self.served else None
             if wanted is None or server is self._crew.router:
-                if server.usable_again and not server.is_partial:
+                if server.started_anew and server is not self._crew.router:
+                    with contextlib.suppress(EngineError):
+                        await set_version(server, self.first_version)
+                        server.find()
+                elif server.usable_again and not server.is_partial:
                     server.find()
                 return
             with contextlib.suppress(EngineError, TrainerError):

@@ -59,6 +59,8 @@ class Server:
         """Kinds of memory that it gave back: `weights`, `kv_cache`."""
         self.known_kinds: set[str] = set()
         """Kinds of parameters that it holds in the layout that the trainer expects."""
+        self.started_anew = False
+        """Whether it was started again and has been given no weights since."""
         self.ended = False
         """Whether nobody starts it again."""
         self.hung = asyncio.Event()
@@ -160,6 +162,7 @@ class Server:
     def fresh(self) -> None:
         """Note that it runs anew, with the weights that it was started on."""
         self.usable_again = True
+        self.started_anew = True
         self.released.clear()
         self.heard()
 
@@ -172,6 +175,7 @@ class Server:
         """Take the server back."""
         self.lost = None
         self.is_partial = False
+        self.started_anew = False
         self.heard()
 
     def _give_up(self, error: EngineLostError) -> None:

@@ -20,6 +20,8 @@ from swerl.learning import EngineTarget, Received, Sent
 
 PARTIAL = "partial:"
 """How the version of weights begins of which a server may hold only a part."""
+STARTED_ANEW = f"{PARTIAL}started-anew"
+"""The version of a server that was started again: it holds the run's first weights."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -104,7 +106,7 @@ async def _each(
 async def _begin(server: Server) -> EngineTarget:
     """Mark the server and open the update; one that was left open is closed first."""
     target = await _target(server)
-    await _set_version(server, f"{PARTIAL}{server.url}")
+    await set_version(server, f"{PARTIAL}{server.url}")
     try:
         await server.post("/begin_weight_update", {})
     except EngineError as error:
@@ -149,7 +151,7 @@ async def _finish(server: Server, sent: Sent, *, flush: bool, confirm: bool) -> 
     if flush:
         await server.post("/flush_cache", {})
     confirmed = await _confirm(server, sent) if confirm else Confirmed(0, 0)
-    await _set_version(server, sent.version)
+    await set_version(server, sent.version)
     info = await server.get("/model_info")
     if (found := str(info.get("weight_version"))) != sent.version:
         message = f"{server.url} serves weights {found!r} after taking {sent.version!r}"
@@ -158,7 +160,8 @@ async def _finish(server: Server, sent: Sent, *, flush: bool, confirm: bool) -> 
     return confirmed
 
 
-async def _set_version(server: Server, version: str) -> None:
+async def set_version(server: Server, version: str) -> None:
+    """Give a server's weights a name. Raises EngineError."""
     body: dict[str, Json] = {"new_version": version, "abort_all_requests": False}
     await server.post("/update_weight_version", body)
 

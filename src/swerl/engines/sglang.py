@@ -17,6 +17,7 @@ from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._sglang_launch import Host, Launched, LaunchPlan, free_port, keeper
 from swerl.engines._sglang_router import ENVIRONMENT, router_command
 from swerl.engines._sglang_settings import ClientSettings
+from swerl.engines._sglang_update import STARTED_ANEW
 from swerl.engines._sglang_wire import ModelShape
 from swerl.engines._weights import model_shape
 from swerl.errors import EngineError, InputError
@@ -42,6 +43,9 @@ FLAGS = (
     "--skip-tokenizer-init",
     "--skip-server-warmup",
 )
+
+AGAIN = (f"--weight-version={STARTED_ANEW}",)
+"""Flags of a server that is started again: other clients, too, must refuse its first tokens."""
 
 
 class Options(BaseModel):
@@ -170,6 +174,7 @@ def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
                 log=log_dir / (f"engine-{number}.log" if number else "engine.log"),
                 env=env,
                 start_timeout_s=options.start_timeout_s,
+                again=AGAIN,
             )
         )
     return plans
