@@ -3,9 +3,10 @@
     python bench/controller.py [--json FILE] [--routed] [--tokens N] [--repeats N]
 
 64 Episodes of 8 Tasks, 96,000 tokens each in 200 Turns of which a fifth is sampled; every fourth
-Episode has two conversations of half the length. While Episodes run, each as it ends:
+Episode has two conversations of half the length. While Episodes run, each reply and each Episode:
 
-`record`    its folder, with its Turns and their experts (controller)
+`spool`     the experts of each reply, to disk (gateway)
+`record`    the Episode's folder (controller)
 
 Then, in the order of a step:
 
@@ -18,9 +19,10 @@ Then, in the order of a step:
 
 `--routed` gives every position the experts of 40 layers, 8 of 256: 30.7 MB a trajectory. Only
 those of a rank's own rows are read then, in `tensors`. The best repeat counts, as the machine may
-be busy, and processor time stands beside; `record` is done once, and its sum counts. The peak is
-that of one process which is controller and rank at once: `held` is what it was before `tensors`.
-Ids and experts are random numbers, which compress worst.
+be busy, and processor time stands beside; of `spool` and `record`, done once, the sum counts, and
+the longest that one reply and one Episode took. The peak is that of one process which is gateway,
+controller and rank at once: `held` is what it was before `tensors`. Ids and experts are random
+numbers, which compress worst.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -47,6 +50,7 @@ from swerl.grade import Grade, Verdict
 from swerl.recipe.schema import ModelSection
 from swerl.rollout import record
 from swerl.run import tables
+from swerl.run.expert_spool import ExpertSpool
 from swerl.training import batch as batches
 from swerl.training.collect import collect
 from swerl.training.planning.flops import row_cost
@@ -58,6 +62,7 @@ from swerl.turn import RoutedExperts, Turn
 NUM_TASKS, NUM_EPISODES, NUM_TURNS = 8, 8, 200
 DATA_RANKS = 4
 LAYERS, TOP_K = 40, 8
+EARLIER = ("spool", "record")
 PHASES = ("collect", "turns", "write", "read", "pack", "tensors")
 
 
@@ -82,30 +87,59 @@ def main() -> None:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
+@dataclass
+class Stopwatch:
+    """Seconds of what is done many times."""
+
+    seconds: float = 0.0
+    cpu: float = 0.0
+    longest: float = 0.0
+
+    @contextmanager
+    def lap(self) -> Iterator[None]:
+        """Count what happens within."""
+        began, began_cpu = time.perf_counter(), time.process_time()
+        yield
+        took = time.perf_counter() - began
+        self.seconds, self.longest = self.seconds + took, max(self.longest, took)
+        self.cpu += time.process_time() - began_cpu
+
+
 def rolled_out(folder: Path, args: argparse.Namespace) -> tuple[list[Group], dict[str, float]]:
     """Return a step's Groups, their Episodes written one by one, and the seconds that took."""
-    rng = random.Random(0)
-    seconds = cpu = slowest = 0.0
+    rng, spooling, recording = random.Random(0), Stopwatch(), Stopwatch()
+    spool = ExpertSpool(folder / "spool")
+
+    def keep(name: str, piece: RoutedExperts) -> RoutedExperts:
+        with spooling.lap():
+            return spool.keep(name, piece)
 
     def recorded(task: int, k: int) -> Episode:
-        nonlocal seconds, cpu, slowest
-        made = episode(rng, task, k, args)
-        began, began_cpu = time.perf_counter(), time.process_time()
-        kept = record.write(folder / made.id, made)
-        took = time.perf_counter() - began
-        seconds, slowest = seconds + took, max(slowest, took)
-        cpu += time.process_time() - began_cpu
+        made = episode(rng, task, k, args, keep)
+        with recording.lap():
+            kept = record.write(folder / made.id, made)
+            spool.drop(made.id)
         return kept
 
     groups = [
         Group(f"t{task}", tuple(recorded(task, k) for k in range(NUM_EPISODES)))
         for task in range(NUM_TASKS)
     ]
-    return groups, {"record": seconds, "record_cpu": cpu, "record_slowest": slowest}
+    figures: dict[str, float] = {}
+    for name, watch in (("spool", spooling), ("record", recording)):
+        figures |= {name: watch.seconds, f"{name}_cpu": watch.cpu, f"{name}_longest": watch.longest}
+    return groups, figures
 
 
-def episode(rng: random.Random, task: int, k: int, args: argparse.Namespace) -> Episode:
+def episode(
+    rng: random.Random,
+    task: int,
+    k: int,
+    args: argparse.Namespace,
+    keep: Callable[[str, RoutedExperts], RoutedExperts],
+) -> Episode:
     """Return an Episode; every fourth has two conversations."""
+    name = f"0/t{task}.{k}"
     turns: list[Turn] = []
     num_roots = 2 if k % 4 == 0 else 1
     size = args.tokens // NUM_TURNS
@@ -114,7 +148,7 @@ def episode(rng: random.Random, task: int, k: int, args: argparse.Namespace) -> 
         start = 0 if is_root else (index % (NUM_TURNS // num_roots)) * size - 1
         num_positions = size - is_root
         data = os.urandom(num_positions * LAYERS * TOP_K) if args.routed else b""
-        routed = RoutedExperts(start, LAYERS, TOP_K, 1, data) if args.routed else None
+        routed = keep(name, RoutedExperts(start, LAYERS, TOP_K, 1, data)) if data else None
         num_sampled = size // 5
         ids = tuple(array("I", rng.randbytes(4 * size)))
         ids = tuple(one % 248_320 for one in ids)
@@ -132,7 +166,6 @@ def episode(rng: random.Random, task: int, k: int, args: argparse.Namespace) -> 
             )
         )
     verdict = Verdict.SOLVED if k % 2 else Verdict.UNSOLVED
-    name = f"0/t{task}.{k}"
     trajectory = Trajectory(name, tuple(turns))
     return Episode(name, f"t{task}", Status.COMPLETED, Grade(verdict, ""), float(k % 2), trajectory)
 
@@ -182,9 +215,10 @@ def table(figures: dict[str, float]) -> str:
     """Return the figures as lines."""
     lines = [
         f"{name:8} {figures[name]:7.3f} s {figures[f'{name}_cpu']:7.3f} s of a core"
-        for name in ("record", *PHASES, "total")
+        for name in (*EARLIER, *PHASES, "total")
     ]
-    lines[0] += f", {figures['record_slowest']:.3f} s at most an Episode"
+    for place, name in enumerate(EARLIER):
+        lines[place] += f", {figures[f'{name}_longest']:.4f} s at most"
     lines.append(f"file     {figures['file_mb']:7.1f} MB")
     lines.append(f"held     {figures['held_gib']:7.2f} GiB")
     lines.append(f"peak     {figures['peak_gib']:7.2f} GiB")

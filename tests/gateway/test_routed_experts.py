@@ -28,6 +28,8 @@ from swerl.gateway.orders import WorkerSetup
 from swerl.gateway.pool import GatewayPool
 from swerl.gateway.speakers import HistoryPolicy
 from swerl.interfaces import EngineAddress
+from swerl.run import expert_files
+from swerl.run.expert_spool import ExpertSpool
 from swerl.sample import Sample, to_samples
 from swerl.tree import Trajectory
 from swerl.turn import Completion, RoutedExperts, Sampling, WeightChange
@@ -81,8 +83,8 @@ def by_position(sample: Sample) -> dict[int, bytes]:
     """Return the record of each position that has one."""
     size = LAYERS * TOP_K
     return {
-        piece.start + n: piece.data[n * size : (n + 1) * size]
-        for piece in sample.routed
+        piece.start + n: bytes(data[n * size : (n + 1) * size])
+        for piece, data in zip(sample.routed, expert_files.read(sample.routed), strict=True)
         for n in range(piece.num_positions)
     }
 
@@ -156,7 +158,9 @@ class RoutingWire(WireEngine):
         return web.json_response({"output_ids": list(done.ids), "meta_info": meta})
 
 
-async def test_a_gateway_process_sends_the_experts_home_with_the_tree(tmp_path: Path) -> None:
+async def test_a_gateway_process_keeps_the_experts_and_sends_home_where_they_lie(
+    tmp_path: Path,
+) -> None:
     tokenizer.save_tokenizer(tokenizer.byte_tokenizer(), tmp_path)
     config = {"vocab_size": 512, "num_hidden_layers": LAYERS, "num_experts_per_tok": TOP_K}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": EXPERTS}))
@@ -164,6 +168,7 @@ async def test_a_gateway_process_sends_the_experts_home_with_the_tree(tmp_path: 
     async with wired(engine, RoutingWire) as wire:
         address = EngineAddress("sglang", {"url": wire.url, "routed_experts": True})
         setup = WorkerSetup(address, "tiny", tmp_path, "m", HistoryPolicy.EXACT, tmp_path)
+        setup = replace(setup, spool=ExpertSpool(tmp_path / "spool"))
         async with GatewayPool(setup, num_processes=2) as pool:
             session = pool.open("s", sampling=Sampling(100), limits=SessionLimits())
             said: list[dict[str, str]] = []
@@ -175,6 +180,7 @@ async def test_a_gateway_process_sends_the_experts_home_with_the_tree(tmp_path: 
                 said.append({"role": "assistant", "content": reply["content"][0]["text"]})
             trajectory = await session.close()
     [sample] = to_samples(trajectory, episode="e", task="t")
+    assert {piece.data.file for piece in sample.routed} == {tmp_path / "spool" / "s.bin"}
     found = by_position(sample)
     assert sorted(found) == list(range(len(sample.ids) - 1))
     for position, recorded in found.items():

@@ -26,14 +26,16 @@ from swerl.rollout import episode, group, record
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
+from swerl.run import expert_files
 from swerl.run.events import ignore
+from swerl.run.expert_spool import ExpertSpool, open_spool
 from swerl.run.layout import open_run
 from swerl.sample import to_samples
 from swerl.sandbox import Limits, Mount
 from swerl.sandboxes import local
 from swerl.task import Task
 from swerl.tasks import twin
-from swerl.turn import Completion, Sampling
+from swerl.turn import Completion, RoutedExperts, Sampling
 
 FAMILY = plugins.load("families", "tiny").build(None)
 BUDGETS = BudgetsSection(
@@ -106,10 +108,13 @@ def say(name: str, **arguments: str) -> Message:
 
 @asynccontextmanager
 async def parts(
-    engine: Engine, budgets: BudgetsSection = BUDGETS, backend: SandboxBackend | None = None
+    engine: Engine,
+    budgets: BudgetsSection = BUDGETS,
+    backend: SandboxBackend | None = None,
+    spool: ExpertSpool | None = None,
 ) -> AsyncIterator[Parts]:
     backend = backend or local.build(local.Options())
-    async with Gateway(engine=engine, family=FAMILY) as gateway:
+    async with Gateway(engine=engine, family=FAMILY, spool=spool) as gateway:
         yield Parts(
             gateway=gateway,
             provisioner=Provisioner(backend, Limits(), concurrency=2),
@@ -119,6 +124,7 @@ async def parts(
             budgets=budgets,
             seed=0,
             emit=ignore,
+            spool=spool,
         )
 
 
@@ -219,6 +225,37 @@ async def test_what_the_machinery_lost_is_tried_again_alone(task: Task, tmp_path
     assert [e.verdict for e in found.episodes] == ["solved"]
     assert again == [found]
     assert record.is_finished(folder.episode("00000", f"{task.id}.0"))
+
+
+class RoutingReplies(Replies):
+    """Records the low byte of each position; in a first attempt only its first reply comes."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        if "+" not in session and sampling.num_routed:
+            raise EngineLostError("gone")
+        done = await super().generate(ids, sampling, session)
+        end = len(ids) + len(done.ids) - 1
+        data = bytes(position % 256 for position in range(sampling.num_routed, end))
+        return replace(done, routed=RoutedExperts(sampling.num_routed, 1, 1, 1, data))
+
+
+async def test_experts_go_from_the_reply_to_the_episodes_folder_and_leave_nothing(
+    task: Task, tmp_path: Path
+) -> None:
+    first, *_ = gold(task)
+    engine = RoutingReplies(first, *gold(task))
+    with open_run(tmp_path / "run", {}) as folder, open_spool(folder.spool) as spool:
+        async with parts(engine, spool=spool) as shared:
+            [found] = await group.run([task], "00000", shared, size=1, folder=folder)
+        assert not list(folder.spool.rglob("*.bin"))
+    [result] = found.episodes
+    assert (result.verdict, result.lost_tokens > 0) == ("solved", True)
+    path = folder.episode("00000", f"{task.id}.0")
+    assert record.read(path) == result
+    [row] = to_samples(result.trajectory, episode=result.id, task=task.id)
+    assert {piece.data.file for piece in row.routed} == {path / "experts.bin"}
+    recorded = b"".join(expert_files.read(row.routed))
+    assert recorded == bytes(position % 256 for position in range(len(row.ids) - 1))
 
 
 async def test_an_episode_that_stayed_lost_is_tried_again_on_resume(

@@ -79,6 +79,7 @@ async def _one(root: Path) -> Episode:
 
     class Some:
         rollout = RolloutSection(refills=3)
+        spool = None
         provisioner = type("Provisioner", (), {"slot": Slot()})
 
     found: Group = await group.run_one(TASK, "00000", Some(), size=1, folder=RunFolder(root))  # type: ignore[arg-type]  # what it uses of Parts

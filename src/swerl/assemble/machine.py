@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from swerl.assemble.learning import initial_model, trainer_of
 from swerl.assemble.plugin import plugin
@@ -23,6 +24,7 @@ from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
 from swerl.run.events import Emit, Notice, Progress, fan_out
+from swerl.run.expert_spool import open_spool
 from swerl.run.layout import RunFolder
 from swerl.run.presence import Part, Presence
 from swerl.sandbox import Limits
@@ -60,23 +62,24 @@ async def open_machine(
         emit = fan_out(meter, accounts)
         choose_way(recipe.cluster, engine, emit)
         gate = gate_of(recipe, engine)
-        async with (
-            open_sandboxes(recipe, nodes.all, logs=logs, emit=emit) as backend,
-            gateway_of(recipe, gate or engine, setup, emit) as gateway,
-        ):
-            yield loop.Machine(
-                recipe=recipe,
-                folder=folder,
-                train=train,
-                evals=evals,
-                engine=engine,
-                trainer=trainer,
-                algorithm=plugin(recipe, "algorithm"),
-                parts=parts_of(recipe, gateway, emit, backend),
-                meter=meter,
-                gate=gate,
-                stopping=lambda: presence.stopping() or accounts.is_spent(),
-            )
+        with open_spool(folder.spool) as spool:
+            async with (
+                open_sandboxes(recipe, nodes.all, logs=logs, emit=emit) as backend,
+                gateway_of(recipe, gate or engine, setup, emit, spool=spool) as gateway,
+            ):
+                yield loop.Machine(
+                    recipe=recipe,
+                    folder=folder,
+                    train=train,
+                    evals=evals,
+                    engine=engine,
+                    trainer=trainer,
+                    algorithm=plugin(recipe, "algorithm"),
+                    parts=replace(parts_of(recipe, gateway, emit, backend), spool=spool),
+                    meter=meter,
+                    gate=gate,
+                    stopping=lambda: presence.stopping() or accounts.is_spent(),
+                )
 
 
 @asynccontextmanager

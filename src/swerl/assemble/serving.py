@@ -21,6 +21,7 @@ from swerl.interfaces import ChatEngine, Engine, EngineSetup, Family, ParserChoi
 from swerl.recipe.schema import Recipe
 from swerl.rollout.gate import Gate
 from swerl.run.events import Emit, Notice, ignore
+from swerl.run.expert_spool import ExpertSpool
 
 
 def family_of(recipe: Recipe, model: Path | None) -> Family:
@@ -70,14 +71,20 @@ def gate_of(recipe: Recipe, engine: Engine) -> Gate | None:
 
 
 def gateway_of(
-    recipe: Recipe, engine: Engine | ChatEngine, setup: EngineSetup, emit: Emit = ignore
+    recipe: Recipe,
+    engine: Engine | ChatEngine,
+    setup: EngineSetup,
+    emit: Emit = ignore,
+    *,
+    spool: ExpertSpool | None = None,
 ) -> Gateway | GatewayPool:
     """Return the recipe's gateway in front of an engine opened with `setup`, to be entered.
 
-    Raises RecipeError where its processes could not reach the engine.
+    Experts that the engine records go to `spool`, or stay in memory where there is none. Raises
+    RecipeError where the gateway's processes could not reach the engine.
     """
     if recipe.gateway.processes > 1:
-        return _pool_of(recipe, engine, setup, emit)
+        return _pool_of(recipe, engine, setup, emit, spool)
     return Gateway(
         engine=engine,
         family=setup.family,
@@ -86,11 +93,16 @@ def gateway_of(
         port=recipe.gateway.port,
         history=HistoryPolicy(recipe.gateway.history),
         on_load=emit,
+        spool=spool,
     )
 
 
 def _pool_of(
-    recipe: Recipe, engine: Engine | ChatEngine, setup: EngineSetup, emit: Emit
+    recipe: Recipe,
+    engine: Engine | ChatEngine,
+    setup: EngineSetup,
+    emit: Emit,
+    spool: ExpertSpool | None,
 ) -> GatewayPool:
     chosen = recipe.gateway
     if not isinstance(engine, SharedEngine):
@@ -106,6 +118,7 @@ def _pool_of(
             history=HistoryPolicy(chosen.history),
             log_dir=setup.log_dir,
             parser=_parser_of(recipe),
+            spool=spool,
         ),
         num_processes=chosen.processes,
         host=chosen.bind,

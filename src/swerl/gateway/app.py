@@ -26,6 +26,7 @@ from swerl.gateway.sessions import ServedSession, TurnRecord, end_connections, n
 from swerl.gateway.speakers import HistoryPolicy, speaker
 from swerl.interfaces import ChatEngine, Endpoint, Engine, Family
 from swerl.run.events import ignore
+from swerl.run.expert_spool import ExpertSpool
 from swerl.turn import Sampling
 
 if TYPE_CHECKING:
@@ -56,11 +57,13 @@ class Gateway:
         on_refused: OnRefused | None = None,
         on_load: OnLoad | None = None,
         process: int = 0,
+        spool: ExpertSpool | None = None,
     ) -> None:
         """Serve on `host`, or nowhere but where `take` and sessions are given sockets.
 
         `on_refused` is told of each request that ends in an error, `on_load` now and then how busy
-        this process is, whose number is `process`.
+        this process is, whose number is `process`. Experts that the engine records go to `spool`;
+        they stay in memory where there is none.
         """
         self.url = ""
         self._engine = engine
@@ -69,6 +72,7 @@ class Gateway:
         self._host = host
         self._port = port
         self._history = history
+        self._spool = spool
         self._intake = Intake(bounds)
         self._router = Router(model_name, self._intake, on_refused)
         self._sessions: dict[str, ServedSession] = {}
@@ -127,7 +131,7 @@ class Gateway:
             raise GatewayError(message, hint="close it, or choose another id")
         conversation = Conversation(
             session_id,
-            speaker(self._engine, self._family, session_id, self._history),
+            speaker(self._engine, self._family, session_id, self._history, self._spool),
             sampling=sampling,
             limits=limits,
             on_delivered=recorder(on_turn) if on_turn else None,

@@ -22,6 +22,7 @@ from swerl.gateway.sessions import TurnRecord
 from swerl.gateway.speakers import HistoryPolicy
 from swerl.interfaces import EngineAddress, ParserChoice
 from swerl.run.events import GatewayLoad
+from swerl.run.expert_spool import ExpertSpool
 from swerl.turn import Sampling
 
 MOST_FIRST_BYTES = 65536
@@ -45,6 +46,8 @@ class WorkerSetup:
     bounds: Bounds = field(default_factory=Bounds)
     parser: ParserChoice | None = None
     """Who reads the replies where the family does not."""
+    spool: ExpertSpool | None = None
+    """Where recorded experts go; they stay in memory where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ async def _serve(begin: Begin, orders: socket.socket, up: asyncio.StreamWriter) 
             model_name=setup.model_name,
             host=None,
             history=setup.history,
+            spool=setup.spool,
             bounds=setup.bounds,
             on_refused=clerk.refused,
             on_load=clerk.report,

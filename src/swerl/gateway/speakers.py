@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from swerl.errors import GatewayError, Refusal
 from swerl.gateway.history import Match, Node, path_ids
 from swerl.gateway.limits import SessionLimits
 from swerl.interfaces import ChatEngine, Engine, Family
+from swerl.run.expert_spool import ExpertSpool
 from swerl.turn import Completion, Sampling
 
 
@@ -78,12 +80,13 @@ def speaker(
     family: Family,
     session: str,
     policy: HistoryPolicy = HistoryPolicy.EXACT,
+    spool: ExpertSpool | None = None,
 ) -> Speaker:
-    """Return the speaker for this kind of engine."""
+    """Return the speaker for this kind of engine; recorded experts go to `spool`, if any."""
     if _is_chat(engine):
         return _ChatSpeaker(engine, session)  # type: ignore[arg-type]  # told apart by `chat`
     kind = _TemplateSpeaker if policy is HistoryPolicy.TEMPLATE else _TokenSpeaker
-    return kind(engine, family, session)  # type: ignore[arg-type]  # the other kind
+    return kind(engine, family, session, spool)  # type: ignore[arg-type]  # the other kind
 
 
 def _is_chat(engine: Engine | ChatEngine) -> bool:
@@ -93,10 +96,13 @@ def _is_chat(engine: Engine | ChatEngine) -> bool:
 class _TokenSpeaker:
     rereads = False
 
-    def __init__(self, engine: Engine, family: Family, session: str) -> None:
+    def __init__(
+        self, engine: Engine, family: Family, session: str, spool: ExpertSpool | None
+    ) -> None:
         self._engine = engine
         self._family = family
         self._session = session
+        self._spool = spool
 
     def prompt(self, request: ChatRequest, match: Match) -> Prompt:
         if match.parent is None:
@@ -127,6 +133,9 @@ class _TokenSpeaker:
             num_routed=max(0, len(prompt.ids) - len(prompt.tail) - 1),
         )
         completion = await self._engine.generate(prompt.ids, sampling, self._session)
+        if self._spool and completion.routed:
+            kept = await asyncio.to_thread(self._spool.keep, self._session, completion.routed)
+            completion = replace(completion, routed=kept)
         parsed = self._family.parse(completion.ids)
         usage = Usage(
             prompt_tokens=len(prompt.ids),

@@ -54,6 +54,7 @@ def prefix_of(task: Task, stage: str) -> str:
 async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFolder) -> Episode:
     name = f"{prefix_of(task, stage)}{k}"
     path = folder.episode(*name.split("/"))
+    tries = [name, *(f"{name}+{refill + 1}" for refill in range(parts.rollout.refills))]
     lost_tokens = 0
     if record.is_finished(path):
         kept = record.read(path)
@@ -61,13 +62,18 @@ async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFold
             return kept
         lost_tokens = _tokens(kept)
     async with parts.provisioner.slot:
-        result = await episode.run(task, name, parts)
-        for refill in range(parts.rollout.refills):
-            if result.learnable or result.verdict is Verdict.INVALID:
-                break
-            lost_tokens += _tokens(result)
-            result = await episode.run(task, f"{name}+{refill + 1}", parts)
-        return record.write(path, replace(result, lost_tokens=lost_tokens))
+        try:
+            result = await episode.run(task, name, parts)
+            for again in tries[1:]:
+                if result.learnable or result.verdict is Verdict.INVALID:
+                    break
+                lost_tokens += _tokens(result)
+                result = await episode.run(task, again, parts)
+            return record.write(path, replace(result, lost_tokens=lost_tokens))
+        finally:
+            if spool := parts.spool:
+                for each in tries:
+                    spool.drop(each)
 
 
 def _tokens(lost: Episode) -> int:

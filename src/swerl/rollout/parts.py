@@ -11,6 +11,7 @@ from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import Rule
 from swerl.run.events import Emit
+from swerl.run.expert_spool import ExpertSpool
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,5 @@ class Parts:
     emit: Emit
     on_turn: Callable[[TurnRecord], None] | None = None
     """Told of every Turn with all its words, which events leave out; for transcripts."""
+    spool: ExpertSpool | None = None
+    """Where the gateway keeps recorded experts until an Episode is written."""

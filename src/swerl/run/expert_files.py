@@ -7,6 +7,7 @@ place, so that what was named stays as it was.
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections.abc import Sequence
@@ -24,14 +25,18 @@ NAME = "experts.bin"
 
 
 def append(path: Path, piece: RoutedExperts) -> RoutedExperts:
-    """Write a record at a file's end and return it as it lies there. Raises RunError."""
+    """Write a record at a file's end and return it as it lies there; threads may do so at once.
+
+    Raises RunError.
+    """
     [data] = read([piece])
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            stored = StoredBytes(path, file.tell(), len(data), zlib.crc32(data))
-            file.write(data)
-    return replace(piece, data=stored)
+        with path.open("ab", buffering=0) as file:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            offset = file.tell() - len(data)  # where the system put it, whoever else appends
+    return replace(piece, data=StoredBytes(path, offset, len(data), zlib.crc32(data)))
 
 
 def store(path: Path, pieces: Sequence[RoutedExperts]) -> list[RoutedExperts]:

@@ -2,7 +2,7 @@
 
 runs/<name>/  recipe.resolved.json  meta.json  state.json  events.jsonl  prompts.jsonl  lock
   episodes/<step>/<task>.<k>/  turns/<step>.parquet  samples/<step>.parquet
-  checkpoints/<step>/  weights/<version>/  evals/<name>.json  logs/attempt-NN/
+  checkpoints/<step>/  weights/<version>/  evals/<name>.json  logs/attempt-NN/  spool/
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class RunFolder:
     def scratch(self) -> Path:
         """Return the folder for generated task repositories."""
         return self.root / "tasks"
+
+    @property
+    def spool(self) -> Path:
+        """Return the folder for the experts of Episodes under way."""
+        return self.root / "spool"
 
     def samples(self, step: int) -> Path:
         """Return the file of the Batch of a step."""
