@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,11 @@ def test_a_program_may_be_added_to_entry_points() -> None:
 def test_transforms_of_javascript_are_put_back() -> None:
     changed = PACKAGE.replace('"dependencies"', '"babel": {"plugins": ["./forge"]}, "dependencies"')
     assert json.loads(without_steering("package.json", PACKAGE, changed)) == json.loads(PACKAGE)
+
+
+@pytest.mark.parametrize("tool", ["tool.poe.tasks", "tool.taskipy.tasks", "tool.pixi.tasks"])
+def test_tasks_that_start_tests_are_put_back(tool: str) -> None:
+    base = f'[project]\nname = "till"\n\n[{tool}]\ntest = "pytest"\n'
+    changed = base.replace('"pytest"', '"true"').replace("till", "shop")
+    kept = without_steering("pyproject.toml", base, changed)
+    assert tomllib.loads(kept) == tomllib.loads(base.replace("till", "shop"))

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 _INI_STEERS = re.compile(r"(tool:)?pytest|aliases|test|unittest|nosetests|flake8:local-plugins")
-_TOML_STEERS = ("pytest", "tox", "nox", "nose", "unittest", "coverage")
+_TOML_STEERS = ("pytest", "tox", "nox", "nose", "unittest", "coverage", "poe", "taskipy", "pixi")
 _JSON_STEERS = ("scripts", "jest", "mocha", "ava", "vitest", "nyc", "c8", "karma", "tap", "babel")
 _PLUGINS = "pytest11"
 """The entry point by which a package brings its own plugin into pytest."""
