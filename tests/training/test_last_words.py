@@ -36,7 +36,9 @@ def package(tmp_path: Path) -> Path:
         "    return json.loads(text)\n"
         "def wait():\n"
         "    print('ready', flush=True)\n"
-        "    time.sleep(600)\n"
+        "    __torch_function__(time.sleep, 600)\n"
+        "def __torch_function__(called, seconds):\n"
+        "    called(seconds)\n"
     )
     return folder
 
@@ -135,7 +137,11 @@ def test_hanging_ranks_are_told_by_where_each_stands(package: Path) -> None:
     elsewhere = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
     scripts = ["import step\nstep.wait()", elsewhere, "import step\nstep.wait()"]
     logs = {rank: hang(package, rank, script) for rank, script in enumerate(scripts)}
-    assert places(logs) == "rank 1 in <string>:11, <module>; ranks 0, 2 in swerl/step.py:6, wait"
+    two = "ranks 0, 2 in swerl/step.py:6, wait"
+    assert places(logs) == f"rank 1 in <string>:11, <module>; {two}"
+    stopped = package.parent / "stopped.log"
+    stopped.write_text("said before")
+    assert places(logs | {1: (stopped, 11)}) == f"rank 1 wrote no stack; {two}"
 
 
 def hang(package: Path, rank: int, script: str) -> tuple[Path, int]:

@@ -22,6 +22,8 @@ _STACK = re.compile(r"(Current thread|Thread) .*\(most recent call first\):")
 _FATAL = "Fatal Python error: "
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<name>[^\s(]+)')
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
+_PASSED = ("__torch_function__", "__torch_dispatch__")
+"""Functions that torch calls on the way to every other one."""
 _BESIDE = ("Exception in thread", "Exception ignored in")
 _WARNING = re.compile(r"warning|^\[\w+\]:\[W|^W\d{4}", re.IGNORECASE)
 _PEERS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError")
@@ -71,9 +73,10 @@ def places(logs: Mapping[int, tuple[Path, int]]) -> str:
     found: dict[str, list[int]] = defaultdict(list)
     for rank, (log, begin) in logs.items():
         stack = next(_stacks(_tail(log, begin=begin).splitlines()), [])
-        found[_place(stack) or "a place that its log does not say"].append(rank)
+        place = _place(stack)
+        found[f"in {place}" if place else "wrote no stack"].append(rank)
     few_first = sorted(found.items(), key=lambda each: len(each[1]))
-    return "; ".join(f"{_names(ranks)} in {place}" for place, ranks in few_first[:4])
+    return "; ".join(f"{_names(ranks)} {place}" for place, ranks in few_first[:4])
 
 
 def _killed(num_oom_kills: int) -> Cause:
@@ -150,7 +153,8 @@ def _place(frames: Sequence[str]) -> str:
             break
     if not found:
         return ""
-    inner = next((each for each in found if _is_project(each["path"])), found[0])
+    ours = (each for each in found if _is_project(each["path"]) and each["name"] not in _PASSED)
+    inner = next(ours, found[0])
     path = inner["path"].rpartition("/swerl/")
     name = f"swerl/{path[2]}" if path[1] else inner["path"]
     return f"{name}:{inner['line']}, {inner['name']}"
