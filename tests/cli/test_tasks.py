@@ -125,6 +125,12 @@ def test_wrong_input_is_one_error_with_a_hint(tasks: Path, command: str, message
     assert caught.value.hint
 
 
+def test_an_empty_part_of_a_split_is_told(tasks: Path) -> None:
+    text = said(swerl("tasks split tasks.jsonl train=0.9 test=0.1 --by-repo"))
+    assert "29 tasks: tasks.t" in text
+    assert text.count("none fell to it") == 1
+
+
 def test_show_lists_tasks_and_shows_one(tasks: Path) -> None:
     text = said(swerl("tasks show tasks.jsonl --limit 2"))
     assert "getmoto__moto-1 swebench 1 0 2" in text and "and 27 more tasks" in text

@@ -58,6 +58,7 @@ def test_certified_and_rejected_tasks_go_to_two_files(file: Path) -> None:
     assert "solution fails" in objection(next(read_tasks(rejected)))
     assert "solution fails" in done.stdout
     assert f"1 certified: {certified}" in " ".join(done.stderr.split())
+    assert f"rollout --tasks {file} --instance calc-sum-2 --engine scripted:gold" in done.stderr
 
 
 def test_one_task_after_the_other_comes_to_the_same_files(file: Path) -> None:

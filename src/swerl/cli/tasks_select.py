@@ -77,7 +77,8 @@ def split(
         raise InputError("two parts have one name", hint="for example train=0.9 test=0.1")
     done = select.split_tasks(tasks, shares, by_repo=by_repo, seed=seed)
     for path, count in done.values():
-        console().print(f"{counted(count, 'task')}: {path}", soft_wrap=True)
+        note = "" if count else " (none fell to it: try another --seed, or larger shares)"
+        console().print(f"{counted(count, 'task')}: {path}{note}", soft_wrap=True)
 
 
 def _rates(text: str) -> list[str]:

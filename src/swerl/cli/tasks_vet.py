@@ -76,6 +76,7 @@ def vet(
         counts = vet_file.write(tasks, out, vet_file.read(journal))
     _print(found, as_json=as_json)
     _say_where(out, *counts)
+    _say_why(tasks, found)
     if any(each.failure for each in found):
         _fail()
 
@@ -174,6 +175,17 @@ def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
     if num_certified:
         lines.append(f"next: swerl tasks probe {out} --engine ENGINE")
     for line in lines:
+        stderr().print(line, soft_wrap=True, markup=False)
+
+
+def _say_why(tasks: Path, found: Sequence[Vetted]) -> None:
+    """Print the command that shows the test log of a Task that was rejected."""
+    from swerl.cli._output import stderr
+
+    rejected = [each.task for each in found if each.certificate and not each.ok]
+    if rejected:
+        command = f"swerl rollout --tasks {tasks} --instance {rejected[0]} --engine scripted:gold"
+        line = f"why: {command} keeps the tests' log in grade.json"
         stderr().print(line, soft_wrap=True, markup=False)
 
 
