@@ -48,6 +48,13 @@ def test_a_ray_job_asks_for_the_recipes_machines(job: Any) -> None:
     assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu"]
 
 
+def test_cpus_of_sandboxes_come_on_top_of_the_others(recipe: Recipe) -> None:
+    cluster = recipe.cluster.model_copy(update={"sandbox_cpus": 100})
+    spread = _job(recipe.model_copy(update={"cluster": cluster}))
+    assert spread.count('cpu: "164"') == 2
+    assert _job(recipe).count('cpu: "64"') == 2
+
+
 def test_a_ray_jobs_command_is_what_a_shell_reads_on_the_shared_volume(job: Any) -> None:
     shell, option, command = shlex.split(job["spec"]["entrypoint"])
     assert (shell, option) == ("bash", "-c")

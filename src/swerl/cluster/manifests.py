@@ -184,4 +184,5 @@ def _resources(recipe: Recipe) -> str:
     if not gpus:
         return f'{{cpu: "{cpus_per_node(recipe) + _SPARE_CPUS}", memory: 16Gi}}'
     memory = f"{_MEMORY_PER_GPU_GIB * gpus}Gi"
-    return f'{{cpu: "{_CPUS_PER_GPU * gpus}", memory: {memory}, nvidia.com/gpu: "{gpus}"}}'
+    cpus = _CPUS_PER_GPU * gpus + recipe.cluster.sandbox_cpus
+    return f'{{cpu: "{cpus}", memory: {memory}, nvidia.com/gpu: "{gpus}"}}'
