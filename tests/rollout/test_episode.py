@@ -339,5 +339,7 @@ async def test_an_agent_that_leaves_no_room_for_a_command_is_unsolved_and_not_lo
 ) -> None:
     result = await after(task, f"python3 -c '{FORKS}' >/dev/null 2>&1", "true", "true")
     assert (result.verdict, result.reward) == ("unsolved", 0.0), result.error
-    assert "cannot start a command" in result.grade.reason
+    # Where the shell still starts it is git that finds no room.
+    said = ("cannot start a command", "no readable work tree")
+    assert any(each in result.grade.reason for each in said), result.grade.reason
     assert result.learnable
