@@ -8,7 +8,7 @@ can; the last reply on the way is its parent, and only the messages after it are
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from swerl.chat import ChatRequest, Finish, Message, Role, ToolCall
@@ -86,9 +86,9 @@ class _Place:
     """Replies that led here, oldest first: the same text may be sampled twice."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
-    """A reply, or what was said between two, as a request has it."""
+    """A reply, or what was said between two, as a request has it; made by the hundred."""
 
     key: Key
     end: int
@@ -269,8 +269,10 @@ class History:
             said = joined(run)
             return self._owner(said) or self._words.reply_key(said)
         own = {call.id: number for number, call in enumerate(calls)}
-        asked = {m.tool_call_id for m in run if m.role is Role.TOOL}
-        places = {i: self._minted[i][1] if i in self._minted else own.get(i, i) for i in asked}
+        places: dict[str, Hashable] = {}
+        for asked in {m.tool_call_id for m in run if m.role is Role.TOOL}:
+            minted = self._minted.get(asked)
+            places[asked] = minted[1] if minted else own.get(asked, asked)
         return self._words.heard_key(run, places)
 
     def _owner(self, message: Message) -> Key | None:
