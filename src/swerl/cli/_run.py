@@ -52,16 +52,24 @@ async def _until_told(work: Coroutine[Any, Any, T]) -> T:
             stderr().print("[yellow]ending[/] what runs; Ctrl-C ends it at once", soft_wrap=True)
         told.append(code)
         loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, end_at_once)
         task.cancel()
+
+    def end_at_once(*_: object) -> None:
+        told.append(INTERRUPTED)
+        raise KeyboardInterrupt
 
     loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
     loop.add_signal_handler(signal.SIGTERM, end, TERMINATED)
     try:
         return await work
     except asyncio.CancelledError:
-        if told:
+        if len(told) == 1:
             raise _ToldToEndError(told[0]) from None
         raise
+    except KeyboardInterrupt:
+        raise _ToldToEndError(INTERRUPTED) from None
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
