@@ -22,8 +22,8 @@ SGLANG_PACKAGES = ("sglang==0.5.21", "sglang-router==0.3.2", "gguf")
 SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
 SGLANG_TESTS = (
     "tests/training/test_twin_sglang.py",
-    "tests/training/test_weight_sync_sglang.py",
-    "tests/training/test_experts_sglang.py",
+    "tests/training/weight_sync/test_weight_sync_sglang.py",
+    "tests/training/weight_sync/test_experts_sglang.py",
     "tests/engines/test_sglang_router.py",
 )
 GLM_AND_CONTRACT = "experts_sglang and glm4_moe or (sglang or router) and not experts_sglang"
@@ -71,7 +71,7 @@ def sglang(session: nox.Session) -> None:
 def sglang_contract(session: nox.Session) -> None:
     """Run the engines' contract on SGLang and its router, compare SGLang's parsers, serve GLM."""
     tests = ["tests/engines/test_contract.py", "tests/families"]
-    tests.append("tests/training/test_experts_sglang.py")
+    tests.append("tests/training/weight_sync/test_experts_sglang.py")
     _run_on_sglang(session, [*tests, "-k", GLM_AND_CONTRACT])
 
 

@@ -1,6 +1,7 @@
 """Servers that run and answer nothing: each is a process that a test stops by SIGSTOP.
 
-The fake speaks SGLang's contract; tests/training/test_weight_sync_sglang.py stops the real one.
+The fake speaks SGLang's contract; tests/training/weight_sync/test_weight_sync_sglang.py stops the
+real one.
 """
 
 from __future__ import annotations

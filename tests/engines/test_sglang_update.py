@@ -1,7 +1,7 @@
 """Weights sent into live servers: all of them serve afterwards, or none; whatever is cut short.
 
 The servers are fakes of the wire contract, because a fault must come when the test wants it.
-`tests/training/test_weight_sync_sglang.py` sends real weights to real ones.
+`tests/training/weight_sync/test_weight_sync_sglang.py` sends real weights to real ones.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from swerl.training.planning.parameters import rank_params
 from swerl.training.planning.shape import shape_from_config
 from swerl.training.tiny_model import copy_tokenizer
 from tests.families.lines import LINES, build, config_of, per_expert, weights_of
-from tests.training.family_ranks import run_ranks
-from tests.training.references import record_experts, replaying
+from tests.training.rank.family_ranks import run_ranks
+from tests.training.rank.references import record_experts, replaying
 
 STEPS = 3
 LR, WARMUP, DECAY, BETAS = 1e-3, 2, 0.1, (0.9, 0.98)

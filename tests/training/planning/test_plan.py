@@ -16,7 +16,7 @@ from swerl.training.planning.parameters import model_params
 from swerl.training.planning.plan import Plan, plan
 from swerl.training.planning.shape import shape_of
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
+RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
 
 
 def planned(*settings: str) -> Plan:

@@ -15,7 +15,7 @@ from swerl.training.planning.layout import Layout, layout
 from swerl.training.planning.plan import plan
 from swerl.training.planning.shape import shape_of
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
+RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
 
 
 def laid_out(*settings: str) -> Layout:

@@ -34,9 +34,9 @@ from swerl.turn import Completion, Sampling
 from tests.engines._served import sglang_python
 from tests.families.lines import build
 from tests.gateway.test_app import body, post
-from tests.training._live_servers import until
-from tests.training.references import blocks, record_experts, records
-from tests.training.served_lines import write_line
+from tests.training.rank.references import blocks, record_experts, records
+from tests.training.weight_sync._live_servers import until
+from tests.training.weight_sync.served_lines import write_line
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

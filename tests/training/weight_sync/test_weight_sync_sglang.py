@@ -31,7 +31,7 @@ from swerl.training.weight_sync import sync as weight_sync
 from swerl.training.weight_sync.sync import TrainerSource
 from swerl.turn import Completion, Sampling
 from tests.engines._served import sglang_python
-from tests.training._live_servers import (
+from tests.training.weight_sync._live_servers import (
     has_connection,
     kill_server,
     stop_server,

@@ -25,7 +25,7 @@ from swerl.training.checkpoint.meta import read_meta
 from swerl.training.options import TrainerOptions
 from tests.families.lines import build, config_of, weights_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _run(work: Path, random_batch: Callable[..., Batch]) -> list[tuple[float, fl
     path = work / "jobs.json"
     path.write_text(json.dumps(told))
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    argv = [sys.executable, "-m", "tests.training.checkpoint_ranks", str(path)]
+    argv = [sys.executable, "-m", "tests.training.checkpoint.checkpoint_ranks", str(path)]
     ranks = [subprocess.Popen([*argv, str(rank)], cwd=ROOT, env=env) for rank in range(2)]
     try:
         codes = [rank.wait(timeout=300) for rank in ranks]

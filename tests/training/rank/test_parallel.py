@@ -17,7 +17,7 @@ from swerl.learning import Batch
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions
 from tests.families.lines import BASE, build, config_of, weights_of
-from tests.training.family_ranks import run_ranks
+from tests.training.rank.family_ranks import run_ranks
 
 MakeBatch = Callable[..., Batch]
 

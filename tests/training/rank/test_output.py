@@ -19,7 +19,7 @@ from swerl.training.planning.layout import layout
 from swerl.training.planning.shape import shape_of
 from swerl.training.rank import output
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "qwen06b_1gpu.toml"
+RECIPE = Path(__file__).parents[3] / "recipes" / "qwen06b_1gpu.toml"
 
 VOCAB = 50
 

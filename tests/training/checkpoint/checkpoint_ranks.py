@@ -1,4 +1,4 @@
-"""One rank that saves and restores as told: `python -m tests.training.checkpoint_ranks JOBS RANK`.
+"""One rank that saves and restores as told, started as `python -m ….checkpoint_ranks JOBS RANK`.
 
 A job is one model under one layout of two ranks: restore a step or train one, save, train another.
 All jobs run one after the other, so that a test pays for one start of the ranks. Rank 0 writes the

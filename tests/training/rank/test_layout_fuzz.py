@@ -30,9 +30,9 @@ from swerl.sample import Sample
 from swerl.training import batch as batches
 from swerl.training.tiny_model import copy_tokenizer
 from tests.families.lines import build, config_of, per_expert, weights_of
-from tests.training.family_ranks import digest, run_ranks
-from tests.training.layout_cases import Case, draw, with_holes
-from tests.training.references import record_experts, replaying
+from tests.training.rank.family_ranks import digest, run_ranks
+from tests.training.rank.layout_cases import Case, draw, with_holes
+from tests.training.rank.references import record_experts, replaying
 
 STEPS = 3
 NUM_CASES = int(os.environ.get("SWERL_FUZZ_LAYOUTS", "0"))

@@ -32,7 +32,7 @@ from swerl.training.planning.planner import (
 from swerl.training.planning.shape import Shape, shape_from_config, shape_of
 
 MakeBatch = Callable[..., Batch]
-RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
+RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
 ONE_NODE = {
     "name": "dense",
     "model": {"path": "Qwen3-8B", "family": "qwen3"},
