@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[1] / "src" / "swerl"
 
 LAYERS = {
     "errors": 0, "chat": 0, "task": 0, "patch": 0, "grade": 0, "turn": 0, "tree": 0, "sample": 0,
-    "episode": 0, "sandbox": 0, "learning": 0, "certificate": 0,
+    "episode": 0, "sandbox": 0, "learning": 0, "certificate": 0, "tarballs": 0,
     "interfaces": 1, "plugins": 1, "secrets": 1, "recipe": 1, "run": 1, "oci": 1,
     "sandboxes": 2, "harnesses": 2, "dialects": 2, "engines": 2, "graders": 2, "algorithms": 2,
     "families": 2,

@@ -16,12 +16,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from swerl import tarballs
 from swerl.errors import ImageError, InputError
 from swerl.harnesses import _npm
 from swerl.secrets import cache_dir
@@ -63,11 +63,7 @@ def fetch(
         if found != (integrity or stated):
             message = f"{package}@{version}: the tarball's sha512 is not {integrity or stated}"
             raise ImageError(message, hint="a registry or proxy serves another file: do not use it")
-        with tarfile.open(tarball) as archive:
-            members = [one for one in archive.getmembers() if re.fullmatch(keep, one.name)]
-            for member in members:
-                member.mode |= 0o111 if re.fullmatch(programs, member.name) else 0
-            archive.extractall(folder, members, filter="data")
+        tarballs.unpack(tarball, folder, keep=keep, programs=programs)
         tarball.unlink()
         return found
 

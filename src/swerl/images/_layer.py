@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swerl import tarballs
 from swerl.errors import ImageError
 from swerl.images._python import Python
 
@@ -86,13 +86,12 @@ def unpack(layer: Layer, archive: Path) -> None:
             with zipfile.ZipFile(archive) as file:
                 file.extractall(into)
         else:
-            with tarfile.open(archive) as file:
-                file.extractall(into, filter="data")
+            tarballs.unpack(archive, into)
         (top,) = into.iterdir()
         layer.testbed.rmdir()
         top.rename(layer.testbed)
         into.rmdir()
-    except (OSError, ValueError, tarfile.TarError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         message = f"{archive.name} cannot be unpacked: {error}"
         raise ImageError(message, hint=f"remove {archive} and build again") from error
 
