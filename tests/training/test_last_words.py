@@ -60,6 +60,31 @@ def test_an_exception_is_told_with_its_place_and_not_the_warnings_after_it(packa
     )
 
 
+@pytest.mark.parametrize(
+    ("swerl", "place"),
+    [
+        ("/home/me/swerl/src", "swerl/training/rank/learner.py:7, step"),
+        (
+            "/home/me/swerl/.venv/lib/python3.11/site-packages",
+            "swerl/training/rank/learner.py:7, step",
+        ),
+        (None, "torch/nn/functional.py:9, embedding"),
+    ],
+)
+def test_libraries_in_a_clone_named_swerl_are_not_the_project(
+    tmp_path: Path, swerl: str | None, place: str
+) -> None:
+    library = "/home/me/swerl/.venv/lib/python3.11/site-packages/torch/nn/functional.py"
+    frames = [f'  File "{library}", line 9, in embedding', "    return torch.embedding(ids)"]
+    if swerl:
+        own = f'  File "{swerl}/swerl/training/rank/learner.py", line 7, in step'
+        frames = [own, "    model(batch)", *frames]
+    log = tmp_path / "rank.log"
+    lines = ["Traceback (most recent call last):", *frames, "IndexError: out of range"]
+    log.write_text("\n".join(lines))
+    assert cause_of(log, Ended(1)) == Cause(f"IndexError: out of range (in {place})")
+
+
 def test_of_two_exceptions_the_last_one_ended_it(package: Path) -> None:
     script = (
         "import step, threading\n"

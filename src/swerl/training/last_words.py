@@ -21,7 +21,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 _STACK = re.compile(r"(Current thread|Thread) .*\(most recent call first\):")
 _FATAL = "Fatal Python error: "
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+),? in (?P<name>[^\s(]+)')
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
+_LIBRARIES = re.compile(r".*(/site-packages/|/dist-packages/|/lib/python[\d.]*/|(?=<))")
+"""What a path begins with that leads to a library, a virtual environment's too."""
 _PASSED = ("__torch_function__", "__torch_dispatch__")
 """Functions that torch calls on the way to every other one."""
 _BESIDE = ("Exception in thread", "Exception ignored in")
@@ -155,14 +156,20 @@ def _place(frames: Sequence[str]) -> str:
         return ""
     ours = (each for each in found if _is_project(each["path"]) and each["name"] not in _PASSED)
     inner = next(ours, found[0])
-    path = inner["path"].rpartition("/swerl/")
-    name = f"swerl/{path[2]}" if path[1] else inner["path"]
-    return f"{name}:{inner['line']}, {inner['name']}"
+    return f"{_short(inner['path'])}:{inner['line']}, {inner['name']}"
 
 
 def _is_project(path: str) -> bool:
     """Say whether a file is swerl's or its user's, and of no library."""
-    return "/swerl/" in path or not any(sign in path for sign in _LIBRARIES)
+    inside, is_library = _LIBRARIES.subn("", path)
+    return not is_library or inside.startswith("swerl/")
+
+
+def _short(path: str) -> str:
+    """Return a path from its package on, where that is known."""
+    inside = _LIBRARIES.sub("", path)
+    _, swerl, within = inside.rpartition("/swerl/")
+    return f"swerl/{within}" if swerl else inside
 
 
 def _last_line(lines: Sequence[str]) -> str:
