@@ -58,7 +58,7 @@ class Canary(StrEnum):
     MISSING = "missing"
     """At least one is not in the report."""
     PASSED = "passed"
-    """At least one is reported as passed: the report is forged."""
+    """At least one is reported as passed: forged, if no declared test failed."""
 
 
 @dataclass(frozen=True, slots=True)

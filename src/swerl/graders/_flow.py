@@ -197,11 +197,16 @@ class _Grading:
 
 
 def _believed(spec: GradingSpec, said: Judgement, canary: Canary) -> Judgement:
-    """Return the Judgement, unless the canaries show that the report is not to be believed."""
-    if canary is Canary.PASSED:
+    """Return the Judgement, unless the canaries show that the report is not to be believed.
+
+    Where declared tests fail, so does what a canary was made of, and its opposite may well pass.
+    """
+    is_good = said.verdict is Verdict.SOLVED
+    fails = not is_good and any(not status.is_good for status in said.tests.values())
+    if canary is Canary.PASSED and not fails:
         reason = "a test that was made to fail is reported as passed: the report is forged"
         return replace(said, verdict=Verdict.CHEAT, reason=reason)
-    if canary is Canary.MISSING and said.verdict is Verdict.SOLVED:
+    if canary is Canary.MISSING and is_good:
         verdict = Verdict.CHEAT if spec.canary else Verdict.UNSOLVED
         reason = "a test that was made to fail is not in the report, so nothing in it counts"
         return replace(said, verdict=verdict, reason=reason)
