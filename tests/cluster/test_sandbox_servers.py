@@ -17,13 +17,12 @@ import pytest
 from swerl import plugins, preflight
 from swerl.chat import Finish, Message
 from swerl.cluster.finding import State
-from swerl.cluster.local import LocalNode, LocalProcess
-from swerl.cluster.node import Order
+from swerl.cluster.local import LocalNode
 from swerl.cluster.open import Nodes
 from swerl.cluster.ray_nodes import ray_nodes
 from swerl.cluster.ray_placement import Share
 from swerl.cluster.sandbox_servers import serve_sandboxes
-from swerl.errors import ClusterError, SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.gateway.app import Gateway
 from swerl.grade import Verdict
 from swerl.harnesses import builtin
@@ -42,6 +41,7 @@ from swerl.sandbox import Limits, Mount
 from swerl.sandboxes import local
 from swerl.tasks import twin
 from swerl.turn import Completion, Sampling
+from tests.cluster._lost_node import Lost
 
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
 
@@ -117,18 +117,6 @@ async def test_a_sandbox_is_as_ordered_and_is_lost_with_its_server(tmp_path: Pat
             assert [site.num_open for site in both.sites] == [1, 0]
     assert not _servers(tmp_path)
     assert not await _open_rows("ordered")
-
-
-class Lost(LocalNode):
-    """A machine that goes after its first start."""
-
-    started = 0
-
-    async def start(self, order: Order) -> LocalProcess:
-        self.started += 1
-        if self.started > 1:
-            raise ClusterError("the machine is gone", hint="")
-        return await super().start(order)
 
 
 async def test_a_machine_that_is_gone_is_told_of_and_waited_for_no_longer(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from swerl.errors import ClusterError, EngineError, RecipeError
 from swerl.interfaces import EngineSetup
 from swerl.recipe.schema import ClusterSection
 from swerl.turn import Sampling
+from tests.cluster._lost_node import Lost
 from tests.engines._fake_python import fake_python, process_at
 
 SERVER = """#!{python}
@@ -96,18 +97,6 @@ async def test_a_server_that_does_not_come_up_is_an_error_with_its_words(
     with pytest.raises(EngineError, match=r"on n1 did not come up .*no such flag"):
         async with serve_on([LocalNode(name="n1")], broken, tmp_path, cluster=CPU, logs=tmp_path):
             pass
-
-
-class Lost(LocalNode):
-    """A machine that goes after its first start."""
-
-    started = 0
-
-    async def start(self, order: Order) -> LocalProcess:
-        self.started += 1
-        if self.started > 1:
-            raise ClusterError("the machine is gone", hint="")
-        return await super().start(order)
 
 
 async def test_a_server_whose_machine_is_gone_is_told_of_and_the_others_serve_on(

@@ -7,7 +7,7 @@ real one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,13 @@ from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_http import HttpEngine
 from swerl.errors import EngineLostError
 from swerl.interfaces import EngineSetup
-from swerl.learning import WeightRef
 from swerl.turn import Sampling
+from tests.engines import _launched
 from tests.engines._fake_python import fake_python, process_at
+from tests.engines._launched import ref, setup
 
 LONG = Sampling(900)
+until = partial(_launched.until, limit_s=120)
 
 
 @pytest.fixture(autouse=True)
@@ -33,24 +35,6 @@ def options(tmp_path: Path, servers: int) -> sglang.Options:
     return sglang.Options(
         python=fake_python(tmp_path), servers=servers, restarts=9, start_timeout_s=120
     )
-
-
-def setup(tmp_path: Path, told: list[str]) -> EngineSetup:
-    model = tmp_path / "model"
-    model.mkdir()
-    return EngineSetup(family=None, log_dir=tmp_path, model=model, tell=told.append)  # type: ignore[arg-type]
-
-
-def ref(tmp_path: Path, version: str) -> WeightRef:
-    folder = tmp_path / version
-    folder.mkdir()
-    return WeightRef(folder, version, "")
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not true():  # noqa: ASYNC110  what is waited for happens in a server
-            await asyncio.sleep(0.02)
 
 
 def running(engine: HttpEngine) -> bool:

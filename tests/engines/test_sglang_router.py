@@ -7,7 +7,7 @@ SWERL_SGLANG_PYTHON for the real one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import pytest
 from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_http import HttpEngine
 from swerl.errors import InputError
-from swerl.interfaces import EngineSetup
-from swerl.learning import WeightRef
 from swerl.turn import Sampling
+from tests.engines import _launched
 from tests.engines._fake_python import fake_python, process_at
+from tests.engines._launched import ref, setup
 from tests.engines._served import sglang_python
 
 LONG = Sampling(900)
+until = partial(_launched.until, limit_s=600)
 SESSIONS = [f"s{n}" for n in range(8)]
 
 
@@ -36,24 +37,6 @@ def options(request: pytest.FixtureRequest, tmp_path: Path) -> sglang.Options:
     real = sglang_python() if request.param == "sglang" else None
     python = fake_python(tmp_path, router=real)
     return sglang.Options(python=python, servers=2, router=True, restarts=9, start_timeout_s=600)
-
-
-def setup(tmp_path: Path, told: list[str]) -> EngineSetup:
-    model = tmp_path / "model"
-    model.mkdir()
-    return EngineSetup(family=None, log_dir=tmp_path, model=model, tell=told.append)  # type: ignore[arg-type]
-
-
-def ref(tmp_path: Path, version: str) -> WeightRef:
-    folder = tmp_path / version
-    folder.mkdir()
-    return WeightRef(folder, version, "")
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(600):
-        while not true():  # noqa: ASYNC110  what is waited for happens in a server
-            await asyncio.sleep(0.02)
 
 
 async def listed(engine: HttpEngine) -> set[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from swerl.cluster.node import PYTHON, Node, Order, Running
 from swerl.cluster.sandbox_spread import Site, Spread
+from swerl.cluster.servers import end_server, last_lines
 from swerl.e2b_server.access import new_key
 from swerl.e2b_server.process import Begin
 from swerl.errors import ClusterError, SandboxError
@@ -27,8 +27,6 @@ RESTARTS = 3
 """Times that a machine's server is started again; then the others do without it."""
 START_S = 120.0
 """Seconds for a server to listen: what a killed start left on its machine is removed first."""
-END_S = 30.0
-"""Seconds for a server to remove its sandboxes."""
 CREATES_PER_S = 1000.0
 REQUEST_S = 300.0
 """Seconds of one request: a machine may have to pull the sandbox's image first."""
@@ -116,13 +114,7 @@ class _Server:
 
     async def end(self) -> None:
         """Ask it to remove its sandboxes and end, and kill it where it does not."""
-        if self._process is None:
-            return
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.ended.done():
-                return
-            await self._process.signal(number)
-            await asyncio.wait([self._process.ended], timeout=END_S)
+        await end_server(self._process)
 
     async def _begin(self, process: Running) -> _Up:
         recipe, key = self._recipe, new_key()
@@ -145,8 +137,7 @@ class _Server:
         return _Up(told["url"], key)
 
     def _failed(self, why: str) -> SandboxError:
-        said = self._log.read_text(errors="replace") if self._log.exists() else ""
-        last = "; ".join(line.strip() for line in said.splitlines()[-3:])
+        last = last_lines(self._log)
         message = f"the sandbox server on {self._node.name} did not come up: {why}: {last}"
         return SandboxError(message, hint=f"its whole log is {self._log}")
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -14,14 +13,13 @@ from pathlib import Path
 
 from swerl.cluster.network import free_port
 from swerl.cluster.node import Node, Order, Running
+from swerl.cluster.servers import end_server, last_lines
 from swerl.engines import sglang
 from swerl.engines._sglang_launch import serves
 from swerl.errors import EngineError, RecipeError
 from swerl.recipe.schema import ClusterSection
 
 POLL_S = 0.5
-END_S = 30.0
-"""Seconds for a server to end by itself."""
 
 
 class NodeServer:
@@ -60,18 +58,12 @@ class NodeServer:
         log = self._order.log
         late = f"not up after {self._start_timeout_s:g} s"
         how = process.ended.result() if process.ended.done() else late
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        last = "; ".join(line.strip() for line in lines[-3:])
-        message = f"the engine on {self._node.name} did not come up ({how}): {last}"
+        message = f"the engine on {self._node.name} did not come up ({how}): {last_lines(log)}"
         raise EngineError(message, hint=f"its whole log is {log}")
 
     async def stop(self) -> None:
         """Ask it to end, and kill it where it does not."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process is None or self._process.ended.done():
-                return
-            await self._process.signal(number)
-            await asyncio.wait([self._process.ended], timeout=END_S)
+        await end_server(self._process)
 
     async def ended(self) -> str:
         """Wait until it has ended."""

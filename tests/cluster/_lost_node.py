@@ -1,0 +1,19 @@
+"""A machine of a run that is lost."""
+
+from __future__ import annotations
+
+from swerl.cluster.local import LocalNode, LocalProcess
+from swerl.cluster.node import Order
+from swerl.errors import ClusterError
+
+
+class Lost(LocalNode):
+    """A machine that goes after its first start."""
+
+    started = 0
+
+    async def start(self, order: Order) -> LocalProcess:
+        self.started += 1
+        if self.started > 1:
+            raise ClusterError("the machine is gone", hint="")
+        return await super().start(order)

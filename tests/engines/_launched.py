@@ -1,0 +1,28 @@
+"""What tests of servers that a run launches share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from swerl.interfaces import EngineSetup
+from swerl.learning import WeightRef
+
+
+def setup(tmp_path: Path, told: list[str]) -> EngineSetup:
+    model = tmp_path / "model"
+    model.mkdir()
+    return EngineSetup(family=None, log_dir=tmp_path, model=model, tell=told.append)  # type: ignore[arg-type]
+
+
+def ref(tmp_path: Path, version: str) -> WeightRef:
+    folder = tmp_path / version
+    folder.mkdir()
+    return WeightRef(folder, version, "")
+
+
+async def until(true: Callable[[], bool], limit_s: float) -> None:
+    async with asyncio.timeout(limit_s):
+        while not true():  # noqa: ASYNC110  what is waited for happens in a server
+            await asyncio.sleep(0.02)
