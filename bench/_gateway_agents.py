@@ -123,8 +123,7 @@ class Agent:
         async with http.post(self._url, data=body, headers=headers) as response:
             events = await response.read()
             if response.status != 200 or b"event: error" in events:
-                message = f"status {response.status}: {events[-200:]!r}"
-                raise RuntimeError(message)
+                raise RuntimeError(f"status {response.status}: {events[-200:]!r}")
         wall_s = time.perf_counter() - began
         return Turn(self._note(events), len(body), wall_s)
 

@@ -21,16 +21,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swerl import plugins
-from swerl.chat import Finish, Message, Role, ToolCall
+from swerl.core import plugins
+from swerl.core.chat import Finish, Message, Role, ToolCall
+from swerl.core.contracts import EngineAddress, Family
+from swerl.core.turn import Completion, Sampling
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.orders import WorkerSetup
 from swerl.gateway.pool import GatewayPool
 from swerl.gateway.sessions import Session
 from swerl.gateway.speakers import HistoryPolicy
-from swerl.interfaces import EngineAddress, Family
-from swerl.turn import Completion, Sampling
 
 LIMITS = SessionLimits(max_turns=10_000, requests_per_minute=10**6, max_context_tokens=10**6)
 CALL = ToolCall("", "Tool1", {"command": "sed -n 1,40p src/main.py && grep -rn def . " * 3})

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from swerl.lab import agents
+from swerl.checks.compat import agents
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "../shared/tokenizers"

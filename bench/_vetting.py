@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swerl.sandbox import Exec, Limits
+from swerl.checks._vet_runs import Runs
+from swerl.checks.vet import Rigour, Settings, Vetted, vet
+from swerl.core.sandbox import Exec, Limits
+from swerl.core.task import GradingSpec, Task
 from swerl.sandboxes import local
-from swerl.task import GradingSpec, Task
-from swerl.tasks._vet_runs import Runs
-from swerl.tasks.vet import Rigour, Settings, Vetted, vet
 
 WORKERS = 2
 TASKS = 4

@@ -19,9 +19,9 @@ from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.core.files import write_json
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.recipe.schema import ModelShape, Recipe
-from swerl.run.files import write_json
 from swerl.training.checkpoint.meta import read_meta
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model

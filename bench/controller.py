@@ -43,21 +43,21 @@ from pathlib import Path
 
 import torch
 
-from swerl.algorithms import gspo
-from swerl.chat import Finish
-from swerl.episode import Episode, Group, Status
-from swerl.grade import Grade, Verdict
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.expert_spool import ExpertSpool
+from swerl.core.grade import Grade, Verdict
+from swerl.core.tree import Trajectory
+from swerl.core.turn import RoutedExperts, Turn
+from swerl.plan.flops import row_cost
+from swerl.plan.shape import shape_of
 from swerl.recipe.schema import ModelSection
 from swerl.rollout import record
-from swerl.run import tables
-from swerl.run.expert_spool import ExpertSpool
+from swerl.runs import tables
 from swerl.training import batch as batches
+from swerl.training.algorithms import gspo
 from swerl.training.collect import collect
-from swerl.training.planning.flops import row_cost
-from swerl.training.planning.shape import shape_of
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
-from swerl.tree import Trajectory
-from swerl.turn import RoutedExperts, Turn
 
 NUM_TASKS, NUM_EPISODES, NUM_TURNS = 8, 8, 200
 DATA_RANKS = 4

@@ -195,7 +195,7 @@ def measure_replay(model: str, options: argparse.Namespace) -> list[dict[str, An
         _say("replay: skipped, it needs qwen3's tokenizer and template\n")
         return []
     sys.path.insert(0, str(ROOT))
-    from swerl.families import qwen3
+    from swerl.engines.families import qwen3
     from tests.gateway.test_replay_table import CHANGES, work
 
     family = qwen3.build(Path(model))

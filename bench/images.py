@@ -27,14 +27,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from swerl.core.image_reference import Target
 from swerl.images._http import http_session
 from swerl.images._registry import Registry
 from swerl.images.mirror import mirror
+from swerl.images.oci.manifest import IMAGE_TYPES, Blob, Manifest, sha256
+from swerl.images.oci.store import Store
 from swerl.images.plan import plan
 from swerl.images.pull import pull
-from swerl.oci.manifest import IMAGE_TYPES, Blob, Manifest, sha256
-from swerl.oci.reference import Target
-from swerl.oci.store import Store
 
 NUM_IMAGES = 20
 NUM_SHARED = 3

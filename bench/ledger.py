@@ -16,15 +16,15 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from swerl.interfaces import SandboxBackend
-from swerl.ledger import owner
-from swerl.ledger.bill import bill
-from swerl.ledger.entry import Entry, Head
-from swerl.ledger.lines import entry_lines, head_line
-from swerl.ledger.records import Records
-from swerl.ledger.store import Ledger
-from swerl.ledger.tracked import Tracked
-from swerl.sandbox import Limits, LiveSandbox, Mount
+from swerl.core.contracts import SandboxBackend
+from swerl.core.sandbox import Limits, LiveSandbox, Mount
+from swerl.sandboxes.ledger import owner
+from swerl.sandboxes.ledger.bill import bill
+from swerl.sandboxes.ledger.entry import Entry, Head
+from swerl.sandboxes.ledger.lines import entry_lines, head_line
+from swerl.sandboxes.ledger.records import Records
+from swerl.sandboxes.ledger.store import Ledger
+from swerl.sandboxes.ledger.tracked import Tracked
 
 LIMITS = Limits()
 IMAGE = "registry.example/swebench/sweb.eval.x86_64.some__repository-12345:latest"

@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from swerl.plan.flops import RowCost, row_cost
+from swerl.plan.shape import shape_of
 from swerl.recipe.schema import ModelSection
-from swerl.training.planning.flops import RowCost, row_cost
-from swerl.training.planning.shape import shape_of
 from swerl.training.rank.packing import differencing, pack
 
 BUDGET = 96_000

@@ -20,11 +20,11 @@ from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 
+from swerl.core.turn import Sampling
 from swerl.engines import sglang
 from swerl.engines._sglang_connect import connect
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._sglang_launch import Launched
-from swerl.turn import Sampling
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.engines import _fake_sglang

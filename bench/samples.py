@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from swerl.chat import Finish
-from swerl.sample import to_samples
-from swerl.tree import Trajectory
-from swerl.turn import Turn
+from swerl.core.chat import Finish
+from swerl.core.sample import to_samples
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Turn
 
 NUM_TURNS = 200
 NUM_TOKENS = 1_000_000

@@ -21,8 +21,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swerl.interfaces import Sandbox, SandboxBackend
-from swerl.sandbox import Limits
+from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import docker, local
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from swerl.cluster.local import LocalNode
 from swerl.cluster.sandbox_servers import serve_sandboxes
-from swerl.interfaces import SandboxBackend
+from swerl.core.contracts import SandboxBackend
+from swerl.core.events import ignore
+from swerl.core.sandbox import Limits
 from swerl.recipe.schema import Recipe
-from swerl.run.events import ignore
-from swerl.sandbox import Limits
 from swerl.sandboxes import local
 
 NUM_LIVES = 20

@@ -15,9 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swerl.chat import Finish
-from swerl.episode import Episode, Group, Status
-from swerl.grade import Grade, Verdict
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.events import TurnEnded, ignore
+from swerl.core.grade import Grade, Verdict
+from swerl.core.sandbox import Limits
+from swerl.core.task import GradingSpec, Task
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Turn, WeightChange
 from swerl.recipe.schema import BudgetsSection, RolloutSection, ScheduleSection
 from swerl.rollout import group
 from swerl.rollout.deciles import Deciles
@@ -26,14 +31,9 @@ from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
 from swerl.rollout.supply import Site, open_supply
 from swerl.rollout.versions import Staleness, Versions, staleness
-from swerl.run.events import TurnEnded, ignore
-from swerl.run.layout import Cursor, RunFolder
-from swerl.run.prompts import Fate, entry
-from swerl.sandbox import Limits
-from swerl.task import GradingSpec, Task
+from swerl.runs.layout import Cursor, RunFolder
+from swerl.runs.prompts import Fate, entry
 from swerl.training.outcome import entries
-from swerl.tree import Trajectory
-from swerl.turn import Turn, WeightChange
 
 TRAIN_S = 1.0
 LOAD_S = 0.05

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.learning import Batch
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.recipe.schema import ModelShape
-from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer

@@ -17,18 +17,18 @@ import tempfile
 import time
 from pathlib import Path
 
+from swerl.core.contracts import Engine, EngineSetup
+from swerl.core.events import ignore
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample
+from swerl.core.turn import Sampling
 from swerl.engines import sglang
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.interfaces import Engine, EngineSetup
-from swerl.learning import Batch
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.recipe.schema import ClusterSection, ModelShape
-from swerl.run.events import ignore
-from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.weight_sync import sync as weight_sync
-from swerl.turn import Sampling
 
 UPDATES = 10
 PROMPT = tuple(range(3, 103))

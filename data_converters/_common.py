@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import orjson
 
-from swerl.chat import Json
-from swerl.errors import TaskError
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
 
 Row = Mapping[str, Json]
 
@@ -32,8 +32,10 @@ def text(row: Row, column: str) -> str:
     """Return a text column that must not be empty."""
     value = optional_text(row, column)
     if not value or value.isspace():
-        message = f"column {column} is empty" if column in row else f"column {column} is missing"
-        raise TaskError(message, hint="check that the rows belong to this dataset")
+        raise TaskError(
+            f"column {column} is empty" if column in row else f"column {column} is missing",
+            hint="check that the rows belong to this dataset",
+        )
     return value
 
 
@@ -41,8 +43,10 @@ def optional_text(row: Row, column: str) -> str:
     """Return a text column, or nothing where the row has none."""
     value = row.get(column)
     if value is not None and not isinstance(value, str):
-        message = f"column {column} holds {type(value).__name__}, not text"
-        raise TaskError(message, hint="check that the rows belong to this dataset")
+        raise TaskError(
+            f"column {column} holds {type(value).__name__}, not text",
+            hint="check that the rows belong to this dataset",
+        )
     return value or ""
 
 
@@ -50,8 +54,7 @@ def commit(row: Row, column: str) -> str:
     """Return a column with a commit's id: it is handed to git and stands in scripts."""
     value = text(row, column)
     if not _COMMIT.fullmatch(value):
-        message = f"column {column} holds no commit's id"
-        raise TaskError(message)
+        raise TaskError(f"column {column} holds no commit's id")
     return value
 
 
@@ -59,34 +62,28 @@ def diff(row: Row, column: str) -> str:
     """Return a column with a unified diff."""
     value = text(row, column)
     if len(value) > MAX_PATCH_BYTES:
-        message = f"column {column} holds a diff over {MAX_PATCH_BYTES // 1_000_000} MB"
-        raise TaskError(message)
+        raise TaskError(f"column {column} holds a diff over {MAX_PATCH_BYTES // 1_000_000} MB")
     if "\n@@ " not in value and "\ndiff --git " not in "\n" + value:
-        message = f"column {column} holds no unified diff"
-        raise TaskError(message)
+        raise TaskError(f"column {column} holds no unified diff")
     return value
 
 
 def test_ids(row: Row, column: str) -> tuple[str, ...]:
     """Return a column of test ids, given as a list or as text of one, JSON's or Python's."""
     if column not in row:
-        message = f"column {column} is missing"
-        raise TaskError(message)
+        raise TaskError(f"column {column} is missing")
     value = row[column]
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             if not (value := _python_list(value)):
-                message = f"column {column} is no JSON list: {error.msg}"
-                raise TaskError(message) from error
+                raise TaskError(f"column {column} is no JSON list: {error.msg}") from error
     # `map` and `set` look at every id without a step of Python's own: rows have up to 10,000.
     if not isinstance(value, list) or not set(map(type, value)) <= {str}:
-        message = f"column {column} is not a list of test ids"
-        raise TaskError(message)
+        raise TaskError(f"column {column} is not a list of test ids")
     if "" in value:
-        message = f"column {column} holds a test id that is empty"
-        raise TaskError(message)
+        raise TaskError(f"column {column} holds a test id that is empty")
     return tuple(value)  # type: ignore[arg-type]  # all are str
 
 
@@ -112,8 +109,7 @@ def tests_to_mend(row: Row, column: str = "FAIL_TO_PASS") -> tuple[str, ...]:
 def needed(ids: tuple[str, ...], column: str) -> tuple[str, ...]:
     """Return the tests of a column that must name one."""
     if not ids:
-        message = f"{column} is empty: every patch would count as a solution"
-        raise TaskError(message)
+        raise TaskError(f"{column} is empty: every patch would count as a solution")
     return ids
 
 
@@ -124,8 +120,7 @@ def json_object(row: Row, column: str) -> dict[str, Json]:
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
-            message = f"column {column} is no JSON object: {error.msg}"
-            raise TaskError(message) from error
+            raise TaskError(f"column {column} is no JSON object: {error.msg}") from error
     if not isinstance(value, dict):
         raise TaskError(f"column {column} is not an object" if column in row
                         else f"column {column} is missing")  # fmt: skip

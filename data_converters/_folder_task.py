@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 
-from swerl.chat import Json
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, file_bytes
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, file_bytes
 
 from ._common import Row, json_object, text
 

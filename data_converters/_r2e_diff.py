@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swerl.chat import Json
-from swerl.errors import TaskError
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
 
 _MARKS = {"context": " ", "added": "+", "deleted": "-"}
 
@@ -15,8 +15,7 @@ def solution(commit: dict[str, Json]) -> str:
     try:
         parts = [_file(each) for each in _list(commit["file_diffs"])]
     except (KeyError, TypeError) as error:
-        message = f"parsed_commit_content lacks or misnames a field: {error}"
-        raise TaskError(message) from error
+        raise TaskError(f"parsed_commit_content lacks or misnames a field: {error}") from error
     text = "".join(parts)
     if not text:
         raise TaskError("the commit changes no file outside its tests")
@@ -66,13 +65,11 @@ def _is_test(path: str) -> bool:
 
 def _dict(value: Json) -> dict[str, Json]:
     if not isinstance(value, dict):
-        message = f"expected an object, found {value!r:.40}"
-        raise TypeError(message)
+        raise TypeError(f"expected an object, found {value!r:.40}")
     return value
 
 
 def _list(value: Json) -> list[Json]:
     if not isinstance(value, list):
-        message = f"expected a list, found {value!r:.40}"
-        raise TypeError(message)
+        raise TypeError(f"expected a list, found {value!r:.40}")
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from swerl.errors import TaskError
+from swerl.core.errors import TaskError
 
 _HUNK = re.compile(r"^@@ -(\d+(?:,\d+)?) \+(\d+(?:,\d+)?) @@(.*)$")
 _GIT = re.compile(r"^diff --git a/(.*) b/(.*)$")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swerl.errors import TaskError
+from swerl.core.errors import TaskError
 
 from ._common import test_files
 
@@ -95,8 +95,7 @@ def log_parser(name: str, task_id: str = "") -> str:
     Raises TaskError on what is no name of a parser.
     """
     if not name.isidentifier():
-        message = f"log_parser {name!r:.40} is no name of a parser"
-        raise TaskError(message)
+        raise TaskError(f"log_parser {name!r:.40} is no name of a parser")
     if name in _CHANGING:
         return _PARSERS_OF_TASKS.get(task_id, name)
     return PARSERS.get(name, name)
@@ -105,8 +104,7 @@ def log_parser(name: str, task_id: str = "") -> str:
 def runner(repo: str) -> Runner:
     """Return how this repository is tested. Raises TaskError where nobody knows."""
     if repo not in _RUNNERS:
-        message = f"repository {repo} is unknown and the row brings no evaluation script"
-        raise TaskError(message)
+        raise TaskError(f"repository {repo} is unknown and the row brings no evaluation script")
     return _RUNNERS[repo]
 
 

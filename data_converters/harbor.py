@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 
-from swerl.chat import Json
-from swerl.errors import TaskError
-from swerl.task import Task
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
+from swerl.core.task import Task
 
 from ._common import Row, optional_text, text
 from ._folder_task import (
@@ -51,15 +51,13 @@ def _config(files: dict[str, str]) -> dict[str, Json]:
     try:
         return tomllib.loads(text({"task.toml": files.get("task.toml")}, "task.toml"))
     except tomllib.TOMLDecodeError as error:
-        message = f"task.toml is no TOML: {error}"
-        raise TaskError(message) from error
+        raise TaskError(f"task.toml is no TOML: {error}") from error
 
 
 def _table(config: dict[str, Json], name: str) -> dict[str, Json]:
     value = config.get(name, {})
     if not isinstance(value, dict):
-        message = f"task.toml: {name} is no table"
-        raise TaskError(message)
+        raise TaskError(f"task.toml: {name} is no table")
     return value
 
 
@@ -71,16 +69,14 @@ def _is_composed(files: dict[str, str]) -> bool:
 def _timeout_s(verifier: dict[str, Json]) -> float:
     value = verifier.get("timeout_sec", TIMEOUT_S)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        message = f"task.toml: verifier.timeout_sec is {value!r:.40}"
-        raise TaskError(message)
+        raise TaskError(f"task.toml: verifier.timeout_sec is {value!r:.40}")
     return float(value)
 
 
 def _env(verifier: dict[str, Json]) -> dict[str, str]:
     env = _table(verifier, "env")
     if secret := next((name for name, value in env.items() if "${" in str(value)), ""):
-        message = f"the verifier needs the variable {secret} of whoever runs it"
-        raise TaskError(message)
+        raise TaskError(f"the verifier needs the variable {secret} of whoever runs it")
     return {name: str(value) for name, value in env.items()}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from swerl.chat import Json
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task
 
 from ._common import Row, commit, diff, json_object, needed, optional_text, prompt, text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swerl.task import Task
+from swerl.core.task import Task
 
 from ._common import Row, text
 from ._folder_task import files_of, image_of, instruction, reward_spec, under

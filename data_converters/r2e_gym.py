@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from swerl.chat import Json
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task
 
 from . import swe_bench
 from ._common import Row, json_object, prompt, script_commands, text
@@ -68,8 +68,7 @@ def _expected(row: Row) -> dict[str, str]:
     if not cleaned:
         raise TaskError("expected_output_json is empty: every patch would count as a solution")
     if bad := {str(s) for s in cleaned.values()} - {"PASSED", "FAILED", "ERROR"}:
-        message = f"expected_output_json holds the unknown status {sorted(bad)[0]!r:.40}"
-        raise TaskError(message)
+        raise TaskError(f"expected_output_json holds the unknown status {sorted(bad)[0]!r:.40}")
     return {name: str(status) for name, status in cleaned.items()}
 
 
@@ -79,8 +78,7 @@ def _test_files(row: Row) -> dict[str, str]:
     if not names or len(names) != len(codes):
         raise TaskError("execution_result_content holds no hidden tests")
     if bad := [name for name in names if "/" in name or name in {"", ".", ".."}]:
-        message = f"execution_result_content names the test file {bad[0]!r:.80}"
-        raise TaskError(message)
+        raise TaskError(f"execution_result_content names the test file {bad[0]!r:.80}")
     return {f"r2e_tests/{name}": code for name, code in zip(names, codes, strict=True)}
 
 

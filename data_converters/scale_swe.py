@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task
 
 from ._common import (
     Row,

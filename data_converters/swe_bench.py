@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task
 
 from ._common import (
     Row,
@@ -65,8 +65,7 @@ def image(task_id: str) -> str:
 def _image(row: Row, task_id: str) -> str:
     name = optional_text(row, "image")
     if name and "/" not in name:
-        message = "column image names a local build that no registry has"
-        raise TaskError(message)
+        raise TaskError("column image names a local build that no registry has")
     return name or image(task_id)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import orjson
 
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task
 
 from ._common import Row, commit, diff, needed, optional_text, prompt, test_ids, text
 
@@ -50,14 +50,12 @@ def with_assets(row: Row, folder: Path) -> Row:
     """Add an instance's scripts, which the hub's rows lack, from the benchmark's repository."""
     name = text(row, "instance_id")
     if "/" in name:
-        message = f"column instance_id holds {name!r:.80}"
-        raise TaskError(message)
+        raise TaskError(f"column instance_id holds {name!r:.80}")
     found = {column: folder / path.format(id=name) for column, path in _ASSETS.items()}
     try:
         return {**row, **{k: path.read_text() for k, path in found.items() if path.is_file()}}
     except (OSError, UnicodeDecodeError) as error:
-        message = "a script of the instance cannot be read from the assets"
-        raise TaskError(message) from error
+        raise TaskError("a script of the instance cannot be read from the assets") from error
 
 
 def to_task(row: Row) -> Task:
@@ -111,8 +109,9 @@ def _ids(row: Row, column: str) -> tuple[str, ...]:
 def _script(row: Row, column: str) -> str:
     script = optional_text(row, column)
     if not script.strip():
-        message = f"the row brings no {column}: pass --assets with the benchmark's repository"
-        raise TaskError(message)
+        raise TaskError(
+            f"the row brings no {column}: pass --assets with the benchmark's repository"
+        )
     return script
 
 

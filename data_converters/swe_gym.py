@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task
 
 from ._common import (
     Row,
@@ -79,8 +79,7 @@ def image(task_id: str) -> str:
 
 def _command(repo: str, test_patch: str) -> str:
     if repo not in _COMMANDS:
-        message = f"repository {repo} is not one of SWE-Gym's eleven: no test command known"
-        raise TaskError(message)
+        raise TaskError(f"repository {repo} is not one of SWE-Gym's eleven: no test command known")
     if repo == "python/mypy":
         # mypy's tests are cases in data files, which pytest selects by name.
         cases = dict.fromkeys(re.findall(r"\[case ([^\]]+)\]", test_patch))

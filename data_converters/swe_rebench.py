@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swerl.chat import Json
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task
 
 from ._common import (
     Row,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import shlex
 
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task
 
 from ._common import Row, diff, optional_text, prompt, test_ids, tests_to_mend, text
 from ._reverse_diff import reverse
@@ -44,8 +44,7 @@ def to_task(row: Row) -> Task:
     """Turn a row into a Task. Raises TaskError on rows of other languages than Python."""
     task_id, repo = text(row, "instance_id"), text(row, "repo")
     if not repo.startswith("swesmith/"):
-        message = f"repository {repo} is none of SWE-smith's mirrors"
-        raise TaskError(message)
+        raise TaskError(f"repository {repo} is none of SWE-smith's mirrors")
     bug = diff(row, "patch")
     mend, keep = tests_to_mend(row), test_ids(row, "PASS_TO_PASS")
     hidden = shlex.join(_files(mend))

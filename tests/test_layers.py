@@ -1,29 +1,16 @@
-"""Imports point down the layer chart of docs/architecture.md, and heavy packages stay lazy."""
+"""Imports point down the list of rooms in docs/architecture.md, and heavy packages stay lazy."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src" / "swerl"
-
-LAYERS = {
-    "errors": 0, "chat": 0, "task": 0, "patch": 0, "grade": 0, "turn": 0, "tree": 0, "sample": 0,
-    "episode": 0, "sandbox": 0, "learning": 0, "certificate": 0, "tarballs": 0,
-    "interfaces": 1, "plugins": 1, "secrets": 1, "recipe": 1, "run": 1, "oci": 1,
-    "sandboxes": 2, "harnesses": 2, "dialects": 2, "engines": 2, "graders": 2, "algorithms": 2,
-    "families": 2,
-    "gateway": 3,
-    "rollout": 4, "training": 4, "images": 4, "cost": 4, "tasks": 4,
-    "simulation": 4,
-    "ledger": 4, "probe": 4, "redteam": 4, "e2b_server": 4, "lab": 4, "cluster": 4,
-    "assemble": 5, "doctor": 5, "preflight": 5, "integrations": 5,
-    "cli": 6,
-}  # fmt: skip
-PLURAL = {"sandboxes", "harnesses", "dialects", "engines", "graders", "algorithms", "families"}
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "swerl"
 HEAVY = {"torch", "megatron", "sglang", "docker", "e2b", "transformers", "pyarrow", "datasets",
          "matplotlib", "swebench", "tokenizers", "safetensors", "numpy", "trackio",
          "wandb", "ray"}  # fmt: skip
@@ -36,39 +23,114 @@ OWN_PROCESS = {
 """Files that only ever run in a process of their own, where heavy imports belong at the top."""
 
 
+def _order() -> list[str]:
+    """Return the rooms as the table "Rooms" of the architecture page lists them, lowest first."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.split("## Rooms", 1)[1].split("\n## ", 1)[0]
+    return re.findall(r"^\| `(\w+)/` \|", table, flags=re.MULTILINE)
+
+
+ORDER = _order()
+CHOICES = {"sandboxes", "harnesses", "engines", "engines.families", "gateway.dialects",
+           "grading.graders", "training.algorithms"}  # fmt: skip
+"""Packages whose public modules are choices that users type; choices never import each other."""
+
+
 def _files() -> Iterator[Path]:
-    return (path for path in sorted(SRC.rglob("*.py")) if path.name != "__init__.py")
+    return iter(sorted(SRC.rglob("*.py")))
 
 
-def _owner(parts: tuple[str, ...]) -> str:
-    return parts[0]
+def _name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {_name(path) for path in _files()}
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield every swerl module that the code imports, in functions and for types, too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module, node.lineno
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                is_module = full.removeprefix("swerl.") in MODULES
+                yield (full if is_module else node.module), node.lineno
 
 
-@pytest.mark.parametrize("path", list(_files()), ids=lambda p: str(p.relative_to(SRC)))
+def test_the_page_lists_every_room() -> None:
+    rooms = {path.name for path in SRC.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert sorted(ORDER) == sorted(rooms)
+
+
+@pytest.mark.parametrize("path", list(_files()), ids=_name)
 def test_imports_point_down(path: Path) -> None:
-    relative = path.relative_to(SRC).with_suffix("")
-    owner = _owner(relative.parts)
+    owner = _name(path)
+    room = owner.split(".")[0]
     for module, line in _imports(ast.parse(path.read_text())):
-        if not module.startswith("swerl."):
+        target = module.removeprefix("swerl.")
+        if not module.startswith("swerl.") or target.split(".")[0] not in ORDER:
             continue
-        parts = module.split(".")[1:]
-        target = parts[0]
-        assert LAYERS[target] <= LAYERS[owner], f"{path}:{line} imports up: {module}"
-        if LAYERS[target] == LAYERS[owner] == 2 and target != owner:
-            pytest.fail(f"{path}:{line}: {owner} imports {target}, its sibling")
-        if target == owner and owner in PLURAL and len(parts) > 1:
-            assert parts[1].startswith("_"), f"{path}:{line} imports a sibling choice: {module}"
+        below = target.split(".")[0]
+        if below != room:
+            assert ORDER.index(below) < ORDER.index(room), f"{path}:{line} imports up: {module}"
+        package, _, leaf = target.rpartition(".")
+        own_package = owner.rpartition(".")[0]
+        if package == own_package and package in CHOICES and not leaf.startswith("_"):
+            is_choice = (SRC / target.replace(".", "/")).with_suffix(".py").exists()
+            assert not is_choice, f"{path}:{line} imports a sibling choice: {module}"
 
 
-@pytest.mark.parametrize("path", list(_files()), ids=lambda p: str(p.relative_to(SRC)))
+KNOWN_CYCLES = [
+    ["gateway.answer", "gateway.pipeline", "gateway.retries"],
+    ["rollout.one_step_off", "rollout.pool", "rollout.supply", "rollout.sync"],
+]
+
+
+def test_no_modules_import_each_other() -> None:
+    """No cycle of modules, imports in functions and under TYPE_CHECKING counted."""
+    graph = {
+        _name(path): {
+            target
+            for module, _ in _imports(ast.parse(path.read_text()))
+            if (target := module.removeprefix("swerl.")) in MODULES and target != _name(path)
+        }
+        for path in _files()
+    }
+    assert _cycles(graph) == KNOWN_CYCLES
+
+
+def _cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components with two nodes or more (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+@pytest.mark.parametrize("path", list(_files()), ids=_name)
 def test_heavy_imports_are_lazy(path: Path) -> None:
     if str(path.relative_to(SRC)) in OWN_PROCESS or "# heavy imports" in path.read_text()[:2000]:
         return

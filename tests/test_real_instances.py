@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swerl.task import from_row
+from swerl.core.task import from_row
 
 from .graders.agreement import packages
 from .graders.agreement.asking import ask

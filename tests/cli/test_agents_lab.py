@@ -43,7 +43,7 @@ def test_a_report_is_printed_and_kept(
 def test_a_failed_trial_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("swerl.lab.trial._ALL_TRAINED", 1.1)
+    monkeypatch.setattr("swerl.checks.compat.trial._ALL_TRAINED", 1.1)
     assert run(monkeypatch, "--agents", "builtin", "--cases", "tools") == 1
     assert "only 100.0% of the sampled tokens are trained" in capsys.readouterr().out
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.images import app
-from swerl.errors import ImageError, InputError
-from swerl.task import GradingSpec, Task, write_tasks
+from swerl.core.errors import ImageError, InputError
+from swerl.core.task import GradingSpec, Task, write_tasks
 
 
 @pytest.fixture

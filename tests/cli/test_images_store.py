@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from swerl.cli._images import images_of, read_size
 from swerl.cli.images import app
-from swerl.errors import ImageError, InputError, TaskError
-from swerl.oci.store import Store, default_store
-from swerl.task import GradingSpec, Task, write_tasks
-from tests.oci.layers import Entry, add_image, make_tar
+from swerl.core.errors import ImageError, InputError, TaskError
+from swerl.core.task import GradingSpec, Task, write_tasks
+from swerl.images.oci.store import Store, default_store
+from tests.images.oci.layers import Entry, add_image, make_tar
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from swerl.cli import _plan_pages
+from swerl.plan.plan import Plan, plan
 from swerl.recipe.load import load
-from swerl.training.planning.plan import Plan, plan
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

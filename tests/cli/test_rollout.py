@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 
 from swerl.cli import _output, _rollout_run, rollout
 from swerl.cli._rollout_view import RolloutView
-from swerl.episode import Episode
-from swerl.errors import InputError, SwerlError
+from swerl.core.episode import Episode
+from swerl.core.errors import InputError, SwerlError
+from swerl.core.events import PhaseEnded, TurnEnded, ignore
+from swerl.core.sample import to_samples
+from swerl.core.task import Task, write_tasks
 from swerl.harnesses import claude_code
 from swerl.images import build
 from swerl.rollout import record
-from swerl.run.events import PhaseEnded, TurnEnded, ignore
-from swerl.sample import to_samples
-from swerl.task import Task, write_tasks
 from swerl.tasks import twin
 
 

@@ -16,21 +16,21 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swerl.cli.sandbox import app
-from swerl.errors import InputError, RecipeError, UnknownNameError
-from swerl.ledger import owner
-from swerl.ledger.entry import Entry, Head
-from swerl.ledger.lines import entry_lines, head_line
-from swerl.ledger.store import default_ledger
-from swerl.sandbox import new_name
+from swerl.core.errors import InputError, RecipeError, UnknownNameError
+from swerl.core.sandbox import new_name
+from swerl.sandboxes.ledger import owner
+from swerl.sandboxes.ledger.entry import Entry, Head
+from swerl.sandboxes.ledger.lines import entry_lines, head_line
+from swerl.sandboxes.ledger.store import default_ledger
 
 HOLD = """
 import asyncio
-from swerl import assemble
-from swerl.sandbox import Limits
+from swerl.core.sandbox import Limits
+from swerl.rollout import wiring
 from swerl.sandboxes import local
 
 async def hold():
-    backend = assemble.open_backend("local", local.Options(), run="held")
+    backend = wiring.open_backend("local", local.Options(), run="held")
     async with backend.open("host", Limits(lifetime_s=60), workdir="/tmp/w"):
         print("up", flush=True)
         await asyncio.sleep(60)
@@ -155,16 +155,16 @@ def test_bad_input_is_named(words: tuple[str, ...], kind: type[Exception], said:
 
 
 async def test_a_run_removes_what_its_killed_start_left(held: subprocess.Popen[str]) -> None:
-    from swerl import assemble
+    from swerl.core.events import Event, Notice
     from swerl.recipe.load import load
-    from swerl.run.events import Event, Notice
+    from swerl.rollout import wiring
 
     heard: list[Event] = []
     recipe = load([], ["name=held"])
-    await assemble.reap_leftovers(recipe, heard.append)
+    await wiring.reap_leftovers(recipe, heard.append)
     assert [page.unfinished for page in default_ledger().pages()] != [[]]
     held.kill()
     await asyncio.to_thread(held.wait)
-    await assemble.reap_leftovers(recipe, heard.append)
+    await wiring.reap_leftovers(recipe, heard.append)
     assert [page.unfinished for page in default_ledger().pages()] == [[]]
     assert all(isinstance(event, Notice) for event in heard)

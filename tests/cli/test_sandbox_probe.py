@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swerl.cli.sandbox import app
-from swerl.errors import InputError, UnknownNameError
+from swerl.core.errors import InputError, UnknownNameError
 
 FAST = ("--only", "capabilities", "--only", "host-files", "--only", "routes")
 
@@ -68,10 +68,10 @@ def test_a_run_that_is_not_there_is_your_input(tmp_path: Path) -> None:
 
 
 def test_an_attack_that_works_is_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swerl.probe import catalogue
-    from swerl.probe.finding import Finding, failed
-    from swerl.probe.lab import Lab
-    from swerl.probe.registry import probe as as_probe
+    from swerl.checks.attacks import catalogue
+    from swerl.checks.attacks.finding import Finding, failed
+    from swerl.checks.attacks.lab import Lab
+    from swerl.checks.attacks.registry import probe as as_probe
 
     @as_probe("Walks through an open door.")
     async def open_door(lab: Lab) -> Finding:

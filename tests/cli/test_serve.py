@@ -26,19 +26,19 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
-from swerl.chat import Message, Role, ToolCall
 from swerl.cli import _serve_script
 from swerl.cli.serve import serve
-from swerl.errors import InputError
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.interfaces import Endpoint
-from swerl.patch import edits
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.contracts import Endpoint
+from swerl.core.errors import InputError
+from swerl.core.patch import edits
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.recipe.schema import ModelShape
 from swerl.sandboxes import local
 from swerl.training import batch
 from swerl.training.tiny_model import make_tiny_model
-from tests.e2b_server.helpers import eventually
 from tests.harnesses import helpers as agents
+from tests.sandboxes.e2b_server.helpers import eventually
 from tests.sandboxes.helpers import host_processes
 
 HI: Any = {"role": "user", "content": "Say hello."}

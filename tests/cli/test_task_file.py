@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.errors import TaskError
+from swerl.core.errors import TaskError
 
 COMMANDS = (
     "images plan {file}", "images pull {file}", "images mirror {file} --to 127.0.0.1:9/m",

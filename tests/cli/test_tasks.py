@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swerl.cli.main import typer_app
-from swerl.errors import InputError
+from swerl.core.errors import InputError
 
 PATCH = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n"
 

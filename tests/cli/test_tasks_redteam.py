@@ -7,12 +7,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from swerl.checks.redteam import _shop as shop
+from swerl.checks.redteam import catalogue
+from swerl.checks.redteam.policy import Policy, Stop
 from swerl.cli.main import typer_app
-from swerl.errors import UnknownNameError
-from swerl.grade import Verdict
-from swerl.redteam import _shop as shop
-from swerl.redteam import catalogue
-from swerl.redteam.policy import Policy, Stop
+from swerl.core.errors import UnknownNameError
+from swerl.core.grade import Verdict
 
 MENDS = Policy(
     "mends", "Mends the till", (f"sed -i 's/{shop.WRONG}/{shop.RIGHT}/' till.py",), Stop.TESTS

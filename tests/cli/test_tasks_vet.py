@@ -16,12 +16,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from swerl.certificate import objection
 from swerl.cli import _output
 from swerl.cli.main import typer_app
-from swerl.errors import InputError, UnknownNameError
-from swerl.task import read_tasks, write_tasks
-from tests.tasks.vetting import TESTS, make_task
+from swerl.core.certificate import objection
+from swerl.core.errors import InputError, UnknownNameError
+from swerl.core.task import read_tasks, write_tasks
+from tests.checks.vetting import TESTS, make_task
 
 PATIENCE_S = 120.0
 

@@ -17,12 +17,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swerl.cli.train import app
-from swerl.errors import RunError, UnknownNameError
+from swerl.core.errors import RunError, UnknownNameError
+from swerl.core.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted, as_json
+from swerl.core.files import write_json
 from swerl.recipe.schema import Recipe
-from swerl.run.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted, as_json
-from swerl.run.files import write_json
-from swerl.run.layout import RunFolder, State, open_run
-from swerl.run.presence import Stop, ask_to_stop, present
+from swerl.runs.layout import RunFolder, State, open_run
+from swerl.runs.presence import Stop, ask_to_stop, present
 
 RECIPE = Recipe.model_validate({"name": "shown", "steps": 9})
 SMALL = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swerl.cli._train_view import TrainView
+from swerl.core.events import Notice, Progress
 from swerl.recipe.schema import Recipe
-from swerl.run.events import Notice, Progress
 
 
 def test_a_stage_is_named_when_it_begins_and_counted_where_it_has_parts(

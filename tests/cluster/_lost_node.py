@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swerl.cluster.local import LocalNode, LocalProcess
 from swerl.cluster.node import Order
-from swerl.errors import ClusterError
+from swerl.core.errors import ClusterError
 
 
 class Lost(LocalNode):

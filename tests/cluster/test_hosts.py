@@ -18,7 +18,7 @@ from swerl.cluster import hosts
 from swerl.cluster.hosts import HostPlan, _address_towards, _member
 from swerl.cluster.join import clear
 from swerl.cluster.network import address_towards
-from swerl.errors import ClusterError
+from swerl.core.errors import ClusterError
 
 RECIPE = """
 name = "hosts"

@@ -9,7 +9,7 @@ import pytest
 
 from swerl.cluster.open import open_nodes, trainer_nodes
 from swerl.cluster.slurm import slurm_hosts
-from swerl.errors import ClusterError, RecipeError
+from swerl.core.errors import ClusterError, RecipeError
 from swerl.recipe.schema import Recipe
 
 

@@ -16,7 +16,7 @@ from swerl.cluster.finding import Finding, State
 from swerl.cluster.local import LocalNode
 from swerl.cluster.open import Nodes
 from swerl.cluster.preflight import check_nodes, require_fit
-from swerl.errors import ClusterError
+from swerl.core.errors import ClusterError
 from swerl.recipe.schema import Recipe
 
 P = ParamSpec("P")

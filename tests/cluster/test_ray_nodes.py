@@ -17,15 +17,15 @@ from swerl.cluster.node import PYTHON, Order
 from swerl.cluster.ray_nodes import ray_nodes
 from swerl.cluster.ray_placement import Share
 from swerl.cluster.sglang_servers import serve_on
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import ClusterError, RankLostError
+from swerl.core.learning import Batch
+from swerl.core.turn import Sampling
 from swerl.engines import _sglang_fleet, sglang
-from swerl.errors import ClusterError, RankLostError
-from swerl.interfaces import EngineSetup
-from swerl.learning import Batch
 from swerl.recipe.schema import ClusterSection
 from swerl.training import ranks
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
-from swerl.turn import Sampling
 from tests.engines._fake_python import fake_python, process_at
 
 MakeBatch = Callable[..., Batch]

@@ -14,33 +14,34 @@ from typing import Any
 import psutil
 import pytest
 
-from swerl import plugins, preflight
-from swerl.chat import Finish, Message
+from swerl.checks import preflight
 from swerl.cluster.finding import State
 from swerl.cluster.local import LocalNode
 from swerl.cluster.open import Nodes
 from swerl.cluster.ray_nodes import ray_nodes
 from swerl.cluster.ray_placement import Share
 from swerl.cluster.sandbox_servers import serve_sandboxes
-from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core import plugins
+from swerl.core.chat import Finish, Message
+from swerl.core.contracts import SandboxBackend
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.events import Event, ignore
+from swerl.core.grade import Verdict
+from swerl.core.patch import edits
+from swerl.core.sandbox import Limits, Mount
+from swerl.core.turn import Completion, Sampling
 from swerl.gateway.app import Gateway
-from swerl.grade import Verdict
 from swerl.harnesses import builtin
-from swerl.interfaces import SandboxBackend
-from swerl.ledger import census
-from swerl.ledger.store import default_ledger
-from swerl.patch import edits
 from swerl.recipe.schema import Recipe
 from swerl.rollout import group
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
-from swerl.run.events import Event, ignore
-from swerl.run.layout import open_run
-from swerl.sandbox import Limits, Mount
+from swerl.runs.layout import open_run
 from swerl.sandboxes import local
+from swerl.sandboxes.ledger import census
+from swerl.sandboxes.ledger.store import default_ledger
 from swerl.tasks import twin
-from swerl.turn import Completion, Sampling
 from tests.cluster._lost_node import Lost
 
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
@@ -70,7 +71,7 @@ def _servers(folder: Path) -> dict[str, int]:
     """Return the servers, without their guards, by the names of their logs in this folder."""
     found = {}
     for process in psutil.process_iter(["cmdline"]):
-        if (process.info["cmdline"] or [])[1:3] == ["-m", "swerl.e2b_server.process"]:
+        if (process.info["cmdline"] or [])[1:3] == ["-m", "swerl.sandboxes.e2b_server.process"]:
             with suppress(OSError):  # it ended just now
                 log = Path(f"/proc/{process.pid}/fd/2").readlink()
                 if log.parent == folder:
@@ -237,8 +238,8 @@ from swerl.cluster.ray_nodes import ray_nodes
 from swerl.cluster.ray_placement import Share
 from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.recipe.schema import Recipe
-from swerl.run.events import ignore
-from swerl.sandbox import Limits
+from swerl.core.events import ignore
+from swerl.core.sandbox import Limits
 
 async def main() -> None:
     recipe = Recipe(name="orphaned")

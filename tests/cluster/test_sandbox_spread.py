@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from swerl.cluster.sandbox_spread import Site, Spread
-from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError
-from swerl.sandbox import Limits
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.sandbox import Limits
 
 
 class Opened:

@@ -15,14 +15,14 @@ import pytest
 from swerl.cluster.local import LocalNode, LocalProcess
 from swerl.cluster.node import Order
 from swerl.cluster.sglang_servers import NodeServer, engines_per_node, serve_on
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import ClusterError, EngineError, RecipeError
+from swerl.core.turn import Sampling
 from swerl.engines import sglang
 from swerl.engines._sglang_launch import keep
 from swerl.engines._sglang_server import Server
 from swerl.engines.sglang import Options
-from swerl.errors import ClusterError, EngineError, RecipeError
-from swerl.interfaces import EngineSetup
 from swerl.recipe.schema import ClusterSection
-from swerl.turn import Sampling
 from tests.cluster._lost_node import Lost
 from tests.engines._fake_python import fake_python, process_at
 

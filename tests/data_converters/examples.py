@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 
 Row = Mapping[str, Json]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swerl.chat import Json
-from swerl.errors import TaskError
-from swerl.task import GradingSpec, Task, from_row, to_row
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
+from swerl.core.task import GradingSpec, Task, from_row, to_row
 from swerl.tasks.datasets import converter_names, find_converter
 
 from .examples import EXAMPLES, Row

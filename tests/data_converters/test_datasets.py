@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import TaskError
-from swerl.graders._log_parsers import PARSERS
-from swerl.task import Task, from_row, to_row
+from swerl.core.errors import TaskError
+from swerl.core.task import Task, from_row, to_row
+from swerl.grading.log_parsers import PARSERS
 from swerl.tasks.convert import convert
 from swerl.tasks.datasets import Row, find_converter
 from swerl.tasks.rows import file_rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.chat import Json
-from swerl.errors import TaskError
-from swerl.task import Task
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
+from swerl.core.task import Task
 from swerl.tasks.datasets import find_converter
 
 from .examples import EXAMPLES, FIX, HARBOR, MULTI, SCALE, SMITH, TESTS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import TaskError
-from swerl.task import Task
+from swerl.core.errors import TaskError
+from swerl.core.task import Task
 from swerl.tasks.datasets import find_converter
 
 from .examples import PRO

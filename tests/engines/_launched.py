@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from swerl.interfaces import EngineSetup
-from swerl.learning import WeightRef
+from swerl.core.contracts import EngineSetup
+from swerl.core.learning import WeightRef
 
 
 def setup(tmp_path: Path, told: list[str]) -> EngineSetup:

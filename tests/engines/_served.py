@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from swerl.chat import Message, Role
+from swerl.core.chat import Message, Role
+from swerl.core.contracts import Engine, EngineSetup
 from swerl.engines import scripted, sglang, torch_cpu
 from swerl.engines._process import child, until_ready
-from swerl.families import tiny
-from swerl.interfaces import Engine, EngineSetup
+from swerl.engines.families import tiny
 from tests.engines._fake_sglang import fake_router, fakes
 
 SERVERS = 2

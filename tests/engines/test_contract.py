@@ -17,11 +17,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-from swerl.chat import Finish
+from swerl.core.chat import Finish
+from swerl.core.errors import EngineError
+from swerl.core.learning import WeightRef
+from swerl.core.turn import Completion, Sampling
 from swerl.engines._weights import checksum
-from swerl.errors import EngineError
-from swerl.learning import WeightRef
-from swerl.turn import Completion, Sampling
 from tests.engines._served import Makers, Served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from swerl.chat import ChatRequest, Finish, Message, Role, Tool, ToolCall
+from swerl.core.chat import ChatRequest, Finish, Message, Role, Tool, ToolCall
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineError, EngineLostError, InputError
+from swerl.core.turn import Sampling
 from swerl.engines import openai, scripted
+from swerl.engines.families import tiny
 from swerl.engines.openai import OpenAIEngine, Options
-from swerl.errors import EngineError, EngineLostError, InputError
-from swerl.families import tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
-from swerl.interfaces import EngineSetup
-from swerl.turn import Sampling
 
 FAMILY = tiny.build(None)
 SAID = Message(Role.ASSISTANT, "I look.", "Hm.", (ToolCall("", "bash", {"cmd": "ls"}),))
@@ -77,7 +77,7 @@ async def test_a_conversation_goes_there_and_back(monkeypatch: pytest.MonkeyPatc
 async def test_turns_through_a_chat_engine_are_kept_but_not_trainable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from swerl.sample import to_samples
+    from swerl.core.sample import to_samples
 
     async with (
         server(monkeypatch) as (_, url),

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from swerl.core.errors import EngineError
 from swerl.engines import _process
 from swerl.engines._process import child, how_ended, until_ready
-from swerl.errors import EngineError
 
 STARTING = """
 import os, sys, time

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from swerl.chat import Finish, Message, Role
+from swerl.core.chat import Finish, Message, Role
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import InputError
+from swerl.core.learning import WeightRef
+from swerl.core.turn import Sampling
 from swerl.engines import scripted
-from swerl.errors import InputError
-from swerl.families import tiny
-from swerl.interfaces import EngineSetup
-from swerl.learning import WeightRef
-from swerl.turn import Sampling
+from swerl.engines.families import tiny
 
 FAMILY = tiny.build(None)
 MANY = Sampling(max_new_tokens=100)

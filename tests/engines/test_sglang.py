@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineError, EngineLostError
+from swerl.core.turn import Sampling
 from swerl.engines import sglang, torch_cpu
-from swerl.errors import EngineError, EngineLostError
-from swerl.interfaces import EngineSetup
-from swerl.turn import Sampling
 
 
 def setup(log_dir: Path, model: Path | None) -> EngineSetup:

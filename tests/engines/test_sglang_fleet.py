@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from swerl.chat import Finish
+from swerl.core.chat import Finish
+from swerl.core.errors import EngineError, EngineLostError
+from swerl.core.learning import WeightRef
+from swerl.core.turn import Sampling
 from swerl.engines import _sglang_fleet, _sglang_http
 from swerl.engines._sglang_connect import connect
 from swerl.engines._sglang_crew import PauseMode
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_wire import ModelShape
-from swerl.errors import EngineError, EngineLostError
-from swerl.learning import WeightRef
-from swerl.turn import Sampling
 from tests.engines._fake_sglang import EXPERTS, LAYERS, TOP_K, VOCAB, FakeServer, fake_router, fakes
 
 SHAPE = ModelShape(VOCAB, LAYERS, TOP_K, EXPERTS)

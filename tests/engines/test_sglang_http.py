@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from swerl.chat import Finish
+from swerl.core.chat import Finish
+from swerl.core.errors import EngineError
+from swerl.core.turn import Completion, Sampling
 from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
-from swerl.errors import EngineError
-from swerl.turn import Completion, Sampling
 
 SHAPE = ModelShape(num_vocab=512)
 GOOD: dict[str, Any] = {

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineLostError
+from swerl.core.turn import Sampling
 from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_http import HttpEngine
-from swerl.errors import EngineLostError
-from swerl.interfaces import EngineSetup
-from swerl.turn import Sampling
 from tests.engines import _launched
 from tests.engines._fake_python import fake_python, process_at
 from tests.engines._launched import ref, setup

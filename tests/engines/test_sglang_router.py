@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from swerl.core.errors import InputError
+from swerl.core.turn import Sampling
 from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_http import HttpEngine
-from swerl.errors import InputError
-from swerl.turn import Sampling
 from tests.engines import _launched
 from tests.engines._fake_python import fake_python, process_at
 from tests.engines._launched import ref, setup

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineError, EngineLostError, TrainerError
+from swerl.core.learning import EngineTarget, Sent, WeightRef
+from swerl.core.turn import Sampling
 from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_connect import connect
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_wire import ModelShape
-from swerl.errors import EngineError, EngineLostError, TrainerError
-from swerl.interfaces import EngineSetup
-from swerl.learning import EngineTarget, Sent, WeightRef
 from swerl.training.weight_sync.http import Caller, failures
-from swerl.turn import Sampling
 from tests.engines._fake_sglang import VOCAB, FakeServer, fakes
 
 Fault = Callable[[], None]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from swerl.core.errors import EngineError
 from swerl.engines import _torch_batch
 from swerl.engines._torch_batch import Batch
 from swerl.engines._torch_jobs import Ended, PauseMode, Request
 from swerl.engines._torch_model import Model, read_shape, read_weights
-from swerl.errors import EngineError
 
 CONTEXT = 300
 

@@ -16,12 +16,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineError, EngineLostError
+from swerl.core.turn import Sampling
 from swerl.engines import torch_cpu
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._weights import checksum
-from swerl.errors import EngineError, EngineLostError
-from swerl.interfaces import EngineSetup
-from swerl.turn import Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -243,7 +243,7 @@ async def test_a_killed_controller_leaves_no_server(tmp_path: Path, tiny_model: 
     controller = f"""
 import asyncio, pathlib
 from swerl.engines import torch_cpu
-from swerl.interfaces import EngineSetup
+from swerl.core.contracts import EngineSetup
 async def main():
     setup = EngineSetup(family=None, log_dir=pathlib.Path({str(tmp_path)!r}),
                         model=pathlib.Path({str(tiny_model)!r}))

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from swerl.core.errors import EngineError
 from swerl.engines._torch_model import Model, read_shape, read_weights
-from swerl.errors import EngineError
 
 TOLERANCE = 1e-4
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from swerl.core.errors import EngineError
 from swerl.engines._weights import checksum, model_shape
-from swerl.errors import EngineError
 
 
 def test_the_spread_over_files_does_not_matter(tmp_path: Path, tiny_model: Path) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from swerl.chat import Finish, Message, Role
-from swerl.families import tiny
-from swerl.interfaces import Family
-from swerl.learning import WeightRef
-from swerl.turn import Completion, Sampling
+from swerl.core.chat import Finish, Message, Role
+from swerl.core.contracts import Family
+from swerl.core.learning import WeightRef
+from swerl.core.turn import Completion, Sampling
+from swerl.engines.families import tiny
 
 Line: TypeAlias = "Message | Sequence[int] | Exception"
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from aiohttp import web
 
-from swerl.chat import Finish
+from swerl.core.chat import Finish
+from swerl.core.contracts import EngineAddress
+from swerl.core.turn import Completion, Sampling
 from swerl.gateway.orders import WorkerSetup
 from swerl.gateway.speakers import HistoryPolicy
-from swerl.interfaces import EngineAddress
-from swerl.turn import Completion, Sampling
 from tests.gateway._fakes import RecordingEngine
 
 

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import pytest
 
+from swerl.core.turn import Sampling
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session
-from swerl.turn import Sampling
 from tests.gateway._fakes import RecordingEngine
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from swerl.chat import Message, Role, ToolCall
-from swerl.errors import BudgetError, EngineError, EngineLostError, GatewayError
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.errors import BudgetError, EngineError, EngineLostError, GatewayError
+from swerl.core.turn import Sampling
 from swerl.gateway import retries, router, sessions
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session
-from swerl.turn import Sampling
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 

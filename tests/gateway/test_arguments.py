@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.chat import Json, Tool
+from swerl.core.chat import Json, Tool
 from swerl.gateway.arguments import coerce
 
 

@@ -14,14 +14,14 @@ import anthropic
 import openai
 import pytest
 
-from swerl.chat import Finish
-from swerl.errors import EngineError, EngineLostError, GatewayError
+from swerl.core.chat import Finish
+from swerl.core.errors import EngineError, EngineLostError, GatewayError
+from swerl.core.turn import Completion, Sampling
 from swerl.gateway import retries
 from swerl.gateway._body import read_object
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session
-from swerl.turn import Completion, Sampling
 from tests.gateway._fakes import RecordingEngine
 
 ASK: Any = {"role": "user", "content": "fix it"}

@@ -18,17 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swerl.chat import ChatRequest, Message, Role, ToolCall
-from swerl.dialects import anthropic
-from swerl.families import qwen3_5, tiny
+from swerl.core.chat import ChatRequest, Message, Role, ToolCall
+from swerl.core.contracts import Family
+from swerl.core.sample import Sample, to_samples
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Sampling
+from swerl.engines.families import qwen3_5, tiny
+from swerl.gateway.dialects import anthropic
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.speakers import HistoryPolicy, speaker
-from swerl.interfaces import Family
-from swerl.sample import Sample, to_samples
-from swerl.tree import Trajectory
-from swerl.turn import Sampling
-from tests.families.test_templates import write_model
+from tests.engines.families.test_templates import write_model
 from tests.gateway._fakes import Call, RecordingEngine
 
 DIALECT = anthropic.build()

@@ -18,12 +18,12 @@ import aiohttp
 import orjson
 import pytest
 
-from swerl.families import qwen3_5, tiny
+from swerl.core.contracts import Family
+from swerl.core.turn import Sampling
+from swerl.engines.families import qwen3_5, tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
-from swerl.interfaces import Family
-from swerl.turn import Sampling
-from tests.families.test_templates import write_model
+from tests.engines.families.test_templates import write_model
 from tests.gateway._fakes import RecordingEngine
 
 NUM_REQUESTS = int(os.environ.get("SWERL_FUZZ", "3000"))

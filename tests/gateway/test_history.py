@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swerl.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
+from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.gateway.history import History, Node, path_ids
 
 ASK = Message(Role.USER, "fix it")

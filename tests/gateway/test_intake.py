@@ -11,16 +11,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from swerl.chat import Json, Message, Role
-from swerl.errors import GatewayError, Refusal
+from swerl.core.chat import Json, Message, Role
+from swerl.core.errors import GatewayError, Refusal
+from swerl.core.events import GatewayLoad
+from swerl.core.turn import Completion, Sampling
 from swerl.gateway import pulse, router
 from swerl.gateway._body import read_object
 from swerl.gateway.app import Gateway
 from swerl.gateway.intake import Bounds, Intake
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import ServedSession
-from swerl.run.events import GatewayLoad
-from swerl.turn import Completion, Sampling
 from tests.gateway._fakes import RecordingEngine
 
 HELD_S = 0.1

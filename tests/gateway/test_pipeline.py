@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
-from swerl.errors import GatewayError
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
+from swerl.core.errors import GatewayError
+from swerl.core.turn import Sampling
 from swerl.gateway import retries
 from swerl.gateway.arguments import UNREADABLE
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.speakers import speaker
-from swerl.turn import Sampling
 from tests.gateway._fakes import RecordingEngine
 
 ASK = Message(Role.USER, "fix it")

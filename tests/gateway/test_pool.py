@@ -15,15 +15,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from swerl.chat import Message, Role
-from swerl.errors import EngineError, GatewayError
+from swerl.core.chat import Message, Role
+from swerl.core.contracts import EngineAddress
+from swerl.core.errors import EngineError, GatewayError
+from swerl.core.turn import Sampling
 from swerl.gateway.intake import Bounds
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pool import GatewayPool
 from swerl.gateway.remote import RemoteSession
 from swerl.gateway.sessions import TurnRecord
-from swerl.interfaces import EngineAddress
-from swerl.turn import Sampling
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway._wire_engine import WireEngine, wired
 from tests.gateway.test_app import PATHS, body, post
@@ -303,7 +303,7 @@ from pathlib import Path
 from swerl.gateway.orders import WorkerSetup
 from swerl.gateway.pool import GatewayPool
 from swerl.gateway.speakers import HistoryPolicy
-from swerl.interfaces import EngineAddress
+from swerl.core.contracts import EngineAddress
 
 async def main():
     engine = EngineAddress("sglang", {{"url": {wire.url!r}}})

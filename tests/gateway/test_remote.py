@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from swerl.core.errors import GatewayError
 from swerl.engines._process import child as start
-from swerl.errors import GatewayError
 from swerl.gateway import remote
 from swerl.gateway.pool import GatewayPool
 from tests.gateway._fakes import RecordingEngine

@@ -17,16 +17,16 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from swerl.chat import Message, Role, ToolCall
-from swerl.dialects import anthropic
-from swerl.families import qwen3
-from swerl.families._template_family import TemplateFamily
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.sample import to_samples
+from swerl.core.turn import Sampling
+from swerl.engines.families import qwen3
+from swerl.engines.families._template_family import TemplateFamily
+from swerl.gateway.dialects import anthropic
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.speakers import HistoryPolicy, speaker
-from swerl.sample import to_samples
-from swerl.turn import Sampling
-from tests.families.test_templates import write_model
+from tests.engines.families.test_templates import write_model
 from tests.gateway._fakes import RecordingEngine
 
 NUM_TURNS = 60

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swerl.chat import Message, Role, ToolCall
-from swerl.dialects import anthropic, openai_chat
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.sample import Sample, to_samples
+from swerl.core.turn import Sampling
+from swerl.gateway.dialects import anthropic, openai_chat
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.speakers import speaker
-from swerl.sample import Sample, to_samples
-from swerl.turn import Sampling
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.replays import AT_ODDS, HARMLESS, Body, Replay
 from tests.gateway.test_exact_tokens import check_samples

@@ -12,7 +12,8 @@ import aiohttp
 import orjson
 import pytest
 
-from swerl.chat import ChatReply, ChatRequest, Message, Role
+from swerl.core.chat import ChatReply, ChatRequest, Message, Role
+from swerl.core.turn import Completion, Sampling
 from swerl.gateway import retries
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
@@ -20,7 +21,6 @@ from swerl.gateway.pipeline import Conversation
 from swerl.gateway.retries import Asker, read_asker
 from swerl.gateway.sessions import ServedSession, Session
 from swerl.gateway.speakers import speaker
-from swerl.turn import Completion, Sampling
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 

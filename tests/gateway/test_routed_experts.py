@@ -21,18 +21,18 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swerl.chat import Message, Role
-from swerl.families import _tiny_tokenizer as tokenizer
+from swerl.core import expert_files
+from swerl.core.chat import Message, Role
+from swerl.core.contracts import EngineAddress
+from swerl.core.expert_spool import ExpertSpool
+from swerl.core.sample import Sample, to_samples
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Completion, RoutedExperts, Sampling, WeightChange
+from swerl.engines.families import _tiny_tokenizer as tokenizer
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.orders import WorkerSetup
 from swerl.gateway.pool import GatewayPool
 from swerl.gateway.speakers import HistoryPolicy
-from swerl.interfaces import EngineAddress
-from swerl.run import expert_files
-from swerl.run.expert_spool import ExpertSpool
-from swerl.sample import Sample, to_samples
-from swerl.tree import Trajectory
-from swerl.turn import Completion, RoutedExperts, Sampling, WeightChange
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway._wire_engine import WireEngine, wired
 from tests.gateway.test_app import body, post

@@ -12,14 +12,14 @@ import orjson
 import pytest
 import zstandard
 
-from swerl.chat import Message, Role
-from swerl.errors import GatewayError
+from swerl.core.chat import Message, Role
+from swerl.core.errors import GatewayError
+from swerl.core.turn import Sampling
 from swerl.gateway import _body, limits
 from swerl.gateway.app import Gateway
 from swerl.gateway.connections import Server
 from swerl.gateway.limits import Admission, SessionLimits
 from swerl.gateway.sessions import Session
-from swerl.turn import Sampling
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 
@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": HI},
     "/v1/responses": {"model": "m", "input": "hi"},
 }
-# Wishes that would be answered wrongly are refused: tests/dialects/test_unserved.py
+# Wishes that would be answered wrongly are refused: tests/gateway/dialects/test_unserved.py
 WISHES: dict[str, Any] = {
     "temperature": 0,
     "top_p": 0.1,

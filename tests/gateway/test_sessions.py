@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from swerl.core.turn import Sampling
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import TurnRecord
-from swerl.turn import Sampling
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 from tests.gateway.test_app import body, post

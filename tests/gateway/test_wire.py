@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from swerl.errors import InputError
+from swerl.core.errors import InputError
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 

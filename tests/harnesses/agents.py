@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swerl.chat import Message, Role, ToolCall
+from swerl.core.chat import Message, Role, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

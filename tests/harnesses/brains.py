@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from itertools import count, groupby, takewhile
 from typing import TypeAlias
 
-from swerl.chat import Finish, Message, Role, ToolCall
-from swerl.errors import EngineLostError
-from swerl.families import tiny
-from swerl.interfaces import Family
-from swerl.learning import WeightRef
-from swerl.sample import Sample
-from swerl.tree import Trajectory
-from swerl.turn import Completion, Sampling
+from swerl.core.chat import Finish, Message, Role, ToolCall
+from swerl.core.contracts import Family
+from swerl.core.errors import EngineLostError
+from swerl.core.learning import WeightRef
+from swerl.core.sample import Sample
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Completion, Sampling
+from swerl.engines.families import tiny
 
 Line: TypeAlias = "Message | Sequence[int] | Exception"
 """A reply, the raw tokens of one, or the failure to give one."""

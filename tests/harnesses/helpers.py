@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from swerl import plugins
-from swerl.chat import Message, Role
+from swerl.core import plugins
+from swerl.core.chat import Message, Role
+from swerl.core.contracts import Engine, Exit, Harness, Sandbox
+from swerl.core.errors import SwerlError
+from swerl.core.patch import edits
+from swerl.core.sample import Sample, to_samples
+from swerl.core.sandbox import Exec, Limits, Mount
+from swerl.core.task import GradingSpec, Task
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Sampling
+from swerl.engines.families import tiny
 from swerl.engines.scripted import ScriptedEngine
-from swerl.errors import SwerlError
-from swerl.families import tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import TurnRecord
-from swerl.interfaces import Engine, Exit, Harness, Sandbox
-from swerl.patch import edits
-from swerl.sample import Sample, to_samples
-from swerl.sandbox import Exec, Limits, Mount
 from swerl.sandboxes import local
-from swerl.task import GradingSpec, Task
-from swerl.tree import Trajectory
-from swerl.turn import Sampling
 
 WORKDIR = "/repo"
 TASK = Task("t-1", "r", "host", WORKDIR, "Fix add.", GradingSpec("command", test_command="true"))

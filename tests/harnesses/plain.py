@@ -12,11 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
-from swerl.errors import SandboxLostError
+from swerl.core.contracts import Endpoint, Listener
+from swerl.core.errors import SandboxLostError
+from swerl.core.sandbox import Exec
+from swerl.core.task import GradingSpec, Task
 from swerl.harnesses.builtin import Options, build
-from swerl.interfaces import Endpoint, Listener
-from swerl.sandbox import Exec
-from swerl.task import GradingSpec, Task
 
 
 @dataclass

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from swerl.chat import Message
-from swerl.errors import SandboxLostError
+from swerl.core.chat import Message
+from swerl.core.errors import SandboxLostError
+from swerl.core.patch import FileEdit
 from swerl.harnesses import _messages_client
 from swerl.harnesses.builtin import Builtin, Options, build
-from swerl.patch import FileEdit
 
 from .plain import FolderSandbox, LostSandbox, Model, edit, serve, task_at, use
 

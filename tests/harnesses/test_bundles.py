@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
 from swerl.harnesses import _bundles
 
 _NPM = """#!{python}

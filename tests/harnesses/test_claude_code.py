@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from swerl.chat import Message
-from swerl.errors import BrokenImageError, InputError
+from swerl.core.chat import Message
+from swerl.core.contracts import Endpoint
+from swerl.core.errors import BrokenImageError, InputError
+from swerl.core.patch import FileEdit, edits
+from swerl.core.sandbox import Mount
 from swerl.harnesses import _claude_releases, claude_code
 from swerl.harnesses.claude_code import ClaudeCode, Options
-from swerl.interfaces import Endpoint
-from swerl.patch import FileEdit, edits
-from swerl.sandbox import Mount
 
 from .helpers import PATCH, Recorder, task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from swerl.chat import ToolCall
+from swerl.core.chat import ToolCall
 from swerl.harnesses.claude_code import ClaudeCode, Options
 
 from .brains import FIX, LEAD, Heard, Line, Model, assert_side_by_side, call, say

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.chat import Finish, ToolCall
-from swerl.errors import EngineLostError
-from swerl.families import tiny
+from swerl.core.chat import Finish, ToolCall
+from swerl.core.errors import EngineLostError
+from swerl.engines.families import tiny
 from swerl.gateway.limits import SessionLimits
 from swerl.harnesses.claude_code import ClaudeCode
 

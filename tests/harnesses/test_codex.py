@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from swerl.core.contracts import Endpoint
+from swerl.core.patch import FileEdit
 from swerl.harnesses import codex
 from swerl.harnesses.codex import Codex, Options
-from swerl.interfaces import Endpoint
-from swerl.patch import FileEdit
 
 from .helpers import Recorder, task
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from swerl import plugins
-from swerl.chat import Message, Role, ToolCall
-from swerl.errors import SandboxError
+from swerl.core import plugins
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.contracts import Harness, Sandbox
+from swerl.core.errors import SandboxError
+from swerl.core.patch import FileEdit, edits
+from swerl.core.sandbox import Exec, Mount
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
-from swerl.interfaces import Harness, Sandbox
-from swerl.patch import FileEdit, edits
-from swerl.sandbox import Exec, Mount
 
 from .agents import AGENTS, Agent
 from .helpers import PATCH, ROOMY, SOLVED, WORKDIR, Worked, built, locally, task, work

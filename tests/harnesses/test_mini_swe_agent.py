@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from swerl.chat import Message, Role, ToolCall
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.contracts import Endpoint
+from swerl.core.errors import EngineLostError, ImageError, InputError
+from swerl.core.turn import Completion, Sampling
 from swerl.engines.scripted import ScriptedEngine
-from swerl.errors import EngineLostError, ImageError, InputError
 from swerl.harnesses import mini_swe_agent
 from swerl.harnesses._mini_swe_agent import driver
 from swerl.harnesses.mini_swe_agent import MiniSweAgent, Options
-from swerl.interfaces import Endpoint
-from swerl.turn import Completion, Sampling
 
 from .helpers import TASK, WORKDIR, Recorder, Worked, built, work
 

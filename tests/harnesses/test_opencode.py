@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from swerl.chat import Role, ToolCall
+from swerl.core.chat import Role, ToolCall
+from swerl.core.contracts import Endpoint
 from swerl.harnesses import opencode
 from swerl.harnesses.opencode import OpenCode, Options
-from swerl.interfaces import Endpoint
 
 from .brains import FIX, LEAD, LOOK, SUMMARY, Heard, Line, Model, call, leading, say
 from .helpers import TASK, Recorder, Worked, built, task, work

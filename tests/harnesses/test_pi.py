@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from swerl.chat import Message, Role, ToolCall
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.contracts import Endpoint, Harness
+from swerl.core.errors import EngineLostError
+from swerl.core.turn import Completion, Sampling
 from swerl.engines.scripted import ScriptedEngine
-from swerl.errors import EngineLostError
 from swerl.harnesses import pi
 from swerl.harnesses.pi import Options, Pi
-from swerl.interfaces import Endpoint, Harness
-from swerl.turn import Completion, Sampling
 
 from .helpers import SOLVED, TASK, Recorder, built, work
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
+from swerl.core.sandbox import Mount
 from swerl.harnesses import _python
-from swerl.sandbox import Mount
 
 
 @pytest.fixture(scope="module")

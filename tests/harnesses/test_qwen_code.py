@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from swerl.chat import Message, Role, ToolCall
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.contracts import Endpoint
 from swerl.harnesses.qwen_code import Options, QwenCode
-from swerl.interfaces import Endpoint
 
 from .brains import LEAD, SUMMARY, Heard, Line, Model, call, leading, say
 from .helpers import TASK, Recorder, Worked, built, task, work

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from swerl.core.contracts import Sandbox
 from swerl.harnesses import _records
-from swerl.interfaces import Sandbox
 from swerl.sandboxes import local
 
 from .helpers import LIMITS, WORKDIR, shell

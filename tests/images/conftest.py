@@ -15,14 +15,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from swerl.core.image_reference import parse_target
 from swerl.images._http import Patience, http_session
 from swerl.images._registry import Registry
 from swerl.images.mirror import MirrorOptions, Report, mirror
+from swerl.images.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
+from swerl.images.oci.store import Store
 from swerl.images.pull import Pulled, PullOptions, pull
-from swerl.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
-from swerl.oci.reference import parse_target
-from swerl.oci.store import Store
-from tests.oci.layers import Entry, make_tar
+from tests.images.oci.layers import Entry, make_tar
 from tests.services import registry as services_registry
 from tests.services.daemon import CannotRunError
 

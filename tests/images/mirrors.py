@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
 from swerl.images.mirror import Report
 
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
+from swerl.images.oci.store import Store
 from swerl.images.pull import Pulled
-from swerl.oci.store import Store
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

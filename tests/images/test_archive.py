@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
 from swerl.images.archive import import_images
-from swerl.oci.manifest import INDEX_TYPES, sha256
-from swerl.oci.store import Store
-from tests.oci.layers import Entry, folder, make_tar
+from swerl.images.oci.manifest import INDEX_TYPES, sha256
+from swerl.images.oci.store import Store
+from tests.images.oci.layers import Entry, folder, make_tar
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

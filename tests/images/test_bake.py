@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from swerl.core.image_reference import parse
+from swerl.core.sandbox import Mount
 from swerl.images._agent_layer import Layer, make_layer
 from swerl.images._http import http_session
 from swerl.images._lock import Lock, Pinned
 from swerl.images._registry import Registry
 from swerl.images.bake import Baked, bake
-from swerl.oci.manifest import Blob, sha256
-from swerl.oci.reference import parse
-from swerl.sandbox import Mount
+from swerl.images.oci.manifest import Blob, sha256
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

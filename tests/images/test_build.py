@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from swerl import plugins
-from swerl.errors import ImageError, InputError, TaskError
+from swerl.core import plugins
+from swerl.core.errors import ImageError, InputError, TaskError
+from swerl.core.sandbox import Limits
 from swerl.images._fit import misfits
 from swerl.images._layer import Layer, run_inside, unpack
 from swerl.images._python import _isolated, fetch_sdist, fetch_wheels, find_python
 from swerl.images.build import SourceSpec, build, make_task, read_specs
-from swerl.sandbox import Limits
 from swerl.tasks.datasets import find_converter
 from tests.data_converters.examples import EXAMPLES
 

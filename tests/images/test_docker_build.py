@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
+from swerl.core.sandbox import Limits
 from swerl.images.docker_build import Network, build_folders
-from swerl.sandbox import Limits
 from swerl.sandboxes import docker
 from swerl.tasks.datasets import find_converter
 from swerl.tasks.rows import file_rows

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
 from swerl.images.gc import collect
-from swerl.oci.records import Named
-from swerl.oci.store import Store
-from tests.oci.layers import Entry, add_image, hardlink
+from swerl.images.oci.records import Named
+from swerl.images.oci.store import Store
+from tests.images.oci.layers import Entry, add_image, hardlink
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_image_of_an_open_sandbox_stays(store: Store) -> None:
 USE = """
 import sys, time
 from pathlib import Path
-from swerl.oci.store import Store
+from swerl.images.oci.store import Store
 with Store(Path(sys.argv[1])).use("swe/b"):
     print("using", flush=True)
     time.sleep(60)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
 from swerl.images._login import Login, find_login, logged_in
 
 

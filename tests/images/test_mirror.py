@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
+from swerl.core.image_reference import Target
+from swerl.core.task import GradingSpec, Task
 from swerl.images.mirror import Mirrored, Way, mirror, rewrite
-from swerl.oci.reference import Target
-from swerl.task import GradingSpec, Task
 from tests.images.mirrors import failure
 from tests.images.pulls import Make, Push
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
+from swerl.core.image_reference import Target
 from swerl.images.mirror import Way, mirror
-from swerl.oci.reference import Target
 from tests.images.mirrors import failure
 from tests.images.pulls import Make, Push
 
@@ -25,7 +25,7 @@ MIRROR = """
 import asyncio, sys
 from pathlib import Path
 from swerl.images.mirror import mirror
-from swerl.oci.reference import parse_target
+from swerl.core.image_reference import parse_target
 print("begun", flush=True)
 report = asyncio.run(mirror(sys.argv[3:], parse_target(sys.argv[2]), Path(sys.argv[1])))
 sys.exit(bool(report.failed))

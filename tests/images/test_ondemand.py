@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 
-from swerl.errors import ImageError
+from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.errors import ImageError
+from swerl.core.sandbox import Limits
+from swerl.images.oci import _owner
+from swerl.images.oci.store import Store
 from swerl.images.ondemand import OnDemand
 from swerl.images.pull import PullOptions
-from swerl.interfaces import Sandbox, SandboxBackend
-from swerl.oci import _owner
-from swerl.oci.store import Store
-from swerl.sandbox import Limits
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swerl.errors import InputError
-from swerl.oci.manifest import IMAGE_TYPES
-from swerl.oci.store import Store
+from swerl.core.errors import InputError
+from swerl.images.oci.manifest import IMAGE_TYPES
+from swerl.images.oci.store import Store
+from tests.images.oci.layers import Entry, hardlink, make_tar
 from tests.images.pulls import Bring, Make, Push, failure
-from tests.oci.layers import Entry, hardlink, make_tar
 
 
 async def test_image_is_ready_for_a_sandbox(

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from swerl.images.oci.manifest import IMAGE_TYPES, Manifest, sha256
+from swerl.images.oci.store import Store
 from swerl.images.pull import PullOptions, pull
-from swerl.oci.manifest import IMAGE_TYPES, Manifest, sha256
-from swerl.oci.store import Store
+from tests.images.oci.layers import Entry, hardlink, make_tar
 from tests.images.pulls import Bring, Make, Push, failure, leftovers
-from tests.oci.layers import Entry, hardlink, make_tar
 
 
 async def test_hard_link_to_nothing_is_one_clear_error(
@@ -116,7 +116,7 @@ PULL = """
 import asyncio, sys
 from pathlib import Path
 from swerl.images.pull import pull
-from swerl.oci.store import Store
+from swerl.images.oci.store import Store
 print("begun", flush=True)
 done = asyncio.run(pull(sys.argv[2:], Store(Path(sys.argv[1]))))
 sys.exit(any(each.error for each in done))

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from swerl import assemble
-from swerl.errors import ImageError, SandboxUnavailableError
+from swerl.core.errors import ImageError, SandboxUnavailableError
+from swerl.core.sandbox import Limits
 from swerl.images.gc import collect
-from swerl.oci.store import default_store
+from swerl.images.oci.store import default_store
 from swerl.recipe.check import plugin_options
 from swerl.recipe.schema import PluginSection
-from swerl.sandbox import Limits
+from swerl.rollout import wiring
 from tests.services import image as base_image
 from tests.services.daemon import CannotRunError
 
@@ -42,7 +42,7 @@ def open_backend(**settings: Any) -> Any:
     options = plugin_options(
         "sandboxes", PluginSection(type="local", **settings), section="sandbox"
     )
-    return assemble.open_backend("local", options, run="test", warn=lambda _: None)
+    return wiring.open_backend("local", options, run="test", warn=lambda _: None)
 
 
 async def test_first_sandbox_pulls_and_gc_waits_for_the_last(reference: str) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import RecipeError, UnknownNameError
+from swerl.core.errors import RecipeError, UnknownNameError
 from swerl.recipe.check import check, check_schedule
 from swerl.recipe.load import load
 from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe, ScheduleSection

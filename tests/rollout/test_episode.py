@@ -11,31 +11,30 @@ from pathlib import Path
 
 import pytest
 
-from swerl import plugins
-from swerl.chat import Finish, Message, Role, ToolCall
-from swerl.episode import Episode, Status
-from swerl.errors import EngineLostError, SandboxError
+from swerl.core import expert_files, plugins
+from swerl.core.chat import Finish, Message, Role, ToolCall
+from swerl.core.contracts import Engine, Sandbox, SandboxBackend
+from swerl.core.episode import Episode, Status
+from swerl.core.errors import EngineLostError, SandboxError
+from swerl.core.events import ignore
+from swerl.core.expert_spool import ExpertSpool, open_spool
+from swerl.core.grade import Verdict
+from swerl.core.learning import WeightRef
+from swerl.core.patch import edits
+from swerl.core.sample import to_samples
+from swerl.core.sandbox import Limits, Mount
+from swerl.core.task import Task
+from swerl.core.turn import Completion, RoutedExperts, Sampling
 from swerl.gateway.app import Gateway
-from swerl.grade import Verdict
 from swerl.harnesses import builtin
-from swerl.interfaces import Engine, Sandbox, SandboxBackend
-from swerl.learning import WeightRef
-from swerl.patch import edits
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode, group, record
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
-from swerl.run import expert_files
-from swerl.run.events import ignore
-from swerl.run.expert_spool import ExpertSpool, open_spool
-from swerl.run.layout import open_run
-from swerl.sample import to_samples
-from swerl.sandbox import Limits, Mount
+from swerl.runs.layout import open_run
 from swerl.sandboxes import local
-from swerl.task import Task
 from swerl.tasks import twin
-from swerl.turn import Completion, RoutedExperts, Sampling
 
 FAMILY = plugins.load("families", "tiny").build(None)
 BUDGETS = BudgetsSection(

@@ -11,14 +11,14 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from swerl.chat import Finish
+from swerl.core.chat import Finish
+from swerl.core.contracts import EngineSetup
+from swerl.core.learning import WeightRef
+from swerl.core.turn import Completion, Sampling
 from swerl.engines import torch_cpu
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._weights import checksum
-from swerl.interfaces import EngineSetup
-from swerl.learning import WeightRef
 from swerl.rollout.gate import Gate
-from swerl.turn import Completion, Sampling
 from tests.engines.conftest import save_tiny
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

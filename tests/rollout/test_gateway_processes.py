@@ -12,21 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from swerl import assemble
-from swerl.chat import Message
-from swerl.errors import RecipeError
+from swerl.core.chat import Message
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import RecipeError
+from swerl.core.grade import Verdict
+from swerl.core.sample import to_samples
+from swerl.core.sandbox import Limits
+from swerl.core.task import Task
+from swerl.core.turn import Sampling
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pool import GatewayPool
-from swerl.grade import Verdict
-from swerl.interfaces import EngineSetup
 from swerl.recipe.schema import Recipe
-from swerl.rollout import episode
+from swerl.rollout import episode, wiring
 from swerl.rollout.parts import Parts
-from swerl.sample import to_samples
-from swerl.sandbox import Limits
 from swerl.sandboxes import local
-from swerl.task import Task
-from swerl.turn import Sampling
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway._wire_engine import wired
 from tests.rollout.test_episode import BUDGETS, FAMILY, Replies, gold, parts, task
@@ -121,6 +120,6 @@ async def test_an_engine_without_a_url_is_refused_for_several_processes(tmp_path
     setup = EngineSetup(family=FAMILY, log_dir=tmp_path)
 
     with pytest.raises(RecipeError, match=r"gateway\.processes = 2") as refused:
-        assemble.gateway_of(recipe, Replies(), setup)
+        wiring.gateway_of(recipe, Replies(), setup)
 
     assert "gateway.processes = 1" in refused.value.hint

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from swerl.chat import Finish
-from swerl.episode import Episode, Group, Status
-from swerl.grade import Grade, Verdict
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.events import Event, Notice
+from swerl.core.grade import Grade, Verdict
+from swerl.core.task import GradingSpec, Task
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Turn, WeightChange
 from swerl.recipe.schema import RolloutSection
 from swerl.rollout import group, lost_weights, record
 from swerl.rollout.versions import Versions
-from swerl.run.events import Event, Notice
-from swerl.run.layout import Cursor, RunFolder
-from swerl.task import GradingSpec, Task
-from swerl.tree import Trajectory
-from swerl.turn import Turn, WeightChange
+from swerl.runs.layout import Cursor, RunFolder
 
 TASK = Task("t", "r", "host", "/w", "p", GradingSpec("command"))
 

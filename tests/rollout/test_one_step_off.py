@@ -15,7 +15,7 @@ from swerl.rollout import scheduler
 from swerl.rollout.scheduler import StepGroups
 from swerl.rollout.supply import Site, Supply, open_supply
 from swerl.rollout.versions import Versions
-from swerl.run.layout import Cursor
+from swerl.runs.layout import Cursor
 
 
 @dataclass

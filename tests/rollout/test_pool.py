@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
-from swerl.episode import Episode, Group, Status
-from swerl.errors import RunError
-from swerl.grade import Grade, Verdict
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.errors import RunError
+from swerl.core.events import EpisodeEnded, Event, Notice, TurnEnded
+from swerl.core.grade import Grade, Verdict
+from swerl.core.sandbox import Limits
+from swerl.core.task import GradingSpec, Task
+from swerl.core.tree import Trajectory
 from swerl.recipe.schema import BudgetsSection, RolloutSection, ScheduleSection
 from swerl.rollout import group, pool
 from swerl.rollout.parts import Parts
@@ -22,11 +26,7 @@ from swerl.rollout.reward import rule
 from swerl.rollout.scheduler import choose
 from swerl.rollout.supply import Site, Supply, open_supply
 from swerl.rollout.versions import Versions
-from swerl.run.events import EpisodeEnded, Event, Notice, TurnEnded
-from swerl.run.layout import Cursor, RunFolder
-from swerl.sandbox import Limits
-from swerl.task import GradingSpec, Task
-from swerl.tree import Trajectory
+from swerl.runs.layout import Cursor, RunFolder
 
 TASKS = [Task(f"task{i}", "r", "host", "/w", "p", GradingSpec("command")) for i in range(12)]
 ORDER = [task.id for turn in range(6) for task in choose(TASKS, turn, 2, seed=0)]

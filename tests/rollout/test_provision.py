@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from swerl import plugins
-from swerl.errors import BrokenImageError
+from swerl.core import plugins
+from swerl.core.errors import BrokenImageError
+from swerl.core.events import EpisodeEnded, Event, PhaseEnded
+from swerl.core.grade import Verdict
+from swerl.core.learning import WeightRef
+from swerl.core.sandbox import Limits
+from swerl.core.task import GradingSpec, Task
+from swerl.core.turn import Completion
 from swerl.gateway.app import Gateway
-from swerl.grade import Verdict
 from swerl.harnesses import builtin
-from swerl.learning import WeightRef
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.clock import Clock
 from swerl.rollout.group import run as run_group
 from swerl.rollout.parts import Parts
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import rule
-from swerl.run.events import EpisodeEnded, Event, PhaseEnded
-from swerl.run.layout import open_run
-from swerl.sandbox import Limits
+from swerl.runs.layout import open_run
 from swerl.sandboxes import local
-from swerl.task import GradingSpec, Task
-from swerl.turn import Completion
 
 HARNESS = builtin.build(builtin.Options())
 SCRIPT = """

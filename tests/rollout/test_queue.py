@@ -10,7 +10,7 @@ import pytest
 from swerl.rollout import queue
 from swerl.rollout.deciles import Deciles
 from swerl.rollout.queue import Bounds
-from swerl.run.prompts import Entry, Fate
+from swerl.runs.prompts import Entry, Fate
 
 BOUNDS = Bounds(groups=2, staleness=2, pool=4)
 

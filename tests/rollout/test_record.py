@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.chat import Finish
-from swerl.episode import Episode, Status
-from swerl.errors import RunError
-from swerl.grade import Grade, TestStatus, Verdict
+from swerl.core import expert_files
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Status
+from swerl.core.errors import RunError
+from swerl.core.grade import Grade, TestStatus, Verdict
+from swerl.core.tree import Trajectory
+from swerl.core.turn import RoutedExperts, Turn, WeightChange
 from swerl.rollout import record
-from swerl.run import expert_files
-from swerl.tree import Trajectory
-from swerl.turn import RoutedExperts, Turn, WeightChange
 
 
 def _episode(patch: str, logprob: float) -> Episode:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from swerl.episode import Episode, Group, Status
-from swerl.errors import RecipeError, UnknownNameError
-from swerl.grade import Grade, Verdict
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.errors import RecipeError, UnknownNameError
+from swerl.core.events import Event, Notice
+from swerl.core.grade import Grade, Verdict
+from swerl.core.task import GradingSpec, Task
+from swerl.core.tree import Trajectory
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import scheduler
 from swerl.rollout.filters import group_filter
 from swerl.rollout.parts import Parts
 from swerl.rollout.reward import rule
 from swerl.rollout.scheduler import StepGroups, choose, run_step
-from swerl.run.events import Event, Notice
-from swerl.task import GradingSpec, Task
-from swerl.tree import Trajectory
 
 TASKS = [Task(str(i), "r", "host", "/w", "p", GradingSpec("command")) for i in range(7)]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import BrokenImageError
+from swerl.core.errors import BrokenImageError
+from swerl.core.sandbox import Limits
+from swerl.core.task import GradingSpec, Task
 from swerl.harnesses import builtin
 from swerl.rollout.clock import Clock
 from swerl.rollout.provision import Provisioner
-from swerl.sandbox import Limits
 from swerl.sandboxes import local
-from swerl.task import GradingSpec, Task
 from swerl.tasks.datasets import find_converter
 
 HARNESS = builtin.build(builtin.Options())

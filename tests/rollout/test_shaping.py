@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.chat import Finish
+from swerl.core.chat import Finish
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Turn
 from swerl.recipe.schema import RolloutSection, ShapingSection
 from swerl.rollout.shaping import penalty
-from swerl.tree import Trajectory
-from swerl.turn import Turn
 
 
 def _turn(index: int, parent: int | None, num_tokens: int, malformed: int = 0) -> Turn:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from swerl.chat import Finish
-from swerl.episode import Episode, Status
-from swerl.grade import Grade, Verdict
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Status
+from swerl.core.grade import Grade, Verdict
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Turn, WeightChange
 from swerl.rollout.deciles import Deciles
 from swerl.rollout.versions import Staleness, Versions, spans_of, staleness
-from swerl.run.prompts import Entry, Fate
-from swerl.tree import Trajectory
-from swerl.turn import Turn, WeightChange
+from swerl.runs.prompts import Entry, Fate
 
 
 def turn(num_tokens: int, version: str, *changes: WeightChange) -> Turn:

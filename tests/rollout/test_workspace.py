@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
+from swerl.core.sandbox import Limits
 from swerl.rollout import workspace
-from swerl.sandbox import Limits
 from swerl.sandboxes import local
 
 WORKDIR = "/repo"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import SandboxUnavailableError
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxUnavailableError
 from swerl.images.archive import import_images
-from swerl.interfaces import Sandbox
-from swerl.oci.store import default_store
+from swerl.images.oci.store import default_store
 from swerl.sandboxes import docker, e2b, local
 
 from .helpers import LIMITS, OUTPUT_CAP_MIB, WORKDIR, Target

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swerl.interfaces import Sandbox, SandboxBackend
-from swerl.sandbox import Limits, Mount
+from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.sandbox import Limits, Mount
 
 WORKDIR = "/testbed"
 LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)

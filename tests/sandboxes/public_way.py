@@ -7,8 +7,8 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from swerl.interfaces import Sandbox, SandboxBackend
-from swerl.sandbox import Limits, Mount
+from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.sandbox import Limits, Mount
 
 PUBLIC_PORT = 8080
 """Port at which the route that the test makes for the public way begins, inside."""

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from swerl.errors import SandboxError
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError
 
 from .helpers import WORKDIR, sh
 

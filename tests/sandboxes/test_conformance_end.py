@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from swerl.errors import SandboxLostError
-from swerl.interfaces import Sandbox
-from swerl.sandbox import new_name
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxLostError
+from swerl.core.sandbox import new_name
 
 from .helpers import Target, host_processes, sh, until
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
 
 from .helpers import GREETED, Echo, Target
 

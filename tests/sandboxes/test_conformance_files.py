@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from swerl.errors import SandboxError
-from swerl.interfaces import Sandbox
-from swerl.sandbox import Mount
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Mount
 
 from .helpers import LIMITS, WORKDIR, Target, sh
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
 
 from .helpers import Target, processes, sh
 

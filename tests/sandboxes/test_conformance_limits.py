@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Sandbox
-from swerl.sandbox import Limits
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Limits
 
 from .helpers import Target, sh
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Process, Sandbox
+from swerl.core.contracts import Process, Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError
 
 from .helpers import Target, processes, sh, until
 

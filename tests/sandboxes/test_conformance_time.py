@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
 
 from .helpers import processes, sh, until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandbox import Limits, new_name
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import docker
 from swerl.sandboxes._docker import netns, seccomp
 
@@ -52,7 +52,7 @@ async def test_another_controller_sees_and_removes_it(
 
 CONTROLLER = """
 import asyncio, sys
-from swerl.sandbox import Limits
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import docker
 
 async def main(base_url, image, name):

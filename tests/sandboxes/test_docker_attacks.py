@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from swerl.errors import SandboxLostError
+from swerl.core.errors import SandboxLostError
 from swerl.sandboxes import docker
 from swerl.sandboxes._docker import commands
 

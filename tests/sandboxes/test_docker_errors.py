@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from swerl.errors import (
+from swerl.core.errors import (
     ImageError,
     SandboxError,
     SandboxLostError,
     SandboxUnavailableError,
     SwerlError,
 )
-from swerl.sandbox import Limits, Mount, new_name
+from swerl.core.sandbox import Limits, Mount, new_name
 from swerl.sandboxes import docker
 
 from ..services import dockerd as services_dockerd

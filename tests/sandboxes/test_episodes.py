@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from swerl.core.contracts import Harness, Listener, Sandbox
+from swerl.core.patch import edits
+from swerl.core.sandbox import Mount
+from swerl.core.turn import Completion, Sampling
 from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.app import Gateway
-from swerl.interfaces import Harness, Listener, Sandbox
-from swerl.patch import edits
-from swerl.sandbox import Mount
 from swerl.sandboxes import docker, e2b, local
 from swerl.sandboxes._relay import open_relay
-from swerl.turn import Completion, Sampling
 
 from ..e2b_server.helpers import KEY, Service, serving
 from ..harnesses.agents import AGENTS as KNOWN_AGENTS

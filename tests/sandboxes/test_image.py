@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import ImageError, SandboxError
-from swerl.sandbox import Limits
+from swerl.core.errors import ImageError, SandboxError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.sandboxes._local.image import image_folder, write_image
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import SandboxUnavailableError
-from swerl.sandbox import Limits, new_name, place
+from swerl.core.errors import SandboxUnavailableError
+from swerl.core.sandbox import Limits, new_name, place
 from swerl.sandboxes import local
 
 from . import other_user
@@ -34,8 +34,8 @@ def test_a_machine_without_user_namespaces_is_told_what_to_do() -> None:
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec python -c "$0"'
     child = """
 import asyncio
-from swerl.errors import SandboxUnavailableError
-from swerl.sandbox import Limits
+from swerl.core.errors import SandboxUnavailableError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes._local import cgroup
 from swerl.sandboxes import local
 async def main():

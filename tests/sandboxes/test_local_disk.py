@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandbox import Limits
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.sandboxes._local import disk
 from swerl.sandboxes._local.wire import Plan
@@ -61,8 +61,8 @@ async def test_without_one_a_sandbox_ends_that_writes_too_much() -> None:
 OVERFLOW = """
 import asyncio, sys
 from pathlib import Path
-from swerl.errors import SandboxLostError
-from swerl.sandbox import Limits
+from swerl.core.errors import SandboxLostError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 
 async def main():
@@ -90,8 +90,8 @@ def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
 FULL = """
 import asyncio, os, sys
 from pathlib import Path
-from swerl.errors import SwerlError
-from swerl.sandbox import Limits
+from swerl.core.errors import SwerlError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 
 async def main():

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import SandboxError
-from swerl.sandbox import Limits
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.sandboxes._local import cgroup
 
@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
 
 CONTROLLER = """
 import asyncio, sys
-from swerl.sandbox import Limits
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 
 async def hold(backend, token):

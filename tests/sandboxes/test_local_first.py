@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from swerl.interfaces import Sandbox
-from swerl.sandbox import Limits
+from swerl.core.contracts import Sandbox
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.sandboxes._local import identity
 from swerl.sandboxes._local.sandbox import LocalSandbox
@@ -100,7 +100,7 @@ async def test_a_crash_starts_no_program_of_the_host(sandbox: Sandbox) -> None:
 
 NO_GROUPS = """
 import asyncio, sys
-from swerl.sandbox import Limits
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 
 BOMB = "import os\\nwhile True:\\n try: os.fork()\\n except OSError: pass"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.sandbox import Limits, Mount
+from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes import local
 from swerl.sandboxes._local import identity, kernel
 from swerl.sandboxes._local.wire import Plan

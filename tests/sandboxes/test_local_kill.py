@@ -20,7 +20,7 @@ ROUNDS = 50
 # It adopts whatever its controllers leave, so that having no child at the end means: all is gone.
 KILLER = """
 import asyncio, ctypes, os, random, shutil, signal, socket, sys, time
-from swerl.sandbox import Limits
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 
 class Listener:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandbox import Limits, new_name, place
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Limits, new_name, place
 from swerl.sandboxes import local
 from swerl.sandboxes._local import census, cgroup
 
@@ -22,7 +22,7 @@ LIMITS = Limits(memory_mib=128, num_processes=32, disk_mib=16, lifetime_s=60)
 CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
-from swerl.sandbox import Limits
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 
 async def main(name, scratch, token):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import ImageError
-from swerl.sandbox import Limits, Mount
+from swerl.core.errors import ImageError
+from swerl.core.sandbox import Limits, Mount
+from swerl.core.secrets import cache_dir
 from swerl.sandboxes import local
-from swerl.secrets import cache_dir
-from tests.oci.layers import Entry, add_image, folder, symlink
+from tests.images.oci.layers import Entry, add_image, folder, symlink
 
 from .helpers import sh
 
@@ -56,7 +56,7 @@ def system() -> list[Entry]:
 
 
 def make(cache: Path, *layers: list[Entry], **config: object) -> str:
-    from swerl.oci.store import default_store
+    from swerl.images.oci.store import default_store
 
     return add_image(default_store(), NAME, system(), *layers, config=config)
 
@@ -138,7 +138,7 @@ async def test_an_image_that_is_not_there_says_how_to_get_it(
 
 
 async def test_an_open_image_is_kept_in_the_store(backend: local.LocalBackend, cache: Path) -> None:
-    from swerl.oci import _owner
+    from swerl.images.oci import _owner
 
     digest = make(cache)
     async with backend.open(NAME, LIMITS, workdir="/testbed"):

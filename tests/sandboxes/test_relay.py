@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError
-from swerl.interfaces import Process, Sandbox
-from swerl.sandbox import Chunk, Exec
+from swerl.core.contracts import Process, Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.sandbox import Chunk, Exec
 from swerl.sandboxes import _relay, local
 from swerl.sandboxes._relay import open_relay
 

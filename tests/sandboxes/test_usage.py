@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.interfaces import MeteredSandbox
-from swerl.sandbox import Limits
+from swerl.core.contracts import MeteredSandbox
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import docker, local
 
 from .helpers import WORKDIR, sh

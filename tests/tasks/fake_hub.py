@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 _API = re.compile(

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl import assemble
-from swerl.certificate import Certificate, certified, row_digest, settled
 from swerl.cli.main import typer_app
-from swerl.errors import RecipeError
+from swerl.core.certificate import Certificate, certified, row_digest, settled
+from swerl.core.errors import RecipeError
+from swerl.core.events import ignore
+from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.recipe.schema import Recipe, TasksSection
-from swerl.run.events import ignore
-from swerl.task import GradingSpec, Task, write_tasks
+from swerl.rollout import wiring
+from swerl.training import training_run
+from swerl.training.training_run import train
 
 PLAIN = Task("a-1", "r", "host", "/w", "p", GradingSpec("command", timeout_s=60.0))
 
@@ -29,7 +31,7 @@ def tasks_of(folder: Path, tasks: list[Task], **section: object) -> list[Task]:
     path = folder / "tasks.jsonl"
     write_tasks(path, tasks)
     chosen = TasksSection(source=str(path), **section)  # type: ignore[arg-type]
-    return assemble.tasks_of(Recipe(name="a", tasks=chosen), folder)[0]
+    return wiring.tasks_of(Recipe(name="a", tasks=chosen), folder)[0]
 
 
 def test_uncertified_tasks_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ async def test_a_refusal_leaves_no_run_that_would_refuse_the_next_try(tmp_path: 
     write_tasks(tmp_path / "tasks.jsonl", [PLAIN])
     chosen = TasksSection(source=str(tmp_path / "tasks.jsonl"))
     with pytest.raises(RecipeError, match="not certified"):
-        await assemble.train(Recipe(name="a", tasks=chosen), tmp_path / "run", ignore)
+        await train(Recipe(name="a", tasks=chosen), tmp_path / "run", ignore)
     assert not (tmp_path / "run").exists()
 
 
@@ -57,9 +59,9 @@ def test_generated_tasks_and_evaluation_need_no_certificate(tmp_path: Path) -> N
     files = TasksSection(
         source=str(tmp_path / "train.jsonl"), heldout=str(tmp_path / "evaluation.jsonl")
     )
-    assert assemble.tasks_of(Recipe(name="a", tasks=files), tmp_path)[1] == {"heldout": [PLAIN]}
+    assert wiring.tasks_of(Recipe(name="a", tasks=files), tmp_path)[1] == {"heldout": [PLAIN]}
     generated = TasksSection(num_train=1, num_heldout=0, num_unseen=0)
-    assert len(assemble.tasks_of(Recipe(name="a", tasks=generated), tmp_path)[0]) == 1
+    assert len(wiring.tasks_of(Recipe(name="a", tasks=generated), tmp_path)[0]) == 1
 
 
 def test_tasks_of_the_wrong_difficulty_stay_out(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_the_command_line_can_allow_uncertified_tasks(
         asked.append(recipe.tasks.uncertified)
         raise RecipeError("far enough")
 
-    monkeypatch.setattr(assemble, "train", stop)
+    monkeypatch.setattr(training_run, "train", stop)
     (tmp_path / "a.toml").write_text('name = "a"\n')
     CliRunner().invoke(typer_app, ["train", str(tmp_path / "a.toml"), *flag])
     assert asked == [bool(flag)]

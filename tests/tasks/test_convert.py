@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import InputError, TaskError
-from swerl.task import GradingSpec, Task, read_tasks
+from swerl.core.errors import InputError, TaskError
+from swerl.core.task import GradingSpec, Task, read_tasks
+from swerl.grading.support import unsupported
 from swerl.tasks.convert import Settings, Summary, convert, rejects_path
 from swerl.tasks.datasets import Converter, Row
 from swerl.tasks.rows import RowSource, file_rows, listed
@@ -208,7 +209,7 @@ def test_missing_graders_and_parsers_are_said(tmp_path: Path) -> None:
     converter = Converter("named", "", ("train",), named)
     summary = convert(converter, listed(rows), tmp_path / "tasks.jsonl")
     assert summary.num_tasks == 3
-    assert summary.notes == {
+    assert unsupported(summary.kinds) == {
         "no grader from_nowhere is installed": 1,
         "no log parser from_nowhere is installed": 1,
     }

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import InputError, TaskError
-from swerl.task import GradingSpec, Task, from_row
+from swerl.core.errors import InputError, TaskError
+from swerl.core.task import GradingSpec, Task, from_row
 from swerl.tasks.datasets import find_converter
 from swerl.tasks.export import export_harbor, export_slime, export_verl
 from swerl.tasks.rows import file_rows

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.task import read_tasks
+from swerl.core.task import read_tasks
 
 from .fake_hub import COMMIT, Hub, serve
 

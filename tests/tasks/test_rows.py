@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import InputError, TaskError
+from swerl.core.errors import InputError, TaskError
 from swerl.tasks.rows import file_rows, listed, splits_in
 from swerl.tasks.task_folders import MAX_BYTES
 

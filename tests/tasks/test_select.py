@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import InputError, TaskError
-from swerl.task import GradingSpec, Task, read_tasks, write_tasks
+from swerl.core.errors import InputError, TaskError
+from swerl.core.task import GradingSpec, Task, read_tasks, write_tasks
+from swerl.grading.support import unsupported
 from swerl.tasks import select
 from swerl.tasks.stats import count
 from swerl.tasks.where import compile_where
@@ -155,4 +156,4 @@ def test_stats_count_what_a_file_holds() -> None:
     assert stats.groups["difficulty"] == {"": 2, "hard": 1}
     assert stats.numbers["prompt_chars"] == [1, 2, 2, 3]
     assert stats.solve_rates == [0.5, 1.0]
-    assert stats.missing == {}
+    assert unsupported(stats.kinds) == {}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import ImageError, InputError
-from swerl.patch import edits, touched
-from swerl.task import Task
+from swerl.core.errors import ImageError, InputError
+from swerl.core.patch import edits, touched
+from swerl.core.task import Task
 from swerl.tasks._twin_templates import TRAINED, UNSEEN
 from swerl.tasks.twin import TEST_COMMAND, TEST_FILE, make_tasks, make_variants
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import RecipeError, RunError
+from swerl.core.errors import RecipeError, RunError
+from swerl.core.events import Event, Notice, PhaseEnded, StepEnded
+from swerl.plan.flops import row_cost
+from swerl.plan.gpus import GPUS
+from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
-from swerl.run.events import Event, Notice, PhaseEnded, StepEnded
-from swerl.run.history import History
-from swerl.run.layout import open_run
+from swerl.runs.history import History
+from swerl.runs.layout import open_run
 from swerl.training.accounts import Accounts
-from swerl.training.planning.flops import row_cost
-from swerl.training.planning.gpus import GPUS
-from swerl.training.planning.shape import shape_of
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
 HOUR = 64 * 2.5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.learning import Batch
+from swerl.core.learning import Batch
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import RunError, TrainerError
-from swerl.learning import Batch
-from swerl.run import expert_files, sample_table
+from swerl.core import expert_files
+from swerl.core.errors import RunError, TrainerError
+from swerl.core.learning import Batch
+from swerl.core.turn import RoutedExperts
+from swerl.runs import sample_table
 from swerl.training import batch as batches
-from swerl.turn import RoutedExperts
 
 MakeBatch = Callable[..., Batch]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import TrainerError
-from swerl.learning import CheckpointRef
-from swerl.run.events import Event, Notice
-from swerl.run.layout import Best, State, open_run
+from swerl.core.errors import TrainerError
+from swerl.core.events import Event, Notice
+from swerl.core.learning import CheckpointRef
+from swerl.runs.layout import Best, State, open_run
 from swerl.training.commits import Commits
 
 

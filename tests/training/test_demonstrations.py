@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from swerl.chat import Message, Role
+from swerl.core.chat import Message, Role
+from swerl.core.sample import to_samples
+from swerl.core.sandbox import Limits
+from swerl.core.turn import Sampling
+from swerl.engines.families import tiny
 from swerl.engines.scripted import ScriptedEngine
-from swerl.families import tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.harnesses import builtin
-from swerl.sample import to_samples
-from swerl.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.tasks._twin_templates import TRAINED
 from swerl.tasks.twin import make_tasks, make_variants
 from swerl.training import demonstrations
-from swerl.turn import Sampling
 
 
 @pytest.mark.parametrize(("seed", "slip"), [(0, ""), (1, ""), (1, "c ** d")])

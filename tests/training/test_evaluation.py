@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from swerl.chat import Finish
-from swerl.episode import Episode, Group, Status
-from swerl.grade import Grade, Verdict
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.events import EvalEnded, Event, Notice, Progress
+from swerl.core.grade import Grade, Verdict
+from swerl.core.task import GradingSpec, Task
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Turn
 from swerl.recipe.schema import BudgetsSection, EvalSection, RolloutSection
 from swerl.rollout import scheduler
 from swerl.rollout.parts import Parts
 from swerl.rollout.reward import rule
-from swerl.run.events import EvalEnded, Event, Notice, Progress
-from swerl.run.layout import Best, RunFolder, open_run
-from swerl.task import GradingSpec, Task
+from swerl.runs.layout import Best, RunFolder, open_run
 from swerl.training.evaluation import evaluate, is_due, summary
-from swerl.tree import Trajectory
-from swerl.turn import Turn
 
 SPLITS = {"heldout": [Task("a", "r", "host", "/w", "p", GradingSpec("command"))], "empty": []}
 

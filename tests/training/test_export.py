@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from swerl.core.errors import InputError, TrainerError
+from swerl.core.files import write_json
+from swerl.core.learning import Batch, WeightRef
 from swerl.engines._weights import checksum
-from swerl.errors import InputError, TrainerError
-from swerl.learning import Batch, WeightRef
 from swerl.recipe.schema import Recipe
-from swerl.run.files import write_json
-from swerl.run.layout import Best, RunFolder, State
+from swerl.runs.layout import Best, RunFolder, State
 from swerl.training.export import Wish, export
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from swerl.learning import CheckpointRef
+from swerl.core.events import Event
+from swerl.core.learning import CheckpointRef
 from swerl.recipe.schema import Recipe
 from swerl.rollout.supply import Supply
-from swerl.run.events import Event
-from swerl.run.layout import State, open_run
+from swerl.runs.layout import State, open_run
 from swerl.training import loop
 from swerl.training.mini_batches import Learned
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import RecipeError, UnknownNameError
+from swerl.core.errors import RecipeError, UnknownNameError
+from swerl.core.events import EvalEnded, Event, Notice, StepEnded
 from swerl.recipe.schema import MetricsSection, Recipe
-from swerl.run.events import EvalEnded, Event, Notice, StepEnded
 from swerl.training.metrics import open_sinks
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ TRACKED = """
 import sys
 from pathlib import Path
 from swerl.recipe.schema import MetricsSection, Recipe
-from swerl.run.events import EvalEnded, StepEnded
+from swerl.core.events import EvalEnded, StepEnded
 from swerl.training.metrics import open_sinks
 
 for step in (0, 1):  # a run that is resumed goes on under its name

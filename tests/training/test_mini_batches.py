@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from swerl.learning import Batch, StepStats
-from swerl.sample import Sample
+from swerl.core.learning import Batch, StepStats
+from swerl.core.sample import Sample
 from swerl.training import batch as batches
 from swerl.training.mini_batches import join, learned, split
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from swerl import plugins
-from swerl.chat import Finish
-from swerl.episode import Episode, Group, Status
-from swerl.grade import Grade, Verdict
-from swerl.interfaces import Algorithm
+from swerl.core import plugins
+from swerl.core.chat import Finish
+from swerl.core.contracts import Algorithm
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.grade import Grade, Verdict
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Turn
+from swerl.plan.flops import RowCost
 from swerl.training import batch as batches
 from swerl.training.collect import collect
-from swerl.training.planning.flops import RowCost
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
-from swerl.tree import Trajectory
-from swerl.turn import Turn
 
 NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
 COST = RowCost(per_token=1000.0, per_token_pair=1.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.run.history import History
+from swerl.runs.history import History
 from swerl.training import picture
 
 pytest.importorskip("matplotlib", reason="needs the extra swerl[twin]")

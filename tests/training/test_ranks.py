@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
-from swerl.errors import RankLostError
-from swerl.learning import Batch
+from swerl.core.errors import RankLostError
+from swerl.core.learning import Batch
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import NotFiniteError
-from swerl.learning import Batch
-from swerl.run.events import Event, StepSkipped
+from swerl.core.errors import NotFiniteError
+from swerl.core.events import Event, StepSkipped
+from swerl.core.learning import Batch
 from swerl.training.options import TrainerOptions
 from swerl.training.skipping import Skipping
 

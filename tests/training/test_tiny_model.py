@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from swerl.core.errors import InputError
 from swerl.engines._weights import checksum
-from swerl.errors import InputError
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.recipe.schema import ModelShape
 from swerl.training.tiny_model import make_tiny_model
 

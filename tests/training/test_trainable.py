@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import InputError
-from swerl.families import tiny
+from swerl.core.errors import InputError
+from swerl.engines.families import tiny
 from swerl.training.trainable import check_trainable
 
 

@@ -16,17 +16,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from swerl.core import expert_files
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import TrainerError
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample
+from swerl.core.turn import Completion, RoutedExperts, Sampling
 from swerl.engines import torch_cpu
 from swerl.engines._weights import checksum
-from swerl.errors import TrainerError
-from swerl.families import tiny
-from swerl.interfaces import EngineSetup
-from swerl.learning import Batch
-from swerl.run import expert_files
-from swerl.sample import Sample
+from swerl.engines.families import tiny
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
-from swerl.turn import Completion, RoutedExperts, Sampling
 
 MakeBatch = Callable[..., Batch]
 BETAS = (0.9, 0.98)

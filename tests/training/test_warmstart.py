@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swerl.errors import RecipeError, TrainerError
-from swerl.families import tiny
+from swerl.core.errors import RecipeError, TrainerError
+from swerl.core.events import Event, Progress
+from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelSection, ModelShape, Recipe, WarmStartSection
-from swerl.run.events import Event, Progress
 from swerl.training import warmstart
 from swerl.training.warmstart import warm_start
 

@@ -56,8 +56,8 @@ def kinds(scripts: Sequence[str], *, files: bool = False) -> str:
 
 def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> EngineChoice:
     """Read `--engine`. Raises InputError, and UnknownNameError with the nearest engines."""
-    from swerl import plugins
-    from swerl.errors import InputError, unknown
+    from swerl.core import plugins
+    from swerl.core.errors import InputError, unknown
 
     if text.removeprefix("scripted:") in scripts and ":" in text:
         return EngineChoice(text, "scripted", script=text.partition(":")[2])
@@ -71,8 +71,9 @@ def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> En
     name = re.split("[:=]", text)[0]
     if name not in known:
         raise unknown("engine", name, known)
-    message = f"--engine {text!r} is not an engine"
-    raise InputError(message, hint=f"use {kinds(scripts, files=files)}")
+    raise InputError(
+        f"--engine {text!r} is not an engine", hint=f"use {kinds(scripts, files=files)}"
+    )
 
 
 def recipe_of(
@@ -82,7 +83,7 @@ def recipe_of(
 
     Raises RecipeError, InputError and UnknownNameError.
     """
-    from swerl import plugins
+    from swerl.core import plugins
     from swerl.recipe.check import check
     from swerl.recipe.load import load
 
@@ -100,19 +101,23 @@ def recipe_of(
 
 def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
     """Return where the model lies and what fits its context."""
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     if model is None:
         if engine.type == "scripted":
             return []
-        message = f"--engine {engine.text} needs --model with the model's folder"
-        raise InputError(message, hint="a run's folder will do: its newest weights are taken")
+        raise InputError(
+            f"--engine {engine.text} needs --model with the model's folder",
+            hint="a run's folder will do: its newest weights are taken",
+        )
     folder = _newest_weights(Path(model))
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        message = f"--model {model} holds no model: {error}"
-        raise InputError(message, hint="give a folder in Hugging Face format, or a run") from error
+        raise InputError(
+            f"--model {model} holds no model: {error}",
+            hint="give a folder in Hugging Face format, or a run",
+        ) from error
     context = int(config.get("max_position_embeddings", _DEFAULT_CONTEXT))
     return [
         f"model.path={folder}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swerl.errors import SwerlError
+    from swerl.core.errors import SwerlError
 
 ImagesArgument = Annotated[
     list[str], typer.Argument(metavar="TASKS...", help="Task files, or names of images.")
@@ -32,7 +32,7 @@ def images_of(arguments: Sequence[str]) -> list[str]:
     Raises TaskError on a file that holds no tasks, InputError on what is no image name.
     """
     from swerl.cli._task_file import tasks_in
-    from swerl.oci.reference import is_local, parse
+    from swerl.core.image_reference import is_local, parse
 
     found: list[str] = []
     for argument in arguments:
@@ -53,7 +53,7 @@ def is_file(argument: str) -> bool:
 
 def read_size(text: str) -> int:
     """Read a number of bytes with an optional ending K, M, G or T. Raises InputError."""
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     number = text.strip().lower().removesuffix("b").removesuffix("i")
     unit = number[-1:] if number[-1:] in set(_SIZES) else ""
@@ -62,8 +62,7 @@ def read_size(text: str) -> int:
         if not 0 <= size < float("inf"):
             raise ValueError
     except ValueError as error:
-        message = f"{text!r} is no size"
-        raise InputError(message, hint="for example 500G, or 0") from error
+        raise InputError(f"{text!r} is no size", hint="for example 500G, or 0") from error
     return int(size)
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.ledger.bill import Bill, By
-    from swerl.ledger.census import Row
-    from swerl.ledger.provider import Answer
-    from swerl.ledger.reap import Reaped
+    from swerl.sandboxes.ledger.bill import Bill, By
+    from swerl.sandboxes.ledger.census import Row
+    from swerl.sandboxes.ledger.provider import Answer
+    from swerl.sandboxes.ledger.reap import Reaped
 
 _UNITS_S = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 _COLOURS = {

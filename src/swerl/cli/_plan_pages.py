@@ -8,9 +8,9 @@ from io import StringIO
 from pathlib import Path
 
 from swerl.cli._plan_view import plan_parts
+from swerl.plan.plan import Plan, plan
+from swerl.plan.simulation.simulate import Simulation
 from swerl.recipe.load import load
-from swerl.simulation.simulate import Simulation
-from swerl.training.planning.plan import Plan, plan
 
 RECIPES = Path("recipes")
 INDEX = "plans"

@@ -11,13 +11,13 @@ from swerl.recipe.schema import Recipe
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from swerl.simulation.simulate import Simulation
-    from swerl.training.planning.plan import Plan
+    from swerl.plan.plan import Plan
+    from swerl.plan.simulation.simulate import Simulation
 
 
 def show_plan(recipe: Recipe) -> None:
     """Print the plan of a recipe. Raises RecipeError where it contradicts itself."""
-    from swerl.training.planning.plan import plan
+    from swerl.plan.plan import plan
 
     found = plan(recipe)
     for part in plan_parts(found, found.simulate()):
@@ -71,8 +71,8 @@ def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
 
 def _dollars_by(recipe: Recipe, found: Simulation) -> str:
     """Return what the run costs by the simulation, which knows neither low nor high case."""
-    from swerl.cost.assumptions import from_recipe
-    from swerl.cost.estimate import estimate
+    from swerl.plan.cost.assumptions import from_recipe
+    from swerl.plan.cost.estimate import estimate
 
     minutes, seconds = found.own.step_s / 60, found.own.sandbox_s
     settings = (f"step_minutes={minutes}", f"sandbox_seconds={seconds}")
@@ -108,7 +108,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _model(plan: Plan) -> str:
-    from swerl.training.planning.parameters import active_params, model_params
+    from swerl.plan.parameters import active_params, model_params
 
     shape = plan.shape
     text = f"{shape.name}: {_count(model_params(shape).total)} parameters"

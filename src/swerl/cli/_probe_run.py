@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swerl import assemble
-from swerl.certificate import row_digest
-from swerl.chat import Message
+from swerl.checks.solve_rate import Probed, probe
 from swerl.cli._rollout_run import replies
-from swerl.interfaces import EngineSetup
+from swerl.core.certificate import row_digest
+from swerl.core.chat import Message
+from swerl.core.contracts import EngineSetup
+from swerl.core.events import Emit
+from swerl.core.task import Task
 from swerl.recipe.schema import Recipe
-from swerl.run.events import Emit
-from swerl.run.layout import open_run
-from swerl.task import Task
-from swerl.tasks.probe import Probed, probe
+from swerl.rollout import wiring
+from swerl.runs.layout import open_run
 
 
 async def run_probe(
@@ -33,24 +33,24 @@ async def run_probe(
     where a Task has no known solution.
     """
     with open_run(root, recipe.model_dump(mode="json")) as folder:
-        family = assemble.family_of(recipe, recipe.model.path)
+        family = wiring.family_of(recipe, recipe.model.path)
         setup = EngineSetup(
             family=family,
             log_dir=folder.new_attempt(),
             model=recipe.model.path,
             script=None if script is None else _script(script, recipe, tasks),
         )
-        await assemble.reap_leftovers(recipe, emit)
+        await wiring.reap_leftovers(recipe, emit)
         async with (
-            assemble.plugin(recipe, "engine", setup) as engine,
-            assemble.gateway_of(recipe, engine, setup, emit) as gateway,
+            wiring.plugin(recipe, "engine", setup) as engine,
+            wiring.gateway_of(recipe, engine, setup, emit) as gateway,
         ):
-            parts = assemble.parts_of(recipe, gateway, emit)
+            parts = wiring.parts_of(recipe, gateway, emit)
             return await probe(tasks, parts, folder, num_attempts=num_attempts, tell=tell)
 
 
 def _script(name: str, recipe: Recipe, tasks: Sequence[Task]) -> Callable[[str], Sequence[Message]]:
     """Return what gives each session its lines; its id begins with the digest of its Task's row."""
-    harness = assemble.plugin(recipe, "harness")
+    harness = wiring.plugin(recipe, "harness")
     known = {row_digest(task): replies(name, harness, task) for task in tasks}
     return lambda session: known[session.partition("/")[0]]

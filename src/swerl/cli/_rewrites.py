@@ -11,10 +11,12 @@ def read_rewrites(texts: Iterable[str] | None) -> dict[str, str]:
 
 
 def _rewrite(text: str) -> tuple[str, str]:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     old, equals, new = text.partition("=")
     if not (old and equals and new):
-        message = f"--from {text!r} is not OLD=NEW"
-        raise InputError(message, hint="for example --from docker.io/=127.0.0.1:5000/hub/")
+        raise InputError(
+            f"--from {text!r} is not OLD=NEW",
+            hint="for example --from docker.io/=127.0.0.1:5000/hub/",
+        )
     return old, new

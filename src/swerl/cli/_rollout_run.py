@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swerl import assemble, patch
-from swerl.chat import Message
-from swerl.episode import Episode
-from swerl.errors import TaskError
+from swerl.core import patch
+from swerl.core.chat import Message
+from swerl.core.contracts import EngineSetup, Harness
+from swerl.core.episode import Episode
+from swerl.core.errors import TaskError
+from swerl.core.events import Emit
+from swerl.core.files import disk_errors
+from swerl.core.task import Task
 from swerl.gateway.sessions import TurnRecord
-from swerl.interfaces import EngineSetup, Harness
 from swerl.recipe.schema import Recipe
-from swerl.rollout import episode, record
-from swerl.run.events import Emit
-from swerl.run.files import disk_errors
-from swerl.task import Task
+from swerl.rollout import episode, record, wiring
 
 GOLD, NOOP = "gold", "noop"
 
@@ -28,11 +28,11 @@ async def attempt(
 
     Raises TaskError for `gold` where the Task has no known solution.
     """
-    harness = assemble.plugin(recipe, "harness")
+    harness = wiring.plugin(recipe, "harness")
     said = None if script is None else replies(script, harness, task)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    family = assemble.family_of(recipe, recipe.model.path)
+    family = wiring.family_of(recipe, recipe.model.path)
     setup = EngineSetup(
         family=family,
         log_dir=folder,
@@ -40,12 +40,12 @@ async def attempt(
         script=None if said is None else lambda _: said,
     )
     turns: list[TurnRecord] = []
-    await assemble.reap_leftovers(recipe, emit)
+    await wiring.reap_leftovers(recipe, emit)
     async with (
-        assemble.plugin(recipe, "engine", setup) as engine,
-        assemble.gateway_of(recipe, engine, setup, emit) as gateway,
+        wiring.plugin(recipe, "engine", setup) as engine,
+        wiring.gateway_of(recipe, engine, setup, emit) as gateway,
     ):
-        parts = replace(assemble.parts_of(recipe, gateway, emit), on_turn=turns.append)
+        parts = replace(wiring.parts_of(recipe, gateway, emit), on_turn=turns.append)
         result = await episode.run(task, f"{task.id}.0", parts)
     record.write_transcript(folder, turns)
     record.write(folder, result)
@@ -57,6 +57,8 @@ def replies(script: str, harness: Harness, task: Task) -> Sequence[Message]:
     if script == NOOP:
         return harness.script([], task.workdir)
     if not task.gold_patch:
-        message = f"{task.id} brings no known solution for scripted:gold"
-        raise TaskError(message, hint="use --engine scripted:noop, or a model")
+        raise TaskError(
+            f"{task.id} brings no known solution for scripted:gold",
+            hint="use --engine scripted:noop, or a model",
+        )
     return harness.script(patch.edits(task.gold_patch), task.workdir)

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from swerl.cli._output import console
 from swerl.cli._text import counted, safe
-from swerl.episode import Episode
-from swerl.grade import LEARNABLE, TestStatus, Verdict
-from swerl.patch import touched
-from swerl.run.events import (
+from swerl.core.episode import Episode
+from swerl.core.events import (
     EpisodeEnded,
     Event,
     Notice,
@@ -21,6 +19,8 @@ from swerl.run.events import (
     Progress,
     TurnEnded,
 )
+from swerl.core.grade import LEARNABLE, TestStatus, Verdict
+from swerl.core.patch import touched
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swerl.errors import RunError, unknown
+from swerl.core.errors import RunError, unknown
 
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
@@ -29,8 +29,10 @@ def find_run(run: str, runs: Path) -> Path:
             if (folder / RECIPE).is_file():
                 return folder
         except OSError as error:
-            message = f"cannot look into {folder}: {error.strerror}"
-            raise RunError(message, hint="give the name or the folder of a run of yours") from error
+            raise RunError(
+                f"cannot look into {folder}: {error.strerror}",
+                hint="give the name or the folder of a run of yours",
+            ) from error
     raise unknown("run", run, [path.name for path in all_runs(runs)])
 
 
@@ -43,8 +45,8 @@ def stored_recipe(root: Path) -> Recipe:
     """Return the recipe of a run. Raises RunError where this version does not read it."""
     from pydantic import ValidationError
 
+    from swerl.core.files import read_json
     from swerl.recipe.schema import Recipe
-    from swerl.run.files import read_json
 
     try:
         return Recipe.model_validate(read_json(root / RECIPE))

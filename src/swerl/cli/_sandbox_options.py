@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from swerl.interfaces import SandboxBackend
+    from swerl.core.contracts import SandboxBackend
 
 BackendOption = Annotated[
     str, typer.Option("--backend", help="Kind of sandbox, as in a recipe's sandbox.type.")
@@ -33,13 +33,13 @@ def open_backend(
     Raises UnknownNameError on a backend that is not installed, RecipeError on a setting that it
     does not take.
     """
-    from swerl import assemble
     from swerl.cli._output import stderr
+    from swerl.rollout import wiring
 
     def warn(text: str) -> None:
         stderr().print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
-    return assemble.open_backend(backend, backend_options(backend, settings), run=run, warn=warn)
+    return wiring.open_backend(backend, backend_options(backend, settings), run=run, warn=warn)
 
 
 def backend_options(backend: str, settings: Sequence[str] | None = None) -> BaseModel | None:

@@ -11,21 +11,21 @@ from typing import Protocol
 
 import orjson
 
-from swerl.chat import Message
-from swerl.errors import RunError
+from swerl.core.chat import Message
+from swerl.core.errors import RunError
+from swerl.core.files import disk_errors
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample, to_samples
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Sampling
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
 from swerl.gateway.sessions import Session, TurnRecord
-from swerl.learning import Batch
 from swerl.recipe.schema import Recipe
 from swerl.rollout import record
 from swerl.rollout.session import seed_of
-from swerl.run.files import disk_errors
-from swerl.sample import Sample, to_samples
 from swerl.training import batch
-from swerl.tree import Trajectory
-from swerl.turn import Sampling
 
 _NO_CAP = 10**12
 """A person at a keyboard is no runaway agent; the loop breaker stays."""

@@ -7,12 +7,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from swerl import assemble
 from swerl.cli._serve_desk import Desk, Plan, Totals, View
+from swerl.core.contracts import EngineSetup
+from swerl.core.files import disk_errors
 from swerl.gateway.app import Gateway
 from swerl.gateway.speakers import HistoryPolicy
-from swerl.interfaces import EngineSetup
-from swerl.run.files import disk_errors
+from swerl.rollout import wiring
 
 _LOOK_S = 1.0
 """Seconds between looks for idle sessions."""
@@ -23,7 +23,7 @@ async def serve(plan: Plan, view: View) -> Totals:
     recipe = plan.recipe
     with disk_errors(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
-    family = assemble.family_of(recipe, recipe.model.path)
+    family = wiring.family_of(recipe, recipe.model.path)
     script = plan.script
     setup = EngineSetup(
         family=family,
@@ -32,7 +32,7 @@ async def serve(plan: Plan, view: View) -> Totals:
         script=None if script is None else lambda _: script,
     )
     async with (
-        assemble.plugin(recipe, "engine", setup) as engine,
+        wiring.plugin(recipe, "engine", setup) as engine,
         Gateway(
             engine=engine,
             family=family,

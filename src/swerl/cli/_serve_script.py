@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swerl.chat import Message, Role, ToolCall
-from swerl.errors import InputError
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.errors import InputError
 
 _LINES = (
     "Hello! I am a script behind swerl's gateway, not a model. I say three lines in turn, whatever "
@@ -38,11 +38,12 @@ def read(path: Path) -> list[Message]:
         whole = text.lstrip().startswith("[")
         items = json.loads(text) if whole else list(map(json.loads, text.splitlines()))
     except (OSError, ValueError) as error:
-        message = f"cannot read the script {path}: {error}"
-        raise InputError(message, hint="give a transcript, or a JSON list of replies") from error
+        raise InputError(
+            f"cannot read the script {path}: {error}",
+            hint="give a transcript, or a JSON list of replies",
+        ) from error
     if not items:
-        message = f"{path} holds no reply"
-        raise InputError(message, hint='write [{"text": "Hello."}]')
+        raise InputError(f"{path} holds no reply", hint='write [{"text": "Hello."}]')
     return [_reply(item, f"{path}: reply {number}") for number, item in enumerate(items, 1)]
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swerl.chat import Message
 from swerl.cli._output import console
 from swerl.cli._serve_desk import Totals
 from swerl.cli._text import counted, safe
-from swerl.errors import EngineError, SwerlError
+from swerl.core.chat import Message
+from swerl.core.errors import EngineError, SwerlError
 from swerl.gateway.sessions import TurnRecord
 from swerl.rollout.session import brief, first_line
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from swerl.cli._output import console
+from swerl.plan.simulation.outcome import Outcome
+from swerl.plan.simulation.simulate import Simulation
 from swerl.recipe.schema import Recipe
-from swerl.simulation.outcome import Outcome
-from swerl.simulation.simulate import Simulation
 
 if TYPE_CHECKING:
     from rich.table import Table

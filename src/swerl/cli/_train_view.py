@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from swerl.cli._output import console
-from swerl.recipe.schema import Recipe
-from swerl.run.events import (
+from swerl.core.events import (
     EpisodeEnded,
     EvalEnded,
     Event,
@@ -25,7 +24,8 @@ from swerl.run.events import (
     StepSkipped,
     StepStarted,
 )
-from swerl.run.history import History
+from swerl.recipe.schema import Recipe
+from swerl.runs.history import History
 from swerl.training.memory_check import MEASURED, PLANNED, describe
 
 if TYPE_CHECKING:

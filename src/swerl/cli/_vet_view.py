@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from swerl.tasks.vet import Vetted
+    from swerl.checks.vet import Vetted
 
 _NUM_LISTED = 100
 """Tasks up to which each has a line of its own."""

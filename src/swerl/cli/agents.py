@@ -27,8 +27,8 @@ def fetch(
     ] = None,
 ) -> None:
     """Download an agent's CLI into the cache, once."""
-    from swerl import plugins
     from swerl.cli._output import console
+    from swerl.core import plugins
 
     module = plugins.load("harnesses", agent)
     if not hasattr(module, "fetch"):
@@ -43,7 +43,7 @@ def _release(agent: str, module: Any, version: str | None) -> str:
     """Return the release to fetch. Raises InputError on what the agent's settings refuse."""
     from pydantic import ValidationError
 
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     default: str = module.DEFAULT_VERSION
     try:

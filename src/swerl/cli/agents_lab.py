@@ -10,9 +10,9 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.lab.matrix import Found, Lab
-    from swerl.lab.row import Row
-    from swerl.lab.trial import Trial
+    from swerl.checks.compat.matrix import Found, Lab
+    from swerl.checks.compat.row import Row
+    from swerl.checks.compat.trial import Trial
 
 _NARROW = {
     "branches": "bran-\nches",
@@ -47,16 +47,18 @@ def lab(
     show: Annotated[bool, typer.Option("--list", help="List agents and cases; run none.")] = False,
 ) -> None:
     """Run agents offline against a scripted model; exit code 1 where one fails."""
+    from swerl.checks.compat import report
+    from swerl.checks.compat.matrix import Lab
     from swerl.cli._output import console
-    from swerl.errors import InputError
-    from swerl.lab import report
-    from swerl.lab.matrix import Lab
+    from swerl.core.errors import InputError
 
     if out:
         report.check(out)
     if models and not models.is_dir():
-        message = f"there is no folder {models}"
-        raise InputError(message, hint="name one that holds a model folder for each family")
+        raise InputError(
+            f"there is no folder {models}",
+            hint="name one that holds a model folder for each family",
+        )
     planned = Lab(_trials(agents, cases, families, full=full), models, jobs)
     if show:
         _list(planned)
@@ -74,10 +76,10 @@ def lab(
 
 
 def _trials(agents: str, cases: str, families: str, *, full: bool) -> tuple[Trial, ...]:
-    from swerl import plugins
-    from swerl.lab.agents import choose
-    from swerl.lab.cases import CASES, find_case
-    from swerl.lab.matrix import plan
+    from swerl.checks.compat.agents import choose
+    from swerl.checks.compat.cases import CASES, find_case
+    from swerl.checks.compat.matrix import plan
+    from swerl.core import plugins
 
     names = _split(families)
     for name in names:
@@ -93,10 +95,10 @@ def _split(names: str) -> tuple[str, ...]:
 def _run(planned: Lab) -> Found:
     from rich.progress import MofNCompleteColumn, Progress
 
-    from swerl.assemble import open_backend
+    from swerl.checks.compat import matrix
     from swerl.cli._output import stderr
     from swerl.cli._run import run
-    from swerl.lab import matrix
+    from swerl.rollout.wiring import open_backend
     from swerl.sandboxes import local
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
@@ -123,7 +125,7 @@ def _list(planned: Lab) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    from swerl.lab.report import HEADINGS, cells
+    from swerl.checks.compat.report import HEADINGS, cells
 
     table = _empty_table(*HEADINGS)
     table.title = f"family {rows[0].family}"
@@ -135,8 +137,8 @@ def _table(rows: list[Row]) -> Table:
 
 def _tell_reasons(found: Found) -> None:
     """Say why trials failed or could not be made, and what was tried outside."""
+    from swerl.checks.compat.report import attempts, reasons
     from swerl.cli._output import console
-    from swerl.lab.report import attempts, reasons
 
     console().print()
     for line in (*reasons(found.rows), *attempts(found.rows)):

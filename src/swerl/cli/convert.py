@@ -56,7 +56,7 @@ def convert(
     """
     from swerl.cli._output import stderr
     from swerl.cli._run import INTERRUPTED
-    from swerl.errors import TaskError
+    from swerl.core.errors import TaskError
     from swerl.tasks import convert as converting
     from swerl.tasks import datasets
 
@@ -88,17 +88,18 @@ def _tasks_file(out: Path | None, to: str) -> Path:
 
     Raises InputError where there is no such place, UnknownNameError on an unknown format.
     """
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     if not to:
         return out or Path("tasks.jsonl")
     check_format(to)
     if out is None:
-        message = f"--format {to} writes a file of its own"
-        raise InputError(message, hint="name it with -o; the tasks stay beside it")
+        raise InputError(
+            f"--format {to} writes a file of its own",
+            hint="name it with -o; the tasks stay beside it",
+        )
     if to == "harbor" and out.exists():
-        message = f"{out} exists already"
-        raise InputError(message, hint="name a new folder with -o")
+        raise InputError(f"{out} exists already", hint="name a new folder with -o")
     return out.with_name(f"{out.stem}.tasks.jsonl")
 
 
@@ -117,46 +118,53 @@ def _list() -> None:
 
 
 def _settings(lock: Path | None, assets: Path | None) -> Settings:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
     from swerl.tasks.convert import Settings
 
     if assets and not assets.is_dir():
-        message = f"--assets {assets} is no folder"
-        raise InputError(message, hint="pass a checkout of the benchmark's repository")
+        raise InputError(
+            f"--assets {assets} is no folder", hint="pass a checkout of the benchmark's repository"
+        )
     return Settings(_mirrored(lock) if lock else {}, assets)
 
 
 def _mirrored(lock: Path) -> dict[str, str]:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
     from swerl.images._lock import Lock
 
     pinned = Lock(lock).images if lock.is_file() else {}
     if not pinned:
-        message = f"{lock} holds no mirrored image"
-        raise InputError(message, hint="`swerl images mirror` writes a lock file")
+        raise InputError(
+            f"{lock} holds no mirrored image", hint="`swerl images mirror` writes a lock file"
+        )
     return {image: each.reference for image, each in pinned.items()}
 
 
 def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -> RowSource:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
     from swerl.tasks.hub_rows import hub_file_rows, hub_rows
     from swerl.tasks.rows import file_rows, splits_in
 
     if rows is not None and repo_id:
         raise InputError("--rows names a file, --repo-id the hub", hint="pass one of them")
     if rows is not None and rows.is_dir() and not split and len(found := splits_in(rows)) > 1:
-        message = f"folder {rows} holds the splits {', '.join(found)}"
-        raise InputError(message, hint="choose one with --split: Tasks to train on and to test on")
+        raise InputError(
+            f"folder {rows} holds the splits {', '.join(found)}",
+            hint="choose one with --split: Tasks to train on and to test on",
+        )
     if rows is not None:
         return file_rows(rows, split=split)
     repo_id = repo_id or converter.source
     if not repo_id:
-        message = f"{converter.name} has no dataset on the hub of its own"
-        raise InputError(message, hint="pass --rows with a folder of tasks")
+        raise InputError(
+            f"{converter.name} has no dataset on the hub of its own",
+            hint="pass --rows with a folder of tasks",
+        )
     if converter.files:
         if split:
-            message = f"the files of {converter.name} have no splits"
-            raise InputError(message, hint="leave --split out")
+            raise InputError(
+                f"the files of {converter.name} have no splits", hint="leave --split out"
+            )
         return hub_file_rows(repo_id, converter.files)
     return hub_rows(repo_id, split or converter.splits[0])
 
@@ -188,11 +196,12 @@ def _print(summary: Summary, out: Path, rejects: Path) -> None:
 
     from swerl.cli._output import console
     from swerl.cli._text import counted
+    from swerl.grading.support import unsupported
 
     table = Table("rows", "came to", box=SIMPLE, pad_edge=False)
     table.columns[0].justify = "right"
     table.add_row(f"{summary.num_tasks:,}", "tasks")
-    for note, count in summary.notes.items():
+    for note, count in unsupported(summary.kinds).items():
         table.add_row(f"[yellow]{count:,}[/]", f"of them: {escape(note)}")
     reasons = list(summary.reasons.items())
     for reason, count in reasons[:_NUM_REASONS]:

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.cost.estimate import Estimate
+    from swerl.plan.cost.estimate import Estimate
 
 app = typer.Typer(no_args_is_help=True, help="Say what a run costs before it starts.")
 
@@ -32,8 +32,8 @@ def estimate_cost(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate the sandbox and GPU dollars of a run, with every assumption and its source."""
-    from swerl.cost.assumptions import example, from_recipe
-    from swerl.cost.estimate import estimate
+    from swerl.plan.cost.assumptions import example, from_recipe
+    from swerl.plan.cost.estimate import estimate
     from swerl.recipe.load import load
 
     assumptions = from_recipe(load(recipes)) if recipes else example()
@@ -63,18 +63,20 @@ def simulate_run(
 ) -> None:
     """Simulate a run in discrete events: its hours, what it waits for, and other schedules."""
     from swerl.cli._simulation_view import show_simulation
-    from swerl.errors import RecipeError
+    from swerl.core.errors import RecipeError
+    from swerl.plan.plan import plan
+    from swerl.plan.simulation import recorded
+    from swerl.plan.simulation.load import Recorded
+    from swerl.plan.simulation.simulate import simulate
     from swerl.recipe.load import load
-    from swerl.simulation import recorded
-    from swerl.simulation.load import Recorded
-    from swerl.simulation.simulate import simulate
-    from swerl.training.planning.plan import plan
 
     recipe = load(recipes, recipe_settings or ())
     planned = plan(recipe)
     if planned.memory is None:
-        message = f"{recipe.name} runs on CPU: there is nothing to simulate"
-        raise RecipeError(message, hint="set cluster.gpus_per_node, or measure a few steps")
+        raise RecipeError(
+            f"{recipe.name} runs on CPU: there is nothing to simulate",
+            hint="set cluster.gpus_per_node, or measure a few steps",
+        )
     found = simulate(
         recipe,
         planned.shape,

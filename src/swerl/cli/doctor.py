@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swerl.doctor import Check
+    from swerl.checks.doctor import Check
 
 _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
@@ -20,7 +20,7 @@ def doctor(
     """Say what of swerl works on this machine; exit code 1 where the twin cannot run."""
     import asyncio
 
-    from swerl.doctor import examine, twin_runs
+    from swerl.checks.doctor import examine, twin_runs
 
     checks = asyncio.run(examine(runs))
     good = twin_runs(checks)

@@ -22,11 +22,12 @@ def export(
 ) -> None:
     """Write a checkpoint as a model folder in Hugging Face format, at any step of a run."""
     from swerl.cli._output import console
-    from swerl.errors import InputError, unknown
+    from swerl.core.errors import InputError, unknown
 
     if step is not None and best:
-        message = "--step and --best name two different checkpoints"
-        raise InputError(message, hint="pass one of them")
+        raise InputError(
+            "--step and --best name two different checkpoints", hint="pass one of them"
+        )
     if dtype not in ("auto", "bf16", "fp32"):
         raise unknown("dtype", dtype, ("auto", "bf16", "fp32"))
     max_bytes = _bytes(shard_size)
@@ -45,7 +46,7 @@ def export(
 
 def _bytes(text: str) -> int:
     """Read a size such as 5GB. Raises InputError."""
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     units = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "GIB": 2**30, "MIB": 2**20}
     number = text.upper().rstrip("BGIKM")
@@ -55,8 +56,7 @@ def _bytes(text: str) -> int:
     except ValueError:
         size = 0
     if size <= 0:
-        message = f"{text!r} is no size of a file"
-        raise InputError(message, hint="write it as 5GB or 500MB")
+        raise InputError(f"{text!r} is no size of a file", hint="write it as 5GB or 500MB")
     return size
 
 

@@ -11,8 +11,8 @@ from swerl.cli import images_bake, images_build, images_plan, images_pull, image
 from swerl.cli._images import DockerConfigOption, RewritesOption
 
 if TYPE_CHECKING:
+    from swerl.core.task import Task
     from swerl.images.mirror import Mirrored, MirrorOptions, Report
-    from swerl.task import Task
 
 app = typer.Typer(no_args_is_help=True, help="Plan, fetch, check and build task images.")
 
@@ -73,12 +73,13 @@ def mirror_images(
 
 
 def _platform(text: str) -> tuple[str, str]:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     system, slash, architecture = text.partition("/")
     if not (system and slash and architecture):
-        message = f"--platform {text!r} is not OS/ARCH"
-        raise InputError(message, hint="for example --platform linux/arm64")
+        raise InputError(
+            f"--platform {text!r} is not OS/ARCH", hint="for example --platform linux/arm64"
+        )
     return system, architecture
 
 
@@ -87,8 +88,8 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> R
 
     from swerl.cli._output import stderr
     from swerl.cli._run import run
+    from swerl.core.image_reference import is_local, parse_target
     from swerl.images.mirror import mirror
-    from swerl.oci.reference import is_local, parse_target
 
     images = list(dict.fromkeys(task.image for task in tasks))
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
@@ -127,8 +128,8 @@ def _show(report: Report, lock: Path) -> None:
 
 def _write_rewritten(tasks: list[Task], lock: Path, out: Path) -> None:
     from swerl.cli._output import console
+    from swerl.core.task import write_tasks
     from swerl.images.mirror import rewrite
-    from swerl.task import write_tasks
 
     write_tasks(out, rewrite(tasks, lock))
     console().print(f"tasks:   {out}\nnext: set tasks.source to it in a recipe", soft_wrap=True)

@@ -40,8 +40,8 @@ def bake(
 
     from swerl.cli._output import console
     from swerl.cli._task_file import tasks_in
+    from swerl.core.task import write_tasks
     from swerl.images.mirror import rewrite
-    from swerl.task import write_tasks
 
     found = tasks_in(tasks)
     images = _mirrored({task.image for task in found}, mirror_lock, tasks)
@@ -58,9 +58,9 @@ def bake(
 
 
 def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pinned]:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
+    from swerl.core.image_reference import is_local
     from swerl.images._lock import Lock
-    from swerl.oci.reference import is_local
 
     lock = lock or tasks.with_suffix(".images.json")
     known = Lock(lock).images
@@ -74,9 +74,9 @@ def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pin
 
 
 def _layer(agents: list[str], path: Path) -> Layer:
-    from swerl import plugins
     from swerl.cli._output import stderr
-    from swerl.errors import InputError
+    from swerl.core import plugins
+    from swerl.core.errors import InputError
     from swerl.images._agent_layer import make_layer
 
     mounts, labels = [], []
@@ -84,8 +84,10 @@ def _layer(agents: list[str], path: Path) -> Layer:
         name, _, version = agent.partition("@")
         module = plugins.load("harnesses", name)
         if not hasattr(module, "fetch"):
-            message = f"{name} runs outside the sandbox: there is nothing to bake"
-            raise InputError(message, hint="bake an agent that is a CLI, such as claude-code")
+            raise InputError(
+                f"{name} runs outside the sandbox: there is nothing to bake",
+                hint="bake an agent that is a CLI, such as claude-code",
+            )
         version = version or module.DEFAULT_VERSION
         labels.append(f"{name}@{version}")
         with stderr().status(f"fetching {labels[-1]}"):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from swerl.core.task import Task
     from swerl.images.build import SourceSpec
-    from swerl.task import Task
     from swerl.tasks.datasets import Row
 
 
@@ -47,7 +47,7 @@ def build(
 def _build_folders(root: Path, network: str) -> None:
     from swerl.cli._output import console, stderr
     from swerl.cli._text import counted
-    from swerl.errors import ImageError, unknown
+    from swerl.core.errors import ImageError, unknown
     from swerl.images.docker_build import Network, build_folders
 
     if network not in set(Network):
@@ -74,8 +74,8 @@ def _build_sources(
     wanted: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path
 ) -> None:
     from swerl.cli._output import console
-    from swerl.errors import ImageError
-    from swerl.task import write_tasks
+    from swerl.core.errors import ImageError
+    from swerl.core.task import write_tasks
 
     tasks = []
     failed = 0
@@ -96,7 +96,7 @@ def _build_sources(
 
 
 def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
-    from swerl.errors import unknown
+    from swerl.core.errors import unknown
     from swerl.images.build import read_specs
 
     specs = read_specs(path)
@@ -109,13 +109,15 @@ def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
 
 def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
     """Return the rows by the ids of their Tasks; rows without one are left out."""
-    from swerl.errors import InputError, TaskError
+    from swerl.core.errors import InputError, TaskError
     from swerl.images.build import row_id
     from swerl.tasks.rows import file_rows
 
     if path is None:
-        message = f"the instances of {specs} need their rows"
-        raise InputError(message, hint="pass --rows, or a folder of task folders")
+        raise InputError(
+            f"the instances of {specs} need their rows",
+            hint="pass --rows, or a folder of task folders",
+        )
     found = {}
     for row in file_rows(path).read(0):
         if isinstance(row, TaskError):
@@ -129,7 +131,7 @@ def _build_one(spec: SourceSpec, rows: dict[str, Row], dataset: str) -> Task:
     import time
 
     from swerl.cli._output import console, stderr
-    from swerl.errors import unknown
+    from swerl.core.errors import unknown
     from swerl.images.build import build, make_task, misfits_of
 
     if spec.instance_id not in rows:

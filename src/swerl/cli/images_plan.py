@@ -57,9 +57,9 @@ def _make(images: list[str], options: PlanOptions) -> Plan:
 
     from swerl.cli._output import stderr
     from swerl.cli._run import run
+    from swerl.core.image_reference import is_local
     from swerl.images import plan as planning
-    from swerl.oci.reference import is_local
-    from swerl.oci.store import default_store
+    from swerl.images.oci.store import default_store
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(*columns, console=stderr(), transient=True) as progress:

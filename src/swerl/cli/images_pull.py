@@ -29,8 +29,8 @@ def pull(
     from swerl.cli._rewrites import read_rewrites
     from swerl.cli._text import counted
     from swerl.images._login import default_config
+    from swerl.images.oci.store import default_store
     from swerl.images.pull import PullOptions
-    from swerl.oci.store import default_store
 
     options = PullOptions(
         workers=workers,
@@ -67,7 +67,7 @@ def import_image(
     from swerl.cli._output import console, stderr
     from swerl.cli._text import counted
     from swerl.images.archive import import_images
-    from swerl.oci.store import default_store
+    from swerl.images.oci.store import default_store
 
     with stderr().status(f"importing {file}"):
         found = import_images(file, default_store(), name=name)
@@ -82,9 +82,9 @@ def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
 
     from swerl.cli._output import stderr
     from swerl.cli._run import run
+    from swerl.core.image_reference import is_local
+    from swerl.images.oci.store import default_store
     from swerl.images.pull import pull as pull_images
-    from swerl.oci.reference import is_local
-    from swerl.oci.store import default_store
 
     total = sum(not is_local(image) for image in images)
     columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn())

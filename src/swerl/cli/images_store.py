@@ -10,9 +10,9 @@ import typer
 from swerl.cli._images import DockerConfigOption, RewritesOption
 
 if TYPE_CHECKING:
+    from swerl.images.oci.records import Named
     from swerl.images.pull import PullOptions
     from swerl.images.verify import Checked, Part
-    from swerl.oci.records import Named
 
 _ALL = "all"
 
@@ -26,8 +26,8 @@ def ls() -> None:
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console
     from swerl.cli._text import counted
-    from swerl.errors import ImageError
-    from swerl.oci.store import default_store
+    from swerl.core.errors import ImageError
+    from swerl.images.oci.store import default_store
 
     store = default_store()
     table = Table("image", "digest", "layers", "unpacked", "since")
@@ -65,8 +65,8 @@ def verify(
     from swerl.cli._output import console
     from swerl.cli._rewrites import read_rewrites
     from swerl.images._login import default_config
+    from swerl.images.oci.store import default_store
     from swerl.images.pull import PullOptions
-    from swerl.oci.store import default_store
 
     everything = not images or images == [_ALL]
     store = default_store()
@@ -105,7 +105,7 @@ def gc(
     from swerl.cli._output import console
     from swerl.cli._text import counted
     from swerl.images.gc import collect
-    from swerl.oci.store import default_store
+    from swerl.images.oci.store import default_store
 
     limit = read_size(max_bytes) if max_bytes else None
     for argument in keep:
@@ -130,8 +130,8 @@ def gc(
 def _names(arguments: Sequence[str]) -> list[Named]:
     """Return the images meant, all of which must be in the store. Raises ImageError."""
     from swerl.cli._images import images_of
-    from swerl.oci.reference import is_local
-    from swerl.oci.store import default_store
+    from swerl.core.image_reference import is_local
+    from swerl.images.oci.store import default_store
 
     return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
 
@@ -144,8 +144,8 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
     from swerl.cli._output import console, stderr
     from swerl.cli._run import run
     from swerl.cli._text import counted
+    from swerl.images.oci.store import default_store
     from swerl.images.verify import verify as verify_images
-    from swerl.oci.store import default_store
 
     with Progress(console=stderr(), transient=True) as progress:
         bar = progress.add_task("blobs and layers", total=None)
@@ -175,8 +175,8 @@ def _repair(damaged: Sequence[Checked], options: PullOptions) -> None:
     from swerl.cli._output import console, stderr
     from swerl.cli._run import run
     from swerl.cli._text import counted
+    from swerl.images.oci.store import default_store
     from swerl.images.verify import repair
-    from swerl.oci.store import default_store
 
     with stderr().status("repairing"):
         job = repair(default_store(), damaged, options)

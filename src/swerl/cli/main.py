@@ -60,7 +60,7 @@ def options(
 
 def app() -> None:
     """Run the command line. Exit codes: 2 your input, 1 failure, 130 interrupted."""
-    from swerl.errors import SwerlError
+    from swerl.core.errors import SwerlError
 
     try:
         typer_app()
@@ -82,7 +82,7 @@ def _first(group: BaseException) -> BaseException:
 def _report(error: BaseException) -> int:
     from rich.markup import escape
 
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     _say(f"[bold red]error:[/] {escape(str(error))}")
     if hint := getattr(error, "hint", ""):

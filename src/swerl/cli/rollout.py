@@ -12,9 +12,9 @@ import typer
 from swerl.cli._engine_option import EngineChoice, kinds, read_engine, recipe_of
 
 if TYPE_CHECKING:
-    from swerl.episode import Episode
+    from swerl.core.episode import Episode
+    from swerl.core.task import Task
     from swerl.recipe.schema import Recipe
-    from swerl.task import Task
 
 _SETTINGS = (
     "name=rollout",
@@ -90,7 +90,7 @@ def _recipe(agent: str, engine: EngineChoice, model: str | None, settings: Seque
 def _find(instance: str | None, file: Path | None) -> Task:
     """Return the Task. Raises TaskError on a bad file, UnknownNameError with the nearest ids."""
     from swerl.cli._task_file import tasks_in
-    from swerl.task import find_task
+    from swerl.core.task import find_task
 
     tasks = _generated() if file is None else tasks_in(file)
     return tasks[0] if instance is None else find_task(tasks, instance)
@@ -98,8 +98,8 @@ def _find(instance: str | None, file: Path | None) -> Task:
 
 def _warn_uncertified(task: Task) -> None:
     """Say so where a Task of a file may be broken; generated ones are right as they are made."""
-    from swerl.certificate import objection
     from swerl.cli._output import stderr
+    from swerl.core.certificate import objection
 
     if task.dataset != "twin" and (why := objection(task)):
         text = f"warning: {task.id} is not certified: {why}; `swerl tasks vet` proves tasks"
@@ -108,8 +108,8 @@ def _warn_uncertified(task: Task) -> None:
 
 def _generated() -> list[Task]:
     """Return the held-out generated tasks that a recipe with default settings evaluates on."""
+    from swerl.core.secrets import cache_dir
     from swerl.recipe.schema import TasksSection
-    from swerl.secrets import cache_dir
     from swerl.tasks import twin
 
     count = TasksSection().num_heldout
@@ -140,7 +140,7 @@ def _attempt(
 ) -> Episode:
     from swerl.cli._rollout_run import attempt
     from swerl.cli._run import run
-    from swerl.run.events import ignore
+    from swerl.core.events import ignore
 
     return run(
         attempt(recipe, task, folder, script=engine.script, emit=view or ignore),

@@ -23,7 +23,7 @@ def show(
 ) -> None:
     """Say what the rows of each step hold."""
     from swerl.cli._output import console
-    from swerl.integrations.rows import steps_of
+    from swerl.rollout.integrations.rows import steps_of
 
     steps = [_summary(run, each) for each in (steps_of(run) if step is None else [step])]
     if as_json:
@@ -45,12 +45,13 @@ def export_samples(
 ) -> None:
     """Write the rows of a run as one Parquet file."""
     from swerl.cli._output import console
-    from swerl.errors import UnknownNameError
-    from swerl.integrations.export import Format, export
+    from swerl.core.errors import UnknownNameError
+    from swerl.rollout.integrations.export import Format, export
 
     if format not in set(Format):
-        message = f"no rows of the format {format!r}"
-        raise UnknownNameError(message, hint=f"--format takes {', '.join(Format)}")
+        raise UnknownNameError(
+            f"no rows of the format {format!r}", hint=f"--format takes {', '.join(Format)}"
+        )
     done = export(run, output, Format(format), step)
     console().print(
         f"{output}: {done.num_rows} rows of {done.num_steps} steps; docs/samples-export.md says "
@@ -61,7 +62,7 @@ def export_samples(
 
 def _summary(run: Path, step: int) -> Mapping[str, Any]:
     """Return the figures of a step."""
-    from swerl.integrations.rows import step_rows
+    from swerl.rollout.integrations.rows import step_rows
 
     rewards: dict[str, float] = {}
     tasks: set[str] = set()

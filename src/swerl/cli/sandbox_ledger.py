@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swerl.cli._sandbox_options import SettingsOption
-from swerl.ledger.bill import By
+from swerl.sandboxes.ledger.bill import By
 
 if TYPE_CHECKING:
-    from swerl.ledger.provider import Provider
+    from swerl.sandboxes.ledger.provider import Provider
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _LEAST_WIDTH = 140
@@ -41,9 +41,9 @@ def ps(
     from swerl.cli._output import console, stderr
     from swerl.cli._run import run
     from swerl.cli._text import counted
-    from swerl.ledger import census
-    from swerl.ledger.reap import reason_to_go
-    from swerl.ledger.store import default_ledger
+    from swerl.sandboxes.ledger import census
+    from swerl.sandboxes.ledger.reap import reason_to_go
+    from swerl.sandboxes.ledger.store import default_ledger
 
     only = _only(backend, settings)
     found = run(census.take(default_ledger(), only=only), after="nothing was changed")
@@ -81,14 +81,16 @@ def reap(
     from swerl.cli._ledger_view import reaped_json, tell_of, warn_of
     from swerl.cli._output import stderr
     from swerl.cli._run import run
-    from swerl.errors import InputError
-    from swerl.ledger.reap import Outcome, Scope
-    from swerl.ledger.reap import reap as reap_them
-    from swerl.ledger.store import default_ledger
+    from swerl.core.errors import InputError
+    from swerl.sandboxes.ledger.reap import Outcome, Scope
+    from swerl.sandboxes.ledger.reap import reap as reap_them
+    from swerl.sandboxes.ledger.store import default_ledger
 
     if remove_all and not (yes or dry_run):
-        message = "--all removes sandboxes that are in use"
-        raise InputError(message, hint="look with --all --dry-run, then add --yes")
+        raise InputError(
+            "--all removes sandboxes that are in use",
+            hint="look with --all --dry-run, then add --yes",
+        )
     scope = Scope(run=run_name, only=_only(backend, settings), living=remove_all)
     tell = (lambda _: None) if as_json else tell_of
     work = reap_them(default_ledger(), scope, dry_run=dry_run, tell=tell)
@@ -118,8 +120,8 @@ def bill(
     from swerl.cli._ledger_view import bill_table
     from swerl.cli._output import console, stderr
     from swerl.cli._text import counted
-    from swerl.ledger import bill as bills
-    from swerl.ledger.store import default_ledger
+    from swerl.sandboxes.ledger import bill as bills
+    from swerl.sandboxes.ledger.store import default_ledger
 
     since_s = time.time() - _seconds(since) if since else 0.0
     found = bills.bill(default_ledger(), by=by, run=run_name, since_s=since_s)
@@ -140,14 +142,13 @@ def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
     """Return the one provider that the command line names. Raises InputError."""
     import json
 
-    from swerl.errors import InputError
-    from swerl.ledger.provider import Provider
+    from swerl.core.errors import InputError
     from swerl.recipe.load import read_settings
+    from swerl.sandboxes.ledger.provider import Provider
 
     if backend is None:
         if settings:
-            message = "--set needs --backend"
-            raise InputError(message, hint="say whose settings these are")
+            raise InputError("--set needs --backend", hint="say whose settings these are")
         return None
     provider = Provider(backend, json.dumps(read_settings(settings or ()), sort_keys=True))
     provider.build()
@@ -155,12 +156,13 @@ def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
 
 
 def _seconds(text: str) -> float:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
-        message = f"--since {text!r} is no span of time"
-        raise InputError(message, hint="for example 90m, 12h, 7d or 4w")
+        raise InputError(
+            f"--since {text!r} is no span of time", hint="for example 90m, 12h, 7d or 4w"
+        )
     return float(match[1]) * _UNITS_S[match[2]]
 
 

@@ -12,8 +12,8 @@ from swerl.cli._sandbox_options import BackendOption, SettingsOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.probe.registry import Probe
-    from swerl.probe.sheet import Sheet, Subject
+    from swerl.checks.attacks.registry import Probe
+    from swerl.checks.attacks.sheet import Sheet, Subject
 
 _COLOURS = {"PASS": "green", "FAIL": "bold red", "CANNOT": "yellow"}
 
@@ -37,9 +37,9 @@ def probe(
     show: Annotated[bool, typer.Option("--list", help="List the probes and run none.")] = False,
 ) -> None:
     """Attack a sandbox of one's own and print a sheet; exit code 1 where an attack worked."""
+    from swerl.checks.attacks import catalogue, sheet
+    from swerl.checks.attacks.finding import Result
     from swerl.cli._output import console, stderr
-    from swerl.probe import catalogue, sheet
-    from swerl.probe.finding import Result
 
     probes = catalogue.choose(only or ())
     if show:
@@ -61,20 +61,20 @@ def probe(
 
 def _place(run: Path | None, out: Path | None) -> Path | None:
     """Return where the sheet is to be kept; None for the state folder."""
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     if run and out:
-        message = "both --run and --out name a place for the sheet"
-        raise InputError(message, hint="give one of them")
+        raise InputError("both --run and --out name a place for the sheet", hint="give one of them")
     if run and not run.is_dir():
-        message = f"there is no run folder {run}"
-        raise InputError(message, hint="name a folder under runs/, or use --out FILE")
+        raise InputError(
+            f"there is no run folder {run}", hint="name a folder under runs/, or use --out FILE"
+        )
     return run / "probe.json" if run else out
 
 
 def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
+    from swerl.checks.attacks.sheet import Subject
     from swerl.cli._sandbox_options import open_backend
-    from swerl.probe.sheet import Subject
     from swerl.recipe.load import read_settings
 
     options = dict(read_settings(settings or ()))
@@ -84,9 +84,9 @@ def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
 def _attack(subject: Subject, probes: list[Probe], external: bool) -> Sheet:
     from rich.progress import MofNCompleteColumn, Progress
 
+    from swerl.checks.attacks import sheet
     from swerl.cli._output import stderr
     from swerl.cli._run import run
-    from swerl.probe import sheet
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(*columns, console=stderr(), transient=True) as progress:

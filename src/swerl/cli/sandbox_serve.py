@@ -13,8 +13,8 @@ from swerl.cli._listen import is_loopback
 from swerl.cli._sandbox_options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
-    from swerl.e2b_server.options import ServerOptions
-    from swerl.interfaces import SandboxBackend
+    from swerl.core.contracts import SandboxBackend
+    from swerl.sandboxes.e2b_server.options import ServerOptions
 
 _LOCAL_TEMPLATES = {"base": "host"}
 """What the SDK's default template is where no other image is named."""
@@ -48,8 +48,8 @@ def serve(
     """Serve sandboxes to E2B's SDK, and to tools written for it, until Ctrl-C."""
     from swerl.cli._run import run
     from swerl.cli._sandbox_options import open_backend
-    from swerl.e2b_server.options import ServerOptions
-    from swerl.sandbox import Limits
+    from swerl.core.sandbox import Limits
+    from swerl.sandboxes.e2b_server.options import ServerOptions
 
     key = _key(api_key_file, host)
     _require_absolute(workdir)
@@ -76,8 +76,8 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
     import signal
 
     from swerl.cli._output import console, stderr
-    from swerl.e2b_server.app import Server
-    from swerl.e2b_server.descriptors import raise_file_limit
+    from swerl.sandboxes.e2b_server.app import Server
+    from swerl.sandboxes.e2b_server.descriptors import raise_file_limit
 
     raise_file_limit()
     stopped = asyncio.Event()
@@ -95,41 +95,48 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
 
 
 def _key(path: Path | None, host: str) -> str:
-    from swerl.e2b_server.access import new_key
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
+    from swerl.sandboxes.e2b_server.access import new_key
 
     if path is None:
         if not is_loopback(host):
-            message = f"{host} can be reached from other machines, and the key would be printed"
-            raise InputError(message, hint="put a key of your own in a file: --api-key-file FILE")
+            raise InputError(
+                f"{host} can be reached from other machines, and the key would be printed",
+                hint="put a key of your own in a file: --api-key-file FILE",
+            )
         return new_key()
     try:
         key = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the key in {path}: {error}"
-        raise InputError(message, hint="--api-key-file takes a file with one line") from error
+        raise InputError(
+            f"cannot read the key in {path}: {error}",
+            hint="--api-key-file takes a file with one line",
+        ) from error
     if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
-        message = f"{path} holds no key: it takes 16 printable characters or more"
-        raise InputError(message, hint="`openssl rand -hex 20` makes one")
+        raise InputError(
+            f"{path} holds no key: it takes 16 printable characters or more",
+            hint="`openssl rand -hex 20` makes one",
+        )
     return key
 
 
 def _require_absolute(workdir: str) -> None:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     if not workdir.startswith("/"):
-        message = f"--workdir {workdir!r} is not an absolute path"
-        raise InputError(message, hint="write it as the sandbox sees it, such as /home/user")
+        raise InputError(
+            f"--workdir {workdir!r} is not an absolute path",
+            hint="write it as the sandbox sees it, such as /home/user",
+        )
 
 
 def _templates(given: Sequence[str] | None) -> Mapping[str, str]:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     found = {}
     for text in given or ():
         name, _, image = text.partition("=")
         if not name or not image:
-            message = f"{text!r} is no template"
-            raise InputError(message, hint="write --template NAME=IMAGE")
+            raise InputError(f"{text!r} is no template", hint="write --template NAME=IMAGE")
         found[name] = image
     return found

@@ -13,8 +13,8 @@ from swerl.cli._sandbox_options import BackendOption, SettingsOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.task import Task
-    from swerl.tasks.smoke import Place, Smoke
+    from swerl.checks.smoke import Place, Smoke
+    from swerl.core.task import Task
 
 
 def smoke(
@@ -72,7 +72,7 @@ class _Job:
 
     def done(self) -> dict[Place, Smoke]:
         """Return what need not be checked again."""
-        from swerl.tasks import smoke_file
+        from swerl.checks import smoke_file
 
         known = smoke_file.read(self.out, self.backend) if self.out else {}
         return {place: each for place, each in known.items() if each.ok or not self.again}
@@ -81,11 +81,11 @@ class _Job:
 def _run(job: _Job) -> list[Smoke]:
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+    from swerl.checks import smoke, smoke_file
+    from swerl.checks._image_facts import facts_for
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.cli._sandbox_options import backend_options, open_backend
-    from swerl.tasks import smoke, smoke_file
-    from swerl.tasks._image_facts import facts_for
 
     places = {(task.image, task.workdir) for task in job.tasks}
     done = job.done()

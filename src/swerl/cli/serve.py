@@ -12,7 +12,7 @@ from swerl.cli._engine_option import EngineChoice, kinds, read_engine, recipe_of
 from swerl.cli._listen import is_loopback
 
 if TYPE_CHECKING:
-    from swerl.chat import Message
+    from swerl.core.chat import Message
 
 _SCRIPTS = ("demo",)
 _SHORTEST_KEY = 16
@@ -88,40 +88,50 @@ def _script(engine: EngineChoice) -> Sequence[Message] | None:
 
 def _keys(path: Path | None, host: str) -> list[str]:
     """Return the keys in a file; without one the gateway makes a key."""
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     if path is None:
         if not is_loopback(host):
-            message = f"{host} can be reached from other machines, and the key would be printed"
-            raise InputError(message, hint="put keys of your own in a file: --key-file FILE")
+            raise InputError(
+                f"{host} can be reached from other machines, and the key would be printed",
+                hint="put keys of your own in a file: --key-file FILE",
+            )
         return []
     try:
         keys = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the keys in {path}: {error}"
-        raise InputError(message, hint="--key-file takes a file with one key a line") from error
+        raise InputError(
+            f"cannot read the keys in {path}: {error}",
+            hint="--key-file takes a file with one key a line",
+        ) from error
     keys = keys[:-1] if keys[-1] == "" else keys
     for number, key in enumerate(keys, 1):
         if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
-            message = f"line {number} of {path} is no key of {_SHORTEST_KEY} printable characters"
-            raise InputError(message, hint="`openssl rand -hex 20` makes one")
+            raise InputError(
+                f"line {number} of {path} is no key of {_SHORTEST_KEY} printable characters",
+                hint="`openssl rand -hex 20` makes one",
+            )
     if not keys or len(set(keys)) < len(keys):
-        message = f"{path} holds no key" if not keys else f"{path} holds a key twice"
-        raise InputError(message, hint="write one key a line; each has a session of its own")
+        raise InputError(
+            f"{path} holds no key" if not keys else f"{path} holds a key twice",
+            hint="write one key a line; each has a session of its own",
+        )
     return keys
 
 
 def _folder(output: Path | None) -> Path:
     """Return a folder that holds nothing yet."""
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     if output is None:
         base = Path("runs", "serve")
         taken = {path.name for path in base.iterdir()} if base.is_dir() else set()
         return base / next(str(n) for n in range(len(taken) + 1) if str(n) not in taken)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        message = f"-o {output} holds something already"
-        raise InputError(message, hint="choose another folder, or leave it out to get a new one")
+        raise InputError(
+            f"-o {output} holds something already",
+            hint="choose another folder, or leave it out to get a new one",
+        )
     return output
 
 

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli import (
-    tasks_export,
-    tasks_probe,
-    tasks_redteam,
-    tasks_select,
-    tasks_show,
-    tasks_vet,
-)
+from swerl.cli import tasks_export, tasks_probe, tasks_redteam, tasks_select, tasks_show, tasks_vet
 from swerl.cli._sandbox_options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
@@ -22,9 +15,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from swerl.tasks.scrub import History
-    from swerl.tasks.sweep import Sweep
-    from swerl.tasks.sweep_tasks import Settings, Swept
+    from swerl.checks.scan_leaks import Sweep
+    from swerl.checks.scan_leaks_tasks import Settings, Swept
+    from swerl.tasks.hide_future import History
 
 app = typer.Typer(no_args_is_help=True, help="Look into the tasks of a file, and choose some.")
 
@@ -66,8 +59,8 @@ def sweep(
     """Find what an image tells of the solution, as it is and as an agent gets it."""
     import json
 
+    from swerl.checks import scan_leaks_tasks as sweep_tasks
     from swerl.cli._output import console, stderr
-    from swerl.tasks import sweep_tasks
 
     chosen = sweep_tasks.Settings(
         raw=raw is not False,
@@ -94,8 +87,8 @@ def sweep(
 
 
 def _history(name: str) -> History:
-    from swerl.errors import unknown
-    from swerl.tasks.scrub import History
+    from swerl.core.errors import unknown
+    from swerl.tasks.hide_future import History
 
     if name not in set(History):
         raise unknown("history", name, list(History))
@@ -107,11 +100,11 @@ def _run(
 ) -> list[Swept]:
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+    from swerl.checks import scan_leaks_tasks as sweep_tasks
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.cli._sandbox_options import open_backend
     from swerl.cli._task_file import tasks_in
-    from swerl.tasks import sweep_tasks
 
     found = tasks_in(tasks)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())

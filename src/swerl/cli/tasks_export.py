@@ -23,7 +23,7 @@ def export(
 
 def check_format(to: str) -> None:
     """Raise UnknownNameError where no trainer's format has this name."""
-    from swerl.errors import unknown
+    from swerl.core.errors import unknown
     from swerl.tasks.export import FORMATS
 
     if to not in FORMATS:
@@ -36,18 +36,22 @@ def export_file(tasks: Path, out: Path, to: str) -> None:
 
     from swerl.cli._output import console, stderr
     from swerl.cli._text import counted
-    from swerl.errors import InputError, TaskError
+    from swerl.core.errors import InputError, TaskError
     from swerl.tasks import select
     from swerl.tasks.export import FORMATS
 
     if out.resolve() == tasks.resolve():
-        message = f"{out} is the task file itself, and {to} does not keep all that is in it"
-        raise InputError(message, hint="pass -o with another file")
+        raise InputError(
+            f"{out} is the task file itself, and {to} does not keep all that is in it",
+            hint="pass -o with another file",
+        )
     done = FORMATS[to]((task for _, task in select.lines(tasks)), out)
     for reason, number in done.reasons.items():
         text = f"[yellow]{counted(number, 'task')}[/] left out: {escape(reason)}"
         stderr().print(text, soft_wrap=True)
     if not done.num_tasks:
-        message = f"no task of {tasks} could be written for {to}"
-        raise TaskError(message, hint="the reasons stand above" if done.reasons else "it is empty")
+        raise TaskError(
+            f"no task of {tasks} could be written for {to}",
+            hint="the reasons stand above" if done.reasons else "it is empty",
+        )
     console().print(f"{counted(done.num_tasks, 'task')}: {out}", soft_wrap=True)

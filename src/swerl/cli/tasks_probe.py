@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from swerl.checks.solve_rate import Probed
     from swerl.cli._engine_option import EngineChoice
+    from swerl.core.task import Task
     from swerl.recipe.schema import Recipe
-    from swerl.task import Task
-    from swerl.tasks.probe import Probed
 
 _SCRIPTS = ("gold", "noop")
 _SETTINGS = (
@@ -65,7 +65,7 @@ def probe(
 
     The same command goes on where it was broken off, and more attempts add to fewer.
     """
-    from swerl.tasks import probe as probing
+    from swerl.checks import solve_rate as probing
 
     chosen = read_engine(engine, _SCRIPTS)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"probe-{tasks.stem}-{agent}")
@@ -107,7 +107,7 @@ def _report(found: Mapping[str, Probed], out: Path, num_rated: int, *, as_json: 
 
 def _wanted(tasks: Path, instance: Sequence[str]) -> list[Task]:
     from swerl.cli._task_file import tasks_in
-    from swerl.task import find_task
+    from swerl.core.task import find_task
 
     found = tasks_in(tasks)
     return [find_task(found, name) for name in instance] or found
@@ -121,7 +121,7 @@ def _run(
     from swerl.cli._output import stderr
     from swerl.cli._probe_run import run_probe
     from swerl.cli._run import run
-    from swerl.run.events import Event, Notice
+    from swerl.core.events import Event, Notice
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr(), transient=True) as progress:

@@ -11,8 +11,8 @@ from swerl.cli._sandbox_options import BackendOption, SettingsOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.redteam.policy import Policy
-    from swerl.redteam.sheet import Row, Settings, Sheet
+    from swerl.checks.redteam.policy import Policy
+    from swerl.checks.redteam.sheet import Row, Settings, Sheet
 
 _COLOURS = {"held": "green", "BROKE": "bold red", "skipped": "yellow"}
 
@@ -37,9 +37,9 @@ def redteam(
     """Run cheating policies through whole Episodes; exit code 1 where one is rewarded."""
     import json
 
+    from swerl.checks.redteam import catalogue
+    from swerl.checks.redteam.sheet import Result, Settings
     from swerl.cli._output import console, stderr
-    from swerl.redteam import catalogue
-    from swerl.redteam.sheet import Result, Settings
 
     policies = catalogue.choose(only or ())
     if show:
@@ -61,10 +61,10 @@ def _run(
 ) -> Sheet:
     from rich.progress import MofNCompleteColumn, Progress
 
+    from swerl.checks.redteam import sheet
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.cli._sandbox_options import open_backend
-    from swerl.redteam import sheet
 
     sandboxes = open_backend(backend, settings, run="redteam")
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())

@@ -34,7 +34,7 @@ def filter_tasks(
 
     wanted = [*([f"({where})"] if where.strip() else []), *_rates(solve_rate)]
     if not wanted:
-        from swerl.errors import InputError
+        from swerl.core.errors import InputError
 
         raise InputError("nothing says which tasks to keep", hint="pass WHERE or --solve-rate")
     num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(" and ".join(wanted)))
@@ -72,7 +72,7 @@ def split(
 
     shares = dict(map(_share, parts))
     if len(shares) < len(parts):
-        from swerl.errors import InputError
+        from swerl.core.errors import InputError
 
         raise InputError("two parts have one name", hint="for example train=0.9 test=0.1")
     done = select.split_tasks(tasks, shares, by_repo=by_repo, seed=seed)
@@ -83,7 +83,7 @@ def split(
 
 def _rates(text: str) -> list[str]:
     """Return the expression of a range of solve rates. Raises InputError."""
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     if not text:
         return []
@@ -93,12 +93,13 @@ def _rates(text: str) -> list[str]:
             raise ValueError
         return [f"{float(low)} <= solve_rate <= {float(high)}"]
     except ValueError as error:
-        message = f"--solve-rate {text!r:.80} is no range"
-        raise InputError(message, hint="for example --solve-rate 0.1..0.9") from error
+        raise InputError(
+            f"--solve-rate {text!r:.80} is no range", hint="for example --solve-rate 0.1..0.9"
+        ) from error
 
 
 def _share(text: str) -> tuple[str, float]:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     name, _, share = text.partition("=")
     try:
@@ -106,8 +107,9 @@ def _share(text: str) -> tuple[str, float]:
             raise ValueError
         return name, float(share)
     except ValueError as error:
-        message = f"{text!r:.80} is no part of a split"
-        raise InputError(message, hint="for example train=0.9 test=0.1") from error
+        raise InputError(
+            f"{text!r:.80} is no part of a split", hint="for example train=0.9 test=0.1"
+        ) from error
 
 
 def _say(num_chosen: int, num_all: int, out: Path) -> None:

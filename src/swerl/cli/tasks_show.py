@@ -13,7 +13,7 @@ from swerl.cli.tasks_select import TasksArgument
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.task import Task
+    from swerl.core.task import Task
     from swerl.tasks.stats import Stats
 
 _COLUMNS = {
@@ -43,7 +43,7 @@ def show(
     """List the tasks of a file, or show one of them."""
     from swerl.cli._output import console
     from swerl.cli._text import counted
-    from swerl.task import find_task
+    from swerl.core.task import find_task
     from swerl.tasks import select
 
     found = (task for _, task in select.lines(tasks))
@@ -167,7 +167,9 @@ def _print_stats(found: Stats, path: Path) -> None:
     if found.solve_rates:
         mean = sum(found.solve_rates) / len(found.solve_rates)
         console().print(f"solve rate {mean:.1%} of {counted(len(found.solve_rates), 'task')}")
-    for what, number in found.missing.items():
+    from swerl.grading.support import unsupported
+
+    for what, number in unsupported(found.kinds).items():
         stderr().print(f"[yellow]{counted(number, 'task')}[/]: {what}", soft_wrap=True)
 
 

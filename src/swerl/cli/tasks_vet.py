@@ -13,8 +13,8 @@ from swerl.cli.tasks_select import TasksArgument
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from swerl.sandbox import Limits
-    from swerl.tasks.vet import Settings, Vetted
+    from swerl.checks.vet import Settings, Vetted
+    from swerl.core.sandbox import Limits
 
 _REMOTE_JOBS = 16
 """Tasks at once where sandboxes run on other machines."""
@@ -54,9 +54,9 @@ def vet(
 
     The same command goes on where it was broken off; a changed row or image is vetted again.
     """
-    from swerl.sandbox import Limits
-    from swerl.tasks import vet_file
-    from swerl.tasks.vet import Rigour, Settings
+    from swerl.checks import vet_file
+    from swerl.checks.vet import Rigour, Settings
+    from swerl.core.sandbox import Limits
 
     out = out or tasks.with_name(f"{tasks.stem}.certified.jsonl")
     _require_other(out, tasks)
@@ -84,8 +84,8 @@ def vet(
 def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
     import json
 
+    from swerl.checks import vet_file
     from swerl.cli._vet_view import show
-    from swerl.tasks import vet_file
 
     if as_json:
         typer.echo(json.dumps([vet_file.as_row(each) for each in found], indent=2))
@@ -94,16 +94,18 @@ def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
 
 
 def _require_other(out: Path, tasks: Path) -> None:
-    from swerl.errors import InputError
+    from swerl.core.errors import InputError
 
     if out.resolve() == tasks.resolve():
-        message = f"{out} would be overwritten, and with it the tasks that are rejected"
-        raise InputError(message, hint="pass -o with another file")
+        raise InputError(
+            f"{out} would be overwritten, and with it the tasks that are rejected",
+            hint="pass -o with another file",
+        )
 
 
 def _instances(tasks: Path, wanted: Sequence[str]) -> Collection[str]:
     """Return the ids to vet. Raises UnknownNameError on one that the file does not have."""
-    from swerl.errors import unknown
+    from swerl.core.errors import unknown
     from swerl.tasks import select
 
     known = {task.id: None for _, task in select.lines(tasks)}
@@ -114,8 +116,8 @@ def _instances(tasks: Path, wanted: Sequence[str]) -> Collection[str]:
 
 
 def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
+    from swerl.checks.vet import fitting_workers
     from swerl.cli._output import stderr
-    from swerl.tasks.vet import fitting_workers
 
     if backend not in _ON_THIS_MACHINE:
         return jobs or _REMOTE_JOBS
@@ -130,8 +132,8 @@ def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
 
 
 def _facts(backend: str, settings: Sequence[str]) -> Any:
+    from swerl.checks._image_facts import facts_for
     from swerl.cli._sandbox_options import backend_options
-    from swerl.tasks._image_facts import facts_for
 
     return facts_for(backend, backend_options(backend, settings))
 
@@ -141,11 +143,12 @@ def _run(
 ) -> list[Vetted]:
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from swerl.checks import vet_file
+    from swerl.checks.vet import vet
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.cli._sandbox_options import open_backend
-    from swerl.tasks import select, vet_file
-    from swerl.tasks.vet import vet
+    from swerl.tasks import select
 
     found: list[Vetted] = []
     said = TextColumn("[green]{task.fields[good]}[/] certified")
@@ -166,8 +169,8 @@ def _run(
 
 
 def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
+    from swerl.checks.vet_file import rejected_path
     from swerl.cli._output import stderr
-    from swerl.tasks.vet_file import rejected_path
 
     lines = [f"{num_certified:,} certified: {out}"]
     if num_rejected:

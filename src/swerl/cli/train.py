@@ -81,21 +81,21 @@ def resume(
 
 
 def _train(recipe: Recipe, root: Path, after: str) -> None:
+    from swerl.plan.plan import plan
     from swerl.recipe.check import check
-    from swerl.training.planning.plan import plan
 
     check(recipe)
     plan(recipe)
-    from swerl import assemble
     from swerl.cli._output import console
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._train_view import TrainView, show_summary
-    from swerl.errors import RunStoppedError
-    from swerl.run.layout import RunFolder
+    from swerl.core.errors import RunStoppedError
+    from swerl.runs.layout import RunFolder
+    from swerl.training.training_run import train
 
     with TrainView(recipe) as view:
         try:
-            past = run(assemble.train(recipe, root, view), after=after)
+            past = run(train(recipe, root, view), after=after)
         except RunStoppedError as error:
             console().print(f"[yellow]stopped[/]: {error}; {after}", soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from None

@@ -43,7 +43,7 @@ def preflight(
 
 
 async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[Finding]:
-    from swerl.preflight import preflight as look
+    from swerl.checks.preflight import preflight as look
 
     found = []
     async for finding in look(recipe, root):

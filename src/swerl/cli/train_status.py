@@ -10,8 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
-    from swerl.run.progress import Progress
-    from swerl.run.standing import Look
+    from swerl.runs.progress import Progress
+    from swerl.runs.standing import Look
 
 _COLOURS = {"running": "green", "finished": "green", "failed": "red", "killed": "red"}
 _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
@@ -50,9 +50,9 @@ def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
 
     from swerl.cli._output import stderr
     from swerl.cli._runs import called, stored_recipe
-    from swerl.run.presence import BEAT_S, asked_to_stop
-    from swerl.run.progress import read_progress
-    from swerl.run.standing import look
+    from swerl.runs.presence import BEAT_S, asked_to_stop
+    from swerl.runs.progress import read_progress
+    from swerl.runs.standing import look
 
     recipe, progress = stored_recipe(root), read_progress(root)
     seen = look(root, patience_s=3 * BEAT_S if waits else 0.0, tell=stderr().print)
@@ -79,9 +79,9 @@ def _dollars(recipe: Recipe, progress: Progress, seen: Look) -> dict[str, float]
 
     `run` is both by the run's own account, which `cost.max_dollars` goes by.
     """
-    from swerl.cost.prices import price_book
-    from swerl.ledger.bill import bill
-    from swerl.ledger.store import default_ledger
+    from swerl.plan.cost.prices import price_book
+    from swerl.sandboxes.ledger.bill import bill
+    from swerl.sandboxes.ledger.store import default_ledger
 
     lines = bill(default_ledger(), run=recipe.name).lines
     num_gpus = recipe.cluster.nodes * recipe.cluster.gpus_per_node

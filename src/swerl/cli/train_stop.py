@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swerl.run.standing import Look
+    from swerl.runs.standing import Look
 
 
 def stop(
@@ -24,17 +24,16 @@ def stop(
     """End a run after its step under way; from any machine that shares the run folder."""
     from swerl.cli._output import console, stderr
     from swerl.cli._runs import called, find_run
-    from swerl.errors import RunError
-    from swerl.run.presence import Stop, ask_to_stop
-    from swerl.run.standing import Standing, look
+    from swerl.core.errors import RunError
+    from swerl.runs.presence import Stop, ask_to_stop
+    from swerl.runs.standing import Standing, look
 
     root = find_run(run, runs)
     name = called(root)
     before = look(root, tell=stderr().print)
     if before.standing is not Standing.RUNNING:
         hint = f"`swerl train status {name}` says how it ended; `swerl train resume {name}` goes on"
-        message = f"{root} is not running: {before.standing}"
-        raise RunError(message, hint=hint)
+        raise RunError(f"{root} is not running: {before.standing}", hint=hint)
     ask_to_stop(root, Stop.NOW if now else Stop.STEP)
     when = "at once" if now else "after its step"
     console().print(f"asked {root.name} to end {when}", soft_wrap=True)
@@ -51,7 +50,7 @@ def stop(
 def _wait(root: Path, wait_s: float) -> Look:
     import time
 
-    from swerl.run.standing import Standing, look
+    from swerl.runs.standing import Standing, look
 
     until = time.monotonic() + wait_s
     while (seen := look(root)).standing is Standing.RUNNING and time.monotonic() < until:

@@ -15,7 +15,7 @@ from pathlib import Path
 from swerl.cluster.finding import Finding, State, judged
 from swerl.cluster.network import free_port
 from swerl.cluster.node import PYTHON, Node, Order, Running
-from swerl.errors import ClusterError
+from swerl.core.errors import ClusterError
 
 ALL_REDUCE_S = 300.0
 """Seconds until it must be over; NCCL alone takes up to a minute to set up on many machines."""

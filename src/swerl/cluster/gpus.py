@@ -102,7 +102,6 @@ def _rows(text: str) -> list[list[str]]:
 def _ask(what: str, fields: str) -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
-        message = "not installed"
-        raise FileNotFoundError(message)
+        raise FileNotFoundError("not installed")
     command = [program, f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True).stdout

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from swerl.cluster.network import address_towards, free_port
 from swerl.cluster.ray_daemons import START_S, ray_start, start_head, tail
-from swerl.errors import ClusterError
-from swerl.secrets import lent
+from swerl.core.errors import ClusterError
+from swerl.core.secrets import lent
 
 END_S = 20.0
 """Seconds for a member to clean up after itself."""
@@ -122,8 +122,10 @@ async def _run(command: Sequence[str], host: str, remote: Sequence[str], log: Pa
                 start_new_session=True,
             )
     except OSError as error:
-        message = f"cannot run {command[0]}: {error.strerror}"
-        raise ClusterError(message, hint="set cluster.ssh, or cluster.launcher") from error
+        raise ClusterError(
+            f"cannot run {command[0]}: {error.strerror}",
+            hint="set cluster.ssh, or cluster.launcher",
+        ) from error
 
 
 async def _until_joined(process: Process, host: str, log: Path) -> None:
@@ -170,5 +172,6 @@ def _require_ray() -> None:
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        message = "Ray is not installed"
-        raise ClusterError(message, hint="pip install 'swerl[cluster]' on every machine")
+        raise ClusterError(
+            "Ray is not installed", hint="pip install 'swerl[cluster]' on every machine"
+        )

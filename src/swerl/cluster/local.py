@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from swerl.cluster.node import LINE_BYTES, PYTHON, Ended, Order
+from swerl.core.errors import ClusterError
+from swerl.core.files import disk_errors
+from swerl.core.secrets import child_environment
 from swerl.engines._process import GUARD, STOP_S
-from swerl.errors import ClusterError
-from swerl.run.files import disk_errors
-from swerl.secrets import child_environment
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,8 +40,10 @@ class LocalNode:
         except OSError as error:
             if ours:
                 ours.close()
-            message = f"cannot start {order.argv[0]} on {self.name}: {error.strerror}"
-            raise ClusterError(message, hint="is it installed there at the same path?") from error
+            raise ClusterError(
+                f"cannot start {order.argv[0]} on {self.name}: {error.strerror}",
+                hint="is it installed there at the same path?",
+            ) from error
         finally:
             if theirs:
                 theirs.close()

@@ -13,7 +13,7 @@ from swerl.cluster.node import Node
 from swerl.cluster.ray_nodes import ray_nodes
 from swerl.cluster.ray_placement import Share
 from swerl.cluster.slurm import slurm_hosts
-from swerl.errors import RecipeError
+from swerl.core.errors import RecipeError
 from swerl.recipe.schema import ClusterSection, Recipe
 
 
@@ -61,14 +61,18 @@ def trainer_nodes(recipe: Recipe) -> int:
     cluster, ranks = recipe.cluster, recipe.trainer.ranks
     if cluster.launcher == "local":
         if cluster.nodes > 1:
-            message = f"cluster.nodes = {cluster.nodes} with cluster.launcher = 'local'"
-            raise RecipeError(message, hint="set cluster.launcher to ray, ssh or slurm")
+            raise RecipeError(
+                f"cluster.nodes = {cluster.nodes} with cluster.launcher = 'local'",
+                hint="set cluster.launcher to ray, ssh or slurm",
+            )
         return 1
     apart = bool(cluster.gpus_per_node) and not cluster.colocate
     num_nodes = -(-ranks // cluster.gpus_per_node) if apart else cluster.nodes
     if ranks % num_nodes:
-        message = f"trainer.ranks = {ranks} do not spread evenly over {num_nodes} nodes"
-        raise RecipeError(message, hint="change trainer.ranks or cluster.nodes")
+        raise RecipeError(
+            f"trainer.ranks = {ranks} do not spread evenly over {num_nodes} nodes",
+            hint="change trainer.ranks or cluster.nodes",
+        )
     if (ranks // num_nodes) % recipe.trainer.tensor_parallel:
         message = f"{ranks // num_nodes} ranks a node would split a tensor group over nodes"
         hint = (

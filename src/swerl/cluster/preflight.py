@@ -15,7 +15,7 @@ from swerl.cluster.finding import Finding, State, judged
 from swerl.cluster.gpus import Wanted
 from swerl.cluster.node import Node
 from swerl.cluster.open import Nodes
-from swerl.errors import ClusterError
+from swerl.core.errors import ClusterError
 from swerl.recipe.schema import Recipe
 
 CLOCKS_S = 1.0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+from swerl.core.errors import ClusterError
 from swerl.engines._process import child
-from swerl.errors import ClusterError
 
 START_S = 180.0
 """Seconds for a member to join: a slow file system takes most of them to read Python's packages."""
@@ -40,8 +40,7 @@ async def start_head(stack: AsyncExitStack, command: Sequence[str], log: Path) -
                     await asyncio.sleep(0.1)
         if process.returncode is None:
             break
-    message = f"Ray's head did not come up: {tail(log)}"
-    raise ClusterError(message, hint=f"its whole log is {log}")
+    raise ClusterError(f"Ray's head did not come up: {tail(log)}", hint=f"its whole log is {log}")
 
 
 def has_started(log: Path, begin: int = 0) -> bool:

@@ -17,7 +17,7 @@ import ray
 
 from swerl.cluster.local import LocalNode, LocalProcess
 from swerl.cluster.node import Ended, Order
-from swerl.errors import SwerlError
+from swerl.core.errors import SwerlError
 
 
 @dataclass(frozen=True, slots=True)

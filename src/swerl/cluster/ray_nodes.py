@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swerl.cluster.node import Ended, Order
 from swerl.cluster.ray_placement import Share, reserve
-from swerl.errors import ClusterError
+from swerl.core.errors import ClusterError
 
 if TYPE_CHECKING:
     from swerl.cluster.ray_host import About
@@ -116,8 +116,9 @@ def _connect(address: str, run: str) -> Any:
     try:
         import ray
     except ImportError:
-        message = "Ray is not installed"
-        raise ClusterError(message, hint="pip install 'swerl[cluster]' on every machine") from None
+        raise ClusterError(
+            "Ray is not installed", hint="pip install 'swerl[cluster]' on every machine"
+        ) from None
     try:
         _knock(address)
         # Ray's own handler would end this process in the middle of anything.

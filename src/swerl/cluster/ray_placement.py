@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swerl.errors import ClusterError
+from swerl.core.errors import ClusterError
 
 TELL_S = 10.0
 """Seconds of waiting for machines from which it is worth a word."""

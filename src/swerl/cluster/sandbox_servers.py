@@ -1,7 +1,7 @@
 """Sandbox servers on the nodes of a run: one a machine, started again when it dies.
 
-Each is `e2b_server/process.py` over the recipe's own backend, with a key made for it, and is spoken
-to by the client that also speaks to E2B. Its link ends it when the controller is gone.
+Each is `sandboxes/e2b_server/process.py` over the recipe's own backend, with a key of its own. The
+E2B client calls it. Its link ends it when the controller is gone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from swerl.cluster.node import PYTHON, Node, Order, Running
 from swerl.cluster.sandbox_spread import Site, Spread
 from swerl.cluster.servers import end_server, last_lines
-from swerl.e2b_server.access import new_key
-from swerl.e2b_server.process import Begin
-from swerl.errors import ClusterError, SandboxError
+from swerl.core.errors import ClusterError, SandboxError
+from swerl.core.events import Emit, Notice
 from swerl.recipe.schema import Recipe
-from swerl.run.events import Emit, Notice
 from swerl.sandboxes import e2b
+from swerl.sandboxes.e2b_server.access import new_key
+from swerl.sandboxes.e2b_server.process import Begin
 
 RESTARTS = 3
 """Times that a machine's server is started again; then the others do without it."""
@@ -81,15 +81,17 @@ class _Server:
     async def start(self) -> None:
         """Start it and let the site use it. Raises SandboxError with what it said."""
         order = Order(
-            (PYTHON, "-m", "swerl.e2b_server.process"), self._log, linked=True, guarded=True
+            (PYTHON, "-m", "swerl.sandboxes.e2b_server.process"),
+            self._log,
+            linked=True,
+            guarded=True,
         )
         self._process = await self._node.start(order)
         try:
             async with asyncio.timeout(START_S):
                 up = await self._begin(self._process)
         except (TimeoutError, ConnectionError) as error:
-            why = f"it does not answer ({type(error).__name__})"
-            raise self._failed(why) from error
+            raise self._failed(f"it does not answer ({type(error).__name__})") from error
         self._site.serve(_client(up, self._recipe))
 
     async def keep(self) -> None:
@@ -128,12 +130,12 @@ class _Server:
         await process.send(begin.line())
         answer = await process.receive()
         if not answer:
-            why = str(await asyncio.shield(process.ended))
-            raise self._failed(why)
+            raise self._failed(str(await asyncio.shield(process.ended)))
         told = json.loads(answer)
         if "error" in told:
-            message = f"no sandboxes on {self._node.name}: {told['error']}"
-            raise SandboxError(message, hint=told["hint"])
+            raise SandboxError(
+                f"no sandboxes on {self._node.name}: {told['error']}", hint=told["hint"]
+            )
         return _Up(told["url"], key)
 
     def _failed(self, why: str) -> SandboxError:

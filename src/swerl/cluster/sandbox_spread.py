@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError
-from swerl.interfaces import Sandbox
-from swerl.sandbox import Limits, LiveSandbox, Mount
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.sandbox import Limits, LiveSandbox, Mount
 from swerl.sandboxes._e2b.sandbox import E2BSandbox
 from swerl.sandboxes.e2b import E2BBackend
 

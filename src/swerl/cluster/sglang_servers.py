@@ -14,9 +14,9 @@ from pathlib import Path
 from swerl.cluster.network import free_port
 from swerl.cluster.node import Node, Order, Running
 from swerl.cluster.servers import end_server, last_lines
+from swerl.core.errors import EngineError, RecipeError
 from swerl.engines import sglang
 from swerl.engines._sglang_launch import serves
-from swerl.errors import EngineError, RecipeError
 from swerl.recipe.schema import ClusterSection
 
 POLL_S = 0.5
@@ -58,8 +58,10 @@ class NodeServer:
         log = self._order.log
         late = f"not up after {self._start_timeout_s:g} s"
         how = process.ended.result() if process.ended.done() else late
-        message = f"the engine on {self._node.name} did not come up ({how}): {last_lines(log)}"
-        raise EngineError(message, hint=f"its whole log is {log}")
+        raise EngineError(
+            f"the engine on {self._node.name} did not come up ({how}): {last_lines(log)}",
+            hint=f"its whole log is {log}",
+        )
 
     async def stop(self) -> None:
         """Ask it to end, and kill it where it does not."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
-from swerl.errors import ClusterError
-from swerl.secrets import slurm_node_list
+from swerl.core.errors import ClusterError
+from swerl.core.secrets import slurm_node_list
 
 HOSTNAMES_S = 30.0
 
@@ -29,8 +29,10 @@ def slurm_hosts(gpus_per_node: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        message = f"scontrol cannot read the node list {listed!r}: {error}"
-        raise ClusterError(message, hint="run this where Slurm's commands are") from error
+        raise ClusterError(
+            f"scontrol cannot read the node list {listed!r}: {error}",
+            hint="run this where Slurm's commands are",
+        ) from error
     gpus = (f"--gpus-per-node={gpus_per_node}",) if gpus_per_node else ()
     # --overlap: others' steps may hold the same resources. Without --exact a step has all cores of
     # its machine; with it, and with srun's binding, it would have the one core of its one task.

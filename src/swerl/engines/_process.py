@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from swerl.errors import EngineError
-from swerl.secrets import child_environment
+from swerl.core.errors import EngineError
+from swerl.core.secrets import child_environment
 
 GUARD = Path(__file__).with_name("_deathwatch.py")
 STOP_S = 5.0
@@ -69,8 +69,10 @@ async def until_ready(
                 if (found := await probe()) is not None:
                     return found
                 await asyncio.sleep(0.05)
-    message = f"the engine did not serve within {timeout_s:.0f} s\n{_tail(log)}"
-    raise EngineError(message, hint=f"its whole log is {log}; raise engine.start_timeout_s")
+    raise EngineError(
+        f"the engine did not serve within {timeout_s:.0f} s\n{_tail(log)}",
+        hint=f"its whole log is {log}; raise engine.start_timeout_s",
+    )
 
 
 def signal_of(code: int) -> int:

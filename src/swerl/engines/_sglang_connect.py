@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 import aiohttp
 
+from swerl.core.errors import EngineError, EngineLostError
 from swerl.engines._sglang_fleet import Fleet
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._sglang_router import enrol_all
 from swerl.engines._sglang_server import Clients, Server
 from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_wire import ModelShape
-from swerl.errors import EngineError, EngineLostError
 
 IDLE_S = 2.0
 """Seconds an unused connection is kept; shorter than the servers' own, so none is found dead."""
@@ -85,13 +85,15 @@ async def _find(fleet: Fleet, urls: Sequence[str]) -> None:
         if fleet.crew.router and fleet.crew.owns_router:
             await enrol_all(fleet.crew.router, fleet.crew.servers)
     except EngineLostError as error:
-        message = f"no SGLang server answers: {error}"
         raise EngineLostError(
-            message, hint="start it, or leave engine.url out to launch one"
+            f"no SGLang server answers: {error}",
+            hint="start it, or leave engine.url out to launch one",
         ) from error
     except EngineError as error:
-        message = f"{', '.join(urls)}: no SGLang server and no router of some: {error}"
-        raise EngineError(message, hint="engine.url is a base URL, without a path") from error
+        raise EngineError(
+            f"{', '.join(urls)}: no SGLang server and no router of some: {error}",
+            hint="engine.url is a base URL, without a path",
+        ) from error
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 
+from swerl.core.errors import EngineLostError
 from swerl.engines._sglang_server import Server
-from swerl.errors import EngineLostError
 
 WATCH_S = 10.0
 """Seconds that a look at a server may take."""

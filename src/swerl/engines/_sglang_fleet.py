@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from swerl.core.errors import EngineError, EngineLostError
 from swerl.engines._placement import Placement
 from swerl.engines._process import how_ended
 from swerl.engines._sglang_crew import WATCH_S, Crew, PauseMode
@@ -18,7 +19,6 @@ from swerl.engines._sglang_loads import Loads
 from swerl.engines._sglang_router import enrol
 from swerl.engines._sglang_server import Clients, Server
 from swerl.engines._sglang_update import PARTIAL
-from swerl.errors import EngineError, EngineLostError
 
 WATCH_EVERY_S = 5.0
 """Seconds between two looks at every server."""
@@ -63,8 +63,9 @@ class Fleet:
         if front is None or urls is None:
             return
         if not urls and self.crew.router is None:
-            message = f"the router at {front.url} has no workers"
-            raise EngineLostError(message, hint="start its SGLang servers first")
+            raise EngineLostError(
+                f"the router at {front.url} has no workers", hint="start its SGLang servers first"
+            )
         known = (
             {} if self.crew.router is None else {server.url: server for server in self.crew.servers}
         )
@@ -100,8 +101,10 @@ class Fleet:
             return
         await self.check()
         if len(self._versions) > 1:
-            message = f"the servers hold different weights: {', '.join(sorted(self._versions))}"
-            raise EngineError(message, hint="load weights into all of them first")
+            raise EngineError(
+                f"the servers hold different weights: {', '.join(sorted(self._versions))}",
+                hint="load weights into all of them first",
+            )
 
     def place(self, session: str, *, directly: bool = False) -> Server:
         """Return where a session's requests go, past a router where asked or where ours is lost.

@@ -16,7 +16,11 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Any, TypeVar
 
-from swerl.chat import Finish, Json
+from swerl.core.chat import Finish, Json
+from swerl.core.contracts import EngineAddress, WeightSource
+from swerl.core.errors import EngineError, EngineLostError
+from swerl.core.learning import Received, WeightRef
+from swerl.core.turn import Completion, Sampling
 from swerl.engines._sglang_crew import LOOK_S
 from swerl.engines._sglang_fleet import Fleet
 from swerl.engines._sglang_match import require_match
@@ -25,10 +29,6 @@ from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_update import PARTIAL
 from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
 from swerl.engines._usage import Usage, UsageMeter
-from swerl.errors import EngineError, EngineLostError
-from swerl.interfaces import EngineAddress, WeightSource
-from swerl.learning import Received, WeightRef
-from swerl.turn import Completion, Sampling
 
 ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between the tries of an abort: one that overtakes its request finds nothing to stop."""
@@ -311,21 +311,27 @@ class HttpEngine:
         top = num_vocab if num_vocab is not None else math.inf
         wrong = known[(known < 0) | (known >= top)]
         if wrong.size:
-            message = f"prompt id {wrong[0]} is outside the vocabulary of {num_vocab}"
-            raise EngineError(message, hint="tokenizer and model belong to different families")
+            raise EngineError(
+                f"prompt id {wrong[0]} is outside the vocabulary of {num_vocab}",
+                hint="tokenizer and model belong to different families",
+            )
 
     def _check_versions(self, completion: Completion, num_loads: int) -> None:
         """Refuse tokens of weights that nobody published: of a server that started anew, say."""
         given = [completion.weight_version, *(one.version for one in completion.weight_changes)]
         if any(version.startswith(PARTIAL) for version in given):
-            message = f"{self.url} answered with a part of its weights"
-            raise EngineLostError(message, hint="an update was interrupted; the next one mends it")
+            raise EngineLostError(
+                f"{self.url} answered with a part of its weights",
+                hint="an update was interrupted; the next one mends it",
+            )
         if not num_loads:
             return
         known = {weights.version for weights in self._fleet.loads.served[num_loads - 1 :]}
         if wrong := [version for version in given if version not in known]:
-            message = f"{self.url} answered with weights {wrong[0]!r}; {known} serve"
-            raise EngineLostError(message, hint="it started anew, or another client updates it")
+            raise EngineLostError(
+                f"{self.url} answered with weights {wrong[0]!r}; {known} serve",
+                hint="it started anew, or another client updates it",
+            )
 
     async def _account(self) -> Mapping[str, Any]:
         """Return a lone server's own account; several have none that could be added up."""

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import aiohttp
 
+from swerl.core.errors import SwerlError
 from swerl.engines._process import child, how_ended, until_ready
 from swerl.engines._sglang_fleet import Fleet
 from swerl.engines._sglang_server import Server
-from swerl.errors import SwerlError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from swerl.core.contracts import WeightSource
+from swerl.core.errors import EngineError, EngineLostError, TrainerError
+from swerl.core.learning import Received, WeightRef
 from swerl.engines._sglang_crew import Crew, PauseMode
 from swerl.engines._sglang_server import Server
 from swerl.engines._sglang_update import set_version, stream
-from swerl.errors import EngineError, EngineLostError, TrainerError
-from swerl.interfaces import WeightSource
-from swerl.learning import Received, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +188,7 @@ class Loads:
 async def _require_saver(server: Server) -> None:
     info = await server.get("/server_info")
     if info.get("device") != "cpu" and not info.get("enable_memory_saver"):
-        message = f"{server.url} cannot give its memory back to the trainer"
-        raise EngineError(message, hint="start it with --enable-memory-saver (engine.flags)")
+        raise EngineError(
+            f"{server.url} cannot give its memory back to the trainer",
+            hint="start it with --enable-memory-saver (engine.flags)",
+        )

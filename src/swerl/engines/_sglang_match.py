@@ -11,10 +11,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from swerl.chat import Json
+from swerl.core.chat import Json
+from swerl.core.errors import EngineError
 from swerl.engines._sglang_server import Server
 from swerl.engines._weights import model_shape
-from swerl.errors import EngineError
 
 
 async def require_match(servers: Sequence[Server], model: Path) -> None:
@@ -25,12 +25,16 @@ async def require_match(servers: Sequence[Server], model: Path) -> None:
         ours = model_shape(model).num_vocab
         found = info.get("vocab_size") or model_shape(theirs).num_vocab
         if ours is not None and found is not None and int(found) != ours:
-            message = f"{server.url} serves {theirs} with {found} tokens, {model} has {ours}"
-            raise EngineError(message, hint="start it with the model that is trained")
+            raise EngineError(
+                f"{server.url} serves {theirs} with {found} tokens, {model} has {ours}",
+                hint="start it with the model that is trained",
+            )
         mine, other = _vocabulary(model), _vocabulary(theirs)
         if mine is not None and other is not None and mine != other:
-            message = f"{server.url} serves {theirs} with another tokenizer than that of {model}"
-            raise EngineError(message, hint="start it with the model that is trained")
+            raise EngineError(
+                f"{server.url} serves {theirs} with another tokenizer than that of {model}",
+                hint="start it with the model that is trained",
+            )
 
 
 def _vocabulary(folder: Path) -> Json:

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from swerl.core.errors import EngineError
 from swerl.engines._sglang_crew import WATCH_S
 from swerl.engines._sglang_server import Server
-from swerl.errors import EngineError
 
 LISTED_S = 120.0
 """Seconds until a router that has just started must list every server."""
@@ -65,7 +65,7 @@ async def enrol_all(router: Server, servers: Sequence[Server]) -> None:
             while not await enrol(router, servers):  # noqa: ASYNC110  another process's list
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:
-        message = f"the router at {router.url} does not list the servers after {LISTED_S:.0f} s"
         raise EngineError(
-            message, hint="its log is router.log; or set engine.router = false"
+            f"the router at {router.url} does not list the servers after {LISTED_S:.0f} s",
+            hint="its log is router.log; or set engine.router = false",
         ) from error

@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from swerl.chat import Json
-from swerl.errors import EngineError, EngineLostError
-from swerl.learning import WeightRef
+from swerl.core.chat import Json
+from swerl.core.errors import EngineError, EngineLostError
+from swerl.core.learning import WeightRef
 
 CONNECT_TRIES = 3
 """Tries to open a connection: a server that restarts its listener is back within a second."""
@@ -120,11 +120,15 @@ class Server:
         info = await self.get("/model_info")
         version = str(info.get("weight_version"))
         if version != weights.version:
-            message = f"{self.url} serves weights {version!r} after loading {weights.version!r}"
-            raise EngineError(message, hint="another client updates the same engine")
+            raise EngineError(
+                f"{self.url} serves weights {version!r} after loading {weights.version!r}",
+                hint="another client updates the same engine",
+            )
         if (checksum := info.get("checksum")) and checksum != weights.checksum:
-            message = f"weights {version!r} arrived changed: {checksum} is not {weights.checksum}"
-            raise EngineError(message, hint="the folder was written to after it was published")
+            raise EngineError(
+                f"weights {version!r} arrived changed: {checksum} is not {weights.checksum}",
+                hint="the folder was written to after it was published",
+            )
         self.usable_again = True
 
     async def release(self, kinds: tuple[str, ...]) -> None:
@@ -245,8 +249,10 @@ class Server:
                 return {}
             if isinstance(answer, dict):
                 return answer
-        message = f"{path} answered {raw[:200]!r}, not an object"
-        raise EngineError(message, hint=f"{self.url} does not speak SGLang's contract")
+        raise EngineError(
+            f"{path} answered {raw[:200]!r}, not an object",
+            hint=f"{self.url} does not speak SGLang's contract",
+        )
 
 
 def lost(url: str, why: Exception | str) -> EngineLostError:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swerl.chat import Json
+from swerl.core.chat import Json
+from swerl.core.contracts import WeightSource
+from swerl.core.errors import EngineError
+from swerl.core.learning import EngineTarget, Received, Sent
 from swerl.engines._sglang_server import Server
-from swerl.errors import EngineError
-from swerl.interfaces import WeightSource
-from swerl.learning import EngineTarget, Received, Sent
 
 PARTIAL = "partial:"
 """How the version of weights begins of which a server may hold only a part."""
@@ -120,8 +120,10 @@ async def _begin(server: Server) -> EngineTarget:
 async def _target(server: Server) -> EngineTarget:
     info = await server.get("/server_info")
     if int(info.get("pp_size") or 1) > 1:
-        message = f"{server.url} is split into pipeline stages"
-        raise EngineError(message, hint='such engines load with weight_sync = "disk" only')
+        raise EngineError(
+            f"{server.url} is split into pipeline stages",
+            hint='such engines load with weight_sync = "disk" only',
+        )
     device = str(info.get("device") or "cuda")
     return EngineTarget(
         url=server.url,
@@ -141,8 +143,10 @@ def _dtype(info: Mapping[str, Any]) -> str:
 def _check_alike(targets: Sequence[EngineTarget]) -> None:
     kinds = {(each.num_ranks, each.dtype, each.device) for each in targets}
     if len(kinds) > 1:
-        message = f"the servers differ in ranks, type or device: {sorted(kinds)}"
-        raise EngineError(message, hint="start all servers of a run with the same settings")
+        raise EngineError(
+            f"the servers differ in ranks, type or device: {sorted(kinds)}",
+            hint="start all servers of a run with the same settings",
+        )
 
 
 async def _finish(server: Server, sent: Sent, *, flush: bool, confirm: bool) -> Confirmed:
@@ -154,8 +158,10 @@ async def _finish(server: Server, sent: Sent, *, flush: bool, confirm: bool) -> 
     await set_version(server, sent.version)
     info = await server.get("/model_info")
     if (found := str(info.get("weight_version"))) != sent.version:
-        message = f"{server.url} serves weights {found!r} after taking {sent.version!r}"
-        raise EngineError(message, hint="another client updates the same engine")
+        raise EngineError(
+            f"{server.url} serves weights {found!r} after taking {sent.version!r}",
+            hint="another client updates the same engine",
+        )
     server.usable_again = True
     return confirmed
 

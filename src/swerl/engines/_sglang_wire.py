@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swerl.chat import Finish, Json
-from swerl.errors import EngineError
-from swerl.turn import Completion, RoutedExperts, Sampling, WeightChange
+from swerl.core.chat import Finish, Json
+from swerl.core.errors import EngineError
+from swerl.core.turn import Completion, RoutedExperts, Sampling, WeightChange
 
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 ROUNDING = 1e-4
@@ -85,26 +85,24 @@ def read_completion(
         )
         _check_tokens(completion, [pair[1] for pair in pairs], shape.num_vocab)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        message = f"the engine's reply makes no sense: {error!r}"
-        raise EngineError(message, hint="it may not speak SGLang's contract") from error
+        raise EngineError(
+            f"the engine's reply makes no sense: {error!r}",
+            hint="it may not speak SGLang's contract",
+        ) from error
     return completion
 
 
 def _check_tokens(completion: Completion, scored: list[int], num_vocab: int | None) -> None:
     if list(completion.ids) != scored:
-        message = "log-probabilities belong to other ids than the sampled ones"
-        raise ValueError(message)
+        raise ValueError("log-probabilities belong to other ids than the sampled ones")
     if not completion.ids and completion.finish is not Finish.ABORT:
-        message = "nothing was sampled, and the reply was not aborted"
-        raise ValueError(message)
+        raise ValueError("nothing was sampled, and the reply was not aborted")
     top = num_vocab if num_vocab is not None else math.inf
     for token, logprob in zip(completion.ids, completion.logprobs, strict=True):
         if not (type(token) is int and 0 <= token < top):
-            message = f"sampled id {token!r} is outside the vocabulary of {num_vocab}"
-            raise ValueError(message)
+            raise ValueError(f"sampled id {token!r} is outside the vocabulary of {num_vocab}")
         if not -math.inf < logprob <= ROUNDING:
-            message = f"log-probability {logprob} of id {token}"
-            raise ValueError(message)
+            raise ValueError(f"log-probability {logprob} of id {token}")
 
 
 def _versions(meta: Mapping[str, Any]) -> tuple[str, tuple[WeightChange, ...]]:
@@ -130,11 +128,9 @@ def _routed(
     ids = np.frombuffer(base64.b64decode(sent, validate=True), "<i4")
     expected = num_positions * shape.num_layers * shape.top_k_experts
     if len(ids) != expected:
-        message = f"{len(ids)} routed experts for {num_positions} positions, not {expected}"
-        raise ValueError(message)
+        raise ValueError(f"{len(ids)} routed experts for {num_positions} positions, not {expected}")
     if len(ids) and not (ids.min() >= 0 and ids.max() < shape.num_experts):
-        message = f"routed experts from {ids.min()} to {ids.max()} of {shape.num_experts}"
-        raise ValueError(message)
+        raise ValueError(f"routed experts from {ids.min()} to {ids.max()} of {shape.num_experts}")
     kept = ids.astype("u1" if shape.num_experts <= 256 else "<u2")
     return RoutedExperts(
         start=start,

@@ -17,7 +17,8 @@ import numpy as np
 import orjson
 from aiohttp import web
 
-from swerl.chat import Json
+from swerl.core.chat import Json
+from swerl.core.errors import SwerlError
 from swerl.engines._torch_batch import Batch
 from swerl.engines._torch_jobs import Ended, PauseMode, Request
 from swerl.engines._torch_model import Model, read_shape, read_weights
@@ -32,7 +33,6 @@ from swerl.engines._torch_wire import (
     reply,
     to_request,
 )
-from swerl.errors import SwerlError
 
 NUM_BUSY_SPANS = 4096
 """Spans of work that are remembered: more than one training step makes."""
@@ -102,8 +102,7 @@ class App:
     async def _generate(self, http: web.Request) -> web.Response:
         body = await read_body(http, GenerateBody)
         if body.rid in self._replies:
-            message = f"rid {body.rid!r} is already being generated"
-            raise BadRequestError(message)
+            raise BadRequestError(f"rid {body.rid!r} is already being generated")
         seed = int(self._seeds.integers(2**63))
         shape = self.batch.model.shape
         request = to_request(body, shape=shape, context=self.batch.context, free_seed=seed)
@@ -151,15 +150,13 @@ class App:
 
     async def _begin_update(self, http: web.Request) -> web.Response:
         if self._updating:
-            message = "a weight update is already open; call /end_weight_update first"
-            raise BadRequestError(message)
+            raise BadRequestError("a weight update is already open; call /end_weight_update first")
         self._updating = True
         return _json({"success": True, "message": "Success"})
 
     async def _end_update(self, http: web.Request) -> web.Response:
         if not self._updating:
-            message = "no weight update is open; call /begin_weight_update first"
-            raise BadRequestError(message)
+            raise BadRequestError("no weight update is open; call /begin_weight_update first")
         self._updating = False
         return _json({"success": True, "message": "Success"})
 
@@ -168,12 +165,10 @@ class App:
         body = await read_body(http, UpdateBody)
         batch = self.batch
         if not batch.paused and (batch.num_running or batch.num_waiting):
-            message = "requests are in flight; pause generation before the update"
-            raise BadRequestError(message)
+            raise BadRequestError("requests are in flight; pause generation before the update")
         weights = read_weights(Path(body.model_path), batch.model.shape)
         if not body.flush_cache:
-            message = "flush_cache must be true: old keys do not fit new weights"
-            raise BadRequestError(message)
+            raise BadRequestError("flush_cache must be true: old keys do not fit new weights")
         batch.set_weights(weights, body.weight_version or batch.version)
         self.model_dir = Path(body.model_path)
         message = f"Serving {body.model_path} as version {batch.version}."

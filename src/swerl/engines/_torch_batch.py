@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from swerl.core.errors import EngineError
 from swerl.engines._torch_jobs import Counters, Ended, Job, PauseMode, Request
 from swerl.engines._torch_model import Model, Weights
 from swerl.engines._torch_rows import Rows
 from swerl.engines._torch_sample import Draws, draw
-from swerl.errors import EngineError
 
 PREFILL_TOKENS = 4096
 """Most padded prompt tokens of one step: large enough to be efficient, small enough that the rows
@@ -99,9 +99,8 @@ class Batch:
     def flush(self) -> None:
         """Forget all cached prefixes. Raises EngineError while requests hold rows."""
         if self._jobs:
-            message = f"{self.num_running} requests are running: their cache cannot be flushed"
             raise EngineError(
-                message,
+                f"{self.num_running} requests are running: their cache cannot be flushed",
                 hint="pause generation with mode abort or retract first",
             )
         self._rows.forget()

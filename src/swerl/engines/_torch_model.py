@@ -24,8 +24,8 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 from torch.nn import functional
 
+from swerl.core.errors import EngineError
 from swerl.engines._weights import digest, shards
-from swerl.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,10 @@ class Model:
         try:
             memory = mmap.mmap(-1, 4 * math.prod(size))
         except (OSError, ValueError, OverflowError) as error:
-            message = f"no memory for a cache of {4 * math.prod(size) / 2**30:.0f} GiB: {error}"
-            raise EngineError(message, hint="lower num_rows or context_length") from error
+            raise EngineError(
+                f"no memory for a cache of {4 * math.prod(size) / 2**30:.0f} GiB: {error}",
+                hint="lower num_rows or context_length",
+            ) from error
         # Rows are mostly short: huge pages would be zeroed whole for a few tokens each.
         with contextlib.suppress(AttributeError, OSError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
@@ -159,12 +161,12 @@ def read_shape(folder: Path) -> Shape:
         _refuse_other_models(config)
         return _shape(config)
     except FileNotFoundError as error:
-        message = f"no config.json in {str(folder)!r}"
-        raise EngineError(message, hint="name a model folder in Hugging Face format") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{str(path)!r} cannot be served: {error!r}"
         raise EngineError(
-            message,
+            f"no config.json in {str(folder)!r}", hint="name a model folder in Hugging Face format"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(
+            f"{str(path)!r} cannot be served: {error!r}",
             hint="torch-cpu serves dense Qwen3 models; use engine.type = 'sglang' for others",
         ) from error
 
@@ -180,14 +182,12 @@ def read_weights(folder: Path, shape: Shape) -> Weights:
     for name, size in expected.items():
         found = tuple(tensors[name].shape) if name in tensors else "nothing"
         if found != size:
-            message = f"tensor {name!r} must be {size}, the folder has {found}"
             raise EngineError(
-                message,
+                f"tensor {name!r} must be {size}, the folder has {found}",
                 hint="the weights belong to another model than the one that is served",
             )
     if extra := sorted(set(tensors) - set(expected)):
-        message = f"tensor {extra[0]!r} is not part of the served model"
-        raise EngineError(message)
+        raise EngineError(f"tensor {extra[0]!r} is not part of the served model")
     return _assemble(shape, {name: tensors[name].float() for name in expected}, checksum)
 
 
@@ -202,16 +202,14 @@ def _refuse_other_models(config: Mapping[str, Any]) -> None:
     }
     for key, (found, supported) in wanted.items():
         if found != supported:
-            message = f"{key} is {found!r}, supported is {supported!r}"
-            raise ValueError(message)
+            raise ValueError(f"{key} is {found!r}, supported is {supported!r}")
 
 
 def _shape(config: Mapping[str, Any]) -> Shape:
     def count(key: str, default: int | None = None) -> int:
         value = config.get(key, default)
         if type(value) is not int or value < 1:
-            message = f"{key} is {value!r}, not a positive whole number"
-            raise ValueError(message)
+            raise ValueError(f"{key} is {value!r}, not a positive whole number")
         return value
 
     rope = config.get("rope_parameters") or config

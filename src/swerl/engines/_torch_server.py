@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
+from swerl.core.errors import EngineError, SwerlError
 from swerl.engines._torch_app import App
-from swerl.errors import EngineError, SwerlError
 
 
 def main() -> int:
@@ -58,8 +58,10 @@ async def _serve(args: argparse.Namespace) -> None:
     try:
         await web.TCPSite(runner, args.host, args.port).start()
     except OSError as error:
-        message = f"cannot listen on {args.host}:{args.port}: {error.strerror}"
-        raise EngineError(message, hint="use another port, or port 0 for any free one") from error
+        raise EngineError(
+            f"cannot listen on {args.host}:{args.port}: {error.strerror}",
+            hint="use another port, or port 0 for any free one",
+        ) from error
     _write_ready(args.ready_file, runner.addresses[0][1])
     await app.step_forever()
 

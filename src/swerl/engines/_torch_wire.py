@@ -8,11 +8,11 @@ from uuid import uuid4
 from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
-from swerl.chat import Json
+from swerl.core.chat import Json
+from swerl.core.errors import EngineError
 from swerl.engines._torch_jobs import Ended, PauseMode, Request
 from swerl.engines._torch_model import Shape
 from swerl.engines._torch_rows import MAX_STOP_IDS
-from swerl.errors import EngineError
 
 
 class BadRequestError(EngineError):
@@ -79,27 +79,23 @@ async def read_body(http: web.Request, kind: type[Body]) -> Body:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        message = f"{where}: {first['msg']}"
-        raise BadRequestError(message) from error
+        raise BadRequestError(f"{where}: {first['msg']}") from error
 
 
 def to_request(body: GenerateBody, *, shape: Shape, context: int, free_seed: int) -> Request:
     """Check a body against the model. `free_seed` serves where the client sets none."""
     sampling = body.sampling_params
     if unknown := [i for i in body.input_ids if not 0 <= i < shape.vocab]:
-        message = f"input id {unknown[0]} is outside the vocabulary of {shape.vocab}"
-        raise BadRequestError(message)
+        raise BadRequestError(f"input id {unknown[0]} is outside the vocabulary of {shape.vocab}")
     total = len(body.input_ids) + sampling.max_new_tokens
     if total > context:
-        message = (
+        raise BadRequestError(
             f"{len(body.input_ids)} input ids plus {sampling.max_new_tokens} new tokens exceed "
             f"the context length of {context}"
         )
-        raise BadRequestError(message)
     stop_ids = set(sampling.stop_token_ids or ()) | set(shape.eos_ids)
     if len(stop_ids) > MAX_STOP_IDS:
-        message = f"{len(stop_ids)} stop ids; at most {MAX_STOP_IDS} are supported"
-        raise BadRequestError(message)
+        raise BadRequestError(f"{len(stop_ids)} stop ids; at most {MAX_STOP_IDS} are supported")
     seed = free_seed if sampling.sampling_seed is None else sampling.sampling_seed
     return Request(
         rid=body.rid,

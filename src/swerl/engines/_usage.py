@@ -6,7 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from swerl.turn import Completion
+from swerl.core.turn import Completion
 
 NUM_SPANS = 4096
 """Spans that are remembered: more than one training step makes."""

@@ -12,8 +12,8 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from swerl.core.errors import EngineError
 from swerl.engines._sglang_wire import ModelShape
-from swerl.errors import EngineError
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """How model lines call the number of routed experts."""
@@ -39,9 +39,8 @@ def shards(folder: Path) -> list[Path]:
     """Return the safetensors files of a model folder. Raises EngineError when it has none."""
     found = sorted(folder.glob("*.safetensors"))
     if not found:
-        message = f"no *.safetensors in {str(folder)!r}"
         raise EngineError(
-            message,
+            f"no *.safetensors in {str(folder)!r}",
             hint="name a model folder in Hugging Face format: config.json, model.safetensors",
         )
     return found
@@ -98,13 +97,11 @@ def _tensors(blob: bytes | mmap.mmap) -> dict[str, tuple[str, list[int], memoryv
                 continue
             begin, end = entry["data_offsets"]
             if not 0 <= begin <= end <= len(blob) - start:
-                message = f"{name} lies outside the file"
-                raise ValueError(message)
+                raise ValueError(f"{name} lies outside the file")
             found[name] = (entry["dtype"], entry["shape"], view[start + begin : start + end])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"not a readable safetensors file: {error}"
         raise EngineError(
-            message,
+            f"not a readable safetensors file: {error}",
             hint="the file is cut short or of another format; publish the weights again",
         ) from error
     return found

@@ -10,10 +10,20 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from swerl.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool, ToolCall, Usage
-from swerl.errors import EngineError, EngineLostError, InputError
-from swerl.interfaces import EngineSetup
-from swerl.secrets import secret
+from swerl.core.chat import (
+    ChatReply,
+    ChatRequest,
+    Finish,
+    Json,
+    Message,
+    Role,
+    Tool,
+    ToolCall,
+    Usage,
+)
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineError, EngineLostError, InputError
+from swerl.core.secrets import secret
 
 _FINISHES: Mapping[str, Finish] = {"tool_calls": Finish.TOOL_CALLS, "length": Finish.LENGTH}
 _LOST = frozenset({502, 503, 504})
@@ -43,8 +53,10 @@ async def open(  # the name every engine module has
     """
     key = secret(options.api_key) if options.api_key else None
     if options.api_key and key is None:
-        message = f"the environment variable {options.api_key} is not set"
-        raise InputError(message, hint="put the server's API key there")
+        raise InputError(
+            f"the environment variable {options.api_key} is not set",
+            hint="put the server's API key there",
+        )
     engine = OpenAIEngine(options, key)
     try:
         await engine.greet()
@@ -158,8 +170,10 @@ def _reply(body: dict[str, Any], url: str) -> ChatReply:
             malformed_calls=calls.count(None),
         )
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        message = f"{url} sent no chat completion: {error!r}"
-        raise EngineError(message, hint="engine.base_url must be OpenAI-compatible") from error
+        raise EngineError(
+            f"{url} sent no chat completion: {error!r}",
+            hint="engine.base_url must be OpenAI-compatible",
+        ) from error
 
 
 def _usage(usage: dict[str, Any]) -> Usage:
@@ -191,8 +205,10 @@ def _object(answer: bytes, url: str) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        message = f"{url} did not answer in JSON: {answer[:80]!r}"
-        raise EngineError(message, hint="engine.base_url must end with /v1")
+        raise EngineError(
+            f"{url} did not answer in JSON: {answer[:80]!r}",
+            hint="engine.base_url must end with /v1",
+        )
     return value
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.chat import Finish, Message, Role
-from swerl.errors import InputError
-from swerl.interfaces import EngineSetup, Family
-from swerl.learning import WeightRef
-from swerl.turn import Completion, Sampling
+from swerl.core.chat import Finish, Message, Role
+from swerl.core.contracts import EngineSetup, Family
+from swerl.core.errors import InputError
+from swerl.core.learning import WeightRef
+from swerl.core.turn import Completion, Sampling
 
 _AFTER = Message(Role.ASSISTANT, "Done.")
 """What is said once a script is over."""
@@ -38,8 +38,10 @@ async def open(  # the name every engine module has
 ) -> AsyncIterator[ScriptedEngine]:
     """Open the engine. Raises InputError where nobody wrote a script."""
     if setup.script is None:
-        message = "the scripted engine has no script to follow"
-        raise InputError(message, hint="use `scripted:gold` or `scripted:noop`")
+        raise InputError(
+            "the scripted engine has no script to follow",
+            hint="use `scripted:gold` or `scripted:noop`",
+        )
     engine = ScriptedEngine(setup.family, setup.script, delay_s=options.delay_s)
     try:
         yield engine

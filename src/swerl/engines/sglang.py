@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineError, InputError
 from swerl.engines._sglang_connect import connect
 from swerl.engines._sglang_crew import PauseMode
 from swerl.engines._sglang_http import HttpEngine
@@ -20,8 +22,6 @@ from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_update import STARTED_ANEW
 from swerl.engines._sglang_wire import ModelShape
 from swerl.engines._weights import model_shape
-from swerl.errors import EngineError, InputError
-from swerl.interfaces import EngineSetup
 
 CPU_FOLDER = Path(__file__).with_name("_sglang_cpu")
 CPU_FLAGS = (
@@ -99,8 +99,10 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
     Raises EngineError when nothing serves there, SGLang is not installed, or it does not come up.
     """
     if options.url and options.router:
-        message = "engine.router needs servers that the run launches"
-        raise InputError(message, hint="give the URL of a router of your own as engine.url")
+        raise InputError(
+            "engine.router needs servers that the run launches",
+            hint="give the URL of a router of your own as engine.url",
+        )
     if not options.url:
         if setup.model is None:
             raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
@@ -142,8 +144,10 @@ async def open_hosts(
 def _shape(options: Options, setup: EngineSetup) -> ModelShape:
     shape = model_shape(setup.model) if setup.model else ModelShape()
     if options.routed_experts and not shape.num_experts:
-        message = "engine.routed_experts needs a mixture-of-experts model, and its config.json"
-        raise InputError(message, hint="leave it out, or set model.path")
+        raise InputError(
+            "engine.routed_experts needs a mixture-of-experts model, and its config.json",
+            hint="leave it out, or set model.path",
+        )
     return shape
 
 
@@ -218,8 +222,9 @@ def server_command(options: Options, model: Path, *, host: str, port: int) -> li
 
 async def _require_sglang(options: Options) -> None:
     if not await _has(options.python, "sglang"):
-        message = f"{str(options.python)!r} has no SGLang"
-        raise EngineError(message, hint=_how_to_install(options.cpu))
+        raise EngineError(
+            f"{str(options.python)!r} has no SGLang", hint=_how_to_install(options.cpu)
+        )
     if options.router and not await _has(options.python, "sglang_router"):
         message = f"{str(options.python)!r} has no sglang-router"
         hint = f"{options.python} -m pip install sglang-router==0.3.2, or set engine.router = false"

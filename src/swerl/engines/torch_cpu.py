@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineError
 from swerl.engines._process import child, until_ready
 from swerl.engines._sglang_connect import connect
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._weights import model_shape
-from swerl.errors import EngineError
-from swerl.interfaces import EngineSetup
 
 
 class Options(BaseModel):

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from swerl.chat import Json
-from swerl.errors import GatewayError, Refusal
+from swerl.core.chat import Json
+from swerl.core.errors import GatewayError, Refusal
 
 BODY_S = 120.0
 """Seconds for a body to arrive. Agents are near; the largest bodies take a few."""
@@ -38,11 +38,9 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytearray:
                 if len(body) > max_bytes:
                     raise _too_large(max_bytes)
     except TimeoutError as error:
-        message = f"the request body did not arrive within {BODY_S:g} s"
-        raise GatewayError(message) from error
+        raise GatewayError(f"the request body did not arrive within {BODY_S:g} s") from error
     except web.RequestPayloadError as error:
-        message = f"the request body cannot be read: {error}"
-        raise GatewayError(message) from error
+        raise GatewayError(f"the request body cannot be read: {error}") from error
     return body
 
 
@@ -55,11 +53,9 @@ def read_object(packed: bytearray, encoding: str, max_bytes: int) -> dict[str, J
     try:
         value = _read(body)
     except orjson.JSONDecodeError as error:
-        message = f"the request body is not valid JSON: {error}"
-        raise GatewayError(message) from error
+        raise GatewayError(f"the request body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        message = f"the request body must be a JSON object, not {type(value).__name__}"
-        raise GatewayError(message)
+        raise GatewayError(f"the request body must be a JSON object, not {type(value).__name__}")
     return value
 
 
@@ -93,8 +89,9 @@ def _unpacked(body: bytearray, encoding: str, max_bytes: int) -> bytes | bytearr
         case "zstd":
             unpacked = _unzstd(body, max_bytes + 1)
         case other:
-            message = f"the body's encoding {other!r} is not known: send gzip, deflate or zstd"
-            raise GatewayError(message)
+            raise GatewayError(
+                f"the body's encoding {other!r} is not known: send gzip, deflate or zstd"
+            )
     if len(unpacked) > max_bytes:
         raise _too_large(max_bytes)
     return unpacked
@@ -125,8 +122,10 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        message = "the body is packed with zstd, which this gateway cannot read: send gzip"
-        raise GatewayError(message, hint="pip install zstandard") from error
+        raise GatewayError(
+            "the body is packed with zstd, which this gateway cannot read: send gzip",
+            hint="pip install zstandard",
+        ) from error
     return zstandard
 
 

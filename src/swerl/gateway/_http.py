@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import orjson
 from aiohttp import web
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 
 if TYPE_CHECKING:
-    from swerl.interfaces import WireReply
+    from swerl.core.contracts import WireReply
 
 PING = b": ping\n\n"
 """A comment: every reader of server-sent events skips it."""

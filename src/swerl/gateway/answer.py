@@ -11,8 +11,8 @@ import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from swerl.chat import ChatReply
-from swerl.errors import GatewayError, Refusal
+from swerl.core.chat import ChatReply
+from swerl.core.errors import GatewayError, Refusal
 from swerl.gateway import retries
 from swerl.gateway.history import Node
 from swerl.gateway.retries import Asker

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
-from swerl.errors import GatewayError
+from swerl.core.contracts import ChatEngine, Endpoint, Engine, Family
+from swerl.core.errors import GatewayError
+from swerl.core.events import ignore
+from swerl.core.expert_spool import ExpertSpool
+from swerl.core.turn import Sampling
 from swerl.gateway.connections import Server
 from swerl.gateway.intake import Bounds, Intake
 from swerl.gateway.limits import SessionLimits
@@ -24,10 +28,6 @@ from swerl.gateway.pulse import OnLoad, Pulse
 from swerl.gateway.router import OnRefused, Router
 from swerl.gateway.sessions import ServedSession, TurnRecord, end_connections, new_key, recorder
 from swerl.gateway.speakers import HistoryPolicy, speaker
-from swerl.interfaces import ChatEngine, Endpoint, Engine, Family
-from swerl.run.events import ignore
-from swerl.run.expert_spool import ExpertSpool
-from swerl.turn import Sampling
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -127,8 +127,9 @@ class Gateway:
         GatewayError where a session of this id is open already.
         """
         if session_id in self._sessions:
-            message = f"session {session_id!r} is already open"
-            raise GatewayError(message, hint="close it, or choose another id")
+            raise GatewayError(
+                f"session {session_id!r} is already open", hint="close it, or choose another id"
+            )
         conversation = Conversation(
             session_id,
             speaker(self._engine, self._family, session_id, self._history, self._spool),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from swerl.chat import ChatRequest, Finish, Json, Tool, ToolCall
+from swerl.core.chat import ChatRequest, Finish, Json, Tool, ToolCall
 from swerl.gateway.speakers import Spoken
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {

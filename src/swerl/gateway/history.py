@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from swerl.chat import ChatRequest, Finish, Message, Role, ToolCall
+from swerl.core.chat import ChatRequest, Finish, Message, Role, ToolCall
+from swerl.core.turn import RoutedExperts, Turn, WeightChange
 from swerl.gateway.identity import BLANK, Key, Words, joined, tools_key
-from swerl.turn import RoutedExperts, Turn, WeightChange
 
 _MOST_PARTS = 8
 """Messages of one speaker among which a known beginning is looked for."""

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import orjson
 
-from swerl.chat import Json, Message, Role, Tool, ToolCall
-from swerl.errors import GatewayError
+from swerl.core.chat import Json, Message, Role, Tool, ToolCall
+from swerl.core.errors import GatewayError
 
 Key: TypeAlias = Hashable
 
@@ -116,8 +116,9 @@ def _written(value: Json) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError as error:
-        message = "a tool's parameters or a call's arguments are nested too deeply"
-        raise GatewayError(message) from error
+        raise GatewayError(
+            "a tool's parameters or a call's arguments are nested too deeply"
+        ) from error
 
 
 BLANK: Key = Words().reply_key(Message(Role.ASSISTANT))

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from swerl.errors import GatewayError, Refusal
+from swerl.core.errors import GatewayError, Refusal
 
 
 @dataclass(frozen=True, slots=True)

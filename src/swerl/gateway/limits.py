@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from swerl.errors import GatewayError, Refusal
+from swerl.core.errors import GatewayError, Refusal
 
 _WINDOW_S = 60.0
 _MOST_WAITING = 64
@@ -71,8 +71,10 @@ class Admission:
             message = f"this session used up its {self._limits.max_sampled_tokens} sampled tokens"
             raise self._refuse("max_sampled_tokens", message)
         if self._num_waiting >= _MOST_WAITING:
-            message = f"{self._num_waiting} requests of this session wait already"
-            raise GatewayError(message, refusal=Refusal.OVERLOADED)
+            raise GatewayError(
+                f"{self._num_waiting} requests of this session wait already",
+                refusal=Refusal.OVERLOADED,
+            )
         self._num_turns += 1
         if not self._slots.locked():
             await self._slots.acquire()

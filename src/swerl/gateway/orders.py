@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from swerl.errors import BudgetError, EngineError, EngineLostError, SwerlError
+from swerl.core.contracts import EngineAddress, ParserChoice
+from swerl.core.errors import BudgetError, EngineError, EngineLostError, SwerlError
+from swerl.core.events import GatewayLoad
+from swerl.core.expert_spool import ExpertSpool
+from swerl.core.turn import Sampling
 from swerl.gateway.intake import Bounds
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import TurnRecord
 from swerl.gateway.speakers import HistoryPolicy
-from swerl.interfaces import EngineAddress, ParserChoice
-from swerl.run.events import GatewayLoad
-from swerl.run.expert_spool import ExpertSpool
-from swerl.turn import Sampling
 
 MOST_FIRST_BYTES = 65536
 """Bytes of a connection that travel with it: no head of a request is longer."""

@@ -17,16 +17,16 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import TypeAlias, TypeVar
 
-from swerl.chat import ChatReply, ChatRequest, Finish, Message, Role
-from swerl.errors import BudgetError, EngineError, GatewayError, Refusal
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role
+from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Sampling, Turn
 from swerl.gateway.answer import Answer, closed
 from swerl.gateway.arguments import UNREADABLE, is_unreadable, usable_call
 from swerl.gateway.history import History, Match, Node
 from swerl.gateway.limits import Admission, SessionLimits
 from swerl.gateway.retries import Asker, Twins
 from swerl.gateway.speakers import Prompt, Speaker, Spoken
-from swerl.tree import Trajectory
-from swerl.turn import Sampling, Turn
 
 OnDelivered: TypeAlias = Callable[[Turn, Sequence[Message], ChatReply], None]
 """Told of each Turn, with the messages that were new and the reply."""

@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from swerl.errors import GatewayError
+from swerl.core.contracts import Endpoint
+from swerl.core.errors import GatewayError
+from swerl.core.events import ignore
+from swerl.core.turn import Sampling
 from swerl.gateway.acceptor import Acceptor
 from swerl.gateway.app import HOST, listen, url_of
 from swerl.gateway.limits import SessionLimits
@@ -21,9 +24,6 @@ from swerl.gateway.pulse import OnLoad
 from swerl.gateway.remote import RemoteSession, Worker, tail
 from swerl.gateway.routes import Routes
 from swerl.gateway.sessions import TurnRecord, new_key
-from swerl.interfaces import Endpoint
-from swerl.run.events import ignore
-from swerl.turn import Sampling
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -101,8 +101,9 @@ class GatewayPool:
         Raises GatewayError where a session of this id is open already.
         """
         if session_id in self._sessions:
-            message = f"session {session_id!r} is already open"
-            raise GatewayError(message, hint="close it, or choose another id")
+            raise GatewayError(
+                f"session {session_id!r} is already open", hint="close it, or choose another id"
+            )
         session = RemoteSession(
             session_id,
             self._idlest(),
@@ -138,8 +139,10 @@ class GatewayPool:
             async with asyncio.timeout(START_S):
                 await asyncio.gather(*map(_begun, first))
         except TimeoutError as error:
-            message = f"the gateway's processes did not serve within {START_S:g} s"
-            raise GatewayError(message, hint=f"their logs are in {self._setup.log_dir}") from error
+            raise GatewayError(
+                f"the gateway's processes did not serve within {START_S:g} s",
+                hint=f"their logs are in {self._setup.log_dir}",
+            ) from error
 
     def _new(self, number: int) -> Worker:
         return Worker(number, self._setup, on_load=self._on_load)
@@ -188,5 +191,7 @@ async def _begun(worker: Worker) -> None:
         return
     if worker.error:
         raise GatewayError(str(worker.error), hint=worker.error.hint)
-    message = f"process {worker.number} of the gateway ended before it served\n{tail(worker.log)}"
-    raise GatewayError(message, hint=f"its whole log is {worker.log}")
+    raise GatewayError(
+        f"process {worker.number} of the gateway ended before it served\n{tail(worker.log)}",
+        hint=f"its whole log is {worker.log}",
+    )

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Coroutine
 from functools import partial
 
-from swerl import plugins
-from swerl.errors import GatewayError, SwerlError
+from swerl.core import plugins
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import GatewayError, SwerlError
 from swerl.gateway.answer import closed
 from swerl.gateway.app import Gateway
 from swerl.gateway.orders import (
@@ -33,7 +34,6 @@ from swerl.gateway.orders import (
     receive,
 )
 from swerl.gateway.sessions import ServedSession, TurnRecord
-from swerl.interfaces import EngineSetup
 
 
 async def serve(orders: socket.socket, reports: socket.socket) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
+from swerl.core.events import GatewayLoad
 from swerl.gateway.intake import Intake
-from swerl.run.events import GatewayLoad
 
 OnLoad: TypeAlias = Callable[[GatewayLoad], None]
 

@@ -15,8 +15,12 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from swerl.core.contracts import Endpoint
+from swerl.core.errors import GatewayError, SwerlError
+from swerl.core.events import GatewayLoad
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Sampling
 from swerl.engines._process import child
-from swerl.errors import GatewayError, SwerlError
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.orders import (
     Attach,
@@ -36,10 +40,6 @@ from swerl.gateway.orders import (
 )
 from swerl.gateway.pulse import OnLoad
 from swerl.gateway.sessions import TurnRecord
-from swerl.interfaces import Endpoint
-from swerl.run.events import GatewayLoad
-from swerl.tree import Trajectory
-from swerl.turn import Sampling
 
 _MOST_PENDING = 4096
 """Connections that wait to be handed over; more are closed, and their clients come again."""

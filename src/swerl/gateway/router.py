@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from swerl.chat import Json
-from swerl.errors import GatewayError, Refusal, SwerlError
+from swerl.core.chat import Json
+from swerl.core.contracts import Dialect
+from swerl.core.errors import GatewayError, Refusal, SwerlError
 from swerl.gateway._body import read_body, read_object
 from swerl.gateway._http import EventStream, send, send_json
 from swerl.gateway.intake import Intake
@@ -17,7 +18,6 @@ from swerl.gateway.pipeline import Conversation
 from swerl.gateway.retries import read_asker
 from swerl.gateway.routes import MODELS, Route, Routes
 from swerl.gateway.sessions import ServedSession
-from swerl.interfaces import Dialect
 
 PING_S = 5.0
 """Seconds of silence after which a streaming client is shown that its answer is being made."""
@@ -59,8 +59,10 @@ class Router:
         session = alone
         try:
             if route is None or request.method != _METHODS[route.operation]:
-                message = f"nothing is served at {request.method} {path or '/'}"
-                raise GatewayError(message, refusal=Refusal.NOT_FOUND)
+                raise GatewayError(
+                    f"nothing is served at {request.method} {path or '/'}",
+                    refusal=Refusal.NOT_FOUND,
+                )
             session = session or self._session(request.headers, dialect)
             return await self._serve(request, stream, route, session)
         except SwerlError as error:
@@ -80,8 +82,10 @@ class Router:
         key = dialect.session_key(headers)
         session = self.sessions.get(key) if key else None
         if session is None:
-            message = "no open session answers to this API key" if key else "no API key was sent"
-            raise GatewayError(message, refusal=Refusal.AUTHENTICATION)
+            raise GatewayError(
+                "no open session answers to this API key" if key else "no API key was sent",
+                refusal=Refusal.AUTHENTICATION,
+            )
         return session
 
     async def _serve(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from swerl import plugins
-from swerl.interfaces import Dialect
+from swerl.core import plugins
+from swerl.core.contracts import Dialect
 
 MODELS = "/v1/models"
 

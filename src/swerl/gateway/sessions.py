@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Protocol
 
-from swerl.chat import ChatReply, Message
-from swerl.errors import BudgetError, EngineError, SwerlError
+from swerl.core.chat import ChatReply, Message
+from swerl.core.contracts import Endpoint
+from swerl.core.errors import BudgetError, EngineError, SwerlError
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Sampling, Turn
 from swerl.gateway.answer import closed
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.pipeline import Conversation
-from swerl.interfaces import Endpoint
-from swerl.tree import Trajectory
-from swerl.turn import Sampling, Turn
 
 if TYPE_CHECKING:
     from aiohttp import web

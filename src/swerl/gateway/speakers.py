@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from swerl.chat import ChatRequest, Message, ParsedReply, Usage
-from swerl.errors import GatewayError, Refusal
+from swerl.core.chat import ChatRequest, Message, ParsedReply, Usage
+from swerl.core.contracts import ChatEngine, Engine, Family
+from swerl.core.errors import GatewayError, Refusal
+from swerl.core.expert_spool import ExpertSpool
+from swerl.core.turn import Completion, Sampling
 from swerl.gateway.history import Match, Node, path_ids
 from swerl.gateway.limits import SessionLimits
-from swerl.interfaces import ChatEngine, Engine, Family
-from swerl.run.expert_spool import ExpertSpool
-from swerl.turn import Completion, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,10 @@ class _TokenSpeaker:
     def check(self, prompt: Prompt, limits: SessionLimits) -> None:
         num_tokens, most = len(prompt.ids), limits.max_context_tokens
         if num_tokens >= most:
-            message = f"prompt is too long: {num_tokens} tokens > {most - 1} maximum"
-            raise GatewayError(message, refusal=Refusal.CONTEXT)
+            raise GatewayError(
+                f"prompt is too long: {num_tokens} tokens > {most - 1} maximum",
+                refusal=Refusal.CONTEXT,
+            )
 
     async def speak(self, prompt: Prompt, limits: SessionLimits, sampling: Sampling) -> Spoken:
         room = limits.max_context_tokens - len(prompt.ids)
@@ -175,8 +177,9 @@ class _ChatSpeaker:
         return Prompt(request, match, array("i"), [], match.parent)
 
     def count(self, request: ChatRequest, match: Match) -> int:
-        message = "the engine behind this gateway counts no tokens ahead"
-        raise GatewayError(message, refusal=Refusal.NOT_FOUND)
+        raise GatewayError(
+            "the engine behind this gateway counts no tokens ahead", refusal=Refusal.NOT_FOUND
+        )
 
     def check(self, prompt: Prompt, limits: SessionLimits) -> None:
         """Leave the context limit to the server behind the engine: it has the tokens."""

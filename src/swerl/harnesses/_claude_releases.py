@@ -9,9 +9,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 
-from swerl.errors import InputError
+from swerl.core.errors import InputError
+from swerl.core.sandbox import Mount
 from swerl.harnesses import _bundles
-from swerl.sandbox import Mount
 
 HOME = "/opt/swerl/agents/claude-code"
 _NODE = "/opt/swerl/agents/node"
@@ -46,8 +46,10 @@ def fetch(version: str, libc: str) -> tuple[Mount, ...]:
         pin = _PINNED.get(f"{package}@{version}")
         return (Mount(_bundles.fetch(package, version, integrity=pin), HOME),)
     if libc == "musl":
-        message = f"Claude Code {version} runs on Node, which is not had for musl"
-        raise InputError(message, hint="use a native release: version 2.1.143 or newer")
+        raise InputError(
+            f"Claude Code {version} runs on Node, which is not had for musl",
+            hint="use a native release: version 2.1.143 or newer",
+        )
     pin = _PINNED.get(f"{_PACKAGE}@{version}")
     bundle = _bundles.fetch(_PACKAGE, version, integrity=pin)
     return (Mount(bundle, HOME), Mount(_bundles.node(), _NODE))
@@ -71,6 +73,8 @@ def check(version: str) -> list[str]:
 def _machine() -> str:
     machine = platform.machine().lower()
     if machine not in _MACHINES:
-        message = f"Claude Code has no native release for {machine}"
-        raise InputError(message, hint="use version 2.1.112, which needs only Node")
+        raise InputError(
+            f"Claude Code has no native release for {machine}",
+            hint="use version 2.1.112, which needs only Node",
+        )
     return _MACHINES[machine]

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from swerl.chat import Json, Message, Role, ToolCall
-from swerl.errors import SandboxError
-from swerl.interfaces import Sandbox
-from swerl.patch import FileEdit
+from swerl.core.chat import Json, Message, Role, ToolCall
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError
+from swerl.core.patch import FileEdit
 
 NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; "
 """Shell command: an image may name a proxy, and the gateway is not behind one."""
@@ -23,8 +23,10 @@ async def prepare(sandbox: Sandbox, script: str, agent: str) -> None:
     """Run the shell script that makes an agent's home folder. Raises SandboxError."""
     done = await sandbox.run(["sh", "-c", script], timeout_s=60)
     if done.exit_code:
-        message = f"cannot prepare {agent}'s home folder: {done.text.strip()[-200:]}"
-        raise SandboxError(message, hint="the sandbox's user needs a writable HOME")
+        raise SandboxError(
+            f"cannot prepare {agent}'s home folder: {done.text.strip()[-200:]}",
+            hint="the sandbox's user needs a writable HOME",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from swerl.chat import Json
-from swerl.errors import SandboxError
+from swerl.core.chat import Json
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Exec
 from swerl.harnesses._shell_tool import Shell
-from swerl.interfaces import Sandbox
-from swerl.sandbox import Exec
 
 BASH = "bash"
 EDITOR = "str_replace_editor"
@@ -103,16 +103,14 @@ class Tools:
 
     async def _bash(self, command: str) -> str:
         if "\0" in command:
-            message = "a command cannot hold a null byte"
-            raise ToolError(message)
+            raise ToolError("a command cannot hold a null byte")
         return await self.shell.run(command)
 
     async def _edit(self, arguments: Mapping[str, Json]) -> str:
         command = _text(arguments, "command")
         path = _text(arguments, "path")
         if not path or "\0" in path:
-            message = "path must name a file"
-            raise ToolError(message)
+            raise ToolError("path must name a file")
         path = posixpath.normpath(posixpath.join(self.workdir, path))
         if command == "view":
             return await self._view(path, arguments)
@@ -122,8 +120,7 @@ class Tools:
             return await self._replace(path, arguments)
         if command == "insert":
             return await self._insert(path, arguments)
-        message = f"no command {command!r}; use view, create, str_replace or insert"
-        raise ToolError(message)
+        raise ToolError(f"no command {command!r}; use view, create, str_replace or insert")
 
     async def _view(self, path: str, arguments: Mapping[str, Json]) -> str:
         text = await self._read(path)
@@ -145,8 +142,7 @@ class Tools:
     async def _create(self, path: str, text: str) -> str:
         found = await self.sandbox.run(["test", "-d", path, "-o", "-s", path], timeout_s=_LISTING_S)
         if found.exit_code == 0:
-            message = f"{path} exists; change it with str_replace"
-            raise ToolError(message)
+            raise ToolError(f"{path} exists; change it with str_replace")
         return await self._write(path, text)
 
     async def _replace(self, path: str, arguments: Mapping[str, Json]) -> str:
@@ -161,8 +157,7 @@ class Tools:
     async def _insert(self, path: str, arguments: Mapping[str, Json]) -> str:
         after = arguments.get("insert_line")
         if not _is_integer(after):
-            message = "insert_line must be an integer"
-            raise ToolError(message)
+            raise ToolError("insert_line must be an integer")
         new = _text(arguments, "new_str")
         text = await self._existing(path)
         lines = text.removesuffix("\n").split("\n") if text else []
@@ -184,11 +179,9 @@ class Tools:
         except SandboxError:
             raise
         except OSError as error:
-            message = f"cannot read {path}: {error.strerror or error}"
-            raise ToolError(message) from error
+            raise ToolError(f"cannot read {path}: {error.strerror or error}") from error
         except UnicodeDecodeError:
-            message = f"{path} is not a text file"
-            raise ToolError(message) from None
+            raise ToolError(f"{path} is not a text file") from None
 
     async def _write(self, path: str, text: str) -> str:
         try:
@@ -196,16 +189,14 @@ class Tools:
         except SandboxError:
             raise
         except OSError as error:
-            message = f"cannot write {path}: {error.strerror or error}"
-            raise ToolError(message) from error
+            raise ToolError(f"cannot write {path}: {error.strerror or error}") from error
         return "ok"
 
 
 def _text(arguments: Mapping[str, Json], name: str, *, default: str | None = None) -> str:
     value = arguments.get(name, default)
     if not isinstance(value, str):
-        message = f"{name} must be given, as a text"
-        raise ToolError(message)
+        raise ToolError(f"{name} must be given, as a text")
     return value
 
 
@@ -217,8 +208,7 @@ def _range(value: Json, num_lines: int) -> tuple[int, int]:
         case [first, last] if _is_integer(first) and _is_integer(last):
             return max(first, 1), num_lines if last == -1 else min(last, num_lines)
         case _:
-            message = "view_range must be two integers"
-            raise ToolError(message)
+            raise ToolError("view_range must be two integers")
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from swerl.interfaces import Endpoint
+from swerl.core.contracts import Endpoint
 
 _MAX_ERROR_CHARS = 500
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -83,7 +83,8 @@ class Model:
             data = await response.read()
             if response.status != 200:
                 text = data.decode("utf-8", "replace")[:_MAX_ERROR_CHARS]
-                message = f"the gateway answered {response.status}: {text}"
-                raise (_LaterError if "retry-after" in response.headers else RefusedError)(message)
+                raise (_LaterError if "retry-after" in response.headers else RefusedError)(
+                    f"the gateway answered {response.status}: {text}"
+                )
             reply: dict[str, Any] = orjson.loads(data)
             return reply

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
 
 _FETCH_TIMEOUT_S = 600.0
 _MISSING = re.compile(r"(?:No matching version found for|404\s+'?)\s*(@?[\w./-]+@[\w.^~*+-]*\w)")
@@ -49,8 +49,10 @@ def call(command: list[str], what: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
-        message = f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s"
-        raise ImageError(message, hint="try again on a faster connection") from error
+        raise ImageError(
+            f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s",
+            hint="try again on a faster connection",
+        ) from error
     if done.returncode == 0:
         return done.stdout
     if "ETARGET" in done.stderr or "E404" in done.stderr:
@@ -60,8 +62,10 @@ def call(command: list[str], what: str) -> str:
         message += f", which {what} needs" if missing else ""
         raise InputError(message, hint="give a published version")
     lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
-    message = f"cannot fetch {what}: {(lines or ['no reason given'])[0][:200]}"
-    raise ImageError(message, hint="check the network and the registry settings, then try again")
+    raise ImageError(
+        f"cannot fetch {what}: {(lines or ['no reason given'])[0][:200]}",
+        hint="check the network and the registry settings, then try again",
+    )
 
 
 def _siblings(package: str, version: str) -> dict[str, str]:
@@ -80,6 +84,8 @@ def _siblings(package: str, version: str) -> dict[str, str]:
 def _program(spec: str) -> str:
     npm = shutil.which("npm")
     if npm is None:
-        message = f"npm is not installed, so {spec} cannot be fetched"
-        raise ImageError(message, hint="install Node.js with npm, then run `swerl agents fetch`")
+        raise ImageError(
+            f"npm is not installed, so {spec} cannot be fetched",
+            hint="install Node.js with npm, then run `swerl agents fetch`",
+        )
     return npm

@@ -17,9 +17,9 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
+from swerl.core.sandbox import Mount
 from swerl.harnesses import _bundles
-from swerl.sandbox import Mount
 
 HOME = "/opt/swerl/agents/python"
 _LEFT_OUT = {
@@ -50,8 +50,9 @@ def command(*arguments: str, home: str = HOME) -> list[str]:
 
 def _fill(folder: Path) -> str:
     if not sys.platform.startswith("linux"):
-        message = f"a Python for sandboxes cannot be made on {sys.platform}"
-        raise ImageError(message, hint="run swerl on Linux")
+        raise ImageError(
+            f"a Python for sandboxes cannot be made on {sys.platform}", hint="run swerl on Linux"
+        )
     program = Path(sys.executable).resolve()
     stdlib = Path(sysconfig.get_path("stdlib"))
     _copy(program, folder / "bin" / "python3")
@@ -91,8 +92,10 @@ def _compiled_modules(library: str) -> Iterator[Path]:
 def _needed(programs: Sequence[Path]) -> Iterator[Path]:
     """Yield every shared library that these programs load, and the loader itself."""
     if not shutil.which("ldd"):
-        message = "ldd is not installed, so the libraries of this Python cannot be found"
-        raise ImageError(message, hint="install the C library's programs (libc-bin)")
+        raise ImageError(
+            "ldd is not installed, so the libraries of this Python cannot be found",
+            hint="install the C library's programs (libc-bin)",
+        )
     listed = subprocess.run(
         ["ldd", *map(str, programs)], capture_output=True, text=True, timeout=_TIMEOUT_S
     ).stdout
@@ -110,5 +113,7 @@ def _try_out(folder: Path) -> None:
         command("-c", _CHECK, home=str(folder)), capture_output=True, text=True, env={}
     )
     if done.returncode:
-        message = f"this Python cannot be taken along: {done.stderr.strip()[-300:]}"
-        raise ImageError(message, hint="run swerl with a CPython for glibc")
+        raise ImageError(
+            f"this Python cannot be taken along: {done.stderr.strip()[-300:]}",
+            hint="run swerl with a CPython for glibc",
+        )

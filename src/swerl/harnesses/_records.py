@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
 
 MAX_BYTES = 4 * 2**20
 """Most that is kept; the files of a session of a hundred turns are about one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from swerl.patch import FileEdit
+from swerl.core.patch import FileEdit
 
 _PYTHON = (
     "import sys; path, old, new = sys.argv[1:]; text = open(path, newline='').read(); "

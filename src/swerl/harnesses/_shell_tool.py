@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
 
 _FRESH = """
 __command=$(cat)

@@ -15,14 +15,14 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.chat import Json, Message, Role, ToolCall
+from swerl.core.chat import Json, Message, Role, ToolCall
+from swerl.core.contracts import Endpoint, Exit, Sandbox
+from swerl.core.patch import FileEdit
+from swerl.core.sandbox import Mount
+from swerl.core.task import Task
 from swerl.harnesses._editor_tools import BASH, EDITOR, SUBMIT, Tools, definitions
 from swerl.harnesses._messages_client import Client, Model, RefusedError
 from swerl.harnesses._shell_tool import Shell
-from swerl.interfaces import Endpoint, Exit, Sandbox
-from swerl.patch import FileEdit
-from swerl.sandbox import Mount
-from swerl.task import Task
 
 _TIMED_OUT = 124
 _REMINDER = f"That was no tool call. Go on with a tool, or call {SUBMIT} when the work is done."

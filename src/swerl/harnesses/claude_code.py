@@ -14,16 +14,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from swerl.chat import Json, Message, Role, ToolCall
-from swerl.errors import BrokenImageError, InputError
+from swerl.core.chat import Json, Message, Role, ToolCall
+from swerl.core.contracts import Endpoint, Exit, Sandbox
+from swerl.core.errors import BrokenImageError, InputError
+from swerl.core.patch import FileEdit
+from swerl.core.sandbox import Exec, Mount
+from swerl.core.task import Task
 from swerl.harnesses import _claude_dispatch as dispatch
 from swerl.harnesses import _claude_releases as releases
 from swerl.harnesses import _records
 from swerl.harnesses._cli import prepare, said_last
-from swerl.interfaces import Endpoint, Exit, Sandbox
-from swerl.patch import FileEdit
-from swerl.sandbox import Exec, Mount
-from swerl.task import Task
 
 DEFAULT_VERSION = "2.1.112"
 
@@ -93,14 +93,14 @@ class Options(BaseModel):
     @model_validator(mode="after")
     def _can_dispatch(self) -> Options:
         if self.dispatch == "forced" and (self.bare or not self.sub_agents or self.tools):
-            message = (
+            raise ValueError(
                 "dispatch = 'forced' brings tools and agents of its own: leave out bare, tools "
                 "and sub_agents"
             )
-            raise ValueError(message)
         if self.dispatch == "forced" and not dispatch.is_kept_by(self.version):
-            message = f"{self.version} gives its main thread every tool; dispatch needs 2.1.143"
-            raise ValueError(message)
+            raise ValueError(
+                f"{self.version} gives its main thread every tool; dispatch needs 2.1.143"
+            )
         return self
 
 
@@ -111,8 +111,10 @@ def build(options: Options) -> ClaudeCode:
     """
     bundle = fetch(options.version, options.libc)
     if options.compact_at and not releases.can_compact(options.version, bundle):
-        message = f"Claude Code {options.version} cannot be told where to compact"
-        raise InputError(message, hint="leave out compact_at, or use version 2.1.112 or newer")
+        raise InputError(
+            f"Claude Code {options.version} cannot be told where to compact",
+            hint="leave out compact_at, or use version 2.1.112 or newer",
+        )
     return ClaudeCode(options, bundle)
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from swerl.chat import Message, Role, ToolCall
-from swerl.errors import ImageError, InputError
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.contracts import Endpoint, Exit, Sandbox
+from swerl.core.errors import ImageError, InputError
+from swerl.core.patch import FileEdit
+from swerl.core.sandbox import Mount
+from swerl.core.task import Task
 from swerl.harnesses import _bundles, _records
 from swerl.harnesses._cli import NO_PROXY, prepare, said_last
 from swerl.harnesses._shell_edits import edit_command
-from swerl.interfaces import Endpoint, Exit, Sandbox
-from swerl.patch import FileEdit
-from swerl.sandbox import Mount
-from swerl.task import Task
 
 DEFAULT_VERSION = "0.169.0"
 
@@ -87,11 +87,10 @@ class Options(BaseModel):
     @model_validator(mode="after")
     def _can_compact(self) -> Options:
         if self.compact_at and _numbers(self.version) <= _LAST_CHAT:
-            message = (
+            raise ValueError(
                 f"{self.version} asks for no token counts and so never compacts; compact_at "
                 "needs 0.95.0 or newer"
             )
-            raise ValueError(message)
         return self
 
 
@@ -210,8 +209,9 @@ def _hit_limit(log: bytes) -> bool:
 def _folder_of(bundle: Path, program: str) -> Path:
     found = next(bundle.glob(f"vendor/*/*/{program}"), None)
     if found is None:
-        message = f"the Codex bundle {bundle} holds no {program}"
-        raise ImageError(message, hint="use another version")
+        raise ImageError(
+            f"the Codex bundle {bundle} holds no {program}", hint="use another version"
+        )
     return found.parent
 
 
@@ -225,6 +225,7 @@ def _machine() -> tuple[str, str]:
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower())
     machine = machine or platform.machine().lower()
     if machine not in _TRIPLES:
-        message = f"Codex has no release for {machine}"
-        raise InputError(message, hint="use another agent on this machine")
+        raise InputError(
+            f"Codex has no release for {machine}", hint="use another agent on this machine"
+        )
     return _TRIPLES[machine]

@@ -18,14 +18,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from swerl.chat import Message, Role, ToolCall
-from swerl.errors import ImageError, InputError
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.contracts import Endpoint, Exit, Sandbox
+from swerl.core.errors import ImageError, InputError
+from swerl.core.patch import FileEdit
+from swerl.core.sandbox import Mount
+from swerl.core.task import Task
 from swerl.harnesses import _bundles, _python
 from swerl.harnesses._shell_edits import edit_command
-from swerl.interfaces import Endpoint, Exit, Sandbox
-from swerl.patch import FileEdit
-from swerl.sandbox import Mount
-from swerl.task import Task
 
 DEFAULT_VERSION = "2.4.6"
 
@@ -61,8 +61,9 @@ class Options(BaseModel):
     @classmethod
     def _calls_tools(cls, version: str) -> str:
         if int(version.split(".")[0]) < _FIRST_WITH_TOOLS:
-            message = f"{version} reads commands from text; releases from 2.0.0 on call a tool"
-            raise ValueError(message)
+            raise ValueError(
+                f"{version} reads commands from text; releases from 2.0.0 on call a tool"
+            )
         return version
 
 
@@ -167,16 +168,20 @@ def _pip(requirements: Path, folder: Path, what: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
-        message = f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s"
-        raise ImageError(message, hint="try again on a faster connection") from error
+        raise ImageError(
+            f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s",
+            hint="try again on a faster connection",
+        ) from error
     if done.returncode == 0:
         return
     if "No matching distribution" in done.stderr:
-        message = (
-            f"the index has no {what} for Python {sys.version_info.major}.{sys.version_info.minor}"
+        raise InputError(
+            f"the index has no {what} for Python {sys.version_info.major}.{sys.version_info.minor}",
+            hint="give a published version",
         )
-        raise InputError(message, hint="give a published version")
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
     reason = " ".join(lines) or done.stderr.strip()[-200:]
-    message = f"cannot fetch {what}: {reason[:300]}"
-    raise ImageError(message, hint="check pip, the network and the index settings, then try again")
+    raise ImageError(
+        f"cannot fetch {what}: {reason[:300]}",
+        hint="check pip, the network and the index settings, then try again",
+    )

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.chat import Json, Message
-from swerl.errors import InputError
+from swerl.core.chat import Json, Message
+from swerl.core.contracts import Endpoint, Exit, Sandbox
+from swerl.core.errors import InputError
+from swerl.core.patch import FileEdit
+from swerl.core.sandbox import Mount
+from swerl.core.task import Task
 from swerl.harnesses import _bundles, _cli
-from swerl.interfaces import Endpoint, Exit, Sandbox
-from swerl.patch import FileEdit
-from swerl.sandbox import Mount
-from swerl.task import Task
 
 DEFAULT_VERSION = "1.18.33"
 
@@ -97,8 +97,9 @@ def fetch(version: str) -> tuple[Mount, ...]:
     """Return the mounts of this release, downloading what is not in the cache yet."""
     machine = platform.machine().lower()
     if machine not in _PACKAGES:
-        message = f"opencode has no release for {machine}"
-        raise InputError(message, hint="use another agent on this machine")
+        raise InputError(
+            f"opencode has no release for {machine}", hint="use another agent on this machine"
+        )
     package = _PACKAGES[machine]
     pin = _PINNED.get(f"{package}@{version}")
     return (Mount(_bundles.fetch(package, version, integrity=pin), _HOME),)

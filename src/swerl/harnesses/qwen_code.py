@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.chat import Json, Message
+from swerl.core.chat import Json, Message
+from swerl.core.contracts import Endpoint, Exit, Sandbox
+from swerl.core.patch import FileEdit
+from swerl.core.sandbox import Mount
+from swerl.core.task import Task
 from swerl.harnesses import _bundles, _cli, _records
-from swerl.interfaces import Endpoint, Exit, Sandbox
-from swerl.patch import FileEdit
-from swerl.sandbox import Mount
-from swerl.task import Task
 
 DEFAULT_VERSION = "0.24.4"
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from swerl.errors import ImageError
-from swerl.oci.manifest import Blob
-from swerl.sandbox import Mount
+from swerl.core.errors import ImageError
+from swerl.core.sandbox import Mount
+from swerl.images.oci.manifest import Blob
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -48,8 +48,10 @@ def make_layer(mounts: Sequence[Mount], agents: Sequence[str], path: Path) -> La
             for source, name in sorted(_entries(mounts), key=lambda entry: entry[1]):
                 _add(tar, source, name)
     except OSError as error:
-        message = f"cannot write the agents' layer {path}: {error.strerror or error}"
-        raise ImageError(message, hint="free some space there") from error
+        raise ImageError(
+            f"cannot write the agents' layer {path}: {error.strerror or error}",
+            hint="free some space there",
+        ) from error
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
     blob = Blob(f"sha256:{digest}", path.stat().st_size)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
 from swerl.images._login import Login, find_login
 
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
@@ -67,8 +67,9 @@ def _read_token(body: bytes, realm: str) -> str:
         answer = json.loads(body)
         return str(answer.get("token") or answer["access_token"])
     except (ValueError, KeyError, AttributeError) as error:
-        message = f"{realm} answers without a token"
-        raise ImageError(message, hint="a proxy or a login page may be in between") from error
+        raise ImageError(
+            f"{realm} answers without a token", hint="a proxy or a login page may be in between"
+        ) from error
 
 
 def _basic(login: Login) -> str:

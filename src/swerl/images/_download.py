@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
 from swerl.images._registry import Registry
-from swerl.oci.manifest import Blob
-from swerl.oci.store import Store
+from swerl.images.oci.manifest import Blob
+from swerl.images.oci.store import Store
 
 _BLOCK = 1 << 20
 _LOOK_S = 0.1
@@ -44,8 +44,10 @@ async def download(
         store.partial(blob.digest).unlink(missing_ok=True)
         full = error.errno in _FULL
         hint = "free some, or run `swerl images gc --keep TASKS`" if full else "check its rights"
-        message = f"no space is left in {store.root}" if full else f"cannot write a blob: {error}"
-        raise ImageError(message, hint=hint) from error
+        raise ImageError(
+            f"no space is left in {store.root}" if full else f"cannot write a blob: {error}",
+            hint=hint,
+        ) from error
 
 
 async def _download(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
 
 
 class Files(Protocol):
@@ -33,11 +33,12 @@ def opened(path: Path) -> Iterator[Files]:
     try:
         tar = tarfile.open(path)  # noqa: SIM115  closed below
     except FileNotFoundError as error:
-        message = f"there is no file {path}"
-        raise InputError(message, hint="check its name") from error
+        raise InputError(f"there is no file {path}", hint="check its name") from error
     except tarfile.ReadError as error:
-        message = f"{path} is neither a folder nor a tar"
-        raise InputError(message, hint="write one with `docker save` or `skopeo copy`") from error
+        raise InputError(
+            f"{path} is neither a folder nor a tar",
+            hint="write one with `docker save` or `skopeo copy`",
+        ) from error
     with tar:
         yield _TarFiles(tar)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from swerl.task import Task
+from swerl.core.task import Task
 
 _GIT = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--check")
 

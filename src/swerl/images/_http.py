@@ -20,9 +20,9 @@ from typing import TypeVar
 import aiohttp
 from yarl import URL
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
+from swerl.core.image_reference import base_url
 from swerl.images._auth import Auth
-from swerl.oci.reference import base_url
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=120)
 _T = TypeVar("_T")
@@ -81,8 +81,7 @@ async def patiently(call: Callable[[], Awaitable[_T]], patience: Patience) -> _T
             if not error.retryable or attempt == patience.tries or wait_s > patience.max_wait_s:
                 raise
             await asyncio.sleep(wait_s)
-    message = "no try at all"
-    raise ImageError(message, hint="set patience.tries to 1 or more")
+    raise ImageError("no try at all", hint="set patience.tries to 1 or more")
 
 
 class Connection:
@@ -137,17 +136,21 @@ def expect(response: aiohttp.ClientResponse, wanted: set[int], *, host: str, wha
         return
     if status == 404:
         hint = "check the name and the tag; private images need `docker login`"
-        message = f"registry {host} has no {what}"
-        raise ImageError(message, hint=hint)
+        raise ImageError(f"registry {host} has no {what}", hint=hint)
     if status in {401, 403}:
-        message = f"registry {host} refuses access to {what} ({status})"
-        raise ImageError(message, hint=f"run `docker login {host}`, or check the name")
+        raise ImageError(
+            f"registry {host} refuses access to {what} ({status})",
+            hint=f"run `docker login {host}`, or check the name",
+        )
     if status == 429:
         message = f"registry {host} limits how often it may be asked, here for {what}"
         hint = "log in for a higher limit, or run the same command later: what is done is kept"
         raise BusyError(message, hint=hint, wait_s=_seconds(response.headers.get("Retry-After")))
-    message = f"registry {host} answers {status} on {what}"
-    raise ImageError(message, hint="run the same command again", retryable=status >= 500)
+    raise ImageError(
+        f"registry {host} answers {status} on {what}",
+        hint="run the same command again",
+        retryable=status >= 500,
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerl import tarballs
-from swerl.errors import ImageError
+from swerl.core import tarballs
+from swerl.core.errors import ImageError
 from swerl.images._python import Python
 
 WORKDIR = "/testbed"
@@ -92,8 +92,9 @@ def unpack(layer: Layer, archive: Path) -> None:
         top.rename(layer.testbed)
         into.rmdir()
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        message = f"{archive.name} cannot be unpacked: {error}"
-        raise ImageError(message, hint=f"remove {archive} and build again") from error
+        raise ImageError(
+            f"{archive.name} cannot be unpacked: {error}", hint=f"remove {archive} and build again"
+        ) from error
 
 
 def install(layer: Layer, command: str) -> None:
@@ -120,19 +121,25 @@ def run_inside(layer: Layer, argv: Sequence[str]) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        message = f"`{' '.join(argv):.80}` took over {_STEP_S:g} s"
-        raise ImageError(message, hint="try again on a machine that is less busy") from error
+        raise ImageError(
+            f"`{' '.join(argv):.80}` took over {_STEP_S:g} s",
+            hint="try again on a machine that is less busy",
+        ) from error
     if done.returncode:
         said = done.stdout.decode("utf-8", "replace").strip()[-600:]
-        message = f"`{' '.join(argv):.80}` failed (exit code {done.returncode}): {said}"
-        raise ImageError(message, hint="correct the instance's requirements or install command")
+        raise ImageError(
+            f"`{' '.join(argv):.80}` failed (exit code {done.returncode}): {said}",
+            hint="correct the instance's requirements or install command",
+        )
 
 
 def _bubblewrap(layer: Layer) -> list[str]:
     program = shutil.which("bwrap")
     if program is None:
-        message = "building an image needs bubblewrap"
-        raise ImageError(message, hint="install it with `apt-get install bubblewrap`")
+        raise ImageError(
+            "building an image needs bubblewrap",
+            hint="install it with `apt-get install bubblewrap`",
+        )
     argv = [program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     for path in _SYSTEM:
@@ -163,7 +170,6 @@ def _commit(layer: Layer) -> None:
         )
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-            message = f"git {step[0]} failed in the work tree: {said}"
-            raise ImageError(message, hint="install git")
+            raise ImageError(f"git {step[0]} failed in the work tree: {said}", hint="install git")
     (layer.testbed / ".git" / "info").mkdir(exist_ok=True)
     (layer.testbed / ".git" / "info" / "exclude").write_text(_BYPRODUCTS)

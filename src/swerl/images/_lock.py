@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
 
 _SAVE_EVERY_S = 1.0
 
@@ -49,8 +49,10 @@ class Lock:
             temporary.write_text(json.dumps({"images": rows}, indent=1) + "\n", encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:
-            message = f"cannot write lock file {self.path}: {error.strerror}"
-            raise ImageError(message, hint="name another place with --lock") from error
+            raise ImageError(
+                f"cannot write lock file {self.path}: {error.strerror}",
+                hint="name another place with --lock",
+            ) from error
         self._saved_s = time.monotonic()
 
 
@@ -61,5 +63,7 @@ def _read(path: Path) -> dict[str, Pinned]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path} is no lock file of images: {error}"
-        raise InputError(message, hint="name another file with --lock, or delete it") from error
+        raise InputError(
+            f"{path} is no lock file of images: {error}",
+            hint="name another file with --lock, or delete it",
+        ) from error

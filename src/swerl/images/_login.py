@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swerl.errors import ImageError
-from swerl.oci.reference import DOCKER_HUB
+from swerl.core.errors import ImageError
+from swerl.core.image_reference import DOCKER_HUB
 
 _HELPER_TIMEOUT_S = 30
 
@@ -63,8 +63,10 @@ def _read(config: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        message = f"cannot read Docker's config {config}: {error}"
-        raise ImageError(message, hint="write it anew with `docker login`") from error
+        raise ImageError(
+            f"cannot read Docker's config {config}: {error}",
+            hint="write it anew with `docker login`",
+        ) from error
     if not isinstance(settings, dict):
         return {}
     return {key: value for key, value in settings.items() if value}  # null stands for nothing
@@ -91,8 +93,10 @@ async def _ask_helper(name: str, key: str) -> Login | None:
         entry = json.loads(answer)
         return Login(entry["Username"], entry["Secret"])
     except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
-        message = f"Docker's config names the login helper {program}, which gives no login"
-        raise ImageError(message, hint="install it, or give another --docker-config") from error
+        raise ImageError(
+            f"Docker's config names the login helper {program}, which gives no login",
+            hint="install it, or give another --docker-config",
+        ) from error
 
 
 def _helper_key(registry: str) -> str:
@@ -108,6 +112,8 @@ def _decode(auth: str, config: Path, key: str) -> Login:
     try:
         user, _, password = base64.b64decode(auth, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError) as error:
-        message = f"the login for {key} in {config} is damaged"
-        raise ImageError(message, hint=f"write it anew with `docker login {key}`") from error
+        raise ImageError(
+            f"the login for {key} in {config} is damaged",
+            hint=f"write it anew with `docker login {key}`",
+        ) from error
     return Login(user, password.rstrip("\0"))

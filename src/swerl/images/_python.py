@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerl.errors import ImageError
-from swerl.secrets import child_environment
+from swerl.core.errors import ImageError
+from swerl.core.secrets import child_environment
 
 _FETCH_S = 1200.0
 """Most seconds for one pip command: a slow index and a dozen large wheels."""
@@ -39,8 +39,10 @@ def find_python(version: str) -> Python:
     for candidate in _candidates(version):
         if found := _ask(candidate, version):
             return found
-    message = f"no Python {version} on this machine"
-    raise ImageError(message, hint=f"install one, for example with `pyenv install {version}`")
+    raise ImageError(
+        f"no Python {version} on this machine",
+        hint=f"install one, for example with `pyenv install {version}`",
+    )
 
 
 def fetch_wheels(python: Python, requirements: Sequence[str], folder: Path) -> None:
@@ -70,8 +72,7 @@ def fetch_sdist(python: Path, pin: str, folder: Path) -> Path:
     _pip(python, ["download", *flags, pin], f"the source archive {pin}")
     if found := _sdist(folder, pin):
         return found
-    message = f"pip fetched no source archive for {pin}"
-    raise ImageError(message, hint="check the name and version")
+    raise ImageError(f"pip fetched no source archive for {pin}", hint="check the name and version")
 
 
 def clean_environment() -> dict[str, str]:
@@ -142,14 +143,15 @@ def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        message = f"fetching {wanted} took over {_FETCH_S:g} s"
         raise ImageError(
-            message, hint="try again; what is there is kept", retryable=True
+            f"fetching {wanted} took over {_FETCH_S:g} s",
+            hint="try again; what is there is kept",
+            retryable=True,
         ) from error
     if done.returncode:
-        message = f"cannot fetch {wanted}: {_errors_of(done.stderr)}"
         raise ImageError(
-            message, hint="check the network and the index that `pip config list` names"
+            f"cannot fetch {wanted}: {_errors_of(done.stderr)}",
+            hint="check the network and the index that `pip config list` names",
         )
 
 

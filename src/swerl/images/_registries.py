@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import aiohttp
 
+from swerl.core.image_reference import Reference
 from swerl.images._http import Patience, patiently
 from swerl.images._registry import Quota, Registry
-from swerl.oci.manifest import Manifest, declared_type, sha256
-from swerl.oci.reference import Reference
-from swerl.oci.store import Store
+from swerl.images.oci.manifest import Manifest, declared_type, sha256
+from swerl.images.oci.store import Store
 
 _T = TypeVar("_T")
 

@@ -16,9 +16,9 @@ from urllib.parse import urlencode, urljoin
 
 import aiohttp
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
 from swerl.images._http import Ask, Connection, expect
-from swerl.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest
+from swerl.images.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest
 
 _ACCEPT = {"Accept": ", ".join(IMAGE_TYPES + INDEX_TYPES)}
 _CHUNK = 1 << 20
@@ -72,12 +72,16 @@ class Registry:
             async for chunk in response.content.iter_chunked(_CHUNK):
                 body += chunk
                 if len(body) > _MAX_MANIFEST:
-                    message = f"the manifest of {self.host}/{what} is larger than 4 MiB"
-                    raise ImageError(message, hint="no image needs that; check the registry")
+                    raise ImageError(
+                        f"the manifest of {self.host}/{what} is larger than 4 MiB",
+                        hint="no image needs that; check the registry",
+                    )
             found = Manifest(f"{self.host}/{what}", body, response.content_type)
         if ":" in version and found.digest != version:
-            message = f"registry {self.host} sent other content than {what}: {found.digest}"
-            raise ImageError(message, hint="a proxy or cache in between may be broken")
+            raise ImageError(
+                f"registry {self.host} sent other content than {what}: {found.digest}",
+                hint="a proxy or cache in between may be broken",
+            )
         return found
 
     async def manifest_digest(self, repository: str, version: str) -> str:
@@ -136,11 +140,16 @@ class Registry:
         """Raise ImageError unless this is the size and the digest of what arrived."""
         what = _named(repository, blob)
         if size < blob.size:
-            message = f"registry {self.host} sent {size} of {blob.size} bytes of {what}"
-            raise ImageError(message, hint="run the same command again", retryable=True)
+            raise ImageError(
+                f"registry {self.host} sent {size} of {blob.size} bytes of {what}",
+                hint="run the same command again",
+                retryable=True,
+            )
         if digest != blob.digest or size > blob.size:
-            message = f"registry {self.host} sent other content than {what}"
-            raise ImageError(message, hint="its copy is damaged; push the image there anew")
+            raise ImageError(
+                f"registry {self.host} sent other content than {what}",
+                hint="its copy is damaged; push the image there anew",
+            )
 
     async def _bounded(
         self, response: aiohttp.ClientResponse, repository: str, blob: Blob, offset: int
@@ -205,8 +214,10 @@ class Registry:
             self._expect(response, {200, 201}, what)
             stored = response.headers.get("Docker-Content-Digest", manifest.digest)
         if stored != manifest.digest:
-            message = f"registry {self.host} stored {what} as {stored}"
-            raise ImageError(message, hint=f"expected {manifest.digest}; is a proxy in between?")
+            raise ImageError(
+                f"registry {self.host} stored {what} as {stored}",
+                hint=f"expected {manifest.digest}; is a proxy in between?",
+            )
 
     async def _has(self, ask: Ask) -> bool:
         async with self._connection.send(ask) as response:

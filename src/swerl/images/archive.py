@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
+from swerl.core.image_reference import parse
 from swerl.images._files import Files, opened
-from swerl.oci.manifest import (
+from swerl.images.oci.manifest import (
     IMAGE_TYPES,
     MAX_DOCUMENT,
     Blob,
@@ -31,10 +32,9 @@ from swerl.oci.manifest import (
     read_config,
     sha256,
 )
-from swerl.oci.records import Named, StoredImage
-from swerl.oci.reference import parse
-from swerl.oci.store import Store
-from swerl.oci.unpack import diff_id_of
+from swerl.images.oci.records import Named, StoredImage
+from swerl.images.oci.store import Store
+from swerl.images.oci.unpack import diff_id_of
 
 _CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 _LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
@@ -72,8 +72,7 @@ def import_images(path: Path, store: Store, *, name: str = "") -> list[StoredIma
                 store.name(Named(reference, manifest.digest, "", time.time()))
         return [store.find(reference) for reference in named]
     except (tarfile.TarError, EOFError, AttributeError, TypeError) as error:
-        message = f"{path} is damaged: {error}"
-        raise ImageError(message, hint="save the image again") from error
+        raise ImageError(f"{path} is damaged: {error}", hint="save the image again") from error
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         message = f"cannot import {path}: {error.strerror or error}"
@@ -94,8 +93,10 @@ class _Import:
         with self.files.open(name) as file:
             body = file.read(MAX_DOCUMENT + 1)
         if len(body) > MAX_DOCUMENT:
-            message = f"{name} is larger than {MAX_DOCUMENT >> 20} MiB"
-            raise ImageError(message, hint="no image needs that; save it again")
+            raise ImageError(
+                f"{name} is larger than {MAX_DOCUMENT >> 20} MiB",
+                hint="no image needs that; save it again",
+            )
         return body
 
     def blob(self, name: str, wanted: str = "") -> Blob:
@@ -108,8 +109,10 @@ class _Import:
         with self.store.owner().scratch() as folder:
             digest, size = _copy(source, folder / "blob")
             if wanted not in {"", digest}:
-                message = f"{wanted} of the archive has other content than its name says"
-                raise ImageError(message, hint="it is damaged; save the image again")
+                raise ImageError(
+                    f"{wanted} of the archive has other content than its name says",
+                    hint="it is damaged; save the image again",
+                )
             self._use(digest)
             self.store.adopt(folder / "blob", digest)
         return Blob(digest, size)
@@ -131,8 +134,7 @@ def _images(source: _Import, path: Path) -> Iterator[_Found]:
     elif source.files.tops() & _ROOT and path.is_file():
         yield _of_root(source, path)
     else:
-        message = f"{path} is no image"
-        raise InputError(message, hint=_KINDS)
+        raise InputError(f"{path} is no image", hint=_KINDS)
 
 
 def _of_layout(source: _Import, path: Path) -> Iterator[_Found]:
@@ -156,8 +158,10 @@ def _manifest(source: _Import, digest: object, path: Path) -> Manifest:
     digest = checked_digest(digest, str(path))
     body = source.document(_blob_path(digest))
     if sha256(body) != digest:
-        message = f"{digest} of {path} has other content than its name says"
-        raise ImageError(message, hint="it is damaged; save the image again")
+        raise ImageError(
+            f"{digest} of {path} has other content than its name says",
+            hint="it is damaged; save the image again",
+        )
     kind = _json(body, digest).get("mediaType") or IMAGE_TYPES[0]
     return Manifest(f"{path}@{digest}", body, str(kind))
 
@@ -203,19 +207,21 @@ def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest
     """Return the images by full name. Raises InputError where they have none."""
     if not found:
         wanted = "/".join(machine_platform())
-        message = f"{path} has no image for {wanted}"
-        raise InputError(message, hint="save the image for that platform")
+        raise InputError(
+            f"{path} has no image for {wanted}", hint="save the image for that platform"
+        )
     if name and len(found) > 1:
-        message = f"{path} holds {len(found)} images, which cannot all be {name}"
-        raise InputError(message, hint="leave --name out, or save one image")
+        raise InputError(
+            f"{path} holds {len(found)} images, which cannot all be {name}",
+            hint="leave --name out, or save one image",
+        )
     pairs = [
         (str(parse(each)), image.manifest)
         for image in found
         for each in ([name] if name else image.names)
     ]
     if not pairs:
-        message = f"the image in {path} has no name"
-        raise InputError(message, hint="give it one with --name")
+        raise InputError(f"the image in {path} has no name", hint="give it one with --name")
     return dict(pairs)
 
 
@@ -245,13 +251,13 @@ def _json(body: bytes, what: str) -> Any:
     try:
         return json.loads(body)
     except ValueError as error:
-        message = f"{what} of the archive is not JSON"
-        raise ImageError(message, hint="save the image again") from error
+        raise ImageError(
+            f"{what} of the archive is not JSON", hint="save the image again"
+        ) from error
 
 
 def _list(document: Any, key: str) -> list[Mapping[str, Any]]:
     entries = document.get(key) if isinstance(document, dict) else None
     if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
         return entries
-    message = f"the archive's list of {key} is garbled"
-    raise ImageError(message, hint="save the image again")
+    raise ImageError(f"the archive's list of {key} is garbled", hint="save the image again")

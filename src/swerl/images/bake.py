@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
+from swerl.core.image_reference import Reference, parse
 from swerl.images._agent_layer import Layer, chunks
 from swerl.images._http import Patience, http_session, patiently
 from swerl.images._lock import Lock, Pinned
 from swerl.images._registry import Registry
-from swerl.oci.manifest import Blob, Manifest, sha256
-from swerl.oci.reference import Reference, parse
+from swerl.images.oci.manifest import Blob, Manifest, sha256
 
 _LABEL = "swerl.agents"
 _LAYER_TYPES = {
@@ -126,8 +126,10 @@ class _Oven:
 
     async def _config(self, place: Reference, base: Manifest) -> dict[str, Any]:
         if base.media_type not in _LAYER_TYPES:
-            message = f"{place} is of a kind that takes no layer: {base.media_type}"
-            raise ImageError(message, hint="mirror it first, which chooses one platform")
+            raise ImageError(
+                f"{place} is of a kind that takes no layer: {base.media_type}",
+                hint="mirror it first, which chooses one platform",
+            )
         blob = base.blobs()[0]
 
         async def fetch() -> bytes:
@@ -138,8 +140,9 @@ class _Oven:
             config = json.loads(body)
             config["rootfs"]["diff_ids"] = [*config["rootfs"]["diff_ids"]]
         except (ValueError, KeyError, TypeError) as error:
-            message = f"the config of {place} lists no layers"
-            raise ImageError(message, hint="build and push the image anew") from error
+            raise ImageError(
+                f"the config of {place} lists no layers", hint="build and push the image anew"
+            ) from error
         return dict(config)
 
     async def _store_layer(self, repository: str) -> None:

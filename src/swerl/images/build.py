@@ -19,13 +19,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from swerl.chat import Json
-from swerl.errors import ImageError, InputError, TaskError
+from swerl.core.chat import Json
+from swerl.core.errors import ImageError, InputError, TaskError
+from swerl.core.secrets import cache_dir
+from swerl.core.task import Task
 from swerl.images import _layer as layers
 from swerl.images._fit import misfits
 from swerl.images._python import fetch_sdist, fetch_wheels, find_python
-from swerl.secrets import cache_dir
-from swerl.task import Task
 from swerl.tasks.datasets import find_converter
 
 _FORMAT = 1
@@ -76,13 +76,16 @@ def read_specs(path: Path) -> list[SourceSpec]:
     try:
         return TypeAdapter(list[SourceSpec]).validate_json(path.read_bytes())
     except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-        raise InputError(message, hint="pass a JSON list of instance specs") from error
+        raise InputError(
+            f"cannot read {path}: {error.strerror}", hint="pass a JSON list of instance specs"
+        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        message = f"{path} is no list of instance specs: {where}: {first['msg']}"
-        raise InputError(message, hint="docs/datasets.md shows the fields") from error
+        raise InputError(
+            f"{path} is no list of instance specs: {where}: {first['msg']}",
+            hint="docs/datasets.md shows the fields",
+        ) from error
 
 
 def build(spec: SourceSpec, say: Callable[[str], None] = lambda _: None) -> str:
@@ -98,16 +101,17 @@ def build(spec: SourceSpec, say: Callable[[str], None] = lambda _: None) -> str:
                 _build(spec, home, say)
     except OSError as error:
         hint = "free some space and build again" if error.errno == errno.ENOSPC else ""
-        message = f"cannot build {spec.instance_id}: {error}"
-        raise ImageError(message, hint=hint) from error
+        raise ImageError(f"cannot build {spec.instance_id}: {error}", hint=hint) from error
     return f"built:{spec.instance_id}"
 
 
 def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-bench") -> Task:
     """Return the Task of a dataset's row that runs in the spec's image. Raises TaskError."""
     if (named := row_id(row, dataset)) != spec.instance_id:
-        message = f"the row is of {named}, the spec of {spec.instance_id}"
-        raise TaskError(message, hint="pass the rows that the specs were written for")
+        raise TaskError(
+            f"the row is of {named}, the spec of {spec.instance_id}",
+            hint="pass the rows that the specs were written for",
+        )
     task = find_converter(dataset).to_task(row)
     broken = {exception.test for exception in spec.p2p_exceptions}
     kept = tuple(test for test in task.grading.pass_to_pass if test not in broken)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from swerl.errors import ImageError, InputError, TaskError
-from swerl.task import Task
+from swerl.core.errors import ImageError, InputError, TaskError
+from swerl.core.task import Task
 from swerl.tasks.datasets import find_converter
 from swerl.tasks.task_folders import folder_row, folders
 
@@ -51,8 +51,10 @@ def build_folders(
     """
     found = folders(root)
     if not found:
-        message = f"{root} holds no task folder"
-        raise InputError(message, hint="name a folder with `instruction.md` in it or below it")
+        raise InputError(
+            f"{root} holds no task folder",
+            hint="name a folder with `instruction.md` in it or below it",
+        )
     _require_daemon()
     for folder in found:
         try:
@@ -80,8 +82,10 @@ def _task(folder: Path) -> Task:
 def _require_daemon() -> None:
     done = _docker("version", "--format", "{{.Server.Version}}")
     if done.returncode:
-        message = f"no Docker daemon answers: {_end(done.stderr, 1)}"
-        raise ImageError(message, hint="start dockerd, or set DOCKER_HOST; `swerl doctor` says how")
+        raise ImageError(
+            f"no Docker daemon answers: {_end(done.stderr, 1)}",
+            hint="start dockerd, or set DOCKER_HOST; `swerl doctor` says how",
+        )
 
 
 def _stands(image: str) -> bool:
@@ -94,8 +98,9 @@ def _build(context: Path, image: str, network: Network) -> None:
         hint = "mend its environment/Dockerfile"
         if network is Network.NONE:
             hint = "if it fetches packages, allow that with --network default"
-        message = f"docker build failed:\n{_end(done.stdout + done.stderr, _NUM_LINES)}"
-        raise ImageError(message, hint=hint)
+        raise ImageError(
+            f"docker build failed:\n{_end(done.stdout + done.stderr, _NUM_LINES)}", hint=hint
+        )
 
 
 def _docker(*words: str) -> subprocess.CompletedProcess[str]:
@@ -103,10 +108,10 @@ def _docker(*words: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace")
     except FileNotFoundError as error:
-        message = "the program `docker` is not installed"
-        raise ImageError(message, hint="install it, with a daemon; `swerl doctor` says how") from (
-            error
-        )
+        raise ImageError(
+            "the program `docker` is not installed",
+            hint="install it, with a daemon; `swerl doctor` says how",
+        ) from (error)
 
 
 def _end(text: str, num_lines: int) -> str:

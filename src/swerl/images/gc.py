@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerl.errors import InputError
+from swerl.core.errors import InputError
+from swerl.core.image_reference import is_local, parse
+from swerl.images.oci.records import Named
+from swerl.images.oci.store import Store
 from swerl.images.verify import Kind, parts_of, place, present
-from swerl.oci.records import Named
-from swerl.oci.reference import is_local, parse
-from swerl.oci.store import Store
 
 _Key = tuple[Kind, str]
 
@@ -46,8 +46,9 @@ def collect(
     in `keep` that is none.
     """
     if max_bytes is not None and max_bytes < 0:
-        message = f"the store cannot shrink to {max_bytes} bytes"
-        raise InputError(message, hint="give --max-bytes as 0 or more")
+        raise InputError(
+            f"the store cannot shrink to {max_bytes} bytes", hint="give --max-bytes as 0 or more"
+        )
     next_use = _next_use(keep)
     if not store.root.is_dir():
         return Collected((), (), 0, 0, 0)

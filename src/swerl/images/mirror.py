@@ -18,14 +18,14 @@ from pathlib import Path
 
 import aiohttp
 
-from swerl.errors import ImageError, InputError
+from swerl.core.errors import ImageError, InputError
+from swerl.core.image_reference import Reference, Target, is_local, parse
+from swerl.core.task import Task
 from swerl.images._http import Patience, http_session
 from swerl.images._lock import Lock, Pinned
 from swerl.images._login import default_config
 from swerl.images._registries import Registries
-from swerl.oci.manifest import PLATFORM, Blob
-from swerl.oci.reference import Reference, Target, is_local, parse
-from swerl.task import Task
+from swerl.images.oci.manifest import PLATFORM, Blob
 
 _BATCH = 16
 """Manifests of the target read at once."""
@@ -131,8 +131,10 @@ def rewrite(tasks: Iterable[Task], lock_file: Path) -> list[Task]:
         elif task.image in pinned:
             rewritten.append(replace(task, image=pinned[task.image].reference))
         else:
-            message = f"image {task.image} of task {task.id} is not in {lock_file}"
-            raise ImageError(message, hint="mirror it first: run the same command again")
+            raise ImageError(
+                f"image {task.image} of task {task.id} is not in {lock_file}",
+                hint="mirror it first: run the same command again",
+            )
     return rewritten
 
 
@@ -285,5 +287,7 @@ def _refuse_clashes(sources: Mapping[str, Reference], target: Target) -> None:
         key = (target.place(source), source.digest)
         other = seen.setdefault(key, source)
         if other.registry != source.registry:
-            message = f"{other} and {source} would both become {key[0]}"
-            raise InputError(message, hint="mirror the tasks in two files, to two prefixes")
+            raise InputError(
+                f"{other} and {source} would both become {key[0]}",
+                hint="mirror the tasks in two files, to two prefixes",
+            )

@@ -8,13 +8,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from pydantic import BaseModel
 
-from swerl.errors import ImageError
+from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.errors import ImageError
+from swerl.core.image_reference import is_local
+from swerl.core.sandbox import Limits, LiveSandbox, Mount
+from swerl.images.oci.records import StoredImage
+from swerl.images.oci.store import Store, default_store
 from swerl.images.pull import PullOptions, pull_one
-from swerl.interfaces import Sandbox, SandboxBackend
-from swerl.oci.records import StoredImage
-from swerl.oci.reference import is_local
-from swerl.oci.store import Store, default_store
-from swerl.sandbox import Limits, LiveSandbox, Mount
 
 
 def on_demand(backend: SandboxBackend, options: BaseModel | None) -> SandboxBackend:

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
+from swerl.core.image_reference import is_local, parse
 from swerl.images._http import Patience, http_session
 from swerl.images._login import default_config
 from swerl.images._registries import Registries
 from swerl.images._registry import Quota
 from swerl.images.mirror import rewritten
-from swerl.oci.manifest import Blob, Manifest, machine_platform
-from swerl.oci.reference import is_local, parse
-from swerl.oci.store import Store
+from swerl.images.oci.manifest import Blob, Manifest, machine_platform
+from swerl.images.oci.store import Store
 
 
 @dataclass(frozen=True, slots=True)

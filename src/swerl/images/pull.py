@@ -17,17 +17,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
+from swerl.core.image_reference import Reference, is_local, parse
 from swerl.images._download import download
 from swerl.images._http import Patience, http_session
 from swerl.images._login import default_config
 from swerl.images._registries import Registries
 from swerl.images.mirror import rewritten
-from swerl.oci.manifest import Blob, Manifest, chain_ids, machine_platform, read_config
-from swerl.oci.records import Named, StoredImage
-from swerl.oci.reference import Reference, is_local, parse
-from swerl.oci.store import Store
-from swerl.oci.unpack import LinksBelowError
+from swerl.images.oci.manifest import Blob, Manifest, chain_ids, machine_platform, read_config
+from swerl.images.oci.records import Named, StoredImage
+from swerl.images.oci.store import Store
+from swerl.images.oci.unpack import LinksBelowError
 
 
 @dataclass(frozen=True, slots=True)

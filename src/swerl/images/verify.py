@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from swerl.errors import ImageError
+from swerl.core.errors import ImageError
 from swerl.images.mirror import rewritten
+from swerl.images.oci.listing import differences
+from swerl.images.oci.manifest import sha256
+from swerl.images.oci.records import Named
+from swerl.images.oci.store import Store
 from swerl.images.pull import Pulled, PullOptions, pull
-from swerl.oci.listing import differences
-from swerl.oci.manifest import sha256
-from swerl.oci.records import Named
-from swerl.oci.store import Store
 
 _MAX_NAMED = 3
 """Changed files that a message names."""

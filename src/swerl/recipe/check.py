@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from swerl import plugins
-from swerl.errors import RecipeError, UnknownNameError
+from swerl.core import plugins
+from swerl.core.errors import RecipeError, UnknownNameError
+from swerl.core.files import read_json
 from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe, RolloutSection
-from swerl.run.files import read_json
 
 PLUGIN_SECTIONS = {
     "sandbox": "sandboxes",
@@ -36,11 +36,14 @@ def check(recipe: Recipe) -> None:
         plugin_options(kind, getattr(recipe, section), section=section)
     trainer, model = recipe.trainer, recipe.model.path
     if trainer.ranks % trainer.tensor_parallel:
-        message = f"trainer.ranks = {trainer.ranks} is no multiple of trainer.tensor_parallel"
-        raise RecipeError(message, hint=f"tensor_parallel is {trainer.tensor_parallel}")
+        raise RecipeError(
+            f"trainer.ranks = {trainer.ranks} is no multiple of trainer.tensor_parallel",
+            hint=f"tensor_parallel is {trainer.tensor_parallel}",
+        )
     if model is not None and not (model / "config.json").exists():
-        message = f"model.path = {model} holds no model"
-        raise RecipeError(message, hint="give a folder in Hugging Face format")
+        raise RecipeError(
+            f"model.path = {model} holds no model", hint="give a folder in Hugging Face format"
+        )
     for obstacle in obstacles(recipe):
         raise RecipeError(obstacle, hint="`swerl train RECIPE --dry-run` prints its plan")
 
@@ -63,8 +66,10 @@ def check_replay(recipe: Recipe) -> None:
         raise RecipeError(message, hint=hint)
     path = recipe.model.path
     if path is not None and (path / "config.json").exists() and not _num_experts(path):
-        message = f"trainer.routing_replay = true, but {path} has no experts"
-        raise RecipeError(message, hint="turn it off: replay is for mixture-of-experts models")
+        raise RecipeError(
+            f"trainer.routing_replay = true, but {path} has no experts",
+            hint="turn it off: replay is for mixture-of-experts models",
+        )
 
 
 def _num_experts(model: Path) -> int:
@@ -79,19 +84,27 @@ def check_schedule(recipe: Recipe) -> None:
     """Raise RecipeError where rollouts and steps cannot run side by side as the schedule says."""
     schedule, cluster = recipe.schedule, recipe.cluster
     if schedule.mode != "sync" and cluster.gpus_per_node and cluster.colocate:
-        message = f"schedule.mode = {schedule.mode!r} needs engines beside the trainer"
-        raise RecipeError(message, hint="set cluster.colocate = false, or mode = 'sync'")
+        raise RecipeError(
+            f"schedule.mode = {schedule.mode!r} needs engines beside the trainer",
+            hint="set cluster.colocate = false, or mode = 'sync'",
+        )
     if schedule.mode != "async":
         return
     if schedule.replies != "keep" and recipe.gateway.processes > 1:
-        message = f"schedule.replies = {schedule.replies!r} needs gateway.processes = 1"
-        raise RecipeError(message, hint="set schedule.replies = 'keep', which any number can do")
+        raise RecipeError(
+            f"schedule.replies = {schedule.replies!r} needs gateway.processes = 1",
+            hint="set schedule.replies = 'keep', which any number can do",
+        )
     if schedule.replies == "keep" and recipe.engine.options.get("pause_mode") == "abort":
-        message = "engine.pause_mode = 'abort' ends replies, and schedule.replies says to keep them"
-        raise RecipeError(message, hint="set schedule.replies = 'retry', or another pause_mode")
+        raise RecipeError(
+            "engine.pause_mode = 'abort' ends replies, and schedule.replies says to keep them",
+            hint="set schedule.replies = 'retry', or another pause_mode",
+        )
     if recipe.rollout.oversample > 1:
-        message = "rollout.oversample is for whole steps; the pool of `async` replaces Groups alone"
-        raise RecipeError(message, hint="set it to 1, and schedule.pool higher")
+        raise RecipeError(
+            "rollout.oversample is for whole steps; the pool of `async` replaces Groups alone",
+            hint="set it to 1, and schedule.pool higher",
+        )
 
 
 def check_sandboxes(recipe: Recipe) -> None:
@@ -100,8 +113,10 @@ def check_sandboxes(recipe: Recipe) -> None:
         return
     asked = f"cluster.sandbox_cpus = {recipe.cluster.sandbox_cpus}"
     if recipe.cluster.launcher == "local":
-        message = f"{asked} with cluster.launcher = 'local'"
-        raise RecipeError(message, hint="set cluster.launcher to ray, ssh or slurm, or leave it 0")
+        raise RecipeError(
+            f"{asked} with cluster.launcher = 'local'",
+            hint="set cluster.launcher to ray, ssh or slurm, or leave it 0",
+        )
     if recipe.sandbox.type == "e2b":
         message = f"{asked}, but those of sandbox.type = 'e2b' are elsewhere"
         hint = "set sandbox.type to what the machines have, such as 'local', or sandbox_cpus = 0"
@@ -138,12 +153,16 @@ def check_budgets(budgets: BudgetsSection) -> None:
     ]
     for (inner, inner_s), (outer, outer_s) in pairwise(chain):
         if inner_s >= outer_s:
-            message = f"budgets.{inner} = {inner_s:g} must be below budgets.{outer} = {outer_s:g}"
-            raise RecipeError(message, hint=f"raise {outer} or lower {inner}")
+            raise RecipeError(
+                f"budgets.{inner} = {inner_s:g} must be below budgets.{outer} = {outer_s:g}",
+                hint=f"raise {outer} or lower {inner}",
+            )
     needed_s = budgets.agent_s + budgets.grading_s
     if needed_s > budgets.episode_s:
-        message = f"agent_s + grading_s = {needed_s:g} exceed episode_s = {budgets.episode_s:g}"
-        raise RecipeError(message, hint=f"set budgets.episode_s to {needed_s:g} or more")
+        raise RecipeError(
+            f"agent_s + grading_s = {needed_s:g} exceed episode_s = {budgets.episode_s:g}",
+            hint=f"set budgets.episode_s to {needed_s:g} or more",
+        )
 
 
 def plugin_options(kind: str, chosen: PluginSection, *, section: str) -> BaseModel | None:
@@ -154,8 +173,10 @@ def plugin_options(kind: str, chosen: PluginSection, *, section: str) -> BaseMod
     model: type[BaseModel] | None = getattr(plugins.load(kind, chosen.type), "Options", None)
     if model is None:
         if chosen.options:
-            message = f"{section}.type = {chosen.type!r} has no settings"
-            raise RecipeError(message, hint=f"remove {', '.join(chosen.options)}")
+            raise RecipeError(
+                f"{section}.type = {chosen.type!r} has no settings",
+                hint=f"remove {', '.join(chosen.options)}",
+            )
         return None
     try:
         return model.model_validate(chosen.options)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from swerl.errors import RecipeError
+from swerl.core.errors import RecipeError
 from swerl.recipe.schema import Recipe
 
 
@@ -39,12 +39,10 @@ def _read(file: Path) -> dict[str, Any]:
     except OSError as error:
         near = difflib.get_close_matches(file.name, _recipes_beside(file), n=3, cutoff=0.4)
         hint = f"did you mean {', '.join(near)}?" if near else "recipes live in recipes/*.toml"
-        message = f"cannot read recipe {file}: {error.strerror}"
-        raise RecipeError(message, hint=hint) from error
+        raise RecipeError(f"cannot read recipe {file}: {error.strerror}", hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{file} is not TOML: {error}"
         raise RecipeError(
-            message, hint="write strings in quotes, one key = value a line"
+            f"{file} is not TOML: {error}", hint="write strings in quotes, one key = value a line"
         ) from error
 
 
@@ -56,8 +54,9 @@ def _recipes_beside(file: Path) -> list[str]:
 def _parse_setting(setting: str) -> dict[str, Any]:
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
-        message = f"--set {setting!r} is not key=value"
-        raise RecipeError(message, hint="for example --set trainer.lr=1e-4")
+        raise RecipeError(
+            f"--set {setting!r} is not key=value", hint="for example --set trainer.lr=1e-4"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

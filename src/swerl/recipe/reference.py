@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from swerl import plugins
+from swerl.core import plugins
 from swerl.recipe import schema
 from swerl.recipe.schema import Recipe
 

@@ -155,8 +155,9 @@ class RolloutSection(Section):
     @classmethod
     def _has_a_filter(cls, value: float, info: ValidationInfo) -> float:
         if value > 1 and info.data.get("group_filter") == "none":
-            message = "without rollout.group_filter this would only throw Groups away; set one"
-            raise ValueError(message)
+            raise ValueError(
+                "without rollout.group_filter this would only throw Groups away; set one"
+            )
         return value
 
 

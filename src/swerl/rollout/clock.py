@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swerl.run.events import Emit, PhaseEnded, PhaseStarted
+from swerl.core.events import Emit, PhaseEnded, PhaseStarted
 
 
 class Clock:

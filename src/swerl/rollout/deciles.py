@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from swerl.run.prompts import Entry
+from swerl.runs.prompts import Entry
 
 TENTHS = 10
 

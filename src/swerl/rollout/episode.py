@@ -12,19 +12,19 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from swerl import plugins
-from swerl.episode import Episode, Status
-from swerl.errors import BrokenImageError, BudgetError, SandboxError, SwerlError
+from swerl.core import plugins
+from swerl.core.contracts import Exit, Sandbox
+from swerl.core.episode import Episode, Status
+from swerl.core.errors import BrokenImageError, BudgetError, SandboxError, SwerlError
+from swerl.core.events import EpisodeEnded
+from swerl.core.grade import Grade, Verdict
+from swerl.core.task import Task
 from swerl.gateway.sessions import Session
-from swerl.grade import Grade, Verdict
-from swerl.interfaces import Exit, Sandbox
 from swerl.rollout import workspace
 from swerl.rollout.clock import Clock
 from swerl.rollout.parts import Parts
 from swerl.rollout.session import open_session
 from swerl.rollout.shaping import penalty
-from swerl.run.events import EpisodeEnded
-from swerl.task import Task
 
 
 @dataclass(slots=True)
@@ -125,8 +125,7 @@ async def _budget(name: str, seconds: float) -> AsyncIterator[None]:
     except TimeoutError as error:
         if not timer.expired():
             raise
-        message = f"budgets.{name} = {seconds:g} s ran out"
-        raise BudgetError(message) from error
+        raise BudgetError(f"budgets.{name} = {seconds:g} s ran out") from error
 
 
 def _failed(error: SwerlError) -> Grade:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swerl.episode import Group
-from swerl.errors import unknown
-from swerl.grade import Verdict
+from swerl.core.episode import Group
+from swerl.core.errors import unknown
+from swerl.core.grade import Verdict
 
 GroupFilter = Callable[[Group], bool]
 """Whether a Group is trained."""

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
-from swerl.chat import Finish
-from swerl.interfaces import Engine
-from swerl.learning import WeightRef
-from swerl.turn import Completion, Sampling
+from swerl.core.chat import Finish
+from swerl.core.contracts import Engine
+from swerl.core.learning import WeightRef
+from swerl.core.turn import Completion, Sampling
 
 
 class Gate:

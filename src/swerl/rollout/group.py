@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from swerl.episode import Episode, Group
-from swerl.grade import Verdict
+from swerl.core.episode import Episode, Group
+from swerl.core.grade import Verdict
+from swerl.core.task import Task
 from swerl.rollout import episode, record
 from swerl.rollout.parts import Parts
-from swerl.run.layout import RunFolder
-from swerl.task import Task
+from swerl.runs.layout import RunFolder
 
 
 async def run(

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from swerl.core.events import Emit, Notice
+from swerl.core.files import disk_errors
 from swerl.rollout import record
 from swerl.rollout.versions import Versions
-from swerl.run.aside import make_aside
-from swerl.run.events import Emit, Notice
-from swerl.run.files import disk_errors
-from swerl.run.layout import Cursor, RunFolder
+from swerl.runs.aside import make_aside
+from swerl.runs.layout import Cursor, RunFolder
 
 
 def set_aside(

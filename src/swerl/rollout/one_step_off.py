@@ -12,7 +12,7 @@ import asyncio
 from swerl.rollout import scheduler
 from swerl.rollout.scheduler import StepGroups
 from swerl.rollout.supply import Site, Transfer
-from swerl.run.layout import Cursor
+from swerl.runs.layout import Cursor
 
 
 class OneStepOff:

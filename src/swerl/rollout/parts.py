@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from swerl.core.contracts import Harness
+from swerl.core.events import Emit
+from swerl.core.expert_spool import ExpertSpool
 from swerl.gateway.sessions import SessionSource, TurnRecord
-from swerl.interfaces import Harness
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import Rule
-from swerl.run.events import Emit
-from swerl.run.expert_spool import ExpertSpool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from swerl.episode import Group
+from swerl.core.episode import Group
+from swerl.core.events import Event, Notice, StepStarted, TurnEnded, fan_out
+from swerl.core.task import Task
 from swerl.rollout import group, queue
 from swerl.rollout.filters import group_filter
 from swerl.rollout.queue import Bounds
 from swerl.rollout.scheduler import Stale, StepGroups, choose, refuse_losses
 from swerl.rollout.supply import Site, Transfer
-from swerl.run.events import Event, Notice, StepStarted, TurnEnded, fan_out
-from swerl.run.layout import Cursor
-from swerl.task import Task
+from swerl.runs.layout import Cursor
 
 
 @dataclass(frozen=True, slots=True)

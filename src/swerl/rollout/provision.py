@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from swerl.interfaces import Harness, Sandbox, SandboxBackend
+from swerl.core.contracts import Harness, Sandbox, SandboxBackend
+from swerl.core.sandbox import Limits
+from swerl.core.task import Task
 from swerl.rollout.clock import Clock
-from swerl.sandbox import Limits
-from swerl.task import Task
-from swerl.tasks.scrub import Facts, scrub
+from swerl.tasks.hide_future import Facts, scrub
 from swerl.tasks.set_up import set_up
 
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import orjson
 
-from swerl.chat import Finish, Message
-from swerl.episode import Episode, Status
+from swerl.core import expert_files
+from swerl.core.chat import Finish, Message
+from swerl.core.episode import Episode, Status
+from swerl.core.files import disk_errors, read_json, write_bytes, write_json
+from swerl.core.grade import Canary, Grade, TestStatus, Verdict
+from swerl.core.tree import Trajectory
+from swerl.core.turn import RoutedExperts, StoredBytes, Turn, WeightChange
 from swerl.gateway.sessions import TurnRecord
-from swerl.grade import Canary, Grade, TestStatus, Verdict
 from swerl.rollout.versions import versions_of
-from swerl.run import expert_files
-from swerl.run.files import disk_errors, read_json, write_bytes, write_json
-from swerl.tree import Trajectory
-from swerl.turn import RoutedExperts, StoredBytes, Turn, WeightChange
 
 
 def write(folder: Path, episode: Episode) -> Episode:

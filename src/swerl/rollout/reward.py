@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swerl.episode import Status
-from swerl.errors import unknown
-from swerl.grade import Grade, Verdict
+from swerl.core.episode import Status
+from swerl.core.errors import unknown
+from swerl.core.grade import Grade, Verdict
 
 Rule = Callable[[Grade, Status], float]
 

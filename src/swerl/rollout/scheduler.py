@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 
-from swerl.episode import Group
-from swerl.errors import RecipeError, RunError
+from swerl.core.episode import Group
+from swerl.core.errors import RecipeError, RunError
+from swerl.core.events import Emit, Notice, StepStarted
+from swerl.core.task import Task
 from swerl.rollout import group
 from swerl.rollout.filters import GroupFilter, group_filter
 from swerl.rollout.parts import Parts
-from swerl.run.events import Emit, Notice, StepStarted
-from swerl.run.layout import RunFolder
-from swerl.task import Task
+from swerl.runs.layout import RunFolder
 from swerl.tasks.admission import solve_rate
 
 
@@ -30,8 +30,10 @@ def choose(
     are fewer Tasks than a step takes.
     """
     if len(tasks) < count:
-        message = f"a step takes {count} tasks, and there are {len(tasks)}"
-        raise RecipeError(message, hint="lower rollout.groups_per_step, or name more tasks")
+        raise RecipeError(
+            f"a step takes {count} tasks, and there are {len(tasks)}",
+            hint="lower rollout.groups_per_step, or name more tasks",
+        )
     epoch, part = divmod(step, ceil(len(tasks) / count))
     order = list(range(len(tasks)))
     random.Random(f"{seed}/{epoch}").shuffle(order)
@@ -139,7 +141,7 @@ def refuse_losses(groups: Sequence[Group], allowed: float) -> None:
     lost = [episode for episode in episodes if not episode.learnable]
     if len(lost) > allowed * len(episodes):
         reasons = Counter(episode.grade.reason for episode in lost)
-        message = (
-            f"{len(lost)} of {len(episodes)} episodes were lost: {reasons.most_common(1)[0][0]}"
+        raise RunError(
+            f"{len(lost)} of {len(episodes)} episodes were lost: {reasons.most_common(1)[0][0]}",
+            hint="`swerl doctor` checks the machine; the same command resumes",
         )
-        raise RunError(message, hint="`swerl doctor` checks the machine; the same command resumes")

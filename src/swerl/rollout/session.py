@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import Callable
 
-from swerl.chat import Role, ToolCall
+from swerl.core.chat import Role, ToolCall
+from swerl.core.events import TurnEnded
+from swerl.core.turn import Sampling
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session, TurnRecord
 from swerl.rollout.parts import Parts
-from swerl.run.events import TurnEnded
-from swerl.turn import Sampling
 
 
 def open_session(episode_id: str, parts: Parts) -> Session:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from swerl.core.tree import Trajectory
 from swerl.recipe.schema import RolloutSection
-from swerl.tree import Trajectory
 
 
 def penalty(trajectory: Trajectory, rollout: RolloutSection) -> float:

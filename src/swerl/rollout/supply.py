@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from swerl.core.task import Task
 from swerl.recipe.schema import ScheduleSection
 from swerl.rollout.gate import Gate
 from swerl.rollout.parts import Parts
 from swerl.rollout.scheduler import StepGroups
 from swerl.rollout.versions import Versions
-from swerl.run.layout import Cursor, RunFolder
-from swerl.task import Task
+from swerl.runs.layout import Cursor, RunFolder
 
 Transfer: TypeAlias = Callable[[], Awaitable[str]]
 """Brings the trainer's weights to the engine and returns the version that serves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swerl.rollout import scheduler
 from swerl.rollout.scheduler import StepGroups
 from swerl.rollout.supply import Site, Transfer
-from swerl.run.layout import Cursor
+from swerl.runs.layout import Cursor
 
 
 class InStep:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from swerl.episode import Episode
-from swerl.turn import Turn
+from swerl.core.episode import Episode
+from swerl.core.turn import Turn
 
 
 class Versions:

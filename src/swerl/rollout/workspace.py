@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swerl.errors import SandboxError
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError
 
 MAX_PATCH_BYTES = 8 * 2**20
 """Largest patch that is graded; real fixes are a thousand times smaller."""
@@ -109,8 +109,10 @@ async def start(sandbox: Sandbox, workdir: str) -> Start:
     lines = [line.partition(" ") for line in done.stdout.decode(errors="replace").splitlines()]
     said = {key: value for key, _, value in lines}
     if done.exit_code or not said.keys() & {"base", "tree"}:
-        message = f"{workdir} cannot be used as a git work tree: {done.text.strip()[-200:]}"
-        raise SandboxError(message, hint="`swerl sandbox smoke` checks images for this")
+        raise SandboxError(
+            f"{workdir} cannot be used as a git work tree: {done.text.strip()[-200:]}",
+            hint="`swerl sandbox smoke` checks images for this",
+        )
     if "base" in said:
         return Start(said["base"])
     skipped = tuple(value for key, _, value in lines if key == "skip")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swerl.sandbox import Chunk
+from swerl.core.sandbox import Chunk
 
 
 @dataclass(slots=True)

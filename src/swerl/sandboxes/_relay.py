@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Listener, Process, Sandbox
+from swerl.core.contracts import Listener, Process, Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.sandboxes._relay_streams import Door, Streams
 from swerl.sandboxes._relay_wire import Wire
 
@@ -87,13 +87,17 @@ class _Relay:
             timeout_s=_SERVE_TIMEOUT_S,
         )
         if done.exit_code == _NO_PROGRAM:
-            message = f"sandbox {self._sandbox.id} has neither python3 nor perl for the relay"
-            raise SandboxError(message, hint='add one to the image, or set way = "public"')
+            raise SandboxError(
+                f"sandbox {self._sandbox.id} has neither python3 nor perl for the relay",
+                hint='add one to the image, or set way = "public"',
+            )
         try:
             self.port = int(done.stdout)
         except ValueError as error:
-            message = f"the relay in sandbox {self._sandbox.id} does not start: {done.text[-300:]}"
-            raise SandboxError(message, hint="it needs a loopback interface inside") from error
+            raise SandboxError(
+                f"the relay in sandbox {self._sandbox.id} does not start: {done.text[-300:]}",
+                hint="it needs a loopback interface inside",
+            ) from error
 
     async def keep(self) -> None:
         """Hold a link to the server. Raises SandboxLostError when there is no way back."""

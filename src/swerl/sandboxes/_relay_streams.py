@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from swerl.interfaces import Listener
+from swerl.core.contracts import Listener
 from swerl.sandboxes._relay_wire import Frame, Kind
 
 WINDOW = 1 << 19
@@ -69,11 +69,9 @@ class Streams:
         """Do what a frame from inside says. Raises ValueError on one that breaks the rules."""
         if frame.kind is Kind.OPEN:
             if len(self._streams) > 2 * MAX_CONNECTIONS:  # some may be about to end
-                message = "the relay opens more connections than it may"
-                raise ValueError(message)
+                raise ValueError("the relay opens more connections than it may")
             if frame.connection <= self._last:  # another of that name would be lost sight of
-                message = "the relay opens a connection twice"
-                raise ValueError(message)
+                raise ValueError("the relay opens a connection twice")
             self._last = frame.connection
             opened = _Stream(frame.connection, self._push)
             self._streams[frame.connection] = opened
@@ -107,24 +105,21 @@ class _Stream:
     def obey(self, frame: Frame) -> None:
         if frame.kind in (Kind.DATA, Kind.END):
             if self._inbound_ended:
-                message = "the relay goes on after an end"
-                raise ValueError(message)
+                raise ValueError("the relay goes on after an end")
             self._inbound_ended = frame.kind is Kind.END or not frame.payload
         match frame.kind:
             case Kind.DATA:
                 data = base64.b64decode(frame.payload, validate=True)
                 self._inbound_size += len(data)
                 if self._inbound_size > WINDOW:
-                    message = "the relay sends more than it may"
-                    raise ValueError(message)
+                    raise ValueError("the relay sends more than it may")
                 self._inbound.put_nowait(data)
             case Kind.END:
                 self._inbound.put_nowait(b"")
             case Kind.WINDOW:
                 self._credit += int(frame.payload)
                 if self._credit > WINDOW:
-                    message = "the relay passed on more than it was given"
-                    raise ValueError(message)
+                    raise ValueError("the relay passed on more than it was given")
                 self._more_credit.set()
             case _:
                 if self.task:

@@ -95,11 +95,9 @@ class Wire:
         """
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > _MAX_LINE_BYTES:
-            message = "a line of the relay is endless"
-            raise ValueError(message)
+            raise ValueError("a line of the relay is endless")
         if self._kept_bytes > _MOST_KEPT_BYTES:
-            message = "the relay acknowledges nothing"
-            raise ValueError(message)
+            raise ValueError("the relay acknowledges nothing")
         before = self._received
         for line in lines:
             frame = self._read(line.decode("ascii").split(" "))
@@ -117,14 +115,12 @@ class Wire:
                     self._say(b"".join(text for _, text in self._unacknowledged))
             case ["F", number, kind, connection, payload]:
                 if int(number) > self._received + 1:
-                    message = f"frame {self._received + 1} of the relay is missing"
-                    raise ValueError(message)
+                    raise ValueError(f"frame {self._received + 1} of the relay is missing")
                 if int(number) == self._received + 1:
                     self._received += 1
                     return Frame(Kind(kind), int(connection), payload)
             case _:
-                message = f"the relay said {' '.join(words)!r:.60}"
-                raise ValueError(message)
+                raise ValueError(f"the relay said {' '.join(words)!r:.60}")
         return None
 
     def _acknowledge(self, upto: int) -> None:

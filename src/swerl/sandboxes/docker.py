@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.errors import SandboxError, SandboxUnavailableError
-from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
+from swerl.core.errors import SandboxError, SandboxUnavailableError
+from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
 from swerl.sandboxes._docker import container, seccomp
 from swerl.sandboxes._docker.api import LIMITS_HELD, Api
 from swerl.sandboxes._docker.container import Plan, Quota

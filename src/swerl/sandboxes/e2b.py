@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from swerl import secrets
-from swerl.errors import SandboxUnavailableError
-from swerl.sandbox import Limits, LiveSandbox, Mount, SandboxOrder, new_name
+from swerl.core import secrets
+from swerl.core.errors import SandboxUnavailableError
+from swerl.core.sandbox import Limits, LiveSandbox, Mount, SandboxOrder, new_name
 from swerl.sandboxes._e2b import sdk
 from swerl.sandboxes._e2b.create import Creator, Wanted
 from swerl.sandboxes._e2b.sandbox import E2BSandbox, Habits
@@ -73,8 +73,9 @@ class Options(BaseModel):
     @model_validator(mode="after")
     def _check_way(self) -> Self:
         if (self.way == "public") != bool(self.public_url):
-            message = 'public_url belongs to way = "public", and neither goes without the other'
-            raise ValueError(message)
+            raise ValueError(
+                'public_url belongs to way = "public", and neither goes without the other'
+            )
         return self
 
 

@@ -23,8 +23,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.errors import SandboxError, SandboxUnavailableError
-from swerl.sandbox import Limits, LiveSandbox, Mount, new_name
+from swerl.core.errors import SandboxError, SandboxUnavailableError
+from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
 from swerl.sandboxes._local import census, wire
 from swerl.sandboxes._local.base import LocalImage
 from swerl.sandboxes._local.image import use
@@ -113,8 +113,9 @@ class LocalBackend:
         """Remove the sandbox of this name and all that is left of it; nothing where none is."""
         _require_name(name)
         if not await asyncio.to_thread(census.remove, name, self._options.scratch):
-            message = f"sandbox {name} cannot be removed"
-            raise SandboxError(message, hint="it may be another user's; ask as root")
+            raise SandboxError(
+                f"sandbox {name} cannot be removed", hint="it may be another user's; ask as root"
+            )
 
     def price(self, limits: Limits) -> float:
         """Return 0: this machine is paid for."""
@@ -176,8 +177,10 @@ class LocalBackend:
                 else:
                     return ours
         ours.close()
-        message = "the sandbox spawner dies as it starts"
-        raise SandboxError(message, hint="look for `killed process` in the kernel's log")
+        raise SandboxError(
+            "the sandbox spawner dies as it starts",
+            hint="look for `killed process` in the kernel's log",
+        )
 
     def _start_spawner(self) -> socket.socket:
         if scratch := self._options.scratch:
@@ -204,8 +207,10 @@ class LocalBackend:
 def _require_name(name: str) -> None:
     """Refuse a name that could lead to another folder than the sandbox's own."""
     if not _NAME.fullmatch(name):
-        message = f"{name!r} cannot name a sandbox"
-        raise SandboxError(message, hint="use letters, digits, dots, dashes and underscores")
+        raise SandboxError(
+            f"{name!r} cannot name a sandbox",
+            hint="use letters, digits, dots, dashes and underscores",
+        )
 
 
 def _find_bwrap(isolator: str) -> str:

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from swerl.errors import TaskError
-from swerl.patch import touched
-from swerl.task import Task, file_bytes
+from swerl.core.errors import TaskError
+from swerl.core.patch import touched
+from swerl.core.task import Task, file_bytes
 
 JUDGE = Path(__file__).parent / "_harbor" / "judge.py"
 _JUDGED = {"pytest", "pytest_options", "status_lines"}
@@ -94,8 +94,9 @@ def _tests(task: Task) -> Iterator[tuple[str, bytes]]:
         return
     lists = [*spec.fail_to_pass, *spec.pass_to_pass]
     if spec.log_parser not in _JUDGED or not lists or spec.files:
-        message = f"Harbor's test script cannot judge {spec.grader} with {spec.log_parser or 'it'}"
-        raise TaskError(message)
+        raise TaskError(
+            f"Harbor's test script cannot judge {spec.grader} with {spec.log_parser or 'it'}"
+        )
     yield "tests/test.sh", _script(task).encode()
     yield "tests/judge.py", JUDGE.read_bytes()
     declared = {"fail_to_pass": spec.fail_to_pass, "pass_to_pass": spec.pass_to_pass}

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from swerl.errors import InputError, TaskError
+from swerl.core.errors import InputError, TaskError
 from swerl.tasks._row_lines import CHUNK_BYTES, check_fetched, count_lines, file_lines, parse
 from swerl.tasks.datasets import Row
 
@@ -45,8 +45,10 @@ class RowFile:
 def local(path: Path) -> RowFile:
     """Return a file of this machine. Raises InputError on one that only other programs read."""
     if path.suffix.lower() in _OTHERS:
-        message = f"cannot read rows from {path}: it is neither JSONL nor Parquet"
-        raise InputError(message, hint="`Dataset.to_parquet` of the package datasets writes one")
+        raise InputError(
+            f"cannot read rows from {path}: it is neither JSONL nor Parquet",
+            hint="`Dataset.to_parquet` of the package datasets writes one",
+        )
     return RowFile(str(path), lambda: path.open("rb", CHUNK_BYTES))
 
 
@@ -87,8 +89,10 @@ def _parquet(file: RowFile, *, in_one_piece: bool = False) -> ParquetFile:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        message = "reading Parquet needs the package `pyarrow`"
-        raise InputError(message, hint="install it: `pip install 'swerl[datasets]'`") from error
+        raise InputError(
+            "reading Parquet needs the package `pyarrow`",
+            hint="install it: `pip install 'swerl[datasets]'`",
+        ) from error
     try:
         source = file.open() if file.is_remote else file.name
         return pyarrow.parquet.ParquetFile(source, pre_buffer=in_one_piece, buffer_size=CHUNK_BYTES)

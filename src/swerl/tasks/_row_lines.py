@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import orjson
 
-from swerl.errors import InputError, TaskError
+from swerl.core.errors import InputError, TaskError
 from swerl.tasks.datasets import Row
 
 CHUNK_BYTES = 1 << 20
@@ -60,8 +60,10 @@ def count_lines(opened: Callable[[], IO[bytes]]) -> int | None:
 def check_fetched(head: bytes) -> None:
     """Raise InputError where a file begins as Git LFS's stand-in for it does."""
     if head.startswith(_LFS):
-        message = "only Git LFS's pointer to the file is here"
-        raise InputError(message, hint="fetch the file itself: `git lfs pull`")
+        raise InputError(
+            "only Git LFS's pointer to the file is here",
+            hint="fetch the file itself: `git lfs pull`",
+        )
 
 
 @contextmanager
@@ -76,8 +78,7 @@ def _lines(opened: Callable[[], IO[bytes]]) -> Iterator[Iterator[bytes]]:
         try:
             yield _kept(stream.readline(), stream)
         except (EOFError, zlib.error) as error:
-            message = f"it is damaged or cut off: {error}"
-            raise OSError(message) from error
+            raise OSError(f"it is damaged or cut off: {error}") from error
 
 
 def _kept(first: bytes, stream: Iterable[bytes]) -> Iterator[bytes]:
@@ -104,8 +105,7 @@ def _listed(text: bytes) -> list[object]:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         if (found := _lenient(text)) is None:
-            message = f"it is no JSON list: {error.msg}"
-            raise OSError(message) from error
+            raise OSError(f"it is no JSON list: {error.msg}") from error
     return list(found)
 
 

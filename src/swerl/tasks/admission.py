@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swerl.certificate import objection
-from swerl.errors import RecipeError
-from swerl.task import Task
+from swerl.core.certificate import objection
+from swerl.core.errors import RecipeError
+from swerl.core.task import Task
 
 
 def require_certified(tasks: Sequence[Task], source: str) -> None:
@@ -29,11 +29,9 @@ def require_time(tasks: Sequence[Task], grading_s: float) -> None:
         return
     slowest = max(slow, key=lambda task: task.grading.timeout_s)
     limit_s = slowest.grading.timeout_s
-    message = (
-        f"budgets.grading_s = {grading_s:g}, and the tests of {slowest.id} may take {limit_s:g} s"
-    )
     raise RecipeError(
-        message, hint=f"set budgets.grading_s above {limit_s:g}, and episode_s with it"
+        f"budgets.grading_s = {grading_s:g}, and the tests of {slowest.id} may take {limit_s:g} s",
+        hint=f"set budgets.grading_s above {limit_s:g}, and episode_s with it",
     )
 
 
@@ -52,10 +50,10 @@ def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: st
     if kept:
         return kept
     num_probed = len(rates) - rates.count(None)
-    message = (
-        f"no task of {source} has a solve rate from {low:g} to {high:g}; {num_probed} have one"
+    raise RecipeError(
+        f"no task of {source} has a solve rate from {low:g} to {high:g}; {num_probed} have one",
+        hint=f"`swerl tasks probe {source}`, or widen tasks.solve_rate",
     )
-    raise RecipeError(message, hint=f"`swerl tasks probe {source}`, or widen tasks.solve_rate")
 
 
 def solve_rate(task: Task) -> float | None:

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import orjson
 
-from swerl.errors import InputError, TaskError
-from swerl.oci.reference import is_local
-from swerl.task import Task, to_row
+from swerl.core.errors import InputError, TaskError
+from swerl.core.image_reference import is_local
+from swerl.core.task import Task, to_row
 from swerl.tasks._resume import Progress, resume
-from swerl.tasks._support import Support
 from swerl.tasks._usable import check_usable
 from swerl.tasks.datasets import Converter, Row
 from swerl.tasks.rows import RowSource
@@ -46,8 +45,8 @@ class Summary:
     num_tasks: int
     reasons: Mapping[str, int] = field(default_factory=dict)
     """How often each reason made a reject."""
-    notes: Mapping[str, int] = field(default_factory=dict)
-    """What to know about the Tasks, and how many of them it concerns."""
+    kinds: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(grader, log parser) -> number of Tasks."""
     num_resumed: int = 0
     """Rows that an earlier, broken conversion had done."""
 
@@ -88,7 +87,7 @@ def convert(
             parts[0].replace(out)
         else:
             parts[0].unlink()
-    return Summary(len(done.ids), dict(done.reasons.most_common()), writer.notes(), num_resumed)
+    return Summary(len(done.ids), dict(done.reasons.most_common()), dict(done.kinds), num_resumed)
 
 
 def rejects_path(out: Path) -> Path:
@@ -105,8 +104,9 @@ class _Writer:
         self._done = done
         add = converter.with_assets
         if settings.assets and not add:
-            message = f"the rows of {converter.name} need no assets"
-            raise InputError(message, hint="leave --assets out")
+            raise InputError(
+                f"the rows of {converter.name} need no assets", hint="leave --assets out"
+            )
         self._add_assets = add if settings.assets else None
 
     def line(self, row: Row | TaskError) -> tuple[bytes, bool]:
@@ -118,10 +118,6 @@ class _Writer:
         except TaskError as error:
             done.reasons[str(error)] += 1
             return _reject(done.num_rows, row, error), False
-
-    def notes(self) -> dict[str, int]:
-        """Return what to know about the Tasks, the most frequent first."""
-        return dict(Support().missing(self._done.kinds).most_common())
 
     def _task_line(self, row: Row | TaskError) -> bytes:
         if isinstance(row, TaskError):
@@ -172,11 +168,12 @@ def identity_of(converter: Converter, rows: RowSource, settings: Settings) -> st
 def _check_out(out: Path, rows: RowSource) -> None:
     for path in (out, rejects_path(out)):
         if path.resolve() in rows.files:
-            message = f"{path} is one of the files that rows are read from"
-            raise InputError(message, hint="pass -o with another file")
+            raise InputError(
+                f"{path} is one of the files that rows are read from",
+                hint="pass -o with another file",
+            )
         if path.is_dir():
-            message = f"cannot write {path}: it is a folder"
-            raise InputError(message, hint="pass -o with a file")
+            raise InputError(f"cannot write {path}: it is a folder", hint="pass -o with a file")
 
 
 def _part(path: Path) -> Path:
@@ -193,8 +190,11 @@ def _claimed(out: Path) -> Iterator[Path]:
             yield path
             path.unlink()
     except BlockingIOError as error:
-        message = f"another conversion is writing {out}"
-        raise InputError(message, hint="wait for it, or pass -o with another file") from error
+        raise InputError(
+            f"another conversion is writing {out}", hint="wait for it, or pass -o with another file"
+        ) from error
     except OSError as error:
-        message = f"cannot write {out}: {error.strerror}"
-        raise InputError(message, hint="pass -o with a file in a folder that exists") from error
+        raise InputError(
+            f"cannot write {out}: {error.strerror}",
+            hint="pass -o with a file in a folder that exists",
+        ) from error

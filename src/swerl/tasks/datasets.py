@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import TypeAlias
 
 import swerl
-from swerl.chat import Json
-from swerl.errors import InputError, unknown
-from swerl.task import Task
+from swerl.core.chat import Json
+from swerl.core.errors import InputError, unknown
+from swerl.core.task import Task
 
 Row: TypeAlias = Mapping[str, Json]
 

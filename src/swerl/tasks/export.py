@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from swerl.chat import Json
-from swerl.errors import InputError, TaskError
-from swerl.task import Task, to_row
+from swerl.core.chat import Json
+from swerl.core.errors import InputError, TaskError
+from swerl.core.task import Task, to_row
 from swerl.tasks import _export_harbor
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def export_verl(tasks: Iterable[Task], out: Path) -> Exported:
 def export_harbor(tasks: Iterable[Task], out: Path) -> Exported:
     """Write a task folder for each Task into a folder that does not exist yet."""
     if out.exists():
-        message = f"{out} exists already"
-        raise InputError(message, hint="name a new folder with -o")
+        raise InputError(f"{out} exists already", hint="name a new folder with -o")
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # a killed export left it
     part.mkdir()
@@ -85,8 +84,10 @@ def _export_file(
         done = write(tasks, part)
         part.replace(out)
     except OSError as error:
-        message = f"cannot write {out}: {error.strerror}"
-        raise InputError(message, hint="pass -o with a file in a folder that exists") from error
+        raise InputError(
+            f"cannot write {out}: {error.strerror}",
+            hint="pass -o with a file in a folder that exists",
+        ) from error
     finally:
         part.unlink(missing_ok=True)
     return done
@@ -123,8 +124,7 @@ def _slime_row(task: Task) -> dict[str, Json]:
     elif spec.grader == "command" and not spec.log_parser:
         metadata["eval_cmd"] = spec.test_command
     else:
-        message = f"slime has no grader for these tasks of {spec.grader}"
-        raise TaskError(message)
+        raise TaskError(f"slime has no grader for these tasks of {spec.grader}")
     return row
 
 
@@ -132,8 +132,10 @@ def _write_verl(tasks: Iterable[Task], part: Path) -> Exported:
     try:
         from pyarrow.parquet import ParquetWriter
     except ImportError as error:
-        message = "writing Parquet needs the package `pyarrow`"
-        raise InputError(message, hint="install it: `pip install 'swerl[datasets]'`") from error
+        raise InputError(
+            "writing Parquet needs the package `pyarrow`",
+            hint="install it: `pip install 'swerl[datasets]'`",
+        ) from error
     num_tasks, writer = 0, None
     for table in _verl_tables(tasks):
         writer = writer or ParquetWriter(part, table.schema)

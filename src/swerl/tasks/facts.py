@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from swerl.chat import Json
-from swerl.patch import touched
-from swerl.task import Task
+from swerl.core.chat import Json
+from swerl.core.patch import touched
+from swerl.core.task import Task
 
 
 def _changed_lines(task: Task) -> int:

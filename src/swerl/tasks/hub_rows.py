@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import IO
 
-from swerl.errors import InputError
+from swerl.core.errors import InputError
 from swerl.tasks import task_folders
 from swerl.tasks._row_files import RowFile, Rows, read_files
 from swerl.tasks.rows import RowSource
@@ -44,8 +44,9 @@ def hub_file_rows(repo_id: str, pattern: str) -> RowSource:
         paths = HfApi().list_repo_files(repo_id, repo_type="dataset", revision=commit)
     found = sorted(fnmatch.filter(paths, pattern))
     if not found:
-        message = f"{repo_id} holds no file {pattern}"
-        raise InputError(message, hint="pass another --repo-id, or --rows FILE")
+        raise InputError(
+            f"{repo_id} holds no file {pattern}", hint="pass another --repo-id, or --rows FILE"
+        )
     files = [_file(f"hf://datasets/{repo_id}@{commit}/{path}") for path in found]
     is_table = all(file.name.endswith(_READ) for file in files)
     rows = partial(read_files, files) if is_table else partial(_archives, files)
@@ -66,8 +67,9 @@ def _split_files(repo_id: str, split: str, commit: str) -> list[str]:
     found = load_dataset_builder(repo_id, revision=commit).config.data_files or {}
     if split not in found:
         known = ", ".join(map(str, found))
-        message = f"{repo_id} has no split {split}"
-        raise InputError(message, hint=f"pass --split with one of: {known}")
+        raise InputError(
+            f"{repo_id} has no split {split}", hint=f"pass --split with one of: {known}"
+        )
     return [str(url) for url in found[split]]
 
 
@@ -117,5 +119,4 @@ def _reported(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # three client libraries without a common base class
         said = str(error).strip().split("\n")[0]
-        message = f"cannot stream {what}: {said:.200}"
-        raise InputError(message, hint=_HINT) from error
+        raise InputError(f"cannot stream {what}: {said:.200}", hint=_HINT) from error

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from swerl.errors import InputError, TaskError
+from swerl.core.errors import InputError, TaskError
 from swerl.tasks import task_folders
 from swerl.tasks._row_files import ENDINGS, HINT, Rows, count_rows, local, read_files
 from swerl.tasks.datasets import Row
@@ -50,8 +50,7 @@ def file_rows(path: Path, *, split: str = "") -> RowSource:
     nothing to read.
     """
     if split and not path.is_dir():
-        message = f"{path} is no folder, so that it has no splits"
-        raise InputError(message, hint="leave --split out")
+        raise InputError(f"{path} is no folder, so that it has no splits", hint="leave --split out")
     if task_folders.is_archive(path):
         files = frozenset([path.resolve()])
         return RowSource(_version([path]), partial(_archive, path), lambda: None, files)
@@ -77,8 +76,9 @@ def _row_files(folder: Path, split: str) -> list[Path]:
         message = f"folder {folder} holds no rows and no task folders"
         known = ", ".join(splits_in(folder))
         if split and known:
-            message = f"folder {folder} has no split {split}"
-            raise InputError(message, hint=f"pass --split with one of: {known}")
+            raise InputError(
+                f"folder {folder} has no split {split}", hint=f"pass --split with one of: {known}"
+            )
         raise InputError(message, hint=HINT)
     return paths
 
@@ -113,8 +113,9 @@ def _version(paths: list[Path]) -> str:
                 )
             )
     except OSError as error:
-        message = f"cannot read rows from {paths[0]}: {error.strerror}"
-        raise InputError(message, hint=HINT) from error
+        raise InputError(
+            f"cannot read rows from {paths[0]}: {error.strerror}", hint=HINT
+        ) from error
     return f"{paths[0]} and {len(paths) - 1} more: {digest.hexdigest()}"
 
 

@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 import orjson
 
-from swerl.errors import InputError, TaskError
-from swerl.task import Task, from_row
+from swerl.core.errors import InputError, TaskError
+from swerl.core.task import Task, from_row
 from swerl.tasks.where import Choice
 
 
@@ -30,11 +30,11 @@ def lines(path: Path) -> Iterator[tuple[bytes, Task]]:
                     yield line.rstrip(b"\n") + b"\n", _task(path, number, line)
                     is_empty = False
     except OSError as error:
-        message = f"cannot read task file {path}: {error.strerror}"
-        raise TaskError(message, hint="make one with `swerl convert`") from error
+        raise TaskError(
+            f"cannot read task file {path}: {error.strerror}", hint="make one with `swerl convert`"
+        ) from error
     if is_empty:
-        message = f"{path} holds no task"
-        raise TaskError(message, hint="`swerl convert` says why rows were rejected")
+        raise TaskError(f"{path} holds no task", hint="`swerl convert` says why rows were rejected")
 
 
 def filter_tasks(path: Path, out: Path, choose: Choice) -> tuple[int, int]:
@@ -105,8 +105,9 @@ def _task(path: Path, number: int, line: bytes) -> Task:
             return from_row(row)
         raise TaskError("the line is no JSON object")
     except (orjson.JSONDecodeError, TaskError) as error:
-        message = f"{path}:{number}: {error}"
-        raise TaskError(message, hint="write it with `swerl convert`") from error
+        raise TaskError(
+            f"{path}:{number}: {error}", hint="write it with `swerl convert`"
+        ) from error
 
 
 @contextmanager
@@ -119,8 +120,10 @@ def _written(paths: Mapping[str, Path]) -> Iterator[dict[str, BinaryIO]]:
         for name, part in parts.items():
             part.replace(paths[name])
     except OSError as error:
-        message = f"cannot write {error.filename or 'the tasks'}: {error.strerror}"
-        raise InputError(message, hint="name a file in a folder that exists") from error
+        raise InputError(
+            f"cannot write {error.filename or 'the tasks'}: {error.strerror}",
+            hint="name a file in a folder that exists",
+        ) from error
     finally:
         for part in parts.values():
             part.unlink(missing_ok=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swerl.errors import BrokenImageError
-from swerl.interfaces import Sandbox
-from swerl.task import Task, file_bytes
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import BrokenImageError
+from swerl.core.task import Task, file_bytes
 
 _TIMEOUT_S = 600.0
 """Most seconds for a setup: the known ones check a commit out."""
@@ -27,5 +27,7 @@ async def set_up(sandbox: Sandbox, task: Task) -> None:
     if done.timed_out or done.exit_code:
         why = f"ran past {_TIMEOUT_S:g} s" if done.timed_out else f"exit code {done.exit_code}"
         said = done.text.strip()[-_SHOWN_CHARS:]
-        message = f"the setup of task {task.id} failed ({why}): {said}"
-        raise BrokenImageError(message, hint="the image is not the one that its dataset means")
+        raise BrokenImageError(
+            f"the setup of task {task.id} failed ({why}): {said}",
+            hint="the image is not the one that its dataset means",
+        )

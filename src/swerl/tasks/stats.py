@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from swerl.task import Task
-from swerl.tasks._support import Support
+from swerl.core.task import Task
 from swerl.tasks.facts import FACTS, NUMBERS
 
 GROUPED = ("dataset", "repo", "language", "grader", "difficulty")
@@ -26,8 +25,8 @@ class Stats:
     num_images: int = 0
     solve_rates: list[float] = field(default_factory=list)
     """Of the Tasks that were probed."""
-    missing: dict[str, int] = field(default_factory=dict)
-    """What this installation lacks to grade them, and how many it concerns."""
+    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(grader, log parser) -> number of Tasks."""
 
 
 def count(tasks: Iterable[Task]) -> Stats:
@@ -35,12 +34,11 @@ def count(tasks: Iterable[Task]) -> Stats:
     stats = Stats()
     groups: dict[str, Counter[str]] = {name: Counter() for name in GROUPED}
     images: set[str] = set()
-    kinds: Counter[tuple[str, str]] = Counter()
     values: dict[str, list[float]] = {name: [] for name in NUMBERS}
     for task in tasks:
         stats.num_tasks += 1
         images.add(task.image)
-        kinds[task.grading.grader, task.grading.log_parser] += 1
+        stats.kinds[task.grading.grader, task.grading.log_parser] += 1
         for name, counter in groups.items():
             counter[str(FACTS[name](task) or "")] += 1
         for name, found in values.items():
@@ -50,7 +48,6 @@ def count(tasks: Iterable[Task]) -> Stats:
     stats.num_images = len(images)
     stats.groups = {name: dict(each.most_common()) for name, each in groups.items()}
     stats.numbers = {name: _spread(found) for name, found in values.items() if found}
-    stats.missing = dict(Support().missing(kinds).most_common())
     return stats
 
 

@@ -1,6 +1,6 @@
 """Tasks that are folders (an instruction, tests, an environment) as rows: `task_id` and `files`.
 
-A row holds every file of the folder by its path, as `swerl.task.file_text` writes it.
+A row holds every file of the folder by its path, as `swerl.core.task.file_text` writes it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from swerl.chat import Json
-from swerl.errors import TaskError
-from swerl.task import file_text
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError
+from swerl.core.task import file_text
 from swerl.tasks.datasets import Row
 
 INSTRUCTION = "instruction.md"

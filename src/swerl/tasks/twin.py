@@ -16,9 +16,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from swerl.errors import ImageError, InputError
-from swerl.secrets import child_environment
-from swerl.task import GradingSpec, Task
+from swerl.core.errors import ImageError, InputError
+from swerl.core.secrets import child_environment
+from swerl.core.task import GradingSpec, Task
 from swerl.tasks._twin_templates import Call, Split, Variant, draw
 
 WORKDIR = "/repo"
@@ -105,15 +105,16 @@ def make_tasks(folder: Path, *, split: str, count: int, seed: int) -> list[Task]
         return [_task(folder.resolve(), variant) for variant in variants]
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
-        message = f"cannot write a twin repository under {folder}: {said}".strip()
-        raise ImageError(message, hint="is git installed, and the disk not full?") from error
+        raise ImageError(
+            f"cannot write a twin repository under {folder}: {said}".strip(),
+            hint="is git installed, and the disk not full?",
+        ) from error
 
 
 def make_variants(*, split: str, count: int, seed: int) -> list[Variant]:
     """Draw the variants behind `make_tasks`, without writing anything."""
     if split not in set(Split):
-        message = f"unknown split {split!r}"
-        raise InputError(message, hint=f"choose one of {', '.join(Split)}")
+        raise InputError(f"unknown split {split!r}", hint=f"choose one of {', '.join(Split)}")
     rng = random.Random(f"{split}/{seed}")
     found: dict[str, Variant] = {}
     for _ in range(count * _TRIES_PER_TASK):
@@ -122,8 +123,10 @@ def make_variants(*, split: str, count: int, seed: int) -> list[Variant]:
         variant = draw(rng, Split(split))
         found.setdefault(_digest(variant), variant)
     if len(found) < count:
-        message = f"the twin has fewer than {count} different {split} tasks"
-        raise InputError(message, hint=f"ask for {len(found)} or fewer")
+        raise InputError(
+            f"the twin has fewer than {count} different {split} tasks",
+            hint=f"ask for {len(found)} or fewer",
+        )
     return list(found.values())
 
 

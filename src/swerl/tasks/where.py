@@ -12,8 +12,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from swerl.errors import InputError, unknown
-from swerl.task import Task
+from swerl.core.errors import InputError, unknown
+from swerl.core.task import Task
 from swerl.tasks.facts import FACTS
 
 Choice: TypeAlias = Callable[[Task], bool]
@@ -37,15 +37,16 @@ def compile_where(text: str) -> Choice:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
-        message = f"{text!r:.200} is no expression"
-        raise InputError(message, hint=_HINT) from error
+        raise InputError(f"{text!r:.200} is no expression", hint=_HINT) from error
 
     def choose(task: Task) -> bool:
         try:
             return bool(value(task))
         except TypeError as error:
-            message = f"task {task.id} cannot be compared so: {error}"
-            raise InputError(message, hint="text and numbers have no order") from error
+            raise InputError(
+                f"task {task.id} cannot be compared so: {error}",
+                hint="text and numbers have no order",
+            ) from error
 
     return choose
 

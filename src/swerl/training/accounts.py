@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from swerl.cost.arithmetic import sandbox_dollars_per_second
-from swerl.cost.prices import Price, price_book, used_prices
-from swerl.errors import RecipeError, RunError
+from swerl.core.errors import RecipeError, RunError
+from swerl.core.events import Emit, Event, Notice, PhaseEnded, StepEnded
+from swerl.plan.cost.arithmetic import sandbox_dollars_per_second
+from swerl.plan.cost.prices import Price, price_book, used_prices
+from swerl.plan.flops import row_cost
+from swerl.plan.gpus import GPUS
+from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
-from swerl.run.events import Emit, Event, Notice, PhaseEnded, StepEnded
-from swerl.run.history import History
+from swerl.runs.history import History
 from swerl.training.memory_check import MemoryCheck
-from swerl.training.planning.flops import row_cost
-from swerl.training.planning.gpus import GPUS
-from swerl.training.planning.shape import shape_of
 
 _HELD = {"boot", "agent", "diff", "grade_boot", "grade"}
 """Phases of an Episode in which a sandbox is open; others are parts of these."""
@@ -107,8 +107,10 @@ class Accounts:
             missing = [
                 name for name in used_prices(self._recipe) if name not in _book(self._recipe)
             ]
-            message = f"cost.max_dollars is set, and nobody said what {missing[0]} is"
-            raise RecipeError(message, hint=f"--set cost.prices.{missing[0]}=DOLLARS")
+            raise RecipeError(
+                f"cost.max_dollars is set, and nobody said what {missing[0]} is",
+                hint=f"--set cost.prices.{missing[0]}=DOLLARS",
+            )
         if self._before >= cap:
             message = f"this run has spent ${self._before:,.2f} of cost.max_dollars = {cap:g}"
             hint = "raise it to go on: swerl train RECIPE --set cost.max_dollars=DOLLARS"

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from swerl.errors import RunError, TrainerError
-from swerl.learning import Batch
-from swerl.run import expert_files, sample_table
-from swerl.sample import Sample
+from swerl.core import expert_files
+from swerl.core.errors import RunError, TrainerError
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample
+from swerl.runs import sample_table
 
 
 def weights(batch: Batch) -> list[float]:
@@ -25,11 +26,11 @@ def weights(batch: Batch) -> list[float]:
         _check(sample)
     values = [sample.share / batch.num_episodes for sample in batch.samples]
     if not values or abs(sum(values) - 1.0) > 1e-6:
-        message = (
+        raise TrainerError(
             f"the {len(values)} samples of step {batch.step} hold {sum(values):.6f} votes of "
-            f"{batch.num_episodes} episodes, not all of them"
+            f"{batch.num_episodes} episodes, not all of them",
+            hint="every episode counted must have all its samples there",
         )
-        raise TrainerError(message, hint="every episode counted must have all its samples there")
     return values
 
 
@@ -56,32 +57,41 @@ def read(path: Path, *, routed: bool = True) -> Batch:
         samples = tuple(sample_table.read(path, routed=routed))
         return Batch(int(about["step"]), samples, int(about["num_episodes"]))
     except (RunError, KeyError, ValueError) as error:
-        message = f"cannot read the batch {path}: {error}"
-        raise TrainerError(message, hint="delete it; the step is built again") from error
+        raise TrainerError(
+            f"cannot read the batch {path}: {error}", hint="delete it; the step is built again"
+        ) from error
 
 
 def _check(sample: Sample) -> None:
     length = len(sample.ids)
     if not len(sample.mask) == len(sample.logprobs) == length:
-        message = f"a sample of {sample.episode} has ids, mask and logprobs of different lengths"
-        raise TrainerError(message, hint="each needs one entry a token")
+        raise TrainerError(
+            f"a sample of {sample.episode} has ids, mask and logprobs of different lengths",
+            hint="each needs one entry a token",
+        )
     if length < 2 or sample.mask[0]:
-        message = f"a sample of {sample.episode} trains its first token, which nothing precedes"
-        raise TrainerError(message, hint="a row begins with at least one token of prompt")
+        raise TrainerError(
+            f"a sample of {sample.episode} trains its first token, which nothing precedes",
+            hint="a row begins with at least one token of prompt",
+        )
     if not sample.num_trained_tokens:
-        message = f"a sample of {sample.episode} trains no token"
-        raise TrainerError(message, hint="leave it out: it has no share in its episode's vote")
+        raise TrainerError(
+            f"a sample of {sample.episode} trains no token",
+            hint="leave it out: it has no share in its episode's vote",
+        )
 
 
 def _check_experts(sample: Sample) -> None:
     end = 0
     for piece in sample.routed:
         if piece.start < end:
-            message = f"a sample of {sample.episode} has two records of experts at {piece.start}"
-            raise TrainerError(message, hint="each position is fed to the engine's model once")
+            raise TrainerError(
+                f"a sample of {sample.episode} has two records of experts at {piece.start}",
+                hint="each position is fed to the engine's model once",
+            )
         end = piece.start + piece.num_positions
     if end > len(sample.ids) - 1:
-        message = (
-            f"a sample of {sample.episode} has experts of {end} positions of {len(sample.ids) - 1}"
+        raise TrainerError(
+            f"a sample of {sample.episode} has experts of {end} positions of {len(sample.ids) - 1}",
+            hint="the last id of a row is never fed to the engine's model",
         )
-        raise TrainerError(message, hint="the last id of a row is never fed to the engine's model")

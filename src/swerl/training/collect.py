@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from swerl.episode import Group
-from swerl.errors import TrainerError
-from swerl.interfaces import Algorithm
-from swerl.learning import Batch
-from swerl.sample import Sample, to_samples
+from swerl.core.contracts import Algorithm
+from swerl.core.episode import Group
+from swerl.core.errors import TrainerError
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample, to_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collect
     batch = Batch(step, tuple(samples), num_episodes)
     trained = sum(sample.num_trained_tokens for sample in samples)
     if trained != num_sampled:
-        message = f"step {step} sampled {num_sampled} tokens but would train {trained}"
-        raise TrainerError(message, hint="the trajectories under episodes/ show which are missing")
+        raise TrainerError(
+            f"step {step} sampled {num_sampled} tokens but would train {trained}",
+            hint="the trajectories under episodes/ show which are missing",
+        )
     return Collected(batch, num_sampled)

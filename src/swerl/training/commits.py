@@ -10,9 +10,9 @@ import asyncio
 from dataclasses import replace
 from types import TracebackType
 
-from swerl.interfaces import Trainer
-from swerl.run.events import Emit, Notice
-from swerl.run.layout import RunFolder, State
+from swerl.core.contracts import Trainer
+from swerl.core.events import Emit, Notice
+from swerl.runs.layout import RunFolder, State
 
 
 class Commits:

@@ -12,12 +12,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from swerl.chat import ChatRequest, Message, Role
+from swerl.core.chat import ChatRequest, Message, Role
+from swerl.core.contracts import Family
+from swerl.core.patch import FileEdit
+from swerl.core.sample import Sample
 from swerl.harnesses import builtin
 from swerl.harnesses._editor_tools import answer, not_once
-from swerl.interfaces import Family
-from swerl.patch import FileEdit
-from swerl.sample import Sample
 from swerl.tasks._twin_templates import Split, Variant, draw
 from swerl.tasks.twin import WORKDIR
 

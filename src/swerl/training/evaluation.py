@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from swerl.episode import Group
+from swerl.core.episode import Group
+from swerl.core.events import EvalEnded, Notice, Progress
+from swerl.core.files import write_json
+from swerl.core.task import Task
 from swerl.recipe.schema import EvalSection
 from swerl.rollout import scheduler
 from swerl.rollout.parts import Parts
 from swerl.rollout.supply import Supply
 from swerl.rollout.versions import versions_of
-from swerl.run.events import EvalEnded, Notice, Progress
-from swerl.run.files import write_json
-from swerl.run.layout import Best, RunFolder
-from swerl.task import Task
+from swerl.runs.layout import Best, RunFolder
 from swerl.training.passrate import Rate, pass_at_k, rate
 
 

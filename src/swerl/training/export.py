@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from swerl import plugins
-from swerl.chat import Json
-from swerl.errors import InputError, RunError
-from swerl.interfaces import MegatronMapping
+from swerl.core import plugins
+from swerl.core.chat import Json
+from swerl.core.contracts import MegatronMapping
+from swerl.core.errors import InputError, RunError
+from swerl.core.files import disk_errors, read_json, write_json, write_text
 from swerl.recipe.schema import Recipe
-from swerl.run.files import disk_errors, read_json, write_json, write_text
-from swerl.run.layout import RunFolder
+from swerl.runs.layout import RunFolder
 from swerl.training.checkpoint import meta as checkpoint_meta
 from swerl.training.checkpoint.files import Source
 from swerl.training.checkpoint.folder import folder_of
@@ -70,8 +70,9 @@ def export(root: Path, target: Path, wish: Wish) -> Exported:
     run = RunFolder(root)
     recipe = _recipe(root)
     if target.exists():
-        message = f"{target} is already there"
-        raise InputError(message, hint="name another folder with -o, or remove this one")
+        raise InputError(
+            f"{target} is already there", hint="name another folder with -o, or remove this one"
+        )
     source = recipe.model.path or root / "initial_model"
     folder = folder_of(run.checkpoints, _step(run, wish, source))
     meta = checkpoint_meta.read_meta(folder)
@@ -105,8 +106,10 @@ def export(root: Path, target: Path, wish: Wish) -> Exported:
 def _recipe(root: Path) -> Recipe:
     path = root / "recipe.resolved.json"
     if not path.is_file():
-        message = f"{root} is no run folder: it has no {path.name}"
-        raise InputError(message, hint="name a folder that `swerl train` made, such as runs/NAME")
+        raise InputError(
+            f"{root} is no run folder: it has no {path.name}",
+            hint="name a folder that `swerl train` made, such as runs/NAME",
+        )
     return Recipe.model_validate(read_json(path))
 
 
@@ -116,19 +119,22 @@ def _step(run: RunFolder, wish: Wish, initial: Path) -> int:
     if wish.best:
         best = run.read_state().best
         if best is None:
-            message = f"no step of {run.root} has been evaluated"
-            raise InputError(message, hint=f"name a step with --step; {there}")
+            raise InputError(
+                f"no step of {run.root} has been evaluated",
+                hint=f"name a step with --step; {there}",
+            )
         if best.step == 0:
-            message = f"no evaluated step of {run.root} did better than the model it began with"
-            raise InputError(message, hint=f"that one is in {initial}; {there}")
+            raise InputError(
+                f"no evaluated step of {run.root} did better than the model it began with",
+                hint=f"that one is in {initial}; {there}",
+            )
         step = best.step
     elif wish.step is not None:
         step = wish.step
     else:
         step = found[-1] if found else 0
     if step not in found:
-        message = f"{run.root} has no checkpoint of step {step}"
-        raise InputError(message, hint=there)
+        raise InputError(f"{run.root} has no checkpoint of step {step}", hint=there)
     return step
 
 
@@ -137,8 +143,10 @@ def _check_space(folder: Path, meta: CheckpointMeta, wish: Wish) -> None:
     needed, free = meta.num_params * dtype.itemsize, shutil.disk_usage(folder).free
     if free < needed:
         gib = 2**30
-        message = f"the model needs {needed / gib:.2f} GiB, the disk has {free / gib:.2f} GiB left"
-        raise RunError(message, hint="free some space, or name a folder on another disk with -o")
+        raise RunError(
+            f"the model needs {needed / gib:.2f} GiB, the disk has {free / gib:.2f} GiB left",
+            hint="free some space, or name a folder on another disk with -o",
+        )
 
 
 def _tensors(

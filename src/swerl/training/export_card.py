@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from swerl.recipe.schema import Recipe
-from swerl.run import history
-from swerl.run.layout import RunFolder
+from swerl.runs import history
+from swerl.runs.layout import RunFolder
 
 
 class Facts(Protocol):

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from swerl.interfaces import Algorithm, Engine, Trainer
+from swerl.core.contracts import Algorithm, Engine, Trainer
+from swerl.core.events import Notice, StepEnded
+from swerl.core.task import Task
 from swerl.recipe.schema import Recipe
 from swerl.rollout import lost_weights
 from swerl.rollout.deciles import Deciles
@@ -19,10 +21,8 @@ from swerl.rollout.parts import Parts
 from swerl.rollout.scheduler import StepGroups
 from swerl.rollout.supply import Site, Supply, open_supply
 from swerl.rollout.versions import Versions
-from swerl.run import history, prompts, tables
-from swerl.run.events import Notice, StepEnded
-from swerl.run.layout import Cursor, RunFolder, State
-from swerl.task import Task
+from swerl.runs import history, prompts, tables
+from swerl.runs.layout import Cursor, RunFolder, State
 from swerl.training import batch as batches
 from swerl.training import mini_batches, outcome
 from swerl.training.collect import Collected, collect

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from swerl.core.events import Emit, Notice
 from swerl.recipe.schema import Recipe
-from swerl.run.events import Emit, Notice
 
 MEASURED = "peak_memory_gib"
 """The trainer's metric: what the tensors of its fullest rank took at most."""
@@ -28,7 +28,7 @@ class MemoryCheck:
     @classmethod
     def of(cls, recipe: Recipe) -> MemoryCheck:
         """Return the check of a recipe. Raises RecipeError where it has no plan."""
-        from swerl.training.planning.plan import plan
+        from swerl.plan.plan import plan
 
         if not recipe.cluster.gpus_per_node:
             return cls(None)

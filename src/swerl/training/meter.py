@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
-from swerl.run.events import Event, GatewayLoad, PhaseEnded
+from swerl.core.events import Event, GatewayLoad, PhaseEnded
 from swerl.training.walltime import Span, covered
 
 

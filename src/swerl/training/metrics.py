@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from swerl.errors import RecipeError, unknown
+from swerl.core.errors import RecipeError, unknown
+from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out
 from swerl.recipe.schema import Recipe
-from swerl.run.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out
 
 SINKS = ("trackio", "wandb")
 """Packages that share one interface: `init`, `log`, `finish`."""
@@ -58,8 +58,10 @@ def _open(name: str, recipe: Recipe, root: Path) -> Iterator[Emit]:
     try:
         sink: Any = importlib.import_module(name)
     except ImportError as error:
-        message = f"metrics.sinks names {name!r}, which is not installed"
-        raise RecipeError(message, hint=f"pip install 'swerl[{name}]'") from error
+        raise RecipeError(
+            f"metrics.sinks names {name!r}, which is not installed",
+            hint=f"pip install 'swerl[{name}]'",
+        ) from error
     settings = {"project": recipe.metrics.project, "name": recipe.name, "resume": "allow"}
     if name == "wandb":
         settings |= {"id": recipe.name, "dir": str(root)}

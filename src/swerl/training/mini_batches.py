@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swerl.learning import Batch, StepStats
+from swerl.core.learning import Batch, StepStats
 
 
 def split(batch: Batch, count: int) -> list[Batch]:

@@ -39,8 +39,7 @@ class TrainerOptions(TrainerSection):
             (experts, "expert_tensor_parallel x expert_parallel x pipeline_parallel"),
         ):
             if self.ranks % part:
-                message = f"ranks={self.ranks} does not divide by {keys} = {part}"
-                raise ValueError(message)
+                raise ValueError(f"ranks={self.ranks} does not divide by {keys} = {part}")
         return self
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from swerl.learning import StepStats
+from swerl.core.learning import StepStats
 from swerl.rollout.scheduler import StepGroups
 from swerl.rollout.versions import Versions, staleness
-from swerl.run.prompts import Entry, Fate, entry
+from swerl.runs.prompts import Entry, Fate, entry
 from swerl.training.collect import Collected
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swerl.run.history import History
+    from swerl.runs.history import History
 
 _SHEET = "metrics.png"
 _CURVE = "reward.png"

@@ -19,7 +19,7 @@ from typing import Any
 from swerl.cluster.network import free_port
 from swerl.cluster.node import PYTHON, Ended, Node, Order, Running
 from swerl.cluster.oom import num_oom_kills
-from swerl.errors import ClusterError, RankLostError, RecipeError, TrainerError
+from swerl.core.errors import ClusterError, RankLostError, RecipeError, TrainerError
 from swerl.training import last_words
 from swerl.training.last_words import Cause
 from swerl.training.options import TrainerOptions, WorkerSettings
@@ -47,8 +47,10 @@ class RankPlan:
         """Return a rank's node and its number there. Raises RecipeError on a remainder."""
         each, rest = divmod(self.options.ranks, len(self.nodes))
         if rest:
-            message = f"trainer.ranks = {self.options.ranks} on {len(self.nodes)} nodes"
-            raise RecipeError(message, hint="give every node the same number of ranks")
+            raise RecipeError(
+                f"trainer.ranks = {self.options.ranks} on {len(self.nodes)} nodes",
+                hint="give every node the same number of ranks",
+            )
         return self.nodes[rank // each], rank % each
 
     def log(self, rank: int) -> Path:
@@ -85,8 +87,7 @@ class Ranks:
                 process.ended.add_done_callback(partial(self._note_death, rank))
                 self.all.append(process)
         except ClusterError as error:
-            message = f"cannot start the trainer: {error}"
-            raise RankLostError(message, hint=error.hint) from error
+            raise RankLostError(f"cannot start the trainer: {error}", hint=error.hint) from error
         answer = await self._answer("start", timeout_s=self._plan.options.start_timeout_s)
         if "error" in answer:
             raise TrainerError(answer["error"], hint=answer["hint"])

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
+from swerl.core.errors import InputError, SwerlError
 from swerl.engines._weights import combine, shards, tensor_digest
-from swerl.errors import InputError, SwerlError
 
 HEADER_BYTES = 1 << 18
 """Room for a header: about two thousand tensors. A file that would need more is ended."""
@@ -80,8 +80,7 @@ class ShardWriter:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor. Raises ValueError where the name was there before."""
         if name in self._digests:
-            message = f"two tensors are called {name!r}"
-            raise ValueError(message)
+            raise ValueError(f"two tensors are called {name!r}")
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().data
         dtype, shape = _DTYPES[tensor.dtype], list(tensor.shape)

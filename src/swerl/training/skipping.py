@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swerl.errors import NotFiniteError
-from swerl.interfaces import Trainer
-from swerl.learning import Batch, StepStats
-from swerl.run.events import Emit, StepSkipped
+from swerl.core.contracts import Trainer
+from swerl.core.errors import NotFiniteError
+from swerl.core.events import Emit, StepSkipped
+from swerl.core.learning import Batch, StepStats
 
 
 class Skipping:

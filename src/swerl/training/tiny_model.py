@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swerl.errors import InputError
+from swerl.core.errors import InputError
 from swerl.recipe.schema import ModelShape
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def make_tiny_model(
     distribution, norms are 1. Raises InputError where `tokenizer` has no tokenizer.json.
     """
     if not (tokenizer / "tokenizer.json").is_file():
-        message = f"no tokenizer.json in {tokenizer}"
-        raise InputError(message, hint="give the folder of a trained tokenizer")
+        raise InputError(
+            f"no tokenizer.json in {tokenizer}", hint="give the folder of a trained tokenizer"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(tokenizer, folder)
     config = json.dumps(_config(shape, eos_id), indent=2, sort_keys=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from swerl.errors import InputError
-from swerl.interfaces import Family
+from swerl.core.contracts import Family
+from swerl.core.errors import InputError
 
 
 def check_trainable(family: Family, model: Path) -> None:
@@ -15,6 +15,7 @@ def check_trainable(family: Family, model: Path) -> None:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"cannot read {file}: {error}"
-        raise InputError(message, hint="name a model folder in Hugging Face format") from error
+        raise InputError(
+            f"cannot read {file}: {error}", hint="name a model folder in Hugging Face format"
+        ) from error
     family.megatron().config(config)

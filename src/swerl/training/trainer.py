@@ -17,9 +17,9 @@ from typing import Any
 
 from swerl.cluster.local import LocalNode
 from swerl.cluster.node import Node
-from swerl.errors import NotFiniteError, TrainerError
-from swerl.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef
-from swerl.run.files import disk_errors
+from swerl.core.errors import NotFiniteError, TrainerError
+from swerl.core.files import disk_errors
+from swerl.core.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef
 from swerl.training import batch as batches
 from swerl.training.checkpoint.wait import wait_until_whole
 from swerl.training.options import TrainerOptions
@@ -98,8 +98,10 @@ class MegatronTrainer:
         stats = StepStats(**await self._ask("step", batch=str(path)))
         num_given = sum(sample.num_trained_tokens for sample in batch.samples)
         if stats.num_tokens != num_given:
-            message = f"step {batch.step} trained {stats.num_tokens} of {num_given} sampled tokens"
-            raise TrainerError(message, hint="this is a bug in swerl's trainer; please report it")
+            raise TrainerError(
+                f"step {batch.step} trained {stats.num_tokens} of {num_given} sampled tokens",
+                hint="this is a bug in swerl's trainer; please report it",
+            )
         return stats
 
     async def logprobs(self, batch: Batch) -> list[list[float]]:
@@ -174,8 +176,7 @@ class MegatronTrainer:
 
     async def _ask(self, command: str, **arguments: object) -> Any:
         if self._ranks is None or not self._ranks.all:
-            message = "the trainer is not running"
-            raise TrainerError(message, hint="call start() first")
+            raise TrainerError("the trainer is not running", hint="call start() first")
         async with self._turn:
             answer = await self._ranks.ask(json.dumps({"command": command, **arguments}))
         if "error" in answer:

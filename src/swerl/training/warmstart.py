@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from swerl.errors import RecipeError
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.families import tiny
-from swerl.learning import Batch, WeightRef
+from swerl.core.errors import RecipeError
+from swerl.core.events import Emit, Progress
+from swerl.core.files import disk_errors
+from swerl.core.learning import Batch, WeightRef
+from swerl.core.secrets import cache_dir
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.recipe.schema import Recipe, WarmStartSection
-from swerl.run.events import Emit, Progress
-from swerl.run.files import disk_errors
-from swerl.secrets import cache_dir
 from swerl.training import demonstrations
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
@@ -46,8 +46,10 @@ async def warm_start(recipe: Recipe, *, log_dir: Path, emit: Emit) -> Path:
     Raises RecipeError for a family other than `tiny`, TrainerError and RunError on the way.
     """
     if recipe.model.family != "tiny":
-        message = f"a warm start makes models of family 'tiny', not {recipe.model.family!r}"
-        raise RecipeError(message, hint="set model.path to a model of that family")
+        raise RecipeError(
+            f"a warm start makes models of family 'tiny', not {recipe.model.family!r}",
+            hint="set model.path to a model of that family",
+        )
     home = cache_dir() / "warmstart"
     made = home / _key(recipe)
     if made.is_dir():

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
 
-from swerl.chat import Json
-from swerl.errors import InputError
-from swerl.interfaces import MegatronMapping
-from swerl.learning import WeightRef
-from swerl.run.files import disk_errors
+from swerl.core.chat import Json
+from swerl.core.contracts import MegatronMapping
+from swerl.core.errors import InputError
+from swerl.core.files import disk_errors
+from swerl.core.learning import WeightRef
 from swerl.training.rank.gather import global_name, own_part
 from swerl.training.safetensors_files import LazyTensors, ShardWriter
 from swerl.training.tiny_model import copy_tokenizer
@@ -30,8 +30,10 @@ def read_config(folder: Path) -> dict[str, Json]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"cannot read {folder / 'config.json'}: {error}"
-        raise InputError(message, hint="name a model folder in Hugging Face format") from error
+        raise InputError(
+            f"cannot read {folder / 'config.json'}: {error}",
+            hint="name a model folder in Hugging Face format",
+        ) from error
     assert isinstance(config, dict)
     return config
 
@@ -48,11 +50,11 @@ def load(
             full = mapping.to_megatron(global_name(model, name), hf, hf_config)
             part = own_part(full, param)
             if part.shape != param.shape:
-                message = (
+                raise InputError(
                     f"{folder} holds a {name} of shape {tuple(part.shape)}, "
-                    f"its config.json asks for {tuple(param.shape)}"
+                    f"its config.json asks for {tuple(param.shape)}",
+                    hint="config.json and weights must be of one model",
                 )
-                raise InputError(message, hint="config.json and weights must be of one model")
             param.copy_(part)
 
 

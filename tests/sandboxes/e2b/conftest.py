@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
 from swerl.sandboxes import e2b, local
 from swerl.sandboxes._e2b import create, runner
 

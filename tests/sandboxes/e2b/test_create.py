@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from swerl.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.sandboxes import e2b
 
 from ...e2b_server.helpers import Service

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import SandboxLostError
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxLostError
 from swerl.sandboxes import e2b, local
 
 from ...e2b_server.helpers import KEY, Service, serving

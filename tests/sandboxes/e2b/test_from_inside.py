@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandbox import Limits
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import e2b, local
 
 from ...e2b_server.helpers import KEY, serving

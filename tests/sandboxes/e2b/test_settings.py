@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from swerl import plugins
-from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError
-from swerl.interfaces import Sandbox
-from swerl.sandbox import Limits, Mount
+from swerl.core import plugins
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes import _relay, e2b
 
 from ...e2b_server.helpers import Service

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Sandbox
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.sandboxes._e2b import job, runner
 from swerl.sandboxes._e2b import sandbox as e2b_sandbox
 

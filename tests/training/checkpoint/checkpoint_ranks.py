@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from swerl import plugins
-from swerl.families import tiny
+from swerl.core import plugins
+from swerl.engines.families import tiny
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions, WorkerSettings
 from swerl.training.rank import megatron_cpu

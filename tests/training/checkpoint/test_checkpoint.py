@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swerl.errors import TrainerError
-from swerl.learning import Batch, StepStats
+from swerl.core.errors import TrainerError
+from swerl.core.learning import Batch, StepStats
 from swerl.training.checkpoint import meta as checkpoint_meta
 from swerl.training.checkpoint.files import Source
 from swerl.training.options import TrainerOptions

@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.learning import Batch
+from swerl.core.learning import Batch
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.training import batch as batches
 from swerl.training.checkpoint.files import Source
 from swerl.training.checkpoint.meta import read_meta
 from swerl.training.options import TrainerOptions
-from tests.families.lines import build, config_of, weights_of
+from tests.engines.families.lines import build, config_of, weights_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -21,7 +21,7 @@ pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 
-from swerl.errors import TrainerError
+from swerl.core.errors import TrainerError
 from swerl.training.checkpoint import files
 from swerl.training.checkpoint import folder as folders
 from swerl.training.checkpoint.meta import CheckpointMeta, check_files, mark, read_meta, steps

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from swerl import plugins
-from swerl.errors import NotFiniteError
-from swerl.families import tiny
+from swerl.core import plugins
+from swerl.core.errors import NotFiniteError
+from swerl.engines.families import tiny
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions, WorkerSettings
 from swerl.training.rank import megatron_cpu
@@ -51,7 +51,6 @@ def main() -> None:
     _die_with_parent()
     megatron_cpu.install()
     # Loaded here once, for all ranks.
-    import swerl.training.rank.learner  # noqa: F401
 
     file = Path(sys.argv[1])
     for world, jobs in json.loads(file.read_text()).items():

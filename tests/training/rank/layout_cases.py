@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from swerl.sample import Sample
-from swerl.turn import RoutedExperts
-from tests.families.lines import LINES
+from swerl.core.sample import Sample
+from swerl.core.turn import RoutedExperts
+from tests.engines.families.lines import LINES
 
 VOCAB = 320
 POLICIES: dict[str, dict[str, list[Any]]] = {

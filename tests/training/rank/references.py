@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from swerl.sample import Sample
-from swerl.turn import RoutedExperts
+from swerl.core.sample import Sample
+from swerl.core.turn import RoutedExperts
 
 
 @contextmanager

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.learning import Batch
-from swerl.sample import Sample
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.plan.layout import Layout
+from swerl.plan.parameters import rank_params
+from swerl.plan.shape import shape_from_config
 from swerl.training import batch as batches
-from swerl.training.planning.layout import Layout
-from swerl.training.planning.parameters import rank_params
-from swerl.training.planning.shape import shape_from_config
 from swerl.training.tiny_model import copy_tokenizer
-from tests.families.lines import LINES, build, config_of, per_expert, weights_of
+from tests.engines.families.lines import LINES, build, config_of, per_expert, weights_of
 from tests.training.rank.family_ranks import run_ranks
 from tests.training.rank.references import record_experts, replaying
 

@@ -22,14 +22,14 @@ pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 import torch
 from safetensors.torch import save_file
 
-from swerl import plugins
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.interfaces import Algorithm
-from swerl.learning import Batch, LossInputs, Totals
-from swerl.sample import Sample
+from swerl.core import plugins
+from swerl.core.contracts import Algorithm
+from swerl.core.learning import Batch, LossInputs, Totals
+from swerl.core.sample import Sample
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.training import batch as batches
 from swerl.training.tiny_model import copy_tokenizer
-from tests.families.lines import build, config_of, per_expert, weights_of
+from tests.engines.families.lines import build, config_of, per_expert, weights_of
 from tests.training.rank.family_ranks import digest, run_ranks
 from tests.training.rank.layout_cases import Case, draw, with_holes
 from tests.training.rank.references import record_experts, replaying

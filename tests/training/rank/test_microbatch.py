@@ -13,15 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.errors import TrainerError
-from swerl.learning import Batch
-from swerl.run import expert_files
-from swerl.sample import Sample
+from swerl.core import expert_files
+from swerl.core.errors import TrainerError
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample
+from swerl.core.turn import RoutedExperts
+from swerl.plan.flops import RowCost
 from swerl.training import batch as batches
-from swerl.training.planning.flops import RowCost
 from swerl.training.rank.context import Share, whole_order
 from swerl.training.rank.microbatch import Row, rank_micro_batches, to_tensors
-from swerl.turn import RoutedExperts
 
 MakeBatch = Callable[..., Batch]
 CPU = torch.device("cpu")

@@ -13,10 +13,10 @@ from megatron.core import parallel_state
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from swerl.plan import activations
+from swerl.plan.layout import layout
+from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
-from swerl.training.planning import activations
-from swerl.training.planning.layout import layout
-from swerl.training.planning.shape import shape_of
 from swerl.training.rank import output
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "qwen06b_1gpu.toml"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.errors import TrainerError
-from swerl.training.planning.flops import RowCost
+from swerl.core.errors import TrainerError
+from swerl.plan.flops import RowCost
 from swerl.training.rank.packing import Packing, differencing, pack
 
 COST = RowCost(per_token=73_000.0, per_token_pair=1.0)

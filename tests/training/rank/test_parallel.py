@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swerl.learning import Batch
+from swerl.core.learning import Batch
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions
-from tests.families.lines import BASE, build, config_of, weights_of
+from tests.engines.families.lines import BASE, build, config_of, weights_of
 from tests.training.rank.family_ranks import run_ranks
 
 MakeBatch = Callable[..., Batch]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from tests.families.lines import config_of, per_expert, weights_of
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from tests.engines.families.lines import config_of, per_expert, weights_of
 
 ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -23,7 +23,7 @@ ARCHITECTURES = {
 
 
 def write_line(model: torch.nn.Module, folder: Path) -> Path:
-    """Write a model of `tests.families.lines` with config, weights and tokenizer."""
+    """Write a model of `tests.engines.families.lines` with config, weights and tokenizer."""
     folder.mkdir(parents=True)
     tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), folder)
     config, weights = config_of(model), weights_of(model)

@@ -18,21 +18,21 @@ import pytest
 import pytest_asyncio
 import torch
 
+from swerl.core.contracts import EngineSetup
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample, to_samples
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Completion, Sampling
 from swerl.engines import sglang
 from swerl.engines._sglang_http import HttpEngine
-from swerl.families import tiny
+from swerl.engines.families import tiny
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
-from swerl.interfaces import EngineSetup
-from swerl.learning import Batch
-from swerl.sample import Sample, to_samples
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.weight_sync.sync import TrainerSource
-from swerl.tree import Trajectory
-from swerl.turn import Completion, Sampling
 from tests.engines._served import sglang_python
-from tests.families.lines import build
+from tests.engines.families.lines import build
 from tests.gateway.test_app import body, post
 from tests.training.rank.references import blocks, record_experts, records
 from tests.training.weight_sync._live_servers import until

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from swerl.errors import RecipeError
-from swerl.learning import EngineTarget, Received
+from swerl.core.errors import RecipeError
+from swerl.core.learning import EngineTarget, Received
 from swerl.recipe.schema import ClusterSection
 from swerl.training.weight_sync.buckets import Bucket, handle, in_buckets
 from swerl.training.weight_sync.checksum import Expectation

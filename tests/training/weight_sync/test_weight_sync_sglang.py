@@ -15,21 +15,21 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineLostError, RankLostError, TrainerError
+from swerl.core.events import Event
+from swerl.core.learning import Batch, EngineTarget, Sent
+from swerl.core.sample import Sample
+from swerl.core.turn import Completion, Sampling
 from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_http import HttpEngine
-from swerl.errors import EngineLostError, RankLostError, TrainerError
-from swerl.families import _tiny_tokenizer as tiny_tokenizer
-from swerl.interfaces import EngineSetup
-from swerl.learning import Batch, EngineTarget, Sent
+from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.recipe.schema import ClusterSection, ModelShape
-from swerl.run.events import Event
-from swerl.sample import Sample
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.weight_sync import sync as weight_sync
 from swerl.training.weight_sync.sync import TrainerSource
-from swerl.turn import Completion, Sampling
 from tests.engines._served import sglang_python
 from tests.training.weight_sync._live_servers import (
     has_connection,

@@ -175,8 +175,7 @@ class _Model:
         may_retry = answer.getheader("x-should-retry") != "false"
         kind = BusyError if may_retry and answer.status in _RETRIED else RefusedError
         text = data.decode("utf-8", "replace")[:_MAX_ERROR_CHARS]
-        message = f"the gateway answered {answer.status}: {text}"
-        raise kind(message)
+        raise kind(f"the gateway answered {answer.status}: {text}")
 
     def _connect(self) -> http.client.HTTPConnection:
         """Connect to the gateway itself, whatever proxy an image names; without a time limit."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from swerl.errors import ImageError, SandboxError, SandboxUnavailableError, SwerlError
+from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError, SwerlError
 from swerl.sandboxes._docker.hijack import Address
 
 Answer = TypeVar("Answer")
@@ -74,8 +74,9 @@ class Api:
         try:
             import docker
         except ImportError as error:
-            message = "the package `docker` is not installed"
-            raise SandboxUnavailableError(message, hint="pip install 'swerl[docker]'") from error
+            raise SandboxUnavailableError(
+                "the package `docker` is not installed", hint="pip install 'swerl[docker]'"
+            ) from error
         if self.info:
             return
         settings = (
@@ -87,10 +88,10 @@ class Api:
             )
             info, parts = client.info(), client.version().get("Components") or ()
         except (docker.errors.DockerException, OSError) as error:
-            message = (
-                f"no docker daemon answers at {settings.get('base_url', 'the default socket')}"
-            )
-            raise SandboxUnavailableError(message, hint=_NO_DAEMON) from error
+            raise SandboxUnavailableError(
+                f"no docker daemon answers at {settings.get('base_url', 'the default socket')}",
+                hint=_NO_DAEMON,
+            ) from error
         self.address = _address(client.base_url, settings.get("base_url") or "")
         self.is_podman = any("Podman" in part.get("Name", "") for part in parts)
         self._client, self.info = client, info
@@ -107,8 +108,9 @@ class Api:
         except docker.errors.APIError as error:
             raise _own_error(error.status_code, error.explanation or str(error)) from error
         except (requests.RequestException, OSError) as error:
-            message = "the docker daemon does not answer"
-            raise SandboxUnavailableError(message, hint=_NO_DAEMON) from error
+            raise SandboxUnavailableError(
+                "the docker daemon does not answer", hint=_NO_DAEMON
+            ) from error
 
 
 def _own_error(status: int, said: str) -> SwerlError:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from swerl.errors import SandboxError, SandboxLostError
+from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.sandboxes._docker import scripts
 from swerl.sandboxes._docker.keeper import Keeper, Marks, Ready
 from swerl.sandboxes._docker.machine import Machine
@@ -42,8 +42,10 @@ class Commands:
     def is_root(self, user: str | None) -> bool:
         """Say whether this name means root. Raises SandboxError where it means nobody."""
         if user not in self._users:
-            message = f"no user {user!r} in sandbox {self._machine.name}"
-            raise SandboxError(message, hint="name `root`, or nobody for the image's own user")
+            raise SandboxError(
+                f"no user {user!r} in sandbox {self._machine.name}",
+                hint="name `root`, or nobody for the image's own user",
+            )
         return self._users[user]
 
     async def launch(

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from swerl.errors import ImageError, SandboxError
-from swerl.sandbox import Limits, Mount
+from swerl.core.errors import ImageError, SandboxError
+from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes._docker import scripts
 from swerl.sandboxes._docker.api import Api, ContainerGoneError, NameTakenError
 
@@ -75,8 +75,10 @@ async def create(api: Api, plan: Plan, quota: Quota) -> str:
         return await _create(api, plan, quota)
     except ImageError as error:
         if not plan.may_pull:
-            message = f"the docker daemon has no image {plan.image}"
-            raise ImageError(message, hint="pull it first, or set may_pull = true") from error
+            raise ImageError(
+                f"the docker daemon has no image {plan.image}",
+                hint="pull it first, or set may_pull = true",
+            ) from error
     await pull(api, plan.image)
     return await _create(api, plan, quota)
 
@@ -98,8 +100,7 @@ async def pull(api: Api, image: str) -> None:
     except SandboxError as error:
         said = str(error).removeprefix("docker: ")
     if said:
-        message = f"cannot pull {image}: {said[:300]}"
-        raise ImageError(message, hint=_pull_hint(said))
+        raise ImageError(f"cannot pull {image}: {said[:300]}", hint=_pull_hint(said))
 
 
 async def remove(api: Api, container: str) -> None:
@@ -113,8 +114,10 @@ async def remove(api: Api, container: str) -> None:
         except ContainerGoneError:
             return
         await asyncio.sleep(_REMOVAL_PAUSE_S)
-    message = f"the docker daemon does not finish removing {container[:12]}"
-    raise SandboxError(message, hint="look at it with `docker ps -a`; the daemon's log says why")
+    raise SandboxError(
+        f"the docker daemon does not finish removing {container[:12]}",
+        hint="look at it with `docker ps -a`; the daemon's log says why",
+    )
 
 
 def is_local_kind(image: str) -> bool:
@@ -124,15 +127,20 @@ def is_local_kind(image: str) -> bool:
 
 def _require_sane(plan: Plan) -> None:
     if not plan.image:
-        message = "there is no image to make a sandbox of"
-        raise ImageError(message, hint="name an image as `docker pull` takes it")
+        raise ImageError(
+            "there is no image to make a sandbox of", hint="name an image as `docker pull` takes it"
+        )
     if is_local_kind(plan.image):
-        message = f"image {plan.image!r} is one of the backend `local`, not a container image"
-        raise ImageError(message, hint="name an image that `docker pull` takes, or use `local`")
+        raise ImageError(
+            f"image {plan.image!r} is one of the backend `local`, not a container image",
+            hint="name an image that `docker pull` takes, or use `local`",
+        )
     for mount in plan.mounts:
         if not mount.source.exists():
-            message = f"cannot mount {mount.source}: there is no such folder here"
-            raise SandboxError(message, hint="the folder must exist where the daemon runs")
+            raise SandboxError(
+                f"cannot mount {mount.source}: there is no such folder here",
+                hint="the folder must exist where the daemon runs",
+            )
 
 
 async def _create(api: Api, plan: Plan, quota: Quota) -> str:
@@ -144,8 +152,10 @@ async def _create(api: Api, plan: Plan, quota: Quota) -> str:
         await asyncio.wait([making])  # else it would come to be when nobody removes it any more
         raise
     except NameTakenError as error:
-        message = f"there is a container {plan.name} already"
-        raise SandboxError(message, hint=f"another name, or `docker rm -f {plan.name}`") from error
+        raise SandboxError(
+            f"there is a container {plan.name} already",
+            hint=f"another name, or `docker rm -f {plan.name}`",
+        ) from error
     except SandboxError as error:
         if not (tries_quota and "storage" in str(error)):
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from swerl.errors import SandboxError
+from swerl.core.errors import SandboxError
 from swerl.sandboxes._docker.api import Api
 from swerl.sandboxes._docker.container import NAME
 from swerl.sandboxes._docker.machine import Machine

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swerl.chat import Json
-from swerl.errors import SandboxError
+from swerl.core.chat import Json
+from swerl.core.errors import SandboxError
 
 _STDERR = 2
 _CONNECT_S = 30.0
@@ -97,13 +97,14 @@ async def _require_stream(reader: asyncio.StreamReader) -> None:
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError as error:
-        message = "the daemon closed the connection"
-        raise ConnectionResetError(message) from error
+        raise ConnectionResetError("the daemon closed the connection") from error
     status = int(head.split(" ", 2)[1])
     if status in (101, 200):
         return
     said = (await reader.read(1 << 16)).decode("utf-8", "replace")
     with suppress(ValueError, KeyError, TypeError):
         said = json.loads(said[said.index("{") : said.rindex("}") + 1])["message"]
-    message = f"the docker daemon answers {status}: {said.strip()[:300]}"
-    raise StreamRefusedError(message, hint="the daemon's log may say more")
+    raise StreamRefusedError(
+        f"the docker daemon answers {status}: {said.strip()[:300]}",
+        hint="the daemon's log may say more",
+    )

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from swerl.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.sandboxes._docker.api import Api, ContainerGoneError, NameTakenError
 from swerl.sandboxes._docker.container import Plan, remove
 from swerl.sandboxes._docker.hijack import Stream, StreamRefusedError, open_stream
@@ -104,14 +104,18 @@ class Machine:
         try:
             return await open_stream(self.api.address, self.api.path(path), body)
         except (OSError, TimeoutError) as error:
-            message = f"the docker daemon does not answer for sandbox {self.name}"
-            raise SandboxUnavailableError(message, hint="is it running? `docker info`") from error
+            raise SandboxUnavailableError(
+                f"the docker daemon does not answer for sandbox {self.name}",
+                hint="is it running? `docker info`",
+            ) from error
 
     async def _until_ready(self) -> Ready:
         await asyncio.wait([self.keeper.ready], timeout=_BOOT_TIMEOUT_S)
         if not self.keeper.ready.done():
-            message = f"sandbox {self.name} does not stand after {_BOOT_TIMEOUT_S:.0f} s"
-            raise SandboxError(message, hint="the daemon is busy; open fewer at once")
+            raise SandboxError(
+                f"sandbox {self.name} does not stand after {_BOOT_TIMEOUT_S:.0f} s",
+                hint="the daemon is busy; open fewer at once",
+            )
         if ready := self.keeper.ready.result():
             return ready
         message = f"sandbox {self.name} ended as it began"

@@ -8,8 +8,8 @@ import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandbox import Chunk
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Chunk
 from swerl.sandboxes._docker.hijack import Stream
 from swerl.sandboxes._docker.output import KeptUntil, Seam
 
@@ -80,8 +80,9 @@ class DockerProcess:
         try:
             name = signal.Signals(number).name.removeprefix("SIG")
         except ValueError as error:
-            message = f"there is no signal {number}"
-            raise SandboxError(message, hint="take one of Python's signal.Signals") from error
+            raise SandboxError(
+                f"there is no signal {number}", hint="take one of Python's signal.Signals"
+            ) from error
         if not self.ended.done():
             await self._order(name)
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Listener
-from swerl.sandbox import Exec, Usage
+from swerl.core.contracts import Listener
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Exec, Usage
 from swerl.sandboxes._docker import netns, scripts
 from swerl.sandboxes._docker.commands import Commands
 from swerl.sandboxes._docker.machine import Machine
@@ -139,8 +139,10 @@ class DockerSandbox:
             raise
         except OSError as error:
             await self._machine.require_alive_soon()
-            message = f"cannot listen in the network of sandbox {self.id}: {error.strerror}"
-            raise SandboxError(message, hint="open a fresh sandbox") from error
+            raise SandboxError(
+                f"cannot listen in the network of sandbox {self.id}: {error.strerror}",
+                hint="open a fresh sandbox",
+            ) from error
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         await listener.attach(sock)
         return url

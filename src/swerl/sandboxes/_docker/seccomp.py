@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 
 _ENOSYS = 38
 _REFUSED = (

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from swerl.errors import ImageError, SandboxError
+from swerl.core.errors import ImageError, SandboxError
 from swerl.sandboxes._e2b.errors import CutError
 from swerl.sandboxes._e2b.sdk import Machine, Provider
 

@@ -1,4 +1,4 @@
-"""One sandbox of a run's own server, asked for whole answers in bytes (`e2b_server/direct.py`)."""
+"""One sandbox of a run's own server: whole answers in bytes (`sandboxes/e2b_server/direct.py`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandbox import FROM_INSIDE, Exec
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import FROM_INSIDE, Exec
 from swerl.sandboxes._e2b.errors import CutError
 
 if TYPE_CHECKING:
@@ -78,8 +78,10 @@ class Direct:
             async with self._session.request(method, path, **more) as reply:
                 body = await reply.read()
         except (aiohttp.ClientError, OSError) as error:
-            message = f"sandbox {self._id}: the connection to its server broke: {error}"
-            raise CutError(message, hint="the server's log says whether it died") from error
+            raise CutError(
+                f"sandbox {self._id}: the connection to its server broke: {error}",
+                hint="the server's log says whether it died",
+            ) from error
         if reply.status not in (_OK, _NO_CONTENT):
             raise self._error(reply.status, body)
         return body

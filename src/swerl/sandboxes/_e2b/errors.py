@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swerl.errors import ImageError, SandboxError, SandboxLostError, SandboxUnavailableError
-from swerl.sandbox import FROM_INSIDE
+from swerl.core.errors import ImageError, SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.sandbox import FROM_INSIDE
 
 _TRANSPORT = {"httpx", "httpcore", "pyqwest", "connectrpc", "e2b_connect", "h11", "h2", "anyio"}
 """Packages whose errors mean that the connection failed, not that the server refused."""

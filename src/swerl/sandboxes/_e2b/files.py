@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swerl.errors import SandboxError
-from swerl.sandbox import Exec
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Exec
 from swerl.sandboxes._e2b.job import INLINE_BYTES, new_folder
 from swerl.sandboxes._e2b.runner import Runner
 from swerl.sandboxes._e2b.sdk import Machine

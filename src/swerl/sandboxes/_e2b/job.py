@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-from swerl.sandbox import Chunk
+from swerl.core.sandbox import Chunk
 
 RUN = 'eval "$SWERL_JOB"'
 """What the provider's shell runs; the script comes in the environment, which no process shows."""

@@ -9,9 +9,9 @@ import os
 import tarfile
 from pathlib import Path
 
-from swerl import secrets
-from swerl.errors import SandboxError
-from swerl.sandbox import Mount
+from swerl.core import secrets
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Mount
 from swerl.sandboxes._e2b.job import new_folder
 from swerl.sandboxes._e2b.runner import Runner
 from swerl.sandboxes._e2b.sdk import Machine
@@ -56,8 +56,10 @@ def _packed(source: Path) -> Path:
 def _fingerprint(source: Path) -> str:
     """Return a key that changes with any file of the folder."""
     if not source.is_dir():
-        message = f"the folder {source} to mount is not there"
-        raise SandboxError(message, hint="`swerl agents fetch` gets an agent's files")
+        raise SandboxError(
+            f"the folder {source} to mount is not there",
+            hint="`swerl agents fetch` gets an agent's files",
+        )
     digest = hashlib.sha256(str(source).encode())
     for folder, folders, names in os.walk(source):
         folders.sort()

@@ -8,8 +8,8 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.sandbox import Chunk
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Chunk
 from swerl.sandboxes._e2b.errors import CutError, GoneError
 from swerl.sandboxes._e2b.job import Job, Shown
 from swerl.sandboxes._e2b.runner import Runner
@@ -76,8 +76,9 @@ class E2BProcess:
     async def signal(self, number: int) -> None:
         """Send a signal to it and to everything that it started; nothing once it has ended."""
         if number not in range(1, signal.NSIG):
-            message = f"there is no signal {number}"
-            raise SandboxError(message, hint=f"signals are 1 to {signal.NSIG - 1}")
+            raise SandboxError(
+                f"there is no signal {number}", hint=f"signals are 1 to {signal.NSIG - 1}"
+            )
         if not self._code.done():
             await self._runner.unless_lost(self._runner.signal(self._job, number))
 

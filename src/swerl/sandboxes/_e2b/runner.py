@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from swerl.errors import SandboxError, SandboxLostError
+from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.sandboxes._e2b.errors import CutError
 from swerl.sandboxes._e2b.job import INLINE_BYTES, RUN, Job, Report, Shown
 from swerl.sandboxes._e2b.sdk import Machine, Provider, Shell
@@ -144,8 +144,10 @@ class Runner:
                 failures += 1
                 await self.require_exists()
                 if time.monotonic() - failing_since > _GIVE_UP_S:
-                    message = f"sandbox {self._machine.id} cannot be reached: {error}"
-                    raise SandboxLostError(message, hint="is the provider reachable?") from error
+                    raise SandboxLostError(
+                        f"sandbox {self._machine.id} cannot be reached: {error}",
+                        hint="is the provider reachable?",
+                    ) from error
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1])
 
     def require_accepted(self, shown: Shown) -> None:
@@ -172,8 +174,11 @@ class Runner:
 
         await self.persist(attempt)
         if any(line.startswith("! ") for line in "".join(said).splitlines()):
-            message = f"sandbox {self._machine.id} is gone: a command could not be killed"
-            raise DefiedError(message, hint="open a fresh sandbox", from_inside=True)
+            raise DefiedError(
+                f"sandbox {self._machine.id} is gone: a command could not be killed",
+                hint="open a fresh sandbox",
+                from_inside=True,
+            )
 
     @asynccontextmanager
     async def _show(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TypeVar
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Listener
-from swerl.sandbox import Chunk, Exec, Mount
+from swerl.core.contracts import Listener
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Chunk, Exec, Mount
 from swerl.sandboxes._e2b import mounts as packs
 from swerl.sandboxes._e2b.direct import Direct, open_direct
 from swerl.sandboxes._e2b.errors import CutError
@@ -92,8 +92,10 @@ class E2BSandbox:
         done = await self.run(look, cwd="/", timeout_s=_SETUP_TIMEOUT_S)
         name, uid, gid, *facts = [*done.stdout.decode().splitlines(), "", "", ""]
         if not uid.isdigit():
-            message = f"sandbox {self.id} does not run commands: {done.text.strip()[-300:]}"
-            raise SandboxError(message, hint="the image needs sh, bash and coreutils")
+            raise SandboxError(
+                f"sandbox {self.id} does not run commands: {done.text.strip()[-300:]}",
+                hint="the image needs sh, bash and coreutils",
+            )
         self._name, self._owner = name, f"{uid}:{gid}"
         if "writable" not in facts:
             await self._as_root(["sh", "-c", _OWN_WORKDIR, "swerl", self._workdir, self._owner])
@@ -182,8 +184,10 @@ class E2BSandbox:
         where = PurePosixPath("/") / path
         for mounted in self._mounted:
             if where.is_relative_to(mounted):
-                message = f"cannot write {path} in sandbox {self.id}: {mounted} is read-only"
-                raise SandboxError(message, hint="write outside of the mounts")
+                raise SandboxError(
+                    f"cannot write {path} in sandbox {self.id}: {mounted} is read-only",
+                    hint="write outside of the mounts",
+                )
         if self._direct:
             await self._unless_cut(self._direct.write(path, data))
         else:
@@ -231,8 +235,10 @@ class E2BSandbox:
         except TimeoutError as error:
             if not timer.expired():
                 raise
-            message = f"sandbox {self.id} is gone: a command did not end {_OVERTIME_S:g} s late"
-            raise SandboxLostError(message, hint="open a fresh sandbox") from error
+            raise SandboxLostError(
+                f"sandbox {self.id} is gone: a command did not end {_OVERTIME_S:g} s late",
+                hint="open a fresh sandbox",
+            ) from error
 
     async def _unless_cut(self, asked: Coroutine[object, object, T]) -> T:
         """Return an answer. Where the connection broke nobody knows what was done: it is lost."""
@@ -278,15 +284,19 @@ class E2BSandbox:
         if user in ("root", self._habits.user):
             return user
         if user not in (None, self._name):
-            message = f"no user {user!r} in sandbox {self.id}"
-            raise SandboxError(message, hint=f"the users are `{self._name}` and `root`")
+            raise SandboxError(
+                f"no user {user!r} in sandbox {self.id}",
+                hint=f"the users are `{self._name}` and `root`",
+            )
         return self._habits.user
 
     async def _as_root(self, argv: Sequence[str]) -> None:
         done = await self.run(argv, cwd="/", user="root", timeout_s=_SETUP_TIMEOUT_S)
         if done.exit_code:
-            message = f"cannot prepare sandbox {self.id}: {done.text.strip()[-300:]}"
-            raise SandboxError(message, hint="the template needs a user root, and room on its disk")
+            raise SandboxError(
+                f"cannot prepare sandbox {self.id}: {done.text.strip()[-300:]}",
+                hint="the template needs a user root, and room on its disk",
+            )
 
     def _files(self) -> Files:
         return Files(self._runner, self._machine, self._shell, self._owner)

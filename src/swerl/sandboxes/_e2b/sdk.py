@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from swerl.errors import SandboxLostError, SandboxUnavailableError
+from swerl.core.errors import SandboxLostError, SandboxUnavailableError
 from swerl.sandboxes._e2b.errors import GoneError, translated
 
 _UPLOAD_TIMEOUT_S = 600.0
@@ -47,8 +47,9 @@ def require() -> None:
     try:
         import e2b  # noqa: F401
     except ImportError as error:
-        message = "the package e2b is not installed"
-        raise SandboxUnavailableError(message, hint="pip install 'swerl[e2b]'") from error
+        raise SandboxUnavailableError(
+            "the package e2b is not installed", hint="pip install 'swerl[e2b]'"
+        ) from error
 
 
 class Provider:

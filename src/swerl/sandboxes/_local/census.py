@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerl.sandbox import place
+from swerl.core.sandbox import place
 from swerl.sandboxes._local import cgroup, title
 
 _START_FIELD = 22

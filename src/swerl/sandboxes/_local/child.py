@@ -116,8 +116,7 @@ def first_process_is_ending() -> bool:
 def _find(command: Command) -> str:
     """Return the path of the command's program, as execvp would find it."""
     if not command.argv:
-        message = "no program to run"
-        raise ValueError(message)
+        raise ValueError("no program to run")
     name = command.argv[0]
     if "/" in name:
         return name

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from swerl.errors import ImageError
-from swerl.sandbox import Mount
+from swerl.core.errors import ImageError
+from swerl.core.sandbox import Mount
+from swerl.core.secrets import cache_dir
 from swerl.sandboxes._local import stored
 from swerl.sandboxes._local.base import LocalImage, host
-from swerl.secrets import cache_dir
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -42,8 +42,10 @@ def use(image: str) -> Iterator[LocalImage]:
 def image_folder(name: str) -> Path:
     """Return where `built:<name>` lies, present or not. Raises ImageError on a bad name."""
     if not _NAME.fullmatch(name):
-        message = f"{name!r} cannot name an image"
-        raise ImageError(message, hint="use letters, digits, dots, dashes and underscores")
+        raise ImageError(
+            f"{name!r} cannot name an image",
+            hint="use letters, digits, dots, dashes and underscores",
+        )
     return cache_dir() / "images" / name
 
 
@@ -70,11 +72,11 @@ def write_image(
 def _resolve_folder(image: str) -> LocalImage:
     folder = Path(image.removeprefix("dir:"))
     if not folder.is_absolute():
-        message = f"the local sandbox cannot open image {image!r}"
-        raise ImageError(message, hint="write `dir:/ABSOLUTE/FOLDER`")
+        raise ImageError(
+            f"the local sandbox cannot open image {image!r}", hint="write `dir:/ABSOLUTE/FOLDER`"
+        )
     if not folder.is_dir():
-        message = f"no folder at {folder}"
-        raise ImageError(message, hint="make the task's files again")
+        raise ImageError(f"no folder at {folder}", hint="make the task's files again")
     return replace(host(), content=folder)
 
 
@@ -87,15 +89,19 @@ def _resolve_built(image: str) -> LocalImage:
         binds = tuple(Mount(Path(path), path) for path in body["binds"])
         env = dict(body["env"])
     except FileNotFoundError as error:
-        message = f"image built:{name} is not on this machine"
-        raise ImageError(message, hint="build it with `swerl images build`") from error
+        raise ImageError(
+            f"image built:{name} is not on this machine", hint="build it with `swerl images build`"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"image built:{name} has an unreadable image.json: {error}"
-        raise ImageError(message, hint=f"remove {folder} and build it again") from error
+        raise ImageError(
+            f"image built:{name} has an unreadable image.json: {error}",
+            hint=f"remove {folder} and build it again",
+        ) from error
     for path in (*layers, *(bind.source for bind in binds)):
         if not path.exists():
-            message = f"image built:{name} lacks {path}"
-            raise ImageError(message, hint=f"remove {folder} and build it again")
+            raise ImageError(
+                f"image built:{name} lacks {path}", hint=f"remove {folder} and build it again"
+            )
     base = host()
     layers = layers or (_empty_layer(folder),)
     return replace(base, binds=base.binds + binds, env={**base.env, **env}, layers=layers)

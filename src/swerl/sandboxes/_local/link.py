@@ -9,8 +9,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from swerl.chat import Json
-from swerl.errors import SandboxError, SandboxLostError
+from swerl.core.chat import Json
+from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.sandboxes._local import wire
 from swerl.sandboxes._local.wire import Command, Packet
 

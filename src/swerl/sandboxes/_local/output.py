@@ -12,7 +12,7 @@ import os
 import struct
 import termios
 
-from swerl.sandbox import Chunk
+from swerl.core.sandbox import Chunk
 
 _CHUNK_BYTES = 1 << 16
 _LINGER_S = 0.1

@@ -7,8 +7,8 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
-from swerl.errors import SandboxError
-from swerl.sandbox import Chunk
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Chunk
 from swerl.sandboxes._kept import Kept
 from swerl.sandboxes._local.link import Link, Request
 from swerl.sandboxes._local.output import Output
@@ -60,8 +60,9 @@ class LocalProcess:
     async def signal(self, number: int) -> None:
         """Send a signal to it and to everything that it started; nothing once it has ended."""
         if number not in range(1, signal.NSIG):
-            message = f"there is no signal {number}"
-            raise SandboxError(message, hint=f"signals are 1 to {signal.NSIG - 1}")
+            raise SandboxError(
+                f"there is no signal {number}", hint=f"signals are 1 to {signal.NSIG - 1}"
+            )
         if not self._answer.done():
             await self._link.tell({"signal": number, "command": self._number})
 

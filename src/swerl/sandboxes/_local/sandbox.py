@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from swerl.errors import SandboxError, SandboxLostError
-from swerl.interfaces import Listener
-from swerl.sandbox import Exec, Usage
+from swerl.core.contracts import Listener
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Exec, Usage
 from swerl.sandboxes._kept import Kept
 from swerl.sandboxes._local import cgroup, files
 from swerl.sandboxes._local.link import Link, Request
@@ -144,8 +144,10 @@ class LocalSandbox:
         """
         self._link.require_alive()
         if self._upper < 0:
-            message = f"sandbox {self.id} keeps no list of its changes"
-            raise SandboxError(message, hint="capture a sandbox of a `built:` or `dir:` image")
+            raise SandboxError(
+                f"sandbox {self.id} keeps no list of its changes",
+                hint="capture a sandbox of a `built:` or `dir:` image",
+            )
         dest.mkdir(parents=True)
         source = f"/proc/self/fd/{self._upper}/."
         copy = await asyncio.create_subprocess_exec(
@@ -155,8 +157,10 @@ class LocalSandbox:
         )
         _, said = await copy.communicate()
         if copy.returncode != 0:
-            message = f"cannot capture sandbox {self.id}: {said.decode().strip()[:300]}"
-            raise SandboxError(message, hint=f"is there room at {dest}?")
+            raise SandboxError(
+                f"cannot capture sandbox {self.id}: {said.decode().strip()[:300]}",
+                hint=f"is there room at {dest}?",
+            )
 
     async def usage(self) -> Usage:
         """Return what it took from its start on; memory is told where a cgroup counts it.
@@ -190,8 +194,9 @@ class LocalSandbox:
         user: str | None,
     ) -> Request:
         if user not in _USERS:
-            message = f"no user {user!r} in sandbox {self.id}"
-            raise SandboxError(message, hint="the users are `agent` and `root`")
+            raise SandboxError(
+                f"no user {user!r} in sandbox {self.id}", hint="the users are `agent` and `root`"
+            )
         as_root = _USERS[user]
         merged = {**self._env, **(_ROOT_ENV if as_root else {}), **(env or {})}
         return lambda number: Command(number, list(argv), cwd or self._workdir, merged, as_root)

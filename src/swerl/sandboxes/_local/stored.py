@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from swerl.errors import ImageError, InputError
-from swerl.oci.records import StoredImage
-from swerl.oci.store import default_store
+from swerl.core.errors import ImageError, InputError
+from swerl.images.oci.records import StoredImage
+from swerl.images.oci.store import default_store
 from swerl.sandboxes._local import files
 from swerl.sandboxes._local.base import AGENT_ENV, GITCONFIG, NETWORK_FILES, SYSTEM_PATH, LocalImage
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 from swerl.sandboxes._local import boot, cgroup, child, disk, kernel, seccomp, wire
 from swerl.sandboxes._local.child import Launcher
 from swerl.sandboxes._local.disk import Watcher

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import FileIO
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 
 _PACKET_BYTES = 60_000
 _MAX_FDS = 8

@@ -43,8 +43,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
-from swerl.errors import TrainerError
-from swerl.run.files import disk_errors
+from swerl.core.errors import TrainerError
+from swerl.core.files import disk_errors
 from swerl.training.checkpoint.meta import OLDER, FileMark, mark
 from swerl.training.checkpoint.pieces import Piece
 

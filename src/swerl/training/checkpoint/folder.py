@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swerl.errors import TrainerError
-from swerl.run.files import disk_errors, write_json
+from swerl.core.errors import TrainerError
+from swerl.core.files import disk_errors, write_json
 from swerl.training.checkpoint.meta import steps
 
 KEPT = 2

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from swerl.errors import TrainerError
-from swerl.run.files import write_json
+from swerl.core.errors import TrainerError
+from swerl.core.files import write_json
 
 FORMAT = 1
 """Number of the format that this file writes and reads."""
@@ -70,8 +70,9 @@ def read_meta(folder: Path) -> CheckpointMeta:
     """Read meta.json. Raises TrainerError: no such step, half-written, or of another format."""
     if not folder.is_dir():
         others = ", ".join(str(step) for step in steps(folder.parent)) or "none"
-        message = f"there is no checkpoint {folder}; steps that are there: {others}"
-        raise TrainerError(message, hint=OLDER)
+        raise TrainerError(
+            f"there is no checkpoint {folder}; steps that are there: {others}", hint=OLDER
+        )
     try:
         value = json.loads((folder / META).read_text(encoding="utf-8"))
         found = value["format"]
@@ -81,11 +82,13 @@ def read_meta(folder: Path) -> CheckpointMeta:
             raise TrainerError(message, hint=hint)
         return _from_json(value)
     except FileNotFoundError as error:
-        message = f"the checkpoint {folder} has no {META}: half-written, or of an older swerl"
-        raise TrainerError(message, hint=OLDER) from error
+        raise TrainerError(
+            f"the checkpoint {folder} has no {META}: half-written, or of an older swerl", hint=OLDER
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"the checkpoint {folder} has a damaged {META}: {error!r}"
-        raise TrainerError(message, hint=OLDER) from error
+        raise TrainerError(
+            f"the checkpoint {folder} has a damaged {META}: {error!r}", hint=OLDER
+        ) from error
 
 
 def check_files(folder: Path, meta: CheckpointMeta, *, part: int = 0, num_parts: int = 1) -> None:
@@ -111,8 +114,7 @@ def steps(parent: Path) -> list[int]:
 
 
 def _refuse(folder: Path, what: str) -> None:
-    message = f"cannot restore the checkpoint {folder}: {what}"
-    raise TrainerError(message, hint=OLDER)
+    raise TrainerError(f"cannot restore the checkpoint {folder}: {what}", hint=OLDER)
 
 
 def _from_json(value: dict[str, Any]) -> CheckpointMeta:

@@ -17,13 +17,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-from swerl.training.checkpoint.pieces import (
-    Piece,
-    belongs_to_experts,
-    cuts,
-    is_first_copy,
-    pieces,
-)
+from swerl.training.checkpoint.pieces import Piece, belongs_to_experts, cuts, is_first_copy, pieces
 from swerl.training.rank.gather import global_name
 from swerl.training.rank.learner import Learner
 

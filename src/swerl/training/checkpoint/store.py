@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from swerl.errors import SwerlError, TrainerError
+from swerl.core.errors import SwerlError, TrainerError
 from swerl.training.checkpoint import files, state
 from swerl.training.checkpoint import folder as folders
 from swerl.training.checkpoint.folder import Outcome

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from swerl.errors import TrainerError
-from swerl.learning import CheckpointRef
+from swerl.core.errors import TrainerError
+from swerl.core.learning import CheckpointRef
 from swerl.training.checkpoint.folder import take_outcome
 
 _LOOK_S = 0.05
@@ -23,8 +23,10 @@ async def wait_until_whole(parent: Path, step: int, *, lives: Callable[[], bool]
         is_alive = lives()
         outcome = take_outcome(parent, step)
         if outcome is None and not is_alive:
-            message = f"the trainer ended before the checkpoint of step {step} was whole"
-            raise TrainerError(message, hint="the same command resumes from the one before")
+            raise TrainerError(
+                f"the trainer ended before the checkpoint of step {step} was whole",
+                hint="the same command resumes from the one before",
+            )
         if outcome is not None:
             break
         await asyncio.sleep(_LOOK_S)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from swerl.learning import StepStats
+from swerl.core.learning import StepStats
 from swerl.training.rank.microbatch import MicroBatch
 
 Item = TypeVar("Item")

@@ -17,8 +17,8 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from swerl.chat import Json
-from swerl.errors import TrainerError
+from swerl.core.chat import Json
+from swerl.core.errors import TrainerError
 from swerl.training.rank.attention import PackedAttention
 from swerl.training.rank.gated_delta import GatedDeltaNet
 from swerl.training.rank.moe import GroupedExperts, ReplayRouter, RouterRules
@@ -88,7 +88,7 @@ def check_divides(
     for what, size in sizes:
         assert isinstance(size, int)
         if size % tensor_ranks:
-            message = (
-                f"the model's {what} ({size}) does not divide by tensor_parallel={tensor_ranks}"
+            raise TrainerError(
+                f"the model's {what} ({size}) does not divide by tensor_parallel={tensor_ranks}",
+                hint="choose a tensor_parallel that divides it",
             )
-            raise TrainerError(message, hint="choose a tensor_parallel that divides it")

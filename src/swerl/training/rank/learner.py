@@ -15,13 +15,13 @@ from functools import partial
 import torch
 from megatron.core import parallel_state
 
-from swerl.errors import NotFiniteError, SwerlError, TrainerError
-from swerl.interfaces import Algorithm, Family
-from swerl.learning import Batch, StepStats, Totals
+from swerl.core.contracts import Algorithm, Family
+from swerl.core.errors import NotFiniteError, SwerlError, TrainerError
+from swerl.core.learning import Batch, StepStats, Totals
+from swerl.plan.flops import row_cost
+from swerl.plan.shape import shape_from_config
 from swerl.training import weights
 from swerl.training.options import WorkerSettings
-from swerl.training.planning.flops import row_cost
-from swerl.training.planning.shape import shape_from_config
 from swerl.training.rank import gather
 from swerl.training.rank.clock import Clock, peak_memory
 from swerl.training.rank.figures import compare, gather_lists, sum_over_ranks, to_stats

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from swerl.learning import Batch, LossInputs, Totals
-from swerl.sample import Sample
+from swerl.core.learning import Batch, LossInputs, Totals
+from swerl.core.sample import Sample
+from swerl.plan.flops import RowCost
 from swerl.training import batch as batches
-from swerl.training.planning.flops import RowCost
 from swerl.training.rank.context import Share
 from swerl.training.rank.packing import pack
 from swerl.training.rank.rows import PackedRows, pack_rows

@@ -21,9 +21,9 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from swerl.chat import Json
-from swerl.errors import TrainerError
-from swerl.interfaces import MegatronMapping
+from swerl.core.chat import Json
+from swerl.core.contracts import MegatronMapping
+from swerl.core.errors import TrainerError
 from swerl.training.options import TrainerOptions
 from swerl.training.rank.layer_spec import block_spec, check_divides
 from swerl.training.rank.output import log_probs, over_context
@@ -159,12 +159,14 @@ def _check_layout(transformer: Mapping[str, Json], options: TrainerOptions) -> N
     layers, stages = transformer["num_layers"], options.pipeline_parallel
     assert isinstance(layers, int)
     if layers % stages:
-        message = f"the model's layers ({layers}) do not divide by pipeline_parallel={stages}"
-        raise TrainerError(message, hint="choose a pipeline_parallel that divides them")
+        raise TrainerError(
+            f"the model's layers ({layers}) do not divide by pipeline_parallel={stages}",
+            hint="choose a pipeline_parallel that divides them",
+        )
     expert, tensor = options.expert_tensor_parallel, options.tensor_parallel
     if transformer.get("num_moe_experts") and options.expert_parallel == 1 and expert != tensor:
-        message = (
+        raise TrainerError(
             f"expert_parallel=1 with expert_tensor_parallel={expert} and tensor_parallel={tensor} "
-            "trains wrong weights: experts' gradients are not summed over the ranks in between"
+            "trains wrong weights: experts' gradients are not summed over the ranks in between",
+            hint=f"set expert_tensor_parallel={tensor}",
         )
-        raise TrainerError(message, hint=f"set expert_tensor_parallel={tensor}")

@@ -23,7 +23,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
 from torch.utils.checkpoint import checkpoint
 
-from swerl.training.planning.activations import CHUNK_LOGITS
+from swerl.plan.activations import CHUNK_LOGITS
 
 ToLogits = Callable[[torch.Tensor], torch.Tensor]
 """The output layer: (C, H) to (C, V)."""

@@ -17,7 +17,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from swerl.errors import TrainerError
+from swerl.core.errors import TrainerError
 from swerl.training.rank.moe import ReplayRouter
 
 
@@ -64,11 +64,11 @@ class PackedLayer(TransformerLayer):  # type: ignore[misc]  # megatron-core ship
         places = {self.config.num_layers: self.layer_number - 1}
         places[self._num_expert_layers] = self._place
         if num_layers not in places or num_chosen != self.config.moe_router_topk:
-            message = (
+            raise TrainerError(
                 f"the engine recorded {num_chosen} experts in {num_layers} layers, the model has "
-                f"{self.config.moe_router_topk} in {self._num_expert_layers}"
+                f"{self.config.moe_router_topk} in {self._num_expert_layers}",
+                hint="engine and trainer must serve the same model",
             )
-            raise TrainerError(message, hint="engine and trainer must serve the same model")
         routed_NK: torch.Tensor = routed_NLK[:, places[num_layers]]
         if not self.config.sequence_parallel:
             return routed_NK

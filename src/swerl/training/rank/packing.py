@@ -19,7 +19,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swerl.errors import TrainerError
+from swerl.core.errors import TrainerError
 
 _GRAIN = 4096
 """Steps of a capacity in which rows are measured when they are fitted: a finer grain is slower and

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from swerl.errors import TrainerError
-from swerl.run import expert_files
-from swerl.sample import Sample
+from swerl.core import expert_files
+from swerl.core.errors import TrainerError
+from swerl.core.sample import Sample
 from swerl.training.rank.context import Share
 
 
@@ -96,8 +96,10 @@ def _routed(
     if not shapes:
         return None
     if len(shapes) > 1:
-        message = f"routed experts of {len(shapes)} shapes [layers, top k] in one micro-batch"
-        raise TrainerError(message, hint="the engines of a run must serve one model")
+        raise TrainerError(
+            f"routed experts of {len(shapes)} shapes [layers, top k] in one micro-batch",
+            hint="the engines of a run must serve one model",
+        )
     (shape,) = shapes
     found = np.full((num_positions, *shape), -1, np.int16)
     data = expert_files.read([piece for _, piece in pieces])

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from swerl import plugins
 from swerl.cluster.network import interface_of
-from swerl.errors import SwerlError, TrainerError
-from swerl.learning import Batch, EngineTarget
+from swerl.core import plugins
+from swerl.core.errors import SwerlError, TrainerError
+from swerl.core.learning import Batch, EngineTarget
 from swerl.training import batch as batches
 from swerl.training.options import WorkerSettings
 from swerl.training.rank import megatron_cpu
@@ -115,8 +115,10 @@ class Commands:
         from swerl.training.weight_sync.send import Sender, stored_dtypes
 
         if version not in (None, self._version):
-            message = f"the trainer holds weights {self._version}, not {version} any more"
-            raise TrainerError(message, hint="the next update serves every engine")
+            raise TrainerError(
+                f"the trainer holds weights {self._version}, not {version} any more",
+                hint="the next update serves every engine",
+            )
         options = self._settings.options
         self._sender = self._sender or Sender(
             self._learner.whole_weights,

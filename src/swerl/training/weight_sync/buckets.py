@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing import reductions
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 
 _DEVICE = 6
 """Place of the device among the arguments of torch's `rebuild_cuda_tensor`."""

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from swerl.chat import Json
-from swerl.families._megatron.reading import text_config
-from swerl.learning import EngineTarget
+from swerl.core.chat import Json
+from swerl.core.learning import EngineTarget
+from swerl.engines.families._megatron.reading import text_config
 from swerl.training.weight_sync.cuts import Cut, along, heads, padded, stacked, whole
 from swerl.training.weight_sync.hash import hash_tensor
 

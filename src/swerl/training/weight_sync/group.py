@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from swerl.chat import Json
-from swerl.learning import EngineTarget
+from swerl.core.chat import Json
+from swerl.core.learning import EngineTarget
 from swerl.training.weight_sync.buckets import Bucket
 from swerl.training.weight_sync.http import Caller, CallError, addresses, failures
 

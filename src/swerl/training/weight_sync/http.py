@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from swerl.chat import Json
+from swerl.core.chat import Json
 
 
 class CallError(Exception):
@@ -58,11 +58,9 @@ def _post(url: str, body: Mapping[str, Json], timeout_s: float) -> None:
             response.read()
     except urllib.error.HTTPError as error:
         said = error.read(500).decode(errors="replace")
-        message = f"{url} answered {error.code}: {said}"
-        raise CallError(message, gone=False) from error
+        raise CallError(f"{url} answered {error.code}: {said}", gone=False) from error
     except (OSError, TimeoutError) as error:
-        message = f"{url} did not answer: {error}"
-        raise CallError(message, gone=True) from error
+        raise CallError(f"{url} did not answer: {error}", gone=True) from error
 
 
 def addresses(urls: Sequence[str]) -> list[tuple[str, int]]:

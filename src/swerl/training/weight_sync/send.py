@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from swerl.chat import Json
+from swerl.core.chat import Json
+from swerl.core.learning import EngineTarget, Sent
 from swerl.engines._weights import shards
-from swerl.learning import EngineTarget, Sent
 from swerl.training.weight_sync.buckets import Bucket, handle, in_buckets
 from swerl.training.weight_sync.checksum import Expectation
 from swerl.training.weight_sync.group import EngineGroup, GroupError

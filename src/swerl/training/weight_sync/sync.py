@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from swerl.errors import RecipeError
-from swerl.interfaces import ColocatedEngine, Engine, StreamedEngine, Trainer
-from swerl.learning import EngineTarget, Sent
+from swerl.core.contracts import ColocatedEngine, Engine, StreamedEngine, Trainer
+from swerl.core.errors import RecipeError
+from swerl.core.events import Emit, Notice, ignore
+from swerl.core.learning import EngineTarget, Sent
 from swerl.recipe.schema import ClusterSection
-from swerl.run.events import Emit, Notice, ignore
 
 
 class SendingTrainer(Protocol):
@@ -54,8 +54,10 @@ def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
             emit(Notice(f"weights go through the disk: this engine does not take them by {way}"))
             return "disk"
     if way != "disk" and not streams:
-        message = f'this engine does not take weights by cluster.weight_sync = "{way}"'
-        raise RecipeError(message, hint='use "disk", or engine.type = "sglang"')
+        raise RecipeError(
+            f'this engine does not take weights by cluster.weight_sync = "{way}"',
+            hint='use "disk", or engine.type = "sglang"',
+        )
     return way
 
 

@@ -1,0 +1,286 @@
+"""Measure the shape of the code: rooms, files, hops, names, cycles, English, docs, start-up.
+
+    python bench/house.py            every measure, with a traced rollout
+    python bench/house.py --static   only what the sources show
+
+Prints a table and writes house.json. `tests/test_house.py` holds the static measures.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "swerl"
+DOCS = ROOT / "docs"
+ASIDE = ("reference", "measurements")
+"""Shelves whose pages are generated or dated; the others are written for readers."""
+SMALL_LINES = 70
+LONG_FILE_LINES = 500
+
+WANTED = {
+    "rooms": 16,
+    "root modules": 2,
+    "files": 420,
+    "lines": 64_000,
+    "files executed by one episode": 70,
+    "modules imported by one episode": 200,
+    "small modules with one importer": 15,
+    "class names in several modules": 15,
+    "room cycles": 0,
+    "module cycles": 0,
+    "longest function": 60,
+    "long files": 0,
+    "where per 1,000 words": 1.5,
+    "docstrings that begin with What": 15,
+    "most options of a command": 10,
+    "pages for readers": 35,
+    "pages not in the index": 0,
+    "swerl --help, s": 0.2,
+    "swerl rollout, s": 0.8,
+}
+"""The most of each measure."""
+
+
+def sources() -> dict[str, Path]:
+    """Return every module of swerl by its dotted name below `swerl`."""
+    found = {}
+    for path in sorted(SRC.rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name:
+            found[name] = path
+    return found
+
+
+def imports(modules: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Return module -> modules of swerl that it imports anywhere in its code."""
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                base = node.module.removeprefix("swerl").lstrip(".")
+                if node.module.split(".")[0] == "swerl":
+                    for alias in node.names:
+                        full = f"{base}.{alias.name}".lstrip(".")
+                        targets.append(full if full in modules else base)
+            elif isinstance(node, ast.Import):
+                targets += [alias.name.removeprefix("swerl.") for alias in node.names]
+            graph[name] |= {target for target in targets if target in modules and target != name}
+    return graph
+
+
+def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components of two nodes or more (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def docstrings() -> Iterator[tuple[Path, str]]:
+    """Yield every text in the sources that stands alone: docstrings and texts below fields."""
+    for path in sources().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            value = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield path, value.value
+
+
+def repeated_class_names() -> dict[str, list[str]]:
+    """Return class name -> its modules, where there are two or more. `Options` is a convention."""
+    where = defaultdict(list)
+    for name, path in sources().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name != "Options":
+                where[node.name].append(name)
+    return {name: found for name, found in sorted(where.items()) if len(found) > 1}
+
+
+def small_modules() -> list[str]:
+    """Return the modules of fewer than 70 lines that exactly one other module imports."""
+    modules = sources()
+    users = Counter(target for targets in imports(modules).values() for target in targets)
+    return [
+        name
+        for name, path in modules.items()
+        if path.name != "__init__.py"
+        and len(path.read_text().splitlines()) < SMALL_LINES
+        and users[name] == 1
+    ]
+
+
+def functions() -> Iterator[tuple[int, Path, str]]:
+    """Yield lines, file and name of every function."""
+    for path in sources().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield (node.end_lineno or node.lineno) - node.lineno + 1, path, node.name
+
+
+def pages() -> list[Path]:
+    """Return the pages of docs that are written for readers."""
+    every = [page.relative_to(DOCS) for page in sorted(DOCS.rglob("*.md"))]
+    return [page for page in every if page.parts[0] not in ASIDE]
+
+
+def pages_not_in_the_index() -> list[str]:
+    """Return the pages that docs/README.md does not link."""
+    index = DOCS / "README.md"
+    text = index.read_text() if index.exists() else ""
+    linked = {link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)}
+    every = [str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))]
+    return [page for page in every if page not in linked and page != "README.md"]
+
+
+def most_options() -> int:
+    """Return the number of options of the command that has most."""
+    import click
+    import typer
+
+    from swerl.cli.main import typer_app
+
+    most, todo = 0, [typer.main.get_command(typer_app)]
+    while todo:
+        command = todo.pop()
+        todo += getattr(command, "commands", {}).values()
+        options = [p for p in command.params if isinstance(p, click.Option) or hasattr(p, "opts")]
+        named = [p for p in options if p.param_type_name == "option" and p.name != "help"]
+        most = max(most, len(named))
+    return most
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case."""
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def static() -> dict[str, float]:
+    """Return the measures that need nothing but the sources."""
+    modules = sources()
+    graph = imports(modules)
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for name, targets in graph.items():
+        rooms[name.split(".")[0]] |= {target.split(".")[0] for target in targets}
+    for room in rooms:
+        rooms[room] = {other for other in rooms[room] if other != room}
+    files = [path.read_text().splitlines() for path in SRC.rglob("*.py")]
+    texts = [text for _, text in docstrings()]
+    prose = [*texts, *(page.read_text() for page in (DOCS / page for page in pages()))]
+    counted = Counter(word for text in prose for word in words(text))
+    folders = [path for path in SRC.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    return {
+        "rooms": len(folders),
+        "root modules": len(list(SRC.glob("*.py"))),
+        "files": len(files),
+        "lines": sum(map(len, files)),
+        "small modules with one importer": len(small_modules()),
+        "class names in several modules": len(repeated_class_names()),
+        "room cycles": len(cycles(rooms)),
+        "module cycles": len(cycles(graph)),
+        "longest function": max(size for size, *_ in functions()),
+        "long files": sum(len(lines) > LONG_FILE_LINES for lines in files),
+        "where per 1,000 words": round(1000 * counted["where"] / counted.total(), 2),
+        "docstrings that begin with What": sum(text.lstrip().startswith("What") for text in texts),
+        "most options of a command": most_options(),
+        "pages for readers": len(pages()),
+        "pages not in the index": len(pages_not_in_the_index()),
+    }
+
+
+TRACER = """
+import json, os, sys, threading
+seen = set()
+def look(frame, event, _):
+    code = frame.f_code
+    is_function = code.co_flags & 0x2 and code.co_name != "<module>"
+    if event == "call" and is_function and {src!r} in code.co_filename:
+        seen.add(code.co_filename)
+pid = os.getpid()
+threading.setprofile(look)
+sys.setprofile(look)
+sys.argv = ["swerl", *{argv!r}]
+from swerl.cli.__main__ import main
+try:
+    main()
+except SystemExit:
+    pass
+if os.getpid() == pid:
+    loaded = [name for name in sys.modules if name.split(".")[0] == "swerl"]
+    open({out!r}, "w").write(json.dumps([sorted(seen), sorted(loaded)]))
+"""
+ROLLOUT = ["rollout", "--engine", "scripted:gold"]
+
+
+def traced(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the files that one rollout executes in its controller, and the modules it imports."""
+    out = folder / "trace.json"
+    code = TRACER.format(src=str(SRC), argv=ROLLOUT, out=str(out))
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    files, modules = json.loads(out.read_text())
+    return files, modules
+
+
+def seconds(arguments: list[str], folder: Path, *, times: int = 5) -> float:
+    """Return the median wall time of a command in a new process."""
+    taken = []
+    for _ in range(times):
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "swerl.cli", *arguments]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        taken.append(time.perf_counter() - started)
+    return round(statistics.median(taken), 2)
+
+
+def main() -> None:
+    """Print the table and write house.json."""
+    found = static()
+    if "--static" not in sys.argv:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            seconds(ROLLOUT, folder, times=1)
+            files, modules = traced(folder)
+            found["files executed by one episode"] = len(files)
+            found["modules imported by one episode"] = len(modules)
+            found["swerl --help, s"] = seconds(["--help"], folder)
+            found["swerl rollout, s"] = seconds(ROLLOUT, folder)
+    for name, most in WANTED.items():
+        if name in found:
+            mark = "" if found[name] <= most else "  <- over"
+            print(f"{name:36} {found[name]:>10,} {most:>10,}{mark}")
+    Path("house.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Probes of `read` and `write`: what a sandbox could make the controller's side touch."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swerl.checks.attacks._services import new_word
+from swerl.checks.attacks.finding import CannotError, Finding, failed, judge, passed
+from swerl.checks.attacks.lab import Lab
+from swerl.checks.attacks.registry import probe
+from swerl.core.errors import SandboxError, SandboxLostError
+
+_UP = "../" * 12
+_RACE_S = 1.0
+_PATIENCE_S = 4.0
+_GIANT_MIB, _GIANT_S = 1024, 6.0
+_ODD_NAMES = (
+    "new\nline", "-rf", "a b", "quote'\"", "$(touch /tmp/swerl-probe-hit)", "back\\slash",
+    "`touch /tmp/swerl-probe-hit`", "; touch /tmp/swerl-probe-hit;", "é漢😀", "*", "x" * 250,
+)  # fmt: skip
+
+
+@probe("Makes links to a host's file and has them read and written through.")
+async def links_out(lab: Lab) -> Finding:
+    with _host_folder() as (folder, word):
+        target = f"{folder}/secret"
+        links = {
+            "an absolute link": target,
+            "a climbing link": f"{_UP}{target[1:]}",
+            "a link by /proc/self/root": f"/proc/self/root{target}",
+            "a link by /proc/1/root": f"/proc/1/root{target}",
+            "a link by /proc/self/cwd": f"/proc/self/cwd/{_UP}{target[1:]}",
+        }
+        holes = []
+        for number, (name, leads) in enumerate(links.items()):
+            path = f"{lab.workdir}/link{number}"
+            await _make_link(lab, leads, path)
+            holes += await _touch(lab, path, word, name)
+        holes += _changes(folder, word)
+    return judge(holes, f"none of {len(links)} links leads out")
+
+
+@probe("Asks for paths that climb above the root or pass through /proc.")
+async def climbing_paths(lab: Lab) -> Finding:
+    with _host_folder() as (folder, word):
+        target = f"{folder}/secret"
+        paths = [
+            target, f"/{_UP}{target[1:]}", f"{lab.workdir}/{_UP}{target[1:]}", f"{_UP}{target[1:]}",
+            f"/proc/self/root{target}", f"/proc/1/root{target}", f"//..//..{target}",
+        ]  # fmt: skip
+        holes = []
+        for path in paths:
+            holes += await _touch(lab, path, word, path)
+        holes += _changes(folder, word)
+    return judge(holes, f"none of {len(paths)} paths leads out")
+
+
+@probe("Swaps a folder for a link to the host's while a file is written into it.")
+async def folder_swap_race(lab: Lab) -> Finding:
+    with _host_folder() as (folder, word):
+        swapping = asyncio.ensure_future(
+            lab.box.attack("race.swap", lab.workdir, str(folder), _RACE_S)
+        )
+        holes: list[str] = []
+        num_tried = 0
+        while not swapping.done():
+            num_tried += 1
+            path = f"{lab.workdir}/spot/{num_tried}"
+            with _refusals():
+                await lab.box.sandbox.write(path, b"x")
+            with _refusals():
+                if word.encode() in await lab.box.sandbox.read(f"{lab.workdir}/spot/secret"):
+                    holes.append("the host's file was read")
+            await asyncio.sleep(0)
+        swaps = (await swapping)["swaps"]
+        holes += _changes(folder, word)
+    if not holes and not int(swaps):
+        raise CannotError("the folder could not be swapped")
+    return judge(holes, f"{num_tried} writes and reads in {swaps} swaps, none of them outside")
+
+
+@probe("Has pipes, endless devices and sockets read and written, to hang the controller.")
+async def files_that_hang(lab: Lab) -> Finding:
+    made = await lab.box.sh(f"mkfifo {lab.workdir}/pipe")
+    if made.exit_code != 0:
+        raise CannotError(f"cannot make a pipe: {made.text.strip()[:100]}")
+    sandbox = lab.box.sandbox
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "reading a pipe": lambda: sandbox.read(f"{lab.workdir}/pipe"),
+        "writing a pipe": lambda: sandbox.write(f"{lab.workdir}/pipe", b"x"),
+        "reading a device": lambda: sandbox.read("/dev/urandom"),
+        "reading a folder": lambda: sandbox.read(lab.workdir),
+    }
+    holes = []
+    for name, call in calls.items():
+        try:
+            async with asyncio.timeout(_PATIENCE_S / 2):
+                await call()
+        except TimeoutError:
+            holes.append(f"{name} hangs")
+        except (SandboxError, FileNotFoundError):
+            continue
+    return judge(holes, "each is refused or ends at once")
+
+
+@probe("Has a file read that says it is larger than any disk, to fill the controller's memory.")
+async def giant_file(lab: Lab) -> Finding:
+    made = await lab.box.sh(f"truncate -s {_GIANT_MIB}M {lab.workdir}/giant")
+    if made.exit_code != 0:
+        return passed(f"it cannot be made: {made.text.strip()[:100]}")
+    try:
+        async with asyncio.timeout(_GIANT_S):
+            data = await lab.box.sandbox.read(f"{lab.workdir}/giant")
+    except TimeoutError:
+        return failed(f"it was still being read after {_GIANT_S:.0f} s")
+    except (SandboxError, FileNotFoundError) as error:
+        return passed(f"refused: {error}"[:160])
+    size = len(data) >> 20
+    return failed(
+        f"{size} MiB came into memory, of a sandbox with {lab.limits.disk_mib} MiB of disk"
+    )
+
+
+@probe("Reads and writes files whose names are commands, or hold what a shell would change.")
+async def odd_names(lab: Lab) -> Finding:
+    holes = []
+    for name in _ODD_NAMES:
+        path = f"{lab.workdir}/{name}"
+        try:
+            await lab.box.sandbox.write(path, name.encode())
+            if await lab.box.sandbox.read(path) != name.encode():
+                holes.append(f"{name[:30]!r} holds something else")
+        except (SandboxError, FileNotFoundError) as error:
+            holes.append(f"{name[:30]!r}: {error}"[:120])
+    done = await lab.box.run(["ls", "/tmp"])
+    if b"swerl-probe-hit" in done.stdout:
+        holes.append("a name was run as a command")
+    return judge(holes, f"{len(_ODD_NAMES)} names, none changed or run")
+
+
+@contextmanager
+def _host_folder() -> Iterator[tuple[Path, str]]:
+    """Make a folder of the host with a secret file; yield it and the secret."""
+    folder, word = Path(tempfile.mkdtemp(prefix="swerl-probe-")), new_word()
+    try:
+        folder.chmod(0o755)
+        (folder / "secret").write_text(word)
+        yield folder, word
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _make_link(lab: Lab, target: str, path: str) -> None:
+    done = await lab.box.run(["ln", "-s", target, path])
+    if done.exit_code != 0:
+        raise CannotError(f"cannot make a link: {done.text.strip()[:100]}")
+
+
+async def _touch(lab: Lab, path: str, word: str, name: str) -> list[str]:
+    """Read and write a path; return what of the host was read."""
+    holes = []
+    with _refusals():
+        if word.encode() in await lab.box.sandbox.read(path):
+            holes.append(f"{name} is read")
+    with _refusals():
+        await lab.box.sandbox.write(path, b"overwritten")
+    return holes
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Pass over what is refused; a sandbox that is gone refuses nothing."""
+    try:
+        yield
+    except SandboxLostError:
+        raise
+    except (SandboxError, OSError):
+        return
+
+
+def _changes(folder: Path, word: str) -> list[str]:
+    """Return what has changed in the host's folder."""
+    holes = [
+        f"{path.name} was written to the host" for path in folder.iterdir() if path.name != "secret"
+    ]
+    if (folder / "secret").read_text() != word:
+        holes.append("the host's file was written")
+    return holes

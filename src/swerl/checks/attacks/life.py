@@ -1,0 +1,151 @@
+"""Probes of how commands and sandboxes end: what could outlive them, what could end them early."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from swerl.checks.attacks._machine import processes_with
+from swerl.checks.attacks._services import new_word
+from swerl.checks.attacks.finding import CannotError, Finding, failed, judge
+from swerl.checks.attacks.lab import Box, Lab
+from swerl.checks.attacks.registry import probe
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Limits
+
+_TIMEOUT_S = 0.5
+_PATIENCE_S = 8.0
+_SHORT = Limits(memory_mib=128, num_processes=32, disk_mib=32, lifetime_s=1.0)
+_IGNORING = 'trap "" HUP INT TERM QUIT USR1 USR2 PIPE CHLD TSTP; while :; do sleep 0.05; done'
+_DAEMON = """
+import os, signal, sys, time
+for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+open("/proc/self/comm", "w").write(sys.argv[1][:15])
+os.chdir("/")
+for fd in (0, 1, 2): os.dup2(os.open("/dev/null", os.O_RDWR), fd)
+time.sleep(60)
+"""
+
+
+@probe("Ignores every signal that can be ignored, to live on after its timeout.")
+async def stubborn_command(lab: Lab) -> Finding:
+    return await _outlives_timeout(lab.box, ["sh", "-c", _IGNORING, new_word()])
+
+
+@probe("Stops itself, to be there when its timeout has passed.")
+async def stopped_command(lab: Lab) -> Finding:
+    script = "kill -STOP $$; while :; do sleep 0.05; done"
+    return await _outlives_timeout(lab.box, ["sh", "-c", script, new_word()])
+
+
+@probe("Leaves a process in a session of its own, to live on after the timeout.")
+async def detached_child(lab: Lab) -> Finding:
+    word = new_word()
+    child = 'setsid sh -c \'trap "" TERM HUP; while :; do sleep 0.05; done\' "$0" >/dev/null 2>&1 &'
+    return await _outlives_timeout(lab.box, ["sh", "-c", f"{child} {_IGNORING}", word])
+
+
+@probe("Lets a child hold its output open, to make its command seem endless.")
+async def held_output(lab: Lab) -> Finding:
+    started = time.monotonic()
+    done = await lab.box.run(["sh", "-c", "sleep 30 & echo done"], timeout_s=_PATIENCE_S)
+    wall_s = time.monotonic() - started
+    holes = [f"it took {wall_s:.1f} s"] if done.timed_out or wall_s > _PATIENCE_S / 2 else []
+    return judge(holes, f"it ended after {wall_s * 1e3:.0f} ms")
+
+
+@probe("Leaves a daemon under another name that ignores signals, to outlive the sandbox.")
+async def outlives_close(lab: Lab) -> Finding:
+    word = new_word()
+    async with lab.open() as box:
+        name = getattr(box.sandbox, "id", "")
+        started = await box.run(["python3", "-c", _DAEMON, word])
+        if started.exit_code != 0:
+            raise CannotError(f"no daemon can be started: {started.text.strip()[-100:]}")
+        seen = await _eventually(lambda: bool(processes_with(word)), 1.0)
+    if lab.ground.own_kernel or not seen:
+        names = [live.name for live in await lab.ground.backend.live()]
+        return judge(
+            [f"{name} is still there"] if name in names else [], "its provider says it is gone"
+        )
+    gone = await _eventually(lambda: not processes_with(word), 2.0)
+    return judge([] if gone else [f"processes {processes_with(word)} are alive"], "it died with it")
+
+
+@probe("Kills every process that it may, its own first process too.")
+async def kills_everything(lab: Lab) -> Finding:
+    if lab.shares("pid"):
+        return failed(
+            "it has the host's process ids: the blow would meet the host, so it is not dealt"
+        )
+    for user in lab.users:
+        await lab.box.run(["sh", "-c", "kill -9 -1; kill -9 1; kill -15 1"], user=user)
+    return await _answers(lab.box)
+
+
+@probe("Outstays the lifetime of its sandbox.")
+async def lifetime(lab: Lab) -> Finding:
+    word = new_word()
+    started = time.monotonic()
+    try:
+        async with lab.open(_SHORT) as box:
+            started = time.monotonic()
+            await box.run(["sh", "-c", _IGNORING, word], timeout_s=_PATIENCE_S)
+    except SandboxLostError:  # on a busy machine its time may be over before it is open
+        lasted = time.monotonic() - started
+        gone = await _eventually(lambda: not processes_with(word), 2.0)
+        return judge(
+            [] if gone else [f"processes {processes_with(word)} are alive"],
+            f"it ended after {lasted:.1f} s of its {_SHORT.lifetime_s} s",
+        )
+    return failed(
+        f"it was there {_PATIENCE_S:.0f} s after it began, with {_SHORT.lifetime_s} s to live"
+    )
+
+
+async def _outlives_timeout(box: Box, argv: list[str]) -> Finding:
+    """Run a command that does not want to end; say whether anything of it is left."""
+    word = argv[-1]
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            done = await box.run(argv, timeout_s=_TIMEOUT_S)
+    except TimeoutError:
+        return failed(f"its command has not ended {_PATIENCE_S:.0f} s later")
+    if not done.timed_out:
+        raise CannotError(f"it ended by itself with {done.exit_code}: {done.text.strip()[:100]}")
+    left = await _inside(box, word)
+    seen = f"gone {time.monotonic() - started - _TIMEOUT_S:.1f} s after its timeout"
+    return judge([f"{left} processes are alive"] if left else [], seen)
+
+
+async def _inside(box: Box, word: str) -> int:
+    """Count the processes inside with a word on their command line, but for the counting ones."""
+    script = (
+        'n=0; for f in /proc/[0-9]*/cmdline; do case "$(tr "\\0" " " <"$f" 2>/dev/null)" in '
+        '*"$1$2"*) n=$((n+1));; esac; done; echo $n'
+    )
+    half = len(word) // 2  # so that the counting shell's own command line does not hold it
+    done = await box.sh(script, word[:half], word[half:])
+    return int(done.stdout or b"0")
+
+
+async def _answers(box: Box) -> Finding:
+    try:
+        done = await box.run(["echo", "here"])
+    except SandboxError as error:
+        return failed(f"the sandbox is gone: {error}")
+    return judge([] if done.stdout == b"here\n" else ["it does not answer"], "it still answers")
+
+
+async def _eventually(true: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(0.02)
+    return True

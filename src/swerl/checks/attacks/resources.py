@@ -1,0 +1,194 @@
+"""Probes that take more than their share: each attack has a bound of its own beside the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from swerl.checks.attacks.finding import CannotError, Finding, failed, judge, passed
+from swerl.checks.attacks.lab import Box, DiedError, Lab
+from swerl.checks.attacks.registry import probe
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Limits
+
+_SMALL = Limits(memory_mib=128, num_processes=32, num_cpus=0.5, disk_mib=32, lifetime_s=60)
+_TINY = replace(_SMALL, memory_mib=64)
+_SLACK = 1.3
+_MOST_OUTPUT = 64 << 20
+_MOST_FILES, _FILES_S = 200_000, 4.0
+_MOST_DESCRIPTORS = 1 << 20
+_BURN_S = 1.0
+_IDLE = 0.2
+"""Processors that must be idle beside the attack, to say that its limit held it and no other."""
+_INOTIFY = 1 << 12
+_FOLDERS = ("/tmp", "/var/tmp", "/home/agent", "/run", "/mnt")
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How an attack that takes without end came to one."""
+
+    what: str
+    """What it had by then; empty where it could not say so any more."""
+    said: str
+
+
+@probe("Starts processes without end.", limits=_SMALL)
+async def fork_bomb(lab: Lab) -> Finding:
+    most = lab.limits.num_processes
+    end = await _take(lab.box, "greedy.fork", most * 4)
+    return await _held(lab, "pids", end, f"the limit is {most}")
+
+
+@probe("Takes memory without end.", limits=_SMALL)
+async def memory_bomb(lab: Lab) -> Finding:
+    most = lab.limits.memory_mib
+    end = await _take(lab.box, "greedy.hold_memory", most * 3)
+    return await _held(lab, "memory", end, f"the limit is {most} MiB")
+
+
+@probe("Takes memory in many processes, each below the limit.", limits=_SMALL)
+async def memory_in_pieces(lab: Lab) -> Finding:
+    most = lab.limits.memory_mib
+    end = await _take(lab.box, "greedy.hold_memory_together", 6, most // 2)
+    number = int(end.what.split()[0]) if end.what else 0
+    end = _End(end.what, "ok" if number * (most // 2) > most * _SLACK else "killed")
+    return await _held(lab, "memory", end, f"the limit is {most} MiB for all")
+
+
+@probe("Fills /dev and /dev/shm, whose files are memory.", limits=_SMALL)
+async def memory_files(lab: Lab) -> Finding:
+    most = lab.limits.memory_mib
+    end = await _take(lab.box, "greedy.fill", ["/dev/shm", "/dev"], most * 3)
+    return await _held(lab, "memory", end, f"the limit is {most} MiB of memory")
+
+
+@probe("Fills every folder on its disk that it may write to.", limits=_SMALL)
+async def disk_fill(lab: Lab) -> Finding:
+    most = lab.limits.disk_mib
+    look = 'for d in "$@"; do [ -w "$d" ] && echo "$d"; done; true'
+    folders = (await lab.box.sh(look, lab.workdir, *_FOLDERS)).stdout.decode().split()
+    if not folders:
+        raise CannotError("there is no folder that it may write to")
+    end = await _take(lab.box, "greedy.fill", folders, most * 3)
+    return await _held(lab, "disk", end, f"the limit is {most} MiB")
+
+
+@probe("Makes empty files without end, which cost no bytes of disk.", limits=_TINY, timeout_s=30)
+async def inode_fill(lab: Lab) -> Finding:
+    end = await _take(
+        lab.box, "greedy.make_files", lab.workdir, _MOST_FILES, _FILES_S, timeout_s=20
+    )
+    return await _held(lab, "disk", end, f"{_MOST_FILES:,} or {_FILES_S:.0f} s were wanted")
+
+
+@probe("Computes in more processes than it has processors.", limits=_SMALL, alone=True)
+async def processor_hog(lab: Lab) -> Finding:
+    idle_before, started = _idle_s(), time.monotonic()
+    used = await lab.box.attack("greedy.burn", 4, _BURN_S)
+    idle = (_idle_s() - idle_before) / (time.monotonic() - started)
+    share = float(used["cpu_s"]) / float(used["wall_s"])
+    seen = f"{share:.2f} processors used; the limit is {lab.limits.num_cpus}"
+    if share > lab.limits.num_cpus * _SLACK:
+        _need_own_limit(lab, "cpu", seen)
+        return failed(seen)
+    if idle < _IDLE and not lab.ground.own_kernel:
+        raise CannotError(f"{seen}; but the machine is too busy to have given more")
+    return passed(seen)
+
+
+@probe("Opens files without closing one, until the host has none left.", limits=_SMALL)
+async def descriptor_exhaustion(lab: Lab) -> Finding:
+    end = await _take(lab.box, "greedy.open_files", _MOST_DESCRIPTORS)
+    return await _held(lab, "memory", end, f"{_MOST_DESCRIPTORS:,} were wanted")
+
+
+@probe("Prints without end.")
+async def endless_output(lab: Lab) -> Finding:
+    done = await lab.box.run(["sh", "-c", "yes swerl; yes swerl >&2"], timeout_s=1.0)
+    size = len(done.stdout) + len(done.stderr)
+    if not done.timed_out:
+        raise CannotError(f"it ended with {done.exit_code}: {done.text[:80]}")
+    holes = [f"{size >> 20} MiB were kept"] if size > _MOST_OUTPUT else []
+    return judge(holes, f"{size >> 10} KiB kept in {done.duration_s:.1f} s, then the timeout")
+
+
+@probe("Prints one line of 100 MB without an end of line.")
+async def giant_line(lab: Lab) -> Finding:
+    script = "head -c 100000000 /dev/zero | tr '\\0' x"
+    done = await lab.box.sh(script, timeout_s=2)
+    size = len(done.stdout)
+    if size > _MOST_OUTPUT:
+        return failed(f"{size >> 20} MiB were kept")
+    return await _still_there(lab.box, f"{size >> 10} KiB kept of 97,656")
+
+
+@probe("Takes what the kernel counts by user, and looks whether the host's user has some left.")
+async def counted_by_user(lab: Lab) -> Finding:
+    lab.need_shared_kernel()
+    taking = asyncio.ensure_future(lab.box.attack("greedy.watch", _INOTIFY))
+    try:
+        starved = False
+        until = time.monotonic() + 3
+        while not taking.done() and not starved and time.monotonic() < until:
+            await asyncio.sleep(0.1)
+            starved = not _can_watch()
+        outcomes = await taking
+    finally:
+        taking.cancel()
+    [(what, said)] = outcomes.items()
+    return judge(
+        ["the host's user can watch no file any more"] if starved else [], f"{what}: {said}"
+    )
+
+
+def _idle_s() -> float:
+    """Return the seconds that processors of this machine had nothing to do."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return (int(words[4]) + int(words[5])) / os.sysconf("SC_CLK_TCK")
+
+
+def _can_watch() -> bool:
+    fd = int(ctypes.CDLL(None).inotify_init1(0))
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
+
+
+async def _take(box: Box, function: str, *arguments: object, timeout_s: float = 12) -> _End:
+    """Run an attack that may be killed for what it takes."""
+    try:
+        outcomes = await box.attack(function, *arguments, timeout_s=timeout_s)
+    except DiedError as error:
+        return _End("", f"killed with exit code {error.exit_code}")
+    [(what, said)] = outcomes.items()
+    return _End(what, said)
+
+
+async def _held(lab: Lab, kind: str, end: _End, limit: str) -> Finding:
+    """Judge an attack that should have met its limit, and whether the sandbox lives on."""
+    seen = f"{end.what}: {end.said}" if end.what else end.said
+    if end.said == "ok":
+        _need_own_limit(lab, kind, end.what)
+        return failed(f"{end.what}, and nothing stopped it; {limit}")
+    return await _still_there(lab.box, f"{seen}; {limit}")
+
+
+def _need_own_limit(lab: Lab, kind: str, what: str) -> None:
+    """Raise CannotError where a provider sizes the machine, and not our limits."""
+    sandbox = lab.box.sandbox
+    ours = lab.ground.backend.price(lab.limits) == 0 or kind in getattr(sandbox, "limits", ())
+    if not ours:
+        raise CannotError(f"{what}: its provider chooses the size of the machine, not our limits")
+
+
+async def _still_there(box: Box, seen: str) -> Finding:
+    try:
+        done = await box.run(["echo", "here"])
+    except SandboxError as error:
+        return failed(f"the sandbox does not answer after {seen}: {error}")
+    return judge([] if done.stdout == b"here\n" else [f"it answers {done.text[:80]!r}"], seen)

@@ -1,0 +1,134 @@
+"""The lab's report: a table for people in Markdown, everything in JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from swerl.checks.compat.matrix import Found
+from swerl.checks.compat.row import NONE, Figures, Row
+from swerl.core import files
+from swerl.core.errors import InputError
+
+BEGIN, END = "<!-- lab report: begin -->", "<!-- lab report: end -->"
+HEADINGS = (
+    *("agent", "case", "end", "turns", "branches", "samples"),
+    *("trained", "packed", "extra", "outside"),
+)
+FAMILY_HEADINGS = ("family", "agent", "cases", "turns", "trained", "most packed", "ends")
+_BETWEEN = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+
+
+def write(found: Found, path: Path) -> None:
+    """Write the report, whole or not at all: JSON for `.json`, Markdown for `.md`.
+
+    In a page that has the report's two markers only what is between them changes. Raises
+    InputError on another ending, RunError where the file cannot be written.
+    """
+    check(path)
+    if path.suffix == ".json":
+        rows = [row.to_json() for row in found.rows]
+        files.write_json(path, {"seconds": round(found.seconds, 1), "rows": rows})
+        return
+    body = f"{BEGIN}\n{markdown(found)}{END}"
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    has_place = _BETWEEN.search(page)
+    files.write_text(path, _BETWEEN.sub(lambda _: body, page) if has_place else body + "\n")
+
+
+def check(path: Path) -> None:
+    """Raise InputError where no report can be written at this path."""
+    if path.suffix not in (".json", ".md"):
+        raise InputError(
+            f"a report ends in .md or .json, not {path.suffix or 'without an ending'!r}",
+            hint="for example -o report.md",
+        )
+    if not path.parent.is_dir():
+        raise InputError(
+            f"there is no folder {path.parent}",
+            hint="make it, or name another place for the report",
+        )
+
+
+def markdown(found: Found) -> str:
+    """Return the report as Markdown: one table of agents, one of further families, the reasons."""
+    first = found.rows[0].family
+    main = [row for row in found.rows if row.family == first]
+    others = [row for row in found.rows if row.family != first]
+    parts = [f"Family `{first}`:", "", *_table(HEADINGS, map(cells, main))]
+    if others:
+        parts += ["", *_table(FAMILY_HEADINGS, _by_family([*_of_one_agent(main, others), *others]))]
+    told = [f"- {line}" for line in reasons(found.rows)]
+    parts += ["", *told] if told else []
+    return "\n".join(parts) + "\n"
+
+
+def cells(row: Row) -> list[str]:
+    """Return what the table shows of a trial."""
+    return [row.agent, row.case, row.outcome.value, *_numbers(row.figures)]
+
+
+def _numbers(figures: Figures | None) -> list[str]:
+    if figures is None:
+        return [NONE] * (len(HEADINGS) - 3)
+    return [
+        *map(str, (figures.turns, figures.branches, figures.samples)),
+        _percent(figures.trained),
+        f"{figures.packed:.2f}",
+        str(figures.extra),
+        NONE if figures.outside is None else str(len(figures.outside)),
+    ]
+
+
+def _by_family(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Sum up each family with each of its agents over the cases."""
+    for family, agent in dict.fromkeys((row.family, row.agent) for row in rows):
+        mine = [row for row in rows if (row.family, row.agent) == (family, agent)]
+        figures = [row.figures for row in mine if row.figures]
+        ends = [row.outcome.value for row in mine if row.figures or not row.reason]
+        told = ", ".join(f"{ends.count(end)} {end}" for end in dict.fromkeys(ends))
+        if not figures:
+            yield [family, agent, "0", *[NONE] * (len(FAMILY_HEADINGS) - 3)]
+            continue
+        yield [
+            *(family, agent, str(len(figures)), str(sum(each.turns for each in figures))),
+            _percent(min(each.trained for each in figures)),
+            f"{max(each.packed for each in figures):.2f}",
+            told,
+        ]
+
+
+def _of_one_agent(main: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+    """Return the first family's rows of the agents that met other families, too."""
+    agents = {row.agent for row in others}
+    return [row for row in main if row.agent in agents]
+
+
+def reasons(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield why trials failed or could not be made, each reason once."""
+    where: dict[tuple[str, str, str], dict[str, None]] = {}
+    for row in rows:
+        if row.reason:
+            where.setdefault((row.outcome.value, row.agent, row.reason), {})[row.case] = None
+    for (outcome, agent, reason), cases in where.items():
+        yield f"{outcome}: {agent}: {reason} ({', '.join(cases)})"
+
+
+def attempts(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what each agent tried to reach outside, each attempt once."""
+    tried = [(row.agent, each) for row in rows if row.figures for each in row.figures.outside or ()]
+    yield from (f"outside: {agent}: {each}" for agent, each in dict.fromkeys(tried))
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, never rounded up to a whole that it is not."""
+    return "100" if share == 1 else f"{int(share * 10_000) / 100:.2f}"
+
+
+def _table(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    headings = list(headings)
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{'---|' * len(headings)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"

@@ -1,0 +1,275 @@
+"""What of swerl works on this machine, and the one command that mends what does not.
+
+Checks try the thing itself where that is harmless: a sandbox is opened, torch is imported, a
+daemon is asked. Nothing goes over the network, and no secret is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from swerl.core import plugins
+from swerl.core.errors import SwerlError
+from swerl.core.sandbox import Limits
+from swerl.core.secrets import cache_dir, secret
+from swerl.images._login import default_config, logged_in
+from swerl.sandboxes._docker.api import LIMITS_HELD, Api
+from swerl.sandboxes._local import cgroup
+from swerl.sandboxes.ledger.tracked import tracked
+
+_TIMEOUT_S = 10.0
+_IMPORT_TIMEOUT_S = 120.0
+_DISK_GIB = 2.0
+_MEMORY_GIB = 3.0
+_SHM_MIB = 256.0
+_TWIN_PACKAGES = ("numpy", "psutil", "pyarrow", "safetensors", "tokenizers")
+_IMPORTS = "import torch, megatron.core as m; print('torch', torch.__version__, 'megatron-core'"
+_TRAINER = f"{_IMPORTS}, m.__version__)"
+
+
+class State(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    """It is absent, and only what it enables is lost."""
+    MISSING = "missing"
+    """It is absent, and the twin cannot run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that this machine has or lacks."""
+
+    name: str
+    state: State
+    found: str
+    """What was seen, in a few words."""
+    enables: str
+    """What it is good for."""
+    mend: str = ""
+    """The one command that mends it; empty where all is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Something to look for."""
+
+    name: str
+    enables: str
+    mend: str = ""
+    for_twin: bool = False
+
+    def seen(self, found: str, *, absent: str = "not installed") -> Check:
+        return self.judged(found or absent, good=bool(found))
+
+    def judged(self, found: str, *, good: bool) -> Check:
+        if good:
+            return Check(self.name, State.OK, found, self.enables)
+        state = State.MISSING if self.for_twin else State.WARN
+        return Check(self.name, state, found, self.enables, self.mend)
+
+
+async def examine(folder: Path) -> list[Check]:
+    """Run every check; `folder` is where runs would be kept."""
+    asked = await asyncio.gather(
+        _git(), _sandbox(), _bwrap(), _trainer(), _node(), _docker(), _gpus()
+    )
+    here = (_cgroups(), _disk(folder), _memory(), _shared_memory())
+    return [_python(), *asked, *here, *_packages(), *_keys()]
+
+
+def twin_runs(checks: Sequence[Check]) -> bool:
+    """Say whether the twin can run here."""
+    return all(check.state is not State.MISSING for check in checks)
+
+
+def _python() -> Check:
+    need = _Need("python", "everything", "uv python install 3.11", for_twin=True)
+    return need.judged(platform.python_version(), good=sys.version_info >= (3, 11))
+
+
+async def _git() -> Check:
+    need = _Need("git", "work trees and patches", "apt-get install -y git", for_twin=True)
+    return need.seen(await _first_line("git", "--version"))
+
+
+async def _sandbox() -> Check:
+    enables = "sandboxes on this machine, without network"
+    mend = "apt-get install -y bubblewrap"
+    try:
+        module = plugins.load("sandboxes", "local")
+        backend = tracked("local", module.Options(), run="doctor")
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            backend.open("host", Limits(memory_mib=256), workdir="/tmp") as sandbox,
+        ):
+            done = await sandbox.run(["git", "--version"], cwd="/")
+    except (SwerlError, OSError, TimeoutError) as error:
+        mend = getattr(error, "hint", "") or mend
+        need = _Need("local sandbox", enables, mend, for_twin=True)
+        return need.judged(str(error) or "no answer", good=False)
+    need = _Need("local sandbox", enables, "apt-get install -y git", for_twin=True)
+    good = done.exit_code == 0
+    found = "opened, git ran in it" if good else done.text[:80]
+    if "syscalls" not in getattr(sandbox, "limits", {"syscalls"}):
+        found += f"; no system call filter for {platform.machine()}"
+    return need.judged(found, good=good)
+
+
+async def _bwrap() -> Check:
+    enables = "local sandboxes where the kernel refuses us; else not needed"
+    need = _Need("bubblewrap", enables, "apt-get install -y bubblewrap")
+    return need.seen(await _first_line("bwrap", "--version"))
+
+
+async def _trainer() -> Check:
+    need = _Need(
+        "trainer", "training and the CPU engine", "pip install 'swerl[twin]'", for_twin=True
+    )
+    absent = [name for name in ("torch", "megatron-core", *_TWIN_PACKAGES) if not _version(name)]
+    if absent:
+        return need.judged(f"not installed: {', '.join(absent)}", good=False)
+    found = await _first_line(sys.executable, "-c", _TRAINER, timeout_s=_IMPORT_TIMEOUT_S)
+    return need.seen(found, absent="torch or megatron-core is installed but cannot be imported")
+
+
+async def _node() -> Check:
+    need = _Need("node and npm", "the agent Claude Code", "apt-get install -y nodejs npm")
+    node, npm = await asyncio.gather(
+        _first_line("node", "--version"), _first_line("npm", "--version")
+    )
+    return need.seen(f"node {node}, npm {npm}" if node and npm else "")
+
+
+async def _docker() -> Check:
+    enables, api = 'sandbox.type = "docker"', Api("")
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            await api.connect()
+    except (SwerlError, TimeoutError) as error:
+        mend = "apt-get install -y docker.io && dockerd &"
+        mend = mend if _version("docker") else "pip install 'swerl[docker]'"
+        return _Need("docker", enables, mend).judged(str(error) or "no answer", good=False)
+    told = api.info
+    missing = [name for name, key in LIMITS_HELD.items() if not told.get(key)]
+    found = f"{told.get('ServerVersion', '?')}, {told.get('Driver', '?')}"
+    found += f", without limits on {', '.join(missing)}" if missing else ""
+    need = _Need("docker", enables, "a daemon with cgroups holds every limit")
+    return need.judged(found, good=not missing)
+
+
+async def _gpus() -> Check:
+    need = _Need("GPUs", "models larger than the twin's")
+    asked = await _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    names = asked.splitlines()
+    return need.seen(f"{len(names)} x {names[0].strip()}" if names else "", absent="none")
+
+
+def _cgroups() -> Check:
+    mend = "run as root, or below `systemd-run --user --scope -p Delegate=yes`"
+    need = _Need("cgroups", "limits for a sandbox as a whole", mend)
+    try:
+        found = sorted(cgroup.find())
+    except OSError:
+        found = []
+    return need.seen(", ".join(found), absent="none that this user may write")
+
+
+def _disk(folder: Path) -> Check:
+    free_gib = shutil.disk_usage(_existing(folder)).free / 2**30
+    enables = f"runs and images; the twin needs {_DISK_GIB:g} GiB"
+    need = _Need("disk", enables, f"rm -r {cache_dir()}", for_twin=True)
+    return need.judged(f"{free_gib:,.1f} GiB free", good=free_gib >= _DISK_GIB)
+
+
+def _memory() -> Check:
+    enables = f"the twin needs {_MEMORY_GIB:g} GiB"
+    need = _Need("memory", enables, "swerl train … --set rollout.concurrency=4")
+    free_gib = _available_gib(Path("/proc/meminfo"))
+    return need.judged(f"{free_gib:,.1f} GiB free", good=free_gib >= _MEMORY_GIB)
+
+
+def _shared_memory() -> Check:
+    folder = Path("/dev/shm")
+    enables = "tensors that an SGLang engine is handed"
+    if not folder.is_dir():
+        return _Need("/dev/shm", enables, "mount -t tmpfs shm /dev/shm").seen("", absent="absent")
+    free_mib = shutil.disk_usage(folder).free / 2**20
+    need = _Need("/dev/shm", enables, "mount -o remount,size=1G /dev/shm")
+    return need.judged(f"{free_mib:,.0f} MiB free", good=free_mib >= _SHM_MIB)
+
+
+def _packages() -> Iterator[Check]:
+    for name, enables, mend in (
+        ("matplotlib", "the reward curve as a picture", "pip install 'swerl[twin]'"),
+        ("sglang", 'engine.type = "sglang"', "pip install sglang==0.5.21"),
+        ("trackio", "metrics in Trackio", "pip install 'swerl[trackio]'"),
+        ("wandb", "metrics at Weights & Biases", "pip install 'swerl[wandb]'"),
+    ):
+        yield _Need(name, enables, mend).seen(_version(name))
+    need = _Need(
+        "docker-registry", "a mirror of task images here", "apt-get install -y docker-registry"
+    )
+    yield need.seen(shutil.which("docker-registry") or "")
+    need = _Need("registry logins", "private images and higher pull limits", "docker login")
+    yield need.seen(", ".join(logged_in(default_config())), absent="none")
+
+
+def _keys() -> Iterator[Check]:
+    for name, enables in (
+        ("OPENAI_API_KEY", "models behind an API, for debugging"),
+        ("WANDB_API_KEY", "metrics at Weights & Biases"),
+        ("HF_TOKEN", "gated models and data sets"),
+    ):
+        need = _Need(name, enables, f"export {name}=…")
+        yield need.seen("set" if secret(name) else "", absent="not set")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+async def _first_line(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
+    return (await _output(*command, timeout_s=timeout_s)).partition("\n")[0].strip()
+
+
+async def _output(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
+    """Return what a program prints; empty where it is absent, fails or hangs."""
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=null, stdout=pipe, stderr=null
+        )
+    except OSError:
+        return ""
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return ""
+    return out.decode("utf-8", "replace") if process.returncode == 0 else ""
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _available_gib(meminfo: Path) -> float:
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / 2**20
+    return 0.0

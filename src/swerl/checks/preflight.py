@@ -1,0 +1,140 @@
+"""`swerl train preflight`: the machines of a recipe, its sandboxes, and the way between them.
+
+Sandboxes and the gateway's reach from inside are looked at where the recipe puts sandboxes: beside
+the controller, or on each machine; everything else on each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from swerl.checks import smoke
+from swerl.checks.attacks._services import Greeter
+from swerl.cluster.checks import check_ports
+from swerl.cluster.finding import Finding, State, judged
+from swerl.cluster.open import Nodes, open_nodes
+from swerl.cluster.preflight import check_nodes
+from swerl.cluster.sandbox_servers import serve_sandboxes
+from swerl.core.contracts import SandboxBackend
+from swerl.core.errors import SandboxUnavailableError, SwerlError
+from swerl.core.events import ignore
+from swerl.core.files import disk_errors
+from swerl.core.sandbox import Limits
+from swerl.core.task import Task
+from swerl.plan.disk import plan_disk
+from swerl.plan.shape import shape_of
+from swerl.recipe.schema import Recipe
+from swerl.rollout import wiring
+
+REACH_S = 60.0
+REST_BYTES = 2 << 30
+"""Episodes, turns, samples and logs of a run of a hundred steps."""
+_FETCH = (
+    'curl -fsS -m 20 "$0" 2>/dev/null || wget -qO- -T 20 "$0" 2>/dev/null || python3 -c '
+    "'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())' "
+    '"$0"'
+)
+
+
+async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[Finding]:
+    """Yield every finding as it comes; starts nothing of the run, leaves only logs behind.
+
+    Raises ClusterError where the machines cannot be had at all.
+    """
+    logs = root / "preflight"
+    with disk_errors(logs):
+        logs.mkdir(parents=True, exist_ok=True)
+    spread = bool(recipe.cluster.sandbox_cpus)
+    async with open_nodes(recipe, logs) as nodes:
+        disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most + REST_BYTES
+        async for finding in check_nodes(recipe, nodes, root, disk_bytes=disk_bytes):
+            yield finding
+        if spread:
+            async for finding in _on_nodes(recipe, nodes, logs):
+                yield finding
+    if recipe.gateway.port:
+        for finding in check_ports(platform.node(), recipe.gateway.bind, [recipe.gateway.port]):
+            yield finding
+    if not spread:
+        async for finding in _here(recipe, logs):
+            yield finding
+
+
+async def _here(recipe: Recipe, logs: Path) -> AsyncIterator[Finding]:
+    here = platform.node()
+    try:
+        backend = wiring.sandbox_backend(recipe, lambda _: None)
+    except SwerlError as error:
+        yield judged(here, "sandbox", str(error), good=False, mend=error.hint)
+        return
+    async for finding in _sandboxes(recipe, {here: backend}, logs):
+        yield finding
+
+
+async def _on_nodes(recipe: Recipe, nodes: Nodes, logs: Path) -> AsyncIterator[Finding]:
+    """Look at the sandboxes of every machine of the cluster, through a server there."""
+    try:
+        async with serve_sandboxes(nodes.all, recipe, logs=logs, emit=ignore) as served:
+            places = {site.name: site.backend for site in served.sites if site.backend}
+            async for finding in _sandboxes(recipe, places, logs):
+                yield finding
+    except SwerlError as error:
+        yield judged("all", "sandbox", str(error), good=False, mend=error.hint)
+
+
+async def _sandboxes(
+    recipe: Recipe, places: Mapping[str, SandboxBackend], logs: Path
+) -> AsyncIterator[Finding]:
+    """Boot the image of the first Task in each place, and fetch a page of this machine's there."""
+    with tempfile.TemporaryDirectory(prefix="tasks-", dir=logs) as scratch:
+        few = {"num_train": 1, "num_heldout": 0, "num_unseen": 0}
+        one = recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=few)})
+        try:
+            tasks, _ = await asyncio.to_thread(wiring.tasks_of, one, Path(scratch).resolve())
+        except SwerlError as error:
+            yield judged(platform.node(), "tasks", str(error), good=False, mend=error.hint)
+            return
+        looks = [_look(recipe, tasks[0], name, backend) for name, backend in places.items()]
+        for findings in await asyncio.gather(*looks):
+            for finding in findings:
+                yield finding
+
+
+async def _look(recipe: Recipe, task: Task, where: str, backend: SandboxBackend) -> list[Finding]:
+    try:
+        (seen,) = await smoke.check(backend, [task])
+    except ExceptionGroup as group:
+        error = group.exceptions[0]
+        if not isinstance(error, SandboxUnavailableError):
+            raise
+        return [judged(where, "sandbox", str(error), good=False, mend=error.hint)]
+    found = f"{recipe.sandbox.type}: {seen.image} booted in {seen.boot_s:.1f} s"
+    mend = f"`swerl sandbox smoke` looks at all images of the tasks: {seen.failure}"
+    rows = [judged(where, "sandbox", found, good=seen.ok, mend=mend)]
+    return [*rows, await _reach(recipe, task, where, backend)] if seen.ok else rows
+
+
+async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend) -> Finding:
+    word = secrets.token_hex(8)
+    page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
+    listener = Greeter(page)
+    limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
+    try:
+        async with backend.open(task.image, limits, workdir=task.workdir) as sandbox:
+            url = await sandbox.expose(listener)
+            done = await sandbox.run(["sh", "-c", _FETCH, f"{url}/"], cwd="/", timeout_s=REACH_S)
+    except (SwerlError, OSError, TimeoutError) as error:
+        mend = getattr(error, "hint", "") or "`swerl sandbox probe` says what the backend lacks"
+        return judged(here, "gateway", str(error), good=False, mend=mend)
+    finally:
+        listener.close()
+    if word in done.text:
+        return Finding(here, "gateway", State.OK, f"reached from inside at {url}")
+    found = f"not reached from inside at {url}: {done.text.strip()[-80:]}"
+    mend = "set gateway.bind and the backend's address for it; `swerl sandbox probe` says more"
+    return judged(here, "gateway", found, good=False, mend=mend)

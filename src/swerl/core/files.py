@@ -1,0 +1,60 @@
+"""Writing files that are either whole or absent, and errors that say what a full disk means."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from swerl.core.errors import RunError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write under a temporary name in the same folder, then rename."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write under a temporary name in the same folder, then rename. Raises RunError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with disk_errors(path):
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises RunError where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"cannot read {path}: {error}", hint="delete the run folder to start the run anew"
+        ) from error
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one RunError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        hint = {
+            errno.ENOSPC: "free some space, then run the same command again: it resumes",
+            errno.EDQUOT: "raise the quota, then run the same command again: it resumes",
+            errno.EACCES: "choose a folder you may write to",
+            errno.EROFS: "choose a folder you may write to",
+        }.get(error.errno or 0, "check the folder, then run the same command again")
+        raise RunError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error

@@ -1,0 +1,100 @@
+"""Sample: one root-to-leaf token row, what the trainer eats; every sampled token in exactly one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from swerl.core.tree import Trajectory
+from swerl.core.turn import RoutedExperts, Turn
+
+_COLUMNS = (("ids", "i"), ("mask", "b"), ("logprobs", "d"))
+_FLOAT_BYTES = array("d").itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One token row of length T.
+
+    `mask[t]` is 1 where token t was sampled and is trained here; everywhere else the token is
+    context. The prefix `ids[:t]` of a trained token is exactly what the engine saw. Rows are held
+    as arrays of numbers, 13 bytes a token where tuples take a hundred; nobody changes them.
+    """
+
+    episode: str
+    task: str
+    ids: Sequence[int]
+    mask: Sequence[int]
+    logprobs: Sequence[float]
+    """Log-probability under the policy that sampled it; 0.0 on context."""
+    weight_versions: tuple[str, ...] = ()
+    """Weight versions of the trained Turns, oldest first, without repeats."""
+    advantage: float = 0.0
+    share: float = 1.0
+    """Trained tokens of this Sample over those of its whole Episode: its part of one vote."""
+    routed: Sequence[RoutedExperts] = ()
+    """Experts that the engine chose, in pieces by rising `start`; positions in no piece have no
+    record. They end before T - 1: the last id is never fed to a model."""
+
+    def __post_init__(self) -> None:
+        for name, code in _COLUMNS:
+            values = getattr(self, name)
+            if not isinstance(values, array):
+                object.__setattr__(self, name, array(code, values))
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens that enter the loss."""
+        return array("b", self.mask).tobytes().count(1)
+
+    @property
+    def num_routed(self) -> int:
+        """Positions, of T - 1, whose experts are recorded."""
+        return sum(piece.num_positions for piece in self.routed)
+
+
+def to_samples(trajectory: Trajectory, *, episode: str, task: str) -> list[Sample]:
+    """Linearise a Trajectory: one Sample a leaf; a shared Turn is trained with its first leaf.
+
+    Turns without token ids (`trainable` false) are left out. The shares of the result sum to one.
+    """
+    trained: set[int] = set()
+    rows: list[tuple[Sample, int]] = []
+    for leaf in trajectory.leaves():
+        path = trajectory.path(leaf)
+        if not all(turn.trainable for turn in path):
+            continue
+        fresh = {turn.index for turn in path} - trained
+        trained |= fresh
+        num_trained = sum(len(turn.output_ids) for turn in path if turn.index in fresh)
+        if num_trained:
+            rows.append((_row(path, fresh, episode, task), num_trained))
+    total = sum(num_trained for _, num_trained in rows)
+    return [replace(sample, share=num_trained / total) for sample, num_trained in rows]
+
+
+def _row(path: tuple[Turn, ...], fresh: set[int], episode: str, task: str) -> Sample:
+    """Join a path's Turns. A shared Turn's experts stand in every row that it is context of."""
+    ids, mask, logprobs = array("i"), bytearray(), array("d")
+    versions: dict[str, None] = {}
+    for turn in path:
+        num_prompt, num_output = len(turn.prompt_ids), len(turn.output_ids)
+        is_fresh = turn.index in fresh
+        ids += array("i", turn.prompt_ids)
+        ids += array("i", turn.output_ids)
+        mask += bytes(num_prompt) + (b"\1" if is_fresh else b"\0") * num_output
+        logprobs.frombytes(bytes(_FLOAT_BYTES * (num_prompt + (0 if is_fresh else num_output))))
+        if is_fresh:
+            logprobs += array("d", turn.logprobs)
+            versions[turn.weight_version] = None
+            versions |= dict.fromkeys(change.version for change in turn.weight_changes)
+    return Sample(
+        episode=episode,
+        task=task,
+        ids=ids,
+        mask=array("b", bytes(mask)),
+        logprobs=logprobs,
+        weight_versions=tuple(versions),
+        routed=tuple(turn.routed for turn in path if turn.routed),
+    )

@@ -1,0 +1,228 @@
+"""Task: one frozen problem, and its slime-compatible JSONL row."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from swerl.core.chat import Json
+from swerl.core.errors import TaskError, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class GradingSpec:
+    """What decides whether a patch solves a Task. Never shown to the agent."""
+
+    grader: str
+    """Name of the grader: `swebench`, `command`, …"""
+    fail_to_pass: tuple[str, ...] = ()
+    """Test ids that must fail before and pass after the patch."""
+    pass_to_pass: tuple[str, ...] = ()
+    """Test ids that must pass before and after the patch."""
+    expected: Mapping[str, str] = field(default_factory=dict)
+    """Status of every test after the solution, for datasets that fix the whole report."""
+    test_patch: str = ""
+    """Unified diff that brings the hidden tests; applied after the agent's patch."""
+    test_files: Mapping[str, str] = field(default_factory=dict)
+    """Hidden files by path relative to the workdir; written after the agent's patch."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Hidden files by absolute path in the sandbox; `file_bytes` reads a value."""
+    test_setup: str = ""
+    """Shell command that brings what no diff or file brings; run after the agent's patch."""
+    test_command: str = ""
+    """Shell command that runs the tests in the workdir."""
+    log_parser: str = ""
+    """Name of the parser that turns the test log into statuses per test id."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the test command."""
+    timeout_s: float = 600.0
+    """Most seconds for the test command."""
+    canary: bool | None = None
+    """Whether a test that must fail can be put among the hidden ones: vetting finds out. Where it
+    is True, a report without it is a forged one; where it is None, such a report does not count."""
+    report_path: str = ""
+    """Absolute path of the report or reward that the test command leaves, where it leaves one."""
+    report_command: str = ""
+    """Shell command that makes the report from the test log on its standard input, for test
+    commands that leave none; run when the tests are over and `files` are written anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem: a repository at one commit, a prompt, and the tests that judge a patch."""
+
+    id: str
+    repo: str
+    image: str
+    """Image reference: an OCI name, or a local one such as `host` or `built:<name>`."""
+    workdir: str
+    """Absolute path of the repository inside the sandbox."""
+    prompt: str
+    grading: GradingSpec
+    base_commit: str = ""
+    """Commit that the image's work tree stands at; empty for its HEAD."""
+    gold_patch: str = ""
+    """The known solution as a unified diff. Never shown to the agent."""
+    dataset: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files by absolute path that every sandbox of the Task holds; `file_bytes` reads a value."""
+    setup: str = ""
+    """Shell command that root runs in the workdir of every new sandbox, the agent's too."""
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    """What the dataset says of it, and what probing measured; nothing that decides a Grade."""
+    certificate: Mapping[str, Json] = field(default_factory=dict)
+    """What vetting found out about it; empty where it was never vetted."""
+
+
+_BASE64 = "data:;base64,"
+
+
+def file_text(data: bytes) -> str:
+    """Return a file's content as the text that Tasks hold; `file_bytes` reverses it."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = _BASE64
+    return text if not text.startswith(_BASE64) else _BASE64 + b64encode(data).decode()
+
+
+def file_bytes(text: str) -> bytes:
+    """Return the content of a file that a Task holds: UTF-8 text, or a data URL in base64."""
+    if text.startswith(_BASE64):
+        return b64decode(text.removeprefix(_BASE64))
+    return text.encode()
+
+
+_SHARED_FIELDS = {"fail_to_pass", "pass_to_pass", "test_patch"}
+_PLAIN = {str, float, dict}
+_SPEC_FIELDS = [each.name for each in fields(GradingSpec) if each.name not in _SHARED_FIELDS]
+
+
+def to_row(task: Task) -> dict[str, Json]:
+    """Turn a Task into one row of slime-compatible JSONL; `from_row` reverses it without loss.
+
+    What slime's trainer reads stands once, where it looks for it; the rest stands under `swerl`.
+    """
+    spec = task.grading
+    return {
+        "prompt": task.prompt,
+        "label": task.id,
+        "metadata": {
+            "instance_id": task.id,
+            "image": task.image,
+            "workdir": task.workdir,
+            "remote_env_info": {
+                "instance_id": task.id,
+                "image_url": task.image,
+                "workdir": task.workdir,
+                "repo": task.repo,
+                "base_commit": task.base_commit,
+                "test_patch": spec.test_patch,
+                "FAIL_TO_PASS": list(spec.fail_to_pass),
+                "PASS_TO_PASS": list(spec.pass_to_pass),
+            },
+            "swerl": {
+                "gold_patch": task.gold_patch,
+                "dataset": task.dataset,
+                "files": _json(task.files),
+                "setup": task.setup,
+                "metadata": _json(task.metadata),
+                "grading": {name: _json(getattr(spec, name)) for name in _SPEC_FIELDS},
+                **({"certificate": dict(task.certificate)} if task.certificate else {}),
+            },
+        },
+    }
+
+
+def from_row(row: Mapping[str, Json]) -> Task:
+    """Read a Task from a row written by `to_row`. Raises TaskError on anything else."""
+    try:
+        metadata = _object(row["metadata"])
+        own: dict[str, Any] = dict(_object(metadata["swerl"]))
+        shared: dict[str, Any] = _object(metadata["remote_env_info"])
+        grading: dict[str, Any] = dict(_object(own.pop("grading")))
+        spec = GradingSpec(
+            fail_to_pass=tuple(shared["FAIL_TO_PASS"]),
+            pass_to_pass=tuple(shared["PASS_TO_PASS"]),
+            test_patch=shared["test_patch"],
+            **grading,
+        )
+        return Task(
+            id=str(row["label"]),
+            repo=shared["repo"],
+            image=shared["image_url"],
+            workdir=shared["workdir"],
+            prompt=str(row["prompt"]),
+            base_commit=shared["base_commit"],
+            grading=spec,
+            **own,
+        )
+    except (KeyError, TypeError) as error:
+        raise TaskError(
+            f"a task row lacks or misnames a field: {error}",
+            hint="write the file with `swerl convert`",
+        ) from error
+
+
+def read_tasks(path: Path) -> Iterator[Task]:
+    """Yield the Tasks of a JSONL file. Raises TaskError with the line number of a bad row."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _parse_line(path, number, line)
+    except UnicodeDecodeError as error:
+        raise TaskError(
+            f"task file {path} is no text in UTF-8: {error.reason}",
+            hint="make one with `swerl convert`",
+        ) from error
+    except OSError as error:
+        raise TaskError(
+            f"cannot read task file {path}: {error.strerror}", hint="make one with `swerl convert`"
+        ) from error
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
+    """Write Tasks as JSONL under a temporary name, then rename; return how many."""
+    temporary = path.with_name(path.name + ".part")
+    count = 0
+    with temporary.open("w", encoding="utf-8") as out:
+        for task in tasks:
+            out.write(json.dumps(to_row(task), ensure_ascii=False) + "\n")
+            count += 1
+    temporary.replace(path)
+    return count
+
+
+def find_task(tasks: Iterable[Task], task_id: str) -> Task:
+    """Return the Task with this id. Raises UnknownNameError with the nearest ids."""
+    seen = []
+    for task in tasks:
+        if task.id == task_id:
+            return task
+        seen.append(task.id)
+    raise unknown("instance", task_id, seen)
+
+
+def _parse_line(path: Path, number: int, line: str) -> Task:
+    try:
+        return from_row(json.loads(line))
+    except (json.JSONDecodeError, TaskError) as error:
+        raise TaskError(
+            f"{path}:{number}: {error}", hint="write it with `swerl convert`"
+        ) from error
+
+
+def _json(value: Any) -> Any:
+    """Return what JSON writers take; the type of nearly every value is looked up, not asked for."""
+    return value if type(value) in _PLAIN or not isinstance(value, Mapping) else dict(value)
+
+
+def _object(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, found {value!r:.40}")
+    return value

@@ -1,0 +1,118 @@
+"""Turn: one request and reply of a Session in exact tokens; Completion: an engine's raw answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swerl.core.chat import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an engine samples one reply."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """Seed of this reply's draws; None leaves it to the engine."""
+    num_routed: int = 0
+    """Leading prompt positions whose routed experts are recorded already."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChange:
+    """New weights in the middle of a reply."""
+
+    at: int
+    """Index of the first sampled id that they gave."""
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """Where bytes lie in a file; `core/expert_files.py` reads them."""
+
+    file: Path
+    offset: int
+    num_bytes: int
+    checksum: int
+    """CRC-32, as zlib has it."""
+
+    def __len__(self) -> int:
+        return self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts that a mixture-of-experts model chose, [positions, layers, top k].
+
+    The last id of a reply is never fed back, so a sequence of T ids has T - 1 positions.
+    """
+
+    start: int
+    """First position, counted from the first id of the whole prompt."""
+    num_layers: int
+    top_k: int
+    bytes_per_id: int
+    data: bytes | StoredBytes
+    """Unsigned integers of `bytes_per_id` bytes in the machine's order, row by row."""
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that are covered."""
+        return len(self.data) // (self.bytes_per_id * self.num_layers * self.top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine sampled."""
+
+    ids: tuple[int, ...]
+    """Sampled token ids, the stop token included where the model sampled it."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each sampled token at temperature and weights it was sampled with."""
+    finish: Finish
+    weight_version: str
+    """Version of the weights that gave the first id."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    weight_changes: tuple[WeightChange, ...] = ()
+    routed: RoutedExperts | None = None
+    """What an engine records when it is asked to."""
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.logprobs):
+            raise ValueError(
+                f"{len(self.ids)} sampled ids but {len(self.logprobs)} log-probabilities"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One node of a Trajectory.
+
+    The engine's whole prompt was the tokens of the path from the root to `parent`, then
+    `prompt_ids`; it answered with `output_ids`.
+    """
+
+    index: int
+    parent: int | None
+    """Index of the Turn that this one continues; None for a root."""
+    prompt_ids: tuple[int, ...]
+    """Tokens added after the parent's output: what the client said since."""
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish
+    weight_version: str
+    started_s: float = 0.0
+    """Seconds since the Session opened."""
+    duration_s: float = 0.0
+    trainable: bool = True
+    """False where the engine gave no token ids (a debugging engine)."""
+    malformed_calls: int = 0
+    weight_changes: tuple[WeightChange, ...] = ()
+    routed: RoutedExperts | None = None

@@ -1,0 +1,236 @@
+"""What a model is made of, read from its config.json: one Plan covers every trained line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from swerl.core.chat import Json
+from swerl.core.errors import InputError
+from swerl.engines.families._megatron.reading import (
+    HfConfig,
+    number,
+    refuse,
+    refuse_unusual,
+    rope_value,
+    text_config,
+    whole_number,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Full attention with grouped queries."""
+
+    num_heads: int
+    num_groups: int
+    head_dim: int
+    gated: bool = False
+    """Whether each query head has a gate of its width, of which the output's sigmoid weight is."""
+    bias: bool = False
+    """Whether the projections to queries, keys and values have a bias."""
+    normed: bool = True
+    """Whether queries and keys are normalised by head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A gated delta net."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """Positions that the convolution sees, the current one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A feed-forward block of routed experts."""
+
+    num: int
+    per_token: int
+    width: int
+    shared_width: int = 0
+    shared_name: str = "shared_expert"
+    shared_gate: bool = False
+    sigmoid: bool = False
+    """Whether scores are sigmoids; softmax over all experts otherwise."""
+    normalised: bool = True
+    """Whether the chosen experts' scores are divided by their sum."""
+    scale: float = 1.0
+    bias: bool = False
+    """Whether a correction bias is added to the scores for choosing, not for weighing."""
+    stacked: bool = False
+    """Whether published checkpoints hold a layer's experts as two stacked tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decoder's parts and sizes."""
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    ffn_size: int
+    attention: Attention
+    rope_theta: float
+    epsilon: float
+    tied: bool
+    prefix: str = "model."
+    """Before the names of the decoder's tensors."""
+    rotary_share: float = 1.0
+    """Part of a head that is rotated."""
+    norm_adds_one: bool = False
+    """Whether norms multiply by one plus their weight."""
+    delta: Delta | None = None
+    linear_layers: frozenset[int] = frozenset()
+    """Layers, counted from 0, that have a gated delta net for attention."""
+    experts: Experts | None = None
+    dense_layers: frozenset[int] = frozenset()
+    """Layers without experts in a model of experts."""
+
+    def has_experts(self, layer: int) -> bool:
+        """Say whether a layer, counted from 0, has routed experts."""
+        return self.experts is not None and layer not in self.dense_layers
+
+
+def plan_of(hf_config: HfConfig) -> Plan:
+    """Return the plan of a model. Raises InputError on one that cannot be trained."""
+    config = text_config(hf_config)
+    kind = str(config.get("model_type", hf_config.get("model_type", "")))
+    read = _READERS.get(kind)
+    if read is None:
+        message = f"models of the type {kind!r} can be run but not trained"
+        known = ", ".join(sorted(name for name in _READERS if not name.endswith("_text")))
+        raise InputError(message, hint=f"trained are those whose config.json says: {known}")
+    refuse_unusual(config)
+    plan = read(config)
+    nested = config is not hf_config
+    tied = bool(hf_config.get("tie_word_embeddings", False)) if nested else plan.tied
+    return replace(plan, tied=tied, prefix="model.language_model." if nested else "model.")
+
+
+def _qwen3(config: HfConfig) -> Plan:
+    refuse(config, {"attention_bias": bool(config.get("attention_bias"))})
+    return _base(config)
+
+
+def _qwen3_moe(config: HfConfig) -> Plan:
+    refuse(config, {"decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1})
+    listed = config.get("mlp_only_layers") or []
+    assert isinstance(listed, list)
+    experts = replace(_experts(config), normalised=bool(config.get("norm_topk_prob")))
+    dense = frozenset(layer for layer in listed if isinstance(layer, int))
+    return replace(_qwen3(config), experts=experts, dense_layers=dense)
+
+
+def _qwen3_5(config: HfConfig) -> Plan:
+    refuse(config, {"attention_bias": bool(config.get("attention_bias"))})
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list):
+        interval = int(number(config.get("full_attention_interval", 4), "full_attention_interval"))
+        layers = range(1, whole_number(config, "num_hidden_layers") + 1)
+        kinds = ["linear_attention" if n % interval else "full_attention" for n in layers]
+    plan = _base(config)
+    return replace(
+        plan,
+        attention=replace(plan.attention, gated=bool(config.get("attn_output_gate", True))),
+        rotary_share=rope_value(config, "partial_rotary_factor", 0.25),
+        norm_adds_one=True,
+        linear_layers=frozenset(n for n, kind in enumerate(kinds) if kind == "linear_attention"),
+        delta=Delta(
+            num_key_heads=whole_number(config, "linear_num_key_heads"),
+            num_value_heads=whole_number(config, "linear_num_value_heads"),
+            key_dim=whole_number(config, "linear_key_head_dim"),
+            value_dim=whole_number(config, "linear_value_head_dim"),
+            kernel=whole_number(config, "linear_conv_kernel_dim"),
+        ),
+    )
+
+
+def _qwen3_5_moe(config: HfConfig) -> Plan:
+    experts = replace(
+        _experts(config),
+        shared_width=whole_number(config, "shared_expert_intermediate_size"),
+        shared_gate=True,
+        stacked=True,
+    )
+    return replace(_qwen3_5(config), experts=experts)
+
+
+def _glm4_moe(config: HfConfig) -> Plan:
+    refuse(
+        config,
+        {"n_group": config.get("n_group", 1) != 1, "topk_group": config.get("topk_group", 1) != 1},
+    )
+    plan = _base(config)
+    experts = _experts(config)
+    experts = replace(
+        experts,
+        shared_width=whole_number(config, "n_shared_experts") * experts.width,
+        shared_name="shared_experts",
+        sigmoid=True,
+        normalised=bool(config.get("norm_topk_prob", True)),
+        scale=number(config.get("routed_scaling_factor", 1.0), "routed_scaling_factor"),
+        bias=True,
+    )
+    attention = replace(
+        plan.attention,
+        bias=bool(config.get("attention_bias", False)),
+        normed=bool(config.get("use_qk_norm", False)),
+    )
+    return replace(
+        plan,
+        attention=attention,
+        rotary_share=rope_value(config, "partial_rotary_factor", 0.5),
+        experts=experts,
+        dense_layers=frozenset(range(whole_number(config, "first_k_dense_replace"))),
+    )
+
+
+_READERS: Mapping[str, Callable[[HfConfig], Plan]] = {
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5_moe,
+    "qwen3_5_moe_text": _qwen3_5_moe,
+    "glm4_moe": _glm4_moe,
+}
+"""`model_type` in config.json -> how the rest of it is read."""
+
+_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
+"""Names for the number of experts; transformers renames it when it writes a config."""
+
+
+def _base(config: HfConfig) -> Plan:
+    num_heads = whole_number(config, "num_attention_heads")
+    hidden_size = whole_number(config, "hidden_size")
+    head_dim: Json = config.get("head_dim") or hidden_size // num_heads
+    needs_width = "moe_intermediate_size" not in config or "intermediate_size" in config
+    return Plan(
+        num_layers=whole_number(config, "num_hidden_layers"),
+        hidden_size=hidden_size,
+        vocab_size=whole_number(config, "vocab_size"),
+        ffn_size=whole_number(
+            config, "intermediate_size" if needs_width else "moe_intermediate_size"
+        ),
+        attention=Attention(
+            num_heads=num_heads,
+            num_groups=whole_number(config, "num_key_value_heads"),
+            head_dim=int(number(head_dim, "head_dim")),
+        ),
+        rope_theta=rope_value(config, "rope_theta", 10000.0),
+        epsilon=number(config.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _experts(config: HfConfig) -> Experts:
+    return Experts(
+        num=whole_number(config, next((key for key in _COUNTS if key in config), _COUNTS[0])),
+        per_token=whole_number(config, "num_experts_per_tok"),
+        width=whole_number(config, "moe_intermediate_size"),
+    )

@@ -1,0 +1,233 @@
+"""A family made of a model's own tokenizer and chat template, and of the form of its calls.
+
+What follows an assistant turn is found by rendering a short conversation whose reply is a marker,
+and taking what comes after it. So the cost is that of the new messages, and a template that would
+rewrite earlier turns cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+from swerl.core.chat import ChatRequest, Message, ParsedReply, Role, Tool, ToolCall
+from swerl.core.contracts import MegatronMapping, ParserChoice
+from swerl.core.errors import InputError
+from swerl.engines.families._calls import CallForm, ReadCalls, read_calls
+from swerl.engines.families._chat_template import ChatTemplate, read_template
+from swerl.engines.families._megatron.mapping import ModelMapping
+from swerl.engines.families._sglang_parser import SglangParser
+from swerl.engines.families._tokenizer import Special, SplitTokenizer, load_tokenizer
+
+_MARKER = "swerl-marker-6f1d"
+_ASK = Message(Role.USER, "a")
+_THINK, _THINK_END = "<think>", "</think>"
+
+
+def load_family(
+    model: Path | None,
+    form: CallForm | None,
+    *,
+    name: str,
+    parser: ParserChoice | None = None,
+) -> TemplateFamily:
+    """Load a family from a model folder; without a `form` the template shows it.
+
+    A `parser` reads the replies instead, in whatever form they are.
+
+    Raises InputError on a folder that lacks a part.
+    """
+    if model is None:
+        raise InputError(
+            f"the family {name} needs a model folder",
+            hint="set model.path to one in Hugging Face format",
+        )
+    tokenizer = load_tokenizer(model)
+    source, names = read_template(model)
+    template = ChatTemplate(source, tokenizer.names(), names)
+    return TemplateFamily(
+        tokenizer,
+        template,
+        SglangParser(parser) if parser else form or find_form(template),
+        stops=read_stops(model, tokenizer, names),
+    )
+
+
+class TemplateFamily:
+    """Implements Family."""
+
+    def __init__(
+        self,
+        tokenizer: SplitTokenizer,
+        template: ChatTemplate,
+        reader: CallForm | SglangParser,
+        *,
+        stops: Sequence[str],
+    ) -> None:
+        """`stops` are the names of the tokens that end an assistant turn, the usual one first."""
+        self._tokenizer = tokenizer
+        self._template = template
+        self._reader = reader
+        self._stops = tuple(map(Special, stops))
+        self.stop_ids: tuple[int, ...] = tuple(tokenizer.id(stop) for stop in self._stops)
+        self._opening = self._after(Message(Role.USER, _MARKER), (), opening=True)
+        self._opens_thinking = "".join(self._opening).rstrip().endswith(_THINK)
+
+    def render(self, request: ChatRequest) -> list[int]:
+        """Return the whole prompt, up to where the assistant begins to speak."""
+        messages = list(self._folded(request.messages))
+        return self._tokenizer.encode(self._template.pieces(messages, request.tools, opening=True))
+
+    def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+        """Return the tokens that follow an assistant turn: new messages and the next opening."""
+        said = Message(Role.ASSISTANT, _MARKER)
+        tail = self._after(said, list(self._late(messages)), opening=True)
+        if closed and tail and tail[0] in self._stops and isinstance(tail[0], Special):
+            tail = tail[1:]
+        return self._tokenizer.encode(tail)
+
+    def parse(self, ids: Sequence[int]) -> ParsedReply:
+        """Read sampled ids as thinking, text and tool calls; what cannot be read stays text."""
+        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text = "".join(self._tokenizer.pieces(body))
+        thinking, head, found = self._read(text)
+        num_thinking = self._num_thinking(body, head) if thinking else 0
+        return ParsedReply(found.text, thinking, found.calls, found.num_malformed, num_thinking)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return ids as written, special tokens by their names."""
+        return "".join(self._tokenizer.pieces(ids))
+
+    def encode_reply(self, message: Message) -> list[int]:
+        """Return the ids with which the model would say this message, stop id included."""
+        if _THINK_END in self._opening:  # the prompt has ended the thinking already
+            message = replace(message, thinking="")
+        whole = self._after(Message(Role.USER, _MARKER), [message], opening=False)
+        body = _until_stop(_beyond(self._opening, whole), self._stops)
+        return self._tokenizer.encode([*body, self._stop_after(message)])
+
+    def megatron(self) -> MegatronMapping:
+        """Return how Hugging Face weights and Megatron-Core parameters correspond."""
+        return ModelMapping()
+
+    def _stop_after(self, message: Message) -> Special:
+        """Return the token with which the template ends such a turn."""
+        follows = Message(Role.TOOL if message.tool_calls else Role.USER, "b")
+        tail = self._after(Message(Role.ASSISTANT, _MARKER), [follows], opening=False)
+        first = tail[0] if tail else ""
+        return first if isinstance(first, Special) and first in self._stops else self._stops[0]
+
+    def _after(self, marked: Message, messages: Sequence[Message], *, opening: bool) -> list[str]:
+        """Return the pieces after a marked message; an assistant's is preceded by a question."""
+        before = [_ASK] if marked.role is Role.ASSISTANT else []
+        pieces = self._template.pieces([*before, marked, *messages], opening=opening)
+        for place, piece in enumerate(pieces):
+            _, found, rest = piece.partition(_MARKER)
+            if found and not isinstance(piece, Special):
+                return [*([rest] if rest else []), *pieces[place + 1 :]]
+        raise InputError(
+            "the model's chat template leaves out what the assistant says",
+            hint="use a family that is written for the model",
+        )
+
+    def _read(self, text: str) -> tuple[str, str, ReadCalls]:
+        """Return the thinking, the text up to its end, and what follows it."""
+        reader = self._reader
+        if isinstance(reader, SglangParser) and reader.reads_thinking:
+            thinking, found = reader.read(text, thinking_opened=self._opens_thinking)
+            return thinking, text[: text.find(thinking) + len(thinking)], found
+        thinking, rest = self._split_thinking(text)
+        head = text[: len(text) - len(rest)]
+        if isinstance(reader, SglangParser):
+            return thinking, head, reader.read(rest, thinking_opened=False)[1]
+        return thinking, head, read_calls(rest, reader)
+
+    def _split_thinking(self, text: str) -> tuple[str, str]:
+        opened = self._opens_thinking or text.lstrip().startswith(_THINK)
+        if not opened:
+            return "", text
+        body = text.lstrip().removeprefix(_THINK)
+        thinking, _, rest = body.partition(_THINK_END)
+        return thinking.strip("\n"), rest.removeprefix("\n\n").removeprefix("\n")
+
+    def _num_thinking(self, ids: Sequence[int], text: str) -> int:
+        """Return how many ids stand for the thinking; where its end is no token, nearly so."""
+        if _THINK_END in self._tokenizer.names():
+            return self._tokenizer.count_through(ids, _THINK_END)
+        return min(len(self._tokenizer.encode([text])), len(ids))
+
+    def _folded(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Yield messages with the system prompt in one piece at the front."""
+        position = 0
+        while position < len(messages) and messages[position].role is Role.SYSTEM:
+            position += 1
+        if position:
+            yield Message(Role.SYSTEM, "\n\n".join(m.text for m in messages[:position]))
+        yield from self._late(messages[position:])
+
+    def _late(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Yield messages; a system message is the user's where the template takes none late."""
+        for message in messages:
+            if message.role is Role.SYSTEM and not self._template.takes_late_system:
+                yield replace(message, role=Role.USER)
+            else:
+                yield message
+
+
+def find_form(template: ChatTemplate) -> CallForm:
+    """Return the form in which a template writes calls. Raises InputError on one unknown here."""
+    call = ToolCall("call_1", "look", {"path": "a b", "deep": {"c": [1]}})
+    said = [
+        _ASK,
+        Message(Role.ASSISTANT, "", "", (call,)),
+        Message(Role.TOOL, "", "", (), "call_1"),
+    ]
+    text = "".join(template.pieces(said, [Tool("look")], opening=False))
+    for form in CallForm:
+        if any(name == "look" and "path" in found for name, found in read_calls(text, form).calls):
+            return form
+    message = "the model's chat template writes tool calls in a form that is not known here"
+    hint = f"known forms: {', '.join(CallForm)}"
+    raise InputError(message, hint=hint)
+
+
+def read_stops(model: Path, tokenizer: SplitTokenizer, names: Mapping[str, str]) -> list[str]:
+    """Return the names of the tokens that end a turn: the tokenizer's own, then the model's."""
+    path = model / "generation_config.json"
+    try:
+        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
+    except FileNotFoundError:
+        ids = []
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"cannot read {path}: {error}", hint="download the model again") from error
+    listed = [tokenizer.name(one) for one in (ids if isinstance(ids, list) else [ids])]
+    found = [name for name in dict.fromkeys([names.get("eos_token"), *listed]) if name]
+    if not found:
+        raise InputError(
+            f"{model} does not say which token ends a turn",
+            hint="set eos_token_id in generation_config.json",
+        )
+    return found
+
+
+def _beyond(opening: Sequence[str], whole: Sequence[str]) -> list[str]:
+    """Return what a rendered turn says after what it shares with the opening."""
+    place = 0
+    while place < min(len(opening), len(whole)) and opening[place] == whole[place]:
+        place += 1
+    if place == min(len(opening), len(whole)) or isinstance(whole[place], Special):
+        return list(whole[place:])
+    begun = "" if isinstance(opening[place], Special) else opening[place]
+    pairs = zip(begun, whole[place], strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return [whole[place][shared:], *whole[place + 1 :]]
+
+
+def _until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    for piece in pieces:
+        if isinstance(piece, Special) and piece in stops:
+            return
+        yield piece

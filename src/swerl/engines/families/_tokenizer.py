@@ -1,0 +1,131 @@
+"""A tokenizer that keeps special tokens and text apart.
+
+Text is always encoded as plain text: the name of a special token inside it never becomes the
+special id. Special ids are put in by name, and only by the code that writes a chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swerl.core.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+_LONG = 20_000
+"""Characters from which a text is encoded as a batch of one: that lets other threads run."""
+
+
+class Special(str):
+    """The written form of a special token, told apart from the same text."""
+
+    __slots__ = ()
+
+
+class SplitTokenizer:
+    """Encodes pieces of plain text and special tokens, over a `tokenizers.Tokenizer`."""
+
+    def __init__(self, spec: str) -> None:
+        """Take a tokenizer as `tokenizers` writes it: the text of a `tokenizer.json`."""
+        self._tokenizer = _without_parsing(spec)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._names = {index: Special(token.content) for index, token in added.items()}
+        self._ids: dict[str, int] = {str(name): index for index, name in self._names.items()}
+
+    def id(self, special: Special) -> int:
+        """Return the id of a special token. Raises InputError where the tokenizer lacks it."""
+        try:
+            return self._ids[special]
+        except KeyError:
+            raise InputError(
+                f"the tokenizer has no special token {special}",
+                hint="use the family that the model was made for",
+            ) from None
+
+    def name(self, index: int) -> str | None:
+        """Return the name of a special token, None where the id is none."""
+        return self._names.get(index)
+
+    def names(self) -> list[str]:
+        """Return the names of all special tokens."""
+        return list(self._ids)
+
+    def encode(self, pieces: Iterable[str]) -> list[int]:
+        """Return the ids of text and Special pieces; text between two specials is one run."""
+        ids: list[int] = []
+        run: list[str] = []
+        for piece in pieces:
+            if isinstance(piece, Special):
+                ids += self._encode_run(run)
+                ids.append(self._ids[piece])
+                run = []
+            else:
+                run.append(piece)
+        return ids + self._encode_run(run)
+
+    def pieces(self, ids: Sequence[int]) -> Iterator[str]:
+        """Yield plain text and Special pieces in the order in which they stand in `ids`."""
+        run: list[int] = []
+        for index in ids:
+            special = self._names.get(index)
+            if special is None:
+                run.append(index)
+                continue
+            if run:
+                yield self._decode(run)
+                run = []
+            yield special
+        if run:
+            yield self._decode(run)
+
+    def count_through(self, ids: Sequence[int], special: str) -> int:
+        """Return how many ids stand up to the first `special`, it included; all without one."""
+        index = self._ids.get(special)
+        return next((n for n, one in enumerate(ids, 1) if one == index), len(ids))
+
+    def _encode_run(self, texts: Sequence[str]) -> list[int]:
+        if not texts:
+            return []
+        text = "".join(texts)
+        if len(text) > _LONG:
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        else:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def load_tokenizer(folder: Path) -> SplitTokenizer:
+    """Load `tokenizer.json` of a model folder. Raises InputError where it is absent or broken."""
+    path = folder / "tokenizer.json"
+    try:
+        return SplitTokenizer(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        hint = "name a model folder in Hugging Face format"
+        raise InputError(message, hint=hint) from error
+    except Exception as error:  # the library raises bare Exception on a file it cannot read
+        raise InputError(
+            f"{path} is not a tokenizer: {error}", hint="write the model folder again"
+        ) from error
+
+
+def _without_parsing(text: str) -> Tokenizer:
+    """Return a tokenizer whose encoder takes every text literally."""
+    from tokenizers import Tokenizer
+
+    spec: dict[str, Any] = json.loads(text)
+    for token in spec["added_tokens"]:
+        token["special"] = True
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    tokenizer.encode_special_tokens = True
+    return tokenizer

@@ -1,0 +1,268 @@
+"""The steps that every grader shares: prepare the work tree, run the tests, read, judge.
+
+The test command runs between two markers, each with a random word of its own that reaches the
+shell over its standard input: no argument list or environment in the sandbox shows them. What
+tests print goes out of the sandbox as it comes, so that nothing can take it back, and the exit
+code that the sandbox tells must be the one that stands in the last marker.
+
+A report is believed where it can still say "failed": see `_canary`. Where the Task declares tests
+the canaries stand among them. Where only one number or an exit code decides, a solved run is
+followed by a second one with canaries, which must not be solved. That one knows nothing of the
+first where another clean sandbox can be had for it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from swerl.core.contracts import Fresh, Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError, UnknownNameError
+from swerl.core.grade import Canary, Grade, TestStatus, Verdict
+from swerl.core.sandbox import Exec
+from swerl.core.task import GradingSpec, Task
+from swerl.grading import canary as _canary
+from swerl.grading.prepare import bring_files, can_plant, plant, prepare
+from swerl.grading.statuses import Parser
+from swerl.grading.verdict import Judgement
+
+_LOG_CHARS = 200_000
+"""Characters of the test log that a Grade keeps, half from each end."""
+_REPORT_S = 120.0
+"""Most seconds for making a report of a log."""
+_PYTEST_OPTIONS = "--durations=0"
+_DURATION = re.compile(r"^\s*(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*?)\s*$", re.MULTILINE)
+_FAILING = re.compile(
+    r"^(?:(?:FAIL|ERROR): (test\w*)|(?:FAILED|ERROR) [^\s\[]+::(\w+))", re.MULTILINE
+)
+
+_RUN = """{{
+exec </dev/null 2>&1
+printf '\\n%s\\n' '{start}'
+bash -c "$1"
+code=$?
+printf '\\n%s %s\\n' '{end}' "$code"
+exit "$code"
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the test command left."""
+
+    log: str
+    exit_code: int
+    left: str = ""
+    """The file at `report_path`; empty where there is none."""
+    statuses: Mapping[str, TestStatus] = field(default_factory=dict)
+    canary: Canary = Canary.NONE
+
+
+Judge: TypeAlias = Callable[[GradingSpec, Report], Judgement]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How one grader reads and judges."""
+
+    parser: Callable[[GradingSpec], Parser]
+    """Chooses what turns the log into statuses. May raise UnknownNameError."""
+    judge: Judge
+    reads_report: bool = False
+    """Whether the parser reads the report file instead of the log."""
+
+
+async def grade(
+    task: Task, patch: str, sandbox: Sandbox, rules: Rules, fresh: Fresh | None = None
+) -> Grade:
+    """Grade a patch in a clean sandbox; what breaks on the way becomes a Verdict of its own."""
+    started = time.monotonic()
+    restored: tuple[str, ...] = ()
+    try:
+        parse = rules.parser(task.grading)
+        prepared = await prepare(task, patch, sandbox)
+        restored = prepared.restored
+        grading = _Grading(task, patch, sandbox, rules, parse)
+        result = prepared.failure or await grading.run(fresh)
+    except UnknownNameError as error:
+        result = Grade(Verdict.INVALID, reason=str(error))
+    except SandboxError as error:
+        verdict = Verdict.UNSOLVED if error.from_inside else Verdict.INFRA
+        result = Grade(verdict, reason=f"the sandbox failed: {error}")
+    seconds = time.monotonic() - started
+    return replace(result, restored=restored, log=_capped(result.log), duration_s=seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grading:
+    task: Task
+    patch: str
+    sandbox: Sandbox
+    rules: Rules
+    parse: Parser
+
+    async def run(self, fresh: Fresh | None) -> Grade:
+        """Run the tests, and once more where that is what it takes to believe them."""
+        spec = self.task.grading
+        if not _canary.fits(spec):
+            return await self._test(())
+        if spec.fail_to_pass or spec.pass_to_pass or spec.expected:
+            return await self._test(await plant(self.task, self.sandbox))
+        first = await self._test(())
+        if first.verdict is not Verdict.SOLVED or not can_plant(self.task):
+            return first
+        again = replace(self, sandbox=await fresh()) if fresh else self
+        return await again._confirm(first, is_fresh=bool(fresh))
+
+    async def _confirm(self, first: Grade, *, is_fresh: bool) -> Grade:
+        """Run the tests with canaries among them, which must not be solved as well."""
+        if is_fresh:
+            if failure := (await prepare(self.task, self.patch, self.sandbox)).failure:
+                return failure
+        else:
+            await bring_files(self.task, self.sandbox)
+        names = await plant(self.task, self.sandbox, in_place=True)
+        if not names:
+            return first
+        return _compared(self.task.grading, first, await self._test(()), names)
+
+    async def _test(self, canaries: tuple[str, ...]) -> Grade:
+        spec = self.task.grading
+        start, end = secrets.token_hex(16), secrets.token_hex(16)
+        done = await self.sandbox.run(
+            ["bash", "-s", "--", spec.test_command],
+            cwd=self.task.workdir,
+            env=_environment(spec),
+            timeout_s=spec.timeout_s,
+            stdin=_RUN.format(start=start, end=end).encode(),
+        )
+        _, began, rest = done.text.partition(f"{start}\n")
+        log, ended, tail = rest.rpartition(f"\n{end} ")
+        facts = Grade(Verdict.UNSOLVED, log=rest if began else done.text, test_s=done.duration_s)
+        if done.timed_out:
+            reason = f"the tests ran past {spec.timeout_s:g} s"
+            return replace(facts, verdict=Verdict.TIMEOUT, reason=reason)
+        if not began:
+            reason = f"the test command did not start (exit code {done.exit_code})"
+            return replace(facts, verdict=Verdict.INFRA, reason=reason)
+        if not ended or tail.strip() != str(done.exit_code):
+            return replace(facts, reason=f"{_cut(done)} before its end marker")
+        try:
+            left = await self._left(log)
+        except SandboxLostError:
+            raise
+        except SandboxError as error:
+            if error.retryable:
+                raise
+            return replace(facts, log=log, reason=f"the tests left no readable report: {error}")
+        return self._judged(replace(facts, log=log), Report(log, done.exit_code, left), canaries)
+
+    async def _left(self, log: str) -> str:
+        """Return the report that the tests left, or that a fresh command makes of their log."""
+        spec = self.task.grading
+        if not spec.report_path:
+            return ""
+        if spec.report_command:
+            await bring_files(self.task, self.sandbox)
+            await self.sandbox.run(
+                ["bash", "-c", spec.report_command],
+                cwd=self.task.workdir,
+                timeout_s=_REPORT_S,
+                stdin=log.encode("utf-8", "surrogateescape"),
+            )
+        try:
+            return (await self.sandbox.read(spec.report_path)).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _judged(self, facts: Grade, report: Report, canaries: tuple[str, ...]) -> Grade:
+        spec = self.task.grading
+        found = self.parse(report.left if self.rules.reads_report else report.log)
+        statuses, canary = _canary.separate(found, canaries)
+        report = replace(report, statuses=statuses, canary=canary)
+        said = _believed(spec, self.rules.judge(spec, report), canary)
+        return replace(
+            facts,
+            verdict=said.verdict,
+            reason=said.reason,
+            tests=said.tests,
+            canary=canary,
+            durations=_durations(report.log),
+        )
+
+
+def _believed(spec: GradingSpec, said: Judgement, canary: Canary) -> Judgement:
+    """Return the Judgement, unless the canaries show that the report is not to be believed.
+
+    Where declared tests fail, so does what a canary was made of, and its opposite may well pass.
+    """
+    is_good = said.verdict is Verdict.SOLVED
+    fails = not is_good and any(not status.is_good for status in said.tests.values())
+    if canary is Canary.PASSED and not fails:
+        reason = "a test that was made to fail is reported as passed: the report is forged"
+        return replace(said, verdict=Verdict.CHEAT, reason=reason)
+    if canary is Canary.MISSING and is_good:
+        verdict = Verdict.CHEAT if spec.canary else Verdict.UNSOLVED
+        reason = "a test that was made to fail is not in the report, so nothing in it counts"
+        return replace(said, verdict=verdict, reason=reason)
+    return said
+
+
+def _compared(spec: GradingSpec, first: Grade, second: Grade, names: tuple[str, ...]) -> Grade:
+    """Return the first Grade, unless the run with canaries among the tests was as good.
+
+    An honest runner names the tests that fail, so a run that fails without naming them shows
+    nothing. Where others fail as well, the first run has been lucky or forged.
+    """
+    seconds = first.test_s + second.test_s
+    if second.verdict in (Verdict.INFRA, Verdict.TIMEOUT):
+        return replace(second, test_s=seconds)
+    first = replace(first, test_s=seconds)
+    forged = Verdict.CHEAT if spec.canary else Verdict.UNSOLVED
+    if second.verdict is Verdict.SOLVED:
+        reason = "the tests are as good with one that was made to fail, so they do not count"
+        return replace(first, verdict=forged, reason=reason, canary=Canary.PASSED)
+    if others := sorted(_failing(second.log) - set(names)):
+        reason = f"in a second run of the tests {others[0]} fails"
+        return replace(first, verdict=Verdict.UNSOLVED, reason=reason, canary=Canary.FAILED)
+    if all(name in second.log for name in names):
+        return replace(first, canary=Canary.FAILED)
+    if spec.canary:
+        reason = "a test that was made to fail is not in the log, so the tests do not count"
+        return replace(first, verdict=forged, reason=reason, canary=Canary.MISSING)
+    return first
+
+
+def _failing(log: str) -> set[str]:
+    """Return the names of failing tests in a log of unittest or pytest."""
+    return {match[1] or match[2] for match in _FAILING.finditer(log)}
+
+
+def _cut(done: Exec) -> str:
+    return "the output was cut" if done.truncated else "the test command was killed"
+
+
+def _environment(spec: GradingSpec) -> Mapping[str, str]:
+    """Return the environment of the tests, in which pytest tells how long each one took."""
+    options = f"{spec.env.get('PYTEST_ADDOPTS', '')} {_PYTEST_OPTIONS}".strip()
+    return {**spec.env, "PYTEST_ADDOPTS": options}
+
+
+def _durations(log: str) -> dict[str, float]:
+    """Return seconds by test, set-up and teardown included, from pytest's own table."""
+    found: dict[str, float] = {}
+    for seconds, test in _DURATION.findall(log):
+        found[test] = round(found.get(test, 0.0) + float(seconds), 3)
+    return found
+
+
+def _capped(log: str) -> str:
+    if len(log) <= _LOG_CHARS:
+        return log
+    half = _LOG_CHARS // 2
+    return f"{log[:half]}\n[{len(log) - 2 * half} characters left out]\n{log[-half:]}"

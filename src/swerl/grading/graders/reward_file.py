@@ -1,0 +1,70 @@
+"""Grade by the reward that a Task's tests write to a file, as Harbor and Open-Instruct do.
+
+The file may hold one number, or a JSON object whose `reward` (else its only value) is one. A Task
+is solved with a reward of 1 or more. A log that lists failing tests overrules the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+from swerl.core.contracts import Fresh, Grader, Sandbox
+from swerl.core.grade import Grade, TestStatus, Verdict
+from swerl.core.task import GradingSpec, Task
+from swerl.grading.flow import Report, Rules, grade
+from swerl.grading.log_parsers import find_parser
+from swerl.grading.statuses import Parser
+from swerl.grading.verdict import Judgement
+
+_DEFAULT_PARSER = "pytest"
+_BAD = frozenset({TestStatus.FAILED, TestStatus.ERROR})
+_KILLED = 128
+"""Exit codes from here on tell a signal."""
+
+
+def build() -> Grader:
+    """Return the grader."""
+    return _RewardFileGrader()
+
+
+class _RewardFileGrader:
+    async def grade(
+        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
+    ) -> Grade:
+        return await grade(task, patch, sandbox, Rules(_parser, _judge), fresh)
+
+
+def _parser(spec: GradingSpec) -> Parser:
+    return find_parser(spec.log_parser or _DEFAULT_PARSER)
+
+
+def _judge(spec: GradingSpec, report: Report) -> Judgement:
+    if not spec.report_path:
+        return Judgement(Verdict.INVALID, "the task names no file that holds its reward")
+    tests = dict(report.statuses)
+    reward = _reward(report.left)
+    if reward is None:
+        return Judgement(Verdict.UNSOLVED, "the tests wrote no reward", tests)
+    if report.exit_code >= _KILLED:
+        reason = f"the tests were killed (exit code {report.exit_code}), so their reward is void"
+        return Judgement(Verdict.UNSOLVED, reason, tests)
+    if reward < 1:
+        return Judgement(Verdict.UNSOLVED, f"the tests wrote a reward of {reward:g}", tests)
+    bad = [test for test, status in tests.items() if status in _BAD]
+    if bad:
+        reason = f"the tests wrote a reward of {reward:g}, but their log says that {bad[0]} fails"
+        return Judgement(Verdict.UNSOLVED, reason, tests)
+    return Judgement(Verdict.SOLVED, f"the tests wrote a reward of {reward:g}", tests)
+
+
+def _reward(text: str) -> float | None:
+    """Read a reward. A number that is none (NaN) is no reward either."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(found, dict):
+        found = found.get("reward", next(iter(found.values())) if len(found) == 1 else None)
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return float(found) if is_number and math.isfinite(found) else None

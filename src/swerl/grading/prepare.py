@@ -1,0 +1,234 @@
+"""From a clean sandbox to one in which the tests can run: patch applied, tests brought, all else
+that steers tests as it was."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swerl.core.contracts import Sandbox
+from swerl.core.grade import Grade, Verdict
+from swerl.core.sandbox import Exec
+from swerl.core.task import Task, file_bytes
+from swerl.grading import canary as _canary
+from swerl.grading import drivers as _drivers
+from swerl.grading import shared_config as _shared_config
+from swerl.grading.accept import accept
+from swerl.grading.sections import paths
+
+_TIMEOUT_S = 120.0
+"""Most seconds for applying patches: ten times what the largest known one takes."""
+
+
+_GIT = r"""
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
+run_git() { git -c safe.directory='*' -c core.hooksPath=/dev/null -c core.fsmonitor=false "$@"; }
+"""
+_APPLY = r"""
+base=$1 tests=$2; shift 2
+by_patch() { patch --batch --forward --fuzz=5 -p1 "$@" -i "$diff"; }
+diff=$(mktemp) && cat >"$diff" || exit 90
+if [ -s "$diff" ]; then
+  run_git apply --whitespace=nowarn "$diff" ||
+  run_git apply --whitespace=nowarn --ignore-whitespace "$diff" ||
+  { by_patch --dry-run && by_patch --no-backup-if-mismatch; } || exit 91
+fi
+rm -f "$diff"
+if run_git rev-parse -q --verify HEAD >/dev/null 2>&1; then
+  run_git rev-parse -q --verify "${base:=HEAD}^{commit}" >/dev/null 2>&1 || base=HEAD
+  for path do
+    if run_git cat-file -e "$base:$path" 2>/dev/null
+    then run_git checkout -q "$base" -- "$path" || exit 92
+    else rm -rf -- "$path"
+    fi
+  done
+fi
+[ -z "$tests" ] || run_git apply --whitespace=nowarn "$tests" || exit 92
+[ -z "$tests" ] || rm -f "$tests"
+"""
+_READ = r"""
+for path do
+  [ -f "$path" ] || continue
+  printf '%s\0' "$path"
+  head -c 65536 -- "$path" | tr -d '\0'
+  printf '\0'
+done
+"""
+_SCRIPT_DEPTH = 3
+"""How far scripts that run scripts are followed."""
+_PATCH_REFUSED = 91
+_TESTS_REFUSED = 92
+
+_SET_UP = r"""
+rm -rf -- "$1" && bash -s
+"""
+
+_AT_BASE = r"""
+run_git rev-parse -q --verify "${1:=HEAD}^{commit}" >/dev/null 2>&1 || set -- HEAD "$2"
+run_git cat-file -e "$1:$2" 2>/dev/null || exit 93
+run_git show "$1:$2"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A work tree in which the tests can run, or a Grade that says why it is none."""
+
+    restored: tuple[str, ...] = ()
+    failure: Grade | None = None
+
+
+async def prepare(task: Task, patch: str, sandbox: Sandbox) -> Prepared:
+    """Apply what is accepted of the patch, undo what steers tests, bring the tests."""
+    accepted = accept(task, patch, await _scripts(task, sandbox) if patch else None)
+    if failure := await _apply(task, accepted.patch, sandbox):
+        return Prepared(accepted.dropped, failure=failure)
+    undone = await _undo_steering(task, accepted.patch, sandbox)
+    failure = await _bring_tests(task, sandbox)
+    return Prepared((*accepted.dropped, *undone), failure=failure)
+
+
+async def bring_files(task: Task, sandbox: Sandbox) -> None:
+    """Write the hidden files that stand outside the work tree, over whatever stands there."""
+    for path, text in task.grading.files.items():
+        await sandbox.write(path, file_bytes(text))
+
+
+def can_plant(task: Task) -> bool:
+    """Say whether there is a file that a canary might stand in."""
+    spec = task.grading
+    return bool(_canary.choose_files([*spec.test_files, *spec.files, *paths(spec.test_patch)]))
+
+
+async def plant(task: Task, sandbox: Sandbox, *, in_place: bool = False) -> tuple[str, ...]:
+    """Put canaries among the hidden tests and return the names of the tests that must fail.
+
+    In place of tests, where it may be, nothing in the files tells that canaries are there.
+    """
+    rng = random.Random(secrets.randbits(64))
+    names: list[str] = []
+    for path, text in (await _test_texts(task, sandbox)).items():
+        planted = _canary.replace_one(text, task.grading, rng) if in_place else None
+        if planted := planted or _canary.plant(text, task.grading, rng):
+            await sandbox.write(path, planted.text.encode())
+            names.extend(planted.names)
+    return tuple(names)
+
+
+async def _apply(task: Task, patch: str, sandbox: Sandbox) -> Grade | None:
+    spec = task.grading
+    if not (patch or spec.test_patch):
+        return None
+    tests = ""
+    if spec.test_patch:
+        tests = f"/tmp/swerl-{secrets.token_hex(8)}.diff"
+        await sandbox.write(tests, _with_newline(spec.test_patch))
+    end = await sandbox.run(
+        [*_shell(_APPLY), task.base_commit, tests, *paths(spec.test_patch)],
+        cwd=task.workdir,
+        timeout_s=_TIMEOUT_S,
+        stdin=patch.encode("utf-8", "surrogateescape"),
+    )
+    return _failure(end, has_patch=bool(patch)) if end.exit_code else None
+
+
+def _failure(end: Exec, *, has_patch: bool) -> Grade:
+    if end.exit_code == _PATCH_REFUSED:
+        return Grade(Verdict.UNSOLVED, reason="patch does not apply", log=end.text)
+    if end.exit_code == _TESTS_REFUSED and has_patch:
+        reason = "the test patch does not apply on top of the patch"
+        return Grade(Verdict.UNSOLVED, reason=reason, log=end.text)
+    if end.exit_code == _TESTS_REFUSED:
+        reason = "the test patch does not apply to the base"
+        return Grade(Verdict.INVALID, reason=reason, log=end.text)
+    reason = f"the work tree could not be prepared (exit code {end.exit_code})"
+    return Grade(Verdict.INFRA, reason=reason, log=end.text)
+
+
+async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
+    """Return the texts of the repository's scripts that the test command runs, by path."""
+    texts: dict[str, str] = {}
+    known = "\n".join(_drivers.commands(task.grading))
+    for _ in range(_SCRIPT_DEPTH):
+        wanted = sorted(_drivers.to_read(known) - set(texts))
+        if not wanted:
+            break
+        read = await sandbox.run(
+            ["sh", "-c", _READ, "sh", *wanted], cwd=task.workdir, timeout_s=_TIMEOUT_S
+        )
+        pieces = read.stdout.decode("utf-8", "replace").split("\0")
+        found = dict(zip(pieces[::2], pieces[1::2], strict=False))
+        texts.update({path: _drivers.script_text(path, found.get(path, "")) for path in wanted})
+        known = "\n".join(texts[path] for path in wanted)
+    return texts
+
+
+async def _undo_steering(task: Task, patch: str, sandbox: Sandbox) -> list[str]:
+    """Put test runners' settings back where the patch changed a file that holds them too."""
+    open_to_agent = set(paths(task.gold_patch))
+    changed = [p for p in paths(patch) if _shared_config.steers(p) and p not in open_to_agent]
+    undone = []
+    for path in changed:
+        try:
+            found = await sandbox.read(f"{task.workdir}/{path}")
+        except FileNotFoundError:
+            found = b""
+        base = await _at_base(task, path, sandbox)
+        text = found.decode("utf-8", "surrogateescape")
+        kept = _shared_config.without_steering(path, base, text)
+        if kept != text:
+            undone.append(path)
+            await sandbox.write(f"{task.workdir}/{path}", kept.encode("utf-8", "surrogateescape"))
+    return undone
+
+
+async def _at_base(task: Task, path: str, sandbox: Sandbox) -> str:
+    """Return a file as it stands at the base commit; empty where it does not."""
+    command = [*_shell(_AT_BASE), task.base_commit, path]
+    shown = await sandbox.run(command, cwd=task.workdir, timeout_s=_TIMEOUT_S)
+    return "" if shown.exit_code else shown.stdout.decode("utf-8", "surrogateescape")
+
+
+async def _bring_tests(task: Task, sandbox: Sandbox) -> Grade | None:
+    spec = task.grading
+    for path, text in spec.test_files.items():
+        await sandbox.write(f"{task.workdir}/{path}", text.encode())
+    await bring_files(task, sandbox)
+    if not (spec.test_setup or spec.report_path):
+        return None
+    done = await sandbox.run(
+        [*_shell(_SET_UP), spec.report_path],
+        cwd=task.workdir,
+        timeout_s=_TIMEOUT_S,
+        stdin=spec.test_setup.encode(),
+    )
+    if not done.exit_code:
+        return None
+    reason = f"the tests cannot be brought (exit code {done.exit_code})"
+    return Grade(Verdict.INVALID, reason=reason, log=done.text)
+
+
+async def _test_texts(task: Task, sandbox: Sandbox) -> Mapping[str, str]:
+    """Return the texts of the test files that may get a canary, by absolute path."""
+    spec = task.grading
+    inside = {f"{task.workdir}/{path}": text for path, text in spec.test_files.items()}
+    known = {**inside, **spec.files}
+    brought = [f"{task.workdir}/{path}" for path in paths(spec.test_patch)]
+    texts = {}
+    for path in _canary.choose_files([*known, *brought]):
+        try:
+            texts[path] = known[path] if path in known else (await sandbox.read(path)).decode()
+        except (FileNotFoundError, UnicodeDecodeError):
+            continue
+    return texts
+
+
+def _shell(script: str) -> list[str]:
+    return ["bash", "-c", _GIT + script, "prepare"]
+
+
+def _with_newline(patch: str) -> bytes:
+    text = patch if patch.endswith("\n") else patch + "\n"
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,285 @@
+"""Makes files below one folder from names that are not trusted.
+
+A parent is opened component by component from the folder's own descriptor; a link in it is
+followed by hand, as if the folder were `/`. So no name and no link leads out. Files belong to the
+caller, who may always read, change and remove them. Set-user-id bits are dropped: no sandbox
+honours them, and on the host they would be traps. What hides a lower layer's files is written as
+overlayfs wants it: a character device 0:0 for a name, an attribute for a whole folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from swerl.images.oci._content import fill, pieces_of
+from swerl.images.oci._overlay import MAX_LINKS, find, set_opaque
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_OPEN = 64
+_MAX_DEPTH = 250
+_MAX_TIME_S = 2**33
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What a layer says of a file besides its content."""
+
+    mode: int
+    size: int
+    mtime_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a file goes: its folder's descriptor, its name, and its path without links."""
+
+    fd: int
+    name: bytes
+    path: bytes
+
+
+class Folder:
+    """One folder in the making. Methods raise OSError."""
+
+    def __init__(self, path: Path, below: Sequence[Path] = ()) -> None:
+        """Open an empty folder; `below` are the layers that a hard link may lead to, highest first.
+
+        What it leads to there is copied.
+        """
+        self.sums: dict[bytes, str] = {}
+        """SHA-256 of each regular file by path."""
+        self.copied_bytes = 0
+        """Bytes of files that came from layers below."""
+        self.has_copies = False
+        """Whether anything came from a layer below."""
+        self._layers = (path, *below)
+        self._own = os.fsencode(path) + b"/"
+        self._copies: dict[bytes, bytes] = {}
+        """File of a layer below -> its copy here; emptied where one may be gone."""
+        self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._open: OrderedDict[bytes, int] = OrderedDict()
+        self._times: dict[bytes, float] = {}
+        self._hidden: set[bytes] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._set_times()
+        finally:
+            self._close_all()
+            os.close(self._root)
+
+    def write(self, path: bytes, pieces: Iterable[tuple[int, bytes]], meta: Meta) -> None:
+        """Write a file from (offset, data) in order."""
+        place, fd = self._anew(path, lambda to: os.open(to.name, _CREATE, 0o600, dir_fd=to.fd))
+        try:
+            self.sums[place.path] = fill(fd, pieces, meta.size)
+            os.fchmod(fd, meta.mode & 0o1777 | 0o600)
+            os.utime(fd, ns=_ns(meta.mtime_s))
+        finally:
+            os.close(fd)
+
+    def make_folder(self, path: bytes, meta: Meta) -> None:
+        """Make a folder, or change the one that is there."""
+        if path:
+            place = self._place(path)
+            found = _kind(place)
+            if found is not None and not stat.S_ISDIR(found):
+                self._remove(place)
+                found = None
+            if found is None:
+                self._mkdir(place)
+            path = place.path
+        os.fchmod(self._fd(path), meta.mode & 0o1777 | 0o700)
+        self._times[path] = meta.mtime_s
+
+    def symlink(self, path: bytes, target: bytes, meta: Meta) -> None:
+        """Make a symbolic link; where it leads does not matter here."""
+        place, _ = self._anew(path, lambda to: os.symlink(target, to.name, dir_fd=to.fd))
+        os.utime(place.name, ns=_ns(meta.mtime_s), dir_fd=place.fd, follow_symlinks=False)
+
+    def link(self, path: bytes, target: bytes) -> None:
+        """Make another name of a file of this folder, or of a copy of one of a layer below."""
+        found = find(target, self._layers)
+        if stat.S_ISDIR(os.lstat(found).st_mode):
+            raise OSError(errno.EISDIR, "a layer links a folder twice", target)
+        if found.startswith(self._own):
+            self._link(path, found.removeprefix(self._own))
+        elif found in self._copies:
+            self._link(path, self._copies[found])
+        else:
+            self._copy(path, found)
+
+    def _link(self, path: bytes, target: bytes) -> None:
+        """Make another name of a file of this folder, whose path has no links."""
+        source = self._place(target)
+        fd = os.open(source.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source.fd)
+        try:
+            if self._place(path).path == source.path:
+                return
+            place, _ = self._anew(path, lambda to: _link(fd, to))
+        finally:
+            os.close(fd)
+        if source.path in self.sums:
+            self.sums[place.path] = self.sums[source.path]
+
+    def _copy(self, path: bytes, source: bytes) -> None:
+        """Copy a file of a layer below."""
+        self.has_copies = True
+        kind = os.lstat(source)
+        meta = Meta(kind.st_mode, kind.st_size, kind.st_mtime)
+        if stat.S_ISLNK(kind.st_mode):
+            self.symlink(path, os.readlink(source), meta)  # noqa: PTH115  bytes
+        elif stat.S_ISFIFO(kind.st_mode):
+            self.fifo(path, meta)
+        else:
+            self.copied_bytes += kind.st_size
+            self.write(path, pieces_of(source), meta)
+        self._copies[source] = self._place(path).path
+
+    def fifo(self, path: bytes, meta: Meta) -> None:
+        """Make a named pipe."""
+        mode = meta.mode & 0o777 | 0o600
+        self._anew(path, lambda to: os.mkfifo(to.name, mode, dir_fd=to.fd))
+
+    def hide(self, path: bytes) -> None:
+        """Hide a name of lower layers; what this layer itself puts there stays."""
+        place = self._place(path)
+        found = _kind(place)
+        if found is None:
+            os.mknod(place.name, stat.S_IFCHR, 0, dir_fd=place.fd)
+            self._hidden.add(place.path)
+        elif stat.S_ISDIR(found):
+            set_opaque(self._fd(place.path))
+
+    def make_opaque(self, path: bytes) -> None:
+        """Hide all that lower layers have in a folder."""
+        set_opaque(self._fd(self._real(path)))
+
+    def _place(self, path: bytes) -> _Place:
+        """Find where a file goes, making the folders above it."""
+        above, _, name = path.rpartition(b"/")
+        if not name:
+            raise OSError(errno.EISDIR, "a layer replaces its root")
+        try:
+            fd = self._fd(above)
+        except OSError as error:
+            if error.errno not in {errno.ENOTDIR, errno.ELOOP}:
+                raise
+            above = self._real(above)
+            fd = self._fd(above)
+        return _Place(fd, name, above + b"/" + name if above else name)
+
+    def _fd(self, path: bytes) -> int:
+        """Open a folder by a path without links, making what is missing."""
+        if not path:
+            return self._root
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path]
+        if path.count(b"/") > _MAX_DEPTH:
+            raise OSError(errno.ENAMETOOLONG, "a layer nests its folders too deep", path[:80])
+        above, _, name = path.rpartition(b"/")
+        place = _Place(self._fd(above), name, path)
+        try:
+            fd = os.open(name, _OPEN, dir_fd=place.fd)
+        except FileNotFoundError:
+            self._mkdir(place)
+            fd = os.open(name, _OPEN, dir_fd=place.fd)
+        self._open[path] = fd
+        if len(self._open) > _MAX_OPEN:
+            os.close(self._open.popitem(last=False)[1])
+        return fd
+
+    def _real(self, path: bytes) -> bytes:
+        """Follow the links of a folder's path as if this folder were `/`."""
+        todo = deque(path.split(b"/"))
+        real: list[bytes] = []
+        num_links = 0
+        while todo:
+            part = todo.popleft()
+            if part == b"..":
+                del real[-1:]
+            elif part not in {b"", b"."}:
+                place = _Place(self._fd(b"/".join(real)), part, b"/".join([*real, part]))
+                found = _kind(place)
+                if found is not None and stat.S_ISLNK(found):
+                    num_links += 1
+                    if num_links > MAX_LINKS:
+                        raise OSError(errno.ELOOP, "links lead in a circle", path)
+                    target = os.readlink(part, dir_fd=place.fd)
+                    real = [] if target.startswith(b"/") else real
+                    todo.extendleft(reversed(target.split(b"/")))
+                else:
+                    if place.path in self._hidden and found == stat.S_IFCHR:
+                        os.unlink(part, dir_fd=place.fd)
+                        self._mkdir(place)
+                    real.append(part)
+        return b"/".join(real)
+
+    def _mkdir(self, place: _Place) -> None:
+        os.mkdir(place.name, 0o755, dir_fd=place.fd)
+        if place.path in self._hidden:  # removed and made anew in one layer: nothing shows through
+            self._hidden.discard(place.path)
+            set_opaque(self._fd(place.path))
+
+    def _anew(self, path: bytes, make: Callable[[_Place], int | None]) -> tuple[_Place, int]:
+        """Call `make` with where the file goes, in place of what may be there."""
+        place = self._place(path)
+        try:
+            return place, make(place) or 0
+        except FileExistsError:
+            self._remove(place)
+        place = self._place(path)
+        return place, make(place) or 0
+
+    def _remove(self, place: _Place) -> None:
+        """Remove what is there; descriptors of folders are stale afterwards."""
+        self._copies.clear()
+        found = _kind(place)
+        if found is not None and stat.S_ISDIR(found):
+            self._close_all()
+            fd = self._fd(place.path.rpartition(b"/")[0])
+            shutil.rmtree(os.fsdecode(place.name), dir_fd=fd)
+            gone = [each for each in self._times if (each + b"/").startswith(place.path + b"/")]
+            for each in gone:
+                del self._times[each]
+        else:
+            os.unlink(place.name, dir_fd=place.fd)
+
+    def _set_times(self) -> None:
+        """Give folders their times last: making what is in them changes them."""
+        for path, mtime_s in self._times.items():
+            os.utime(self._fd(path), ns=_ns(mtime_s))
+
+    def _close_all(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+def _link(fd: int, place: _Place) -> None:
+    os.link(f"/proc/self/fd/{fd}", place.name, dst_dir_fd=place.fd, follow_symlinks=True)
+
+
+def _kind(place: _Place) -> int | None:
+    try:
+        return os.stat(place.name, dir_fd=place.fd, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _ns(time_s: float) -> tuple[int, int]:
+    found = int(min(max(time_s, 0), _MAX_TIME_S) * 10**9)
+    return (found, found)

@@ -1,0 +1,302 @@
+"""A content-addressed store of OCI images in one folder, without a daemon.
+
+blobs/sha256/<hex>   manifests, configs and layer files as registries have them
+layers/<hex>/        an unpacked layer by its id here: `tree/`, `listing`, `layer.json`
+names/<hash>.json    image name -> manifest digest
+partial/<hex>        a blob on its way, locked by who brings it
+owners/  work/  lock what processes use at this moment, and what they have half done
+
+Things appear whole, by a rename, so a writer that is killed leaves nothing that a reader could
+take for a blob or a layer. Several processes may write at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from swerl.core.errors import ImageError
+from swerl.core.image_reference import parse
+from swerl.core.secrets import cache_dir
+from swerl.images.oci import _owner
+from swerl.images.oci.listing import make_listing
+from swerl.images.oci.manifest import (
+    IMAGE_TYPES,
+    Blob,
+    Config,
+    Manifest,
+    chain_ids,
+    checked_digest,
+    declared_type,
+    read_config,
+    sha256,
+)
+from swerl.images.oci.records import Named, StoredImage, StoredLayer
+from swerl.images.oci.unpack import Unpacked, unpack
+
+
+class Store:
+    """One store. Methods raise ImageError on what is not there, OSError on a broken disk."""
+
+    def __init__(self, root: Path) -> None:
+        """Open a store; its folders are made with the first image."""
+        self.root = root
+        self._own: _owner.Owner | None = None
+
+    # Reading
+
+    def find(self, image: str) -> StoredImage:
+        """Return an image by any of its names. Raises ImageError where a part is missing."""
+        named = self.named(image)
+        manifest = self.manifest(named)
+        config = self.config(manifest)
+        ids = _each_once(self.layer_ids(config.diff_ids))
+        return StoredImage(
+            reference=named.reference,
+            digest=named.digest,
+            layers=tuple(map(self.layer_tree, ids)),
+            env=config.env,
+            workdir=config.workdir,
+            user=config.user,
+            size=sum(self._layer(each, named.reference).num_bytes for each in ids),
+        )
+
+    def named(self, image: str) -> Named:
+        """Return what a name stands for. Raises ImageError, InputError on what is no name."""
+        reference = parse(image)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return _read_named(self._name_file(str(reference)))
+        if reference.digest and self.blob(reference.digest).is_file():
+            return Named(str(reference), reference.digest)
+        raise _missing(image, f"image {image} is not on this machine")
+
+    def names(self) -> list[Named]:
+        """Return all names, oldest first."""
+        found = [_read_named(path) for path in (self.root / "names").glob("*.json")]
+        return sorted(found, key=lambda named: (named.pulled_unix_s, named.reference))
+
+    def manifest(self, named: Named) -> Manifest:
+        """Return the manifest that a name stands for."""
+        body = self.read(named.digest, named.reference)
+        return Manifest(named.reference, body, declared_type(body) or IMAGE_TYPES[0])
+
+    def config(self, manifest: Manifest) -> Config:
+        """Return the config of an image."""
+        return read_config(self.read(manifest.config().digest, manifest.name), manifest)
+
+    def read(self, digest: str, image: str) -> bytes:
+        """Return a small blob of `image`, which messages name. Its digest is verified."""
+        try:
+            body = self.blob(digest).read_bytes()
+        except FileNotFoundError as error:
+            raise _missing(image, f"image {image} lacks {digest} on this machine") from error
+        if sha256(body) != digest:
+            raise ImageError(
+                f"{digest} of image {image} is damaged on this machine",
+                hint=f"run `swerl images verify --repair {image}`",
+            )
+        return body
+
+    def blob(self, digest: str) -> Path:
+        """Return where a blob is, present or not."""
+        return self.root / "blobs" / "sha256" / _hex(digest)
+
+    def partial(self, digest: str) -> Path:
+        """Return where a blob is while it comes."""
+        return self.root / "partial" / _hex(digest)
+
+    def layer_ids(self, diff_ids: Sequence[str]) -> list[str]:
+        """Return the ids that an image's layers have here, lowest first.
+
+        A layer's id is its diff id; or its chain id, where it links to files of the layers below
+        and so holds copies of them.
+        """
+        pairs = zip(diff_ids, chain_ids(diff_ids), strict=True)
+        return [chain if self.has_layer(chain) else diff_id for diff_id, chain in pairs]
+
+    def layer(self, layer_id: str) -> Path:
+        """Return where the folder of an unpacked layer is, present or not."""
+        return self.root / "layers" / _hex(layer_id)
+
+    def layer_tree(self, layer_id: str) -> Path:
+        """Return the lower directory of an unpacked layer, present or not."""
+        return self.layer(layer_id) / "tree"
+
+    def note(self, layer_id: str) -> StoredLayer:
+        """Return what the store notes about a layer. Raises OSError, ValueError, TypeError."""
+        return StoredLayer(**json.loads((self.layer(layer_id) / "layer.json").read_bytes()))
+
+    def has_blob(self, blob: Blob) -> bool:
+        """Say whether a blob is there in full; `verify` reads its bytes."""
+        try:
+            return self.blob(blob.digest).stat().st_size == blob.size
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def has_layer(self, layer_id: str) -> bool:
+        """Say whether a layer is there unpacked."""
+        return (self.layer(layer_id) / "layer.json").is_file()
+
+    # Using
+
+    @contextmanager
+    def use(self, image: str) -> Iterator[StoredImage]:
+        """Find an image and keep `gc` from its layers meanwhile. Raises ImageError."""
+        named = self.named(image)
+        config = self.config(self.manifest(named))
+        with self.owner().using([named.digest, *self.layer_ids(config.diff_ids)]):
+            yield self.find(image)
+
+    @contextmanager
+    def alone(self) -> Iterator[set[str]]:
+        """Keep everybody from taking things into use for a moment; yield what is in use.
+
+        What is not in use may be renamed away then, never removed in place.
+        """
+        self.owner()
+        with _owner.locked(self.root, alone=True):
+            yield _owner.used(self.root)
+
+    def owner(self) -> _owner.Owner:
+        """Return this process's share, announced on first use. Raises ImageError."""
+        if self._own is None or self._own.pid != os.getpid():
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                self.root.chmod(0o700)  # images may hold what not every user here should read
+                self._own = _owner.Owner(self.root)
+            except OSError as error:
+                message = f"cannot write the image store {self.root}: {error.strerror}"
+                hint = "free some space, correct its rights, or name another in SWERL_CACHE"
+                raise ImageError(message, hint=hint) from error
+        return self._own
+
+    # Writing
+
+    def put(self, data: bytes) -> str:
+        """Store a small blob and return its digest."""
+        digest = sha256(data)
+        if not self.has_blob(Blob(digest, len(data))):
+            with self.owner().scratch() as folder:
+                (folder / "blob").write_bytes(data)
+                self.adopt(folder / "blob", digest)
+        return digest
+
+    def adopt(self, file: Path, digest: str) -> None:
+        """Take a file whose digest the caller has checked as a blob, by renaming it."""
+        path = self.blob(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(path)
+
+    def add_layer(
+        self,
+        blob: str,
+        diff_id: str,
+        *,
+        below: Sequence[str] = (),
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Unpack a stored layer unless it is there. Raises ImageError and leaves nothing.
+
+        `below` are the diff ids of the layers below it, lowest first, all unpacked. Without them
+        a layer that links to their files is a LinksBelowError. Setting `stop`, from another
+        thread, makes it fail soon.
+        """
+        *under, layer_id = self.layer_ids([*below, diff_id])
+        if self.has_layer(layer_id):
+            return
+        with self.owner().scratch() as folder:
+            tree = folder / "tree"
+            tree.mkdir(mode=0o755)
+            trees = [self.layer_tree(each) for each in reversed(under)]
+            done = unpack(self.blob(blob), tree, diff_id, below=trees, stop=stop)
+            if done.has_copies:
+                layer_id = chain_ids([*below, diff_id])[-1]
+            self._place_layer(folder, done, diff_id, self.layer(layer_id))
+        if not self.has_layer(layer_id):
+            raise ImageError(
+                f"layer {diff_id} cannot be put into {self.root}",
+                hint="check the folder's rights and run it again",
+            )
+
+    def _place_layer(self, folder: Path, done: Unpacked, diff_id: str, place: Path) -> None:
+        """Complete a layer's folder and move it to its place."""
+        listing = make_listing(folder / "tree", done.sums)
+        (folder / "listing").write_text(listing)
+        note = StoredLayer(diff_id, done.num_bytes, listing.count("\n"), sha256(listing.encode()))
+        (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists() and not (place / "layer.json").is_file():  # it lost its note
+            place.rename(folder / "damaged")
+        with suppress(OSError):  # not empty: another process was faster
+            folder.rename(place)
+
+    def name(self, named: Named) -> None:
+        """Give an image a name, in place of what had it."""
+        path = self._name_file(named.reference)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.owner().scratch() as folder:
+            (folder / "name").write_text(json.dumps(asdict(named)) + "\n")
+            (folder / "name").replace(path)
+
+    def unname(self, reference: str) -> None:
+        """Forget a name; its blobs and layers stay until `gc`."""
+        self._name_file(reference).unlink(missing_ok=True)
+
+    def sweep(self) -> int:
+        """Remove what killed processes left half done; return how many pieces."""
+        if not self.root.is_dir():
+            return 0
+        self.owner()
+        return _owner.sweep(self.root)
+
+    def _layer(self, layer_id: str, image: str) -> StoredLayer:
+        try:
+            return self.note(layer_id)
+        except (FileNotFoundError, ValueError, TypeError) as error:
+            raise _missing(image, f"image {image} lacks a layer on this machine") from error
+
+    def _name_file(self, reference: str) -> Path:
+        return self.root / "names" / f"{hashlib.sha256(reference.encode()).hexdigest()[:32]}.json"
+
+
+def default_store() -> Store:
+    """Return the store in the cache folder."""
+    return _open(cache_dir() / "store")
+
+
+@functools.cache
+def _open(root: Path) -> Store:
+    return Store(root)
+
+
+def _each_once(layer_ids: Iterable[str]) -> list[str]:
+    """Keep the highest of equal layers: overlayfs takes a folder once, and it decides anyway."""
+    return list(reversed(dict.fromkeys(reversed(list(layer_ids)))))
+
+
+def _read_named(path: Path) -> Named:
+    try:
+        return Named(**json.loads(path.read_bytes()))
+    except PermissionError as error:
+        raise ImageError(
+            f"the image store keeps {path} from you", hint="name a store of your own in SWERL_CACHE"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ImageError(
+            f"{path} is damaged: {error}", hint="remove it and pull the image again"
+        ) from error
+
+
+def _hex(digest: str) -> str:
+    return checked_digest(digest, "the store").removeprefix("sha256:")
+
+
+def _missing(image: str, message: str) -> ImageError:
+    return ImageError(message, hint=f"run `swerl images pull {image}`")

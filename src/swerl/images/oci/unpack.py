@@ -1,0 +1,222 @@
+"""Unpacks a layer into a folder that overlayfs takes as a lower directory.
+
+Names and links of a layer are not trusted: see `_folder.py`. Devices and extended attributes are
+left out: a sandbox brings its own devices, and an attribute could forge what overlayfs reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from swerl.core.errors import ImageError
+from swerl.images.oci._folder import Folder, Meta
+from swerl.images.oci._stream import LayerStream
+
+BOMB_RATIO = 64
+"""Most bytes that a compressed byte may stand for. Layers of programs have 2 to 5."""
+BOMB_FLOOR = 1 << 30
+"""Bytes that any layer may unpack to: a small layer of a few zeroed files is no bomb."""
+
+_BLOCK = 1 << 20
+_EXTENSIONS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+_MAX_EXTENSION = 1 << 20
+"""Most bytes of one: Linux lets a file have 64 KiB of attributes and a name of 4 KiB."""
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+_MALFORMED = {
+    errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR,
+}  # fmt: skip
+"""Errors that the content of a layer makes, not the disk."""
+_UNTRUSTED = "do not trust this image; its other layers may hold worse"
+
+
+class LinksBelowError(ImageError):
+    """A layer links to a file that neither it nor the layers given below it hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """The outcome of one layer."""
+
+    num_bytes: int
+    """Bytes of its files, holes included."""
+    sums: Mapping[bytes, str]
+    """SHA-256 of each regular file by path, as it was written."""
+    has_copies: bool = False
+    """Whether files were copied from layers below, so that it fits on no others."""
+
+
+def unpack(
+    file: Path,
+    into: Path,
+    diff_id: str,
+    *,
+    below: Sequence[Path] = (),
+    stop: threading.Event | None = None,
+) -> Unpacked:
+    """Unpack a layer file (a tar, plain or gzip or zstd) into an empty folder.
+
+    `below` are the unpacked layers below it, highest first: a hard link may lead to a file there,
+    which is then copied. Raises LinksBelowError where a link leads to no file, ImageError on
+    damage, on content of another diff id, on names that lead out, and where the disk is full, or
+    once `stop` is set; the folder then holds part of the layer.
+    """
+    max_bytes = max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size)
+    stream = LayerStream(file, max_bytes=max_bytes, stop=stop)
+    try:
+        with Folder(into, below) as folder:
+            num_bytes = _fill(folder, stream, max_bytes)
+            found = stream.finish()
+    except (tarfile.TarError, ValueError, RecursionError) as error:
+        raise ImageError(
+            f"a layer is no tar archive: {error}", hint="push the image anew"
+        ) from error
+    except OSError as error:
+        raise _failed(error, into) from error
+    finally:
+        stream.close()
+    if found != diff_id:
+        raise ImageError(
+            f"a layer unpacks to {found}, not to {diff_id} as the image's config says",
+            hint="its config belongs to another image; push it anew",
+        )
+    return Unpacked(num_bytes + folder.copied_bytes, folder.sums, folder.has_copies)
+
+
+def diff_id_of(file: Path) -> str:
+    """Return the digest of a layer file's uncompressed tar. Raises ImageError, OSError."""
+    stream = LayerStream(file, max_bytes=max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size))
+    try:
+        return stream.finish()
+    finally:
+        stream.close()
+
+
+def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
+    num_bytes = 0
+    source = cast(Any, stream)  # of a file, a tar stream uses `read` only
+    with tarfile.open(
+        fileobj=source,
+        mode="r|",
+        bufsize=_BLOCK,
+        encoding="utf-8",
+        errors="surrogateescape",
+        tarinfo=_Entry,
+    ) as tar:
+        while (entry := tar.next()) is not None:
+            cast(Any, tar).members.clear()  # kept for random access, they grow without bound
+            path = _path(entry.name)
+            name = path.rpartition(b"/")[2]
+            if name.startswith(_WHITEOUT):
+                _whiteout(folder, path, name)
+            elif entry.isreg():
+                num_bytes += max(entry.size, 0)
+                _refuse_bomb(num_bytes + folder.copied_bytes, max_bytes)
+                folder.write(path, _content(tar, entry), _meta(entry))
+            else:
+                _special(folder, path, entry)
+                _refuse_bomb(num_bytes + folder.copied_bytes, max_bytes)
+    return num_bytes
+
+
+class _Entry(tarfile.TarInfo):
+    """An entry whose long names and attributes, which are read at once, have a bounded size."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        if self.type in _EXTENSIONS and not 0 <= self.size <= _MAX_EXTENSION:
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return cast(Any, super())._proc_member(tar)
+
+
+def _special(folder: Folder, path: bytes, entry: tarfile.TarInfo) -> None:
+    """Make what is no plain file."""
+    if entry.isdir():
+        folder.make_folder(path, _meta(entry))
+    elif entry.issym():
+        folder.symlink(path, _encoded(entry.linkname), _meta(entry))
+    elif entry.islnk():
+        _link(folder, path, entry.linkname)
+    elif entry.isfifo():
+        folder.fifo(path, _meta(entry))
+
+
+def _link(folder: Folder, path: bytes, target: str) -> None:
+    try:
+        folder.link(path, _path(target))
+    except FileNotFoundError as error:
+        raise LinksBelowError(
+            f"a layer links to {target!r:.120}, which no layer holds", hint="push the image anew"
+        ) from error
+
+
+def _whiteout(folder: Folder, path: bytes, name: bytes) -> None:
+    parent = path.rpartition(b"/")[0]
+    hidden = name.removeprefix(_WHITEOUT)
+    if name == _OPAQUE:
+        folder.make_opaque(parent)
+    elif hidden in {b"", b".", b".."}:
+        raise ImageError(f"a layer removes {name!r}, which names nothing", hint=_UNTRUSTED)
+    elif not hidden.startswith(_WHITEOUT):  # other double marks are notes of one old driver
+        folder.hide(b"/".join(filter(None, (parent, hidden))))
+
+
+def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[tuple[int, bytes]]:
+    """Yield the data of a file by offset; what lies between is a hole."""
+    stream = cast(Any, tar.fileobj)
+    stream.seek(entry.offset_data)
+    segments = cast(Any, entry.sparse) or [(0, entry.size)]
+    for start, size in segments:
+        done = 0
+        while done < size:
+            data = stream.read(min(size - done, _BLOCK))
+            if not data:
+                raise tarfile.ReadError("it ends in the middle of a file")
+            yield start + done, data
+            done += len(data)
+
+
+def _meta(entry: tarfile.TarInfo) -> Meta:
+    return Meta(entry.mode, entry.size if entry.isreg() else 0, entry.mtime)
+
+
+def _path(name: str) -> bytes:
+    """Return a name's path below the folder. Raises ImageError on one that leads out."""
+    parts = [part for part in _encoded(name).split(b"/") if part not in {b"", b"."}]
+    if b".." in parts:
+        raise ImageError(
+            f"a layer holds {name!r:.120}, a name that leads out of it", hint=_UNTRUSTED
+        )
+    return b"/".join(parts)
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _refuse_bomb(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        message = f"a layer's files take more than {max_bytes >> 20} MiB"
+        hint = "far more than its compressed size allows; do not trust this image"
+        raise ImageError(message, hint=hint)
+
+
+def _failed(error: OSError, into: Path) -> ImageError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        message = f"no space is left to unpack a layer in {into.parent.parent}"
+        return ImageError(message, hint="free some, or run `swerl images gc --keep TASKS`")
+    message = f"a layer cannot be unpacked: {error}"
+    if error.errno in _MALFORMED:
+        return ImageError(message, hint="push the image anew: its names or links do not fit")
+    if error.errno in {errno.EOPNOTSUPP, errno.EPERM}:
+        hint = "overlays need attributes and Linux 5.8: set SWERL_CACHE to a folder on ext4 or xfs"
+        return ImageError(message, hint=hint)
+    return ImageError(message, hint=f"check the disk and the rights of {into.parent}")

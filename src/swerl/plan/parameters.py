@@ -1,0 +1,137 @@
+"""How many parameters a model has, and how many of them one rank of a layout holds.
+
+Tensor ranks split matrices by heads or width, and hold norms, routers and gates whole. Layers are
+split over pipeline stages, experts over expert ranks and expert-tensor ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swerl.plan.layout import Layout
+from swerl.plan.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """Numbers of parameters by how ranks share them."""
+
+    split: int = 0
+    """Split over tensor ranks."""
+    key_value: int = 0
+    """Split over tensor ranks too, but never below one head."""
+    whole: int = 0
+    """On every tensor rank."""
+    expert: int = 0
+    """Of routed experts."""
+
+    def __add__(self, other: Params) -> Params:
+        return Params(
+            self.split + other.split,
+            self.key_value + other.key_value,
+            self.whole + other.whole,
+            self.expert + other.expert,
+        )
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.split + self.key_value + self.whole + self.expert
+
+
+@dataclass(frozen=True, slots=True)
+class RankParams:
+    """Parameters on one rank."""
+
+    dense: int
+    """All but routed experts: copies are the data and context ranks."""
+    expert: int
+    """Of routed experts: copies are the expert data ranks."""
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.dense + self.expert
+
+
+def model_params(shape: Shape) -> Params:
+    """Return a whole model's parameters."""
+    return _sum(shape, range(shape.num_layers)) + _ends(shape, first=True, last=True)
+
+
+def active_params(shape: Shape) -> int:
+    """Return the parameters that one token passes."""
+    params = model_params(shape)
+    idle = 1 - shape.experts_per_token / shape.num_experts if shape.num_experts else 0
+    return params.total - round(idle * params.expert)
+
+
+def rank_params(shape: Shape, layout: Layout) -> RankParams:
+    """Return the parameters of a rank of the fullest pipeline stage."""
+    stages = (_stage(shape, layout, stage) for stage in range(layout.pipeline))
+    return max(stages, key=lambda params: params.total)
+
+
+def _stage(shape: Shape, layout: Layout, stage: int) -> RankParams:
+    size = shape.num_layers // layout.pipeline
+    params = _sum(shape, range(stage * size, (stage + 1) * size))
+    params += _ends(shape, first=stage == 0, last=stage == layout.pipeline - 1)
+    key_value = params.key_value // min(layout.tensor, shape.num_kv_heads)
+    return RankParams(
+        dense=params.split // layout.tensor + key_value + params.whole,
+        expert=params.expert // (layout.expert * layout.expert_tensor),
+    )
+
+
+def _sum(shape: Shape, layers: range) -> Params:
+    found = Params()
+    for layer in layers:
+        found += _attention(shape) if shape.has_attention(layer) else _linear_attention(shape)
+        found += _experts(shape) if shape.has_experts(layer) else _feed_forward(shape)
+    return found
+
+
+def _ends(shape: Shape, *, first: bool, last: bool) -> Params:
+    """Return embeddings and the last norm. Tied embeddings are one matrix where both ends meet."""
+    matrix = shape.vocab_size * shape.hidden_size
+    matrices = 1 if first and last and shape.tied else first + last
+    return Params(split=matrices * matrix, whole=shape.hidden_size * last)
+
+
+def _attention(shape: Shape) -> Params:
+    queries = shape.num_heads * shape.head_dim
+    keys = shape.num_kv_heads * shape.head_dim
+    bias = shape.qkv_bias
+    outer = 3 if shape.gated_attention else 2
+    return Params(
+        split=outer * shape.hidden_size * queries + bias * queries,
+        key_value=2 * keys * (shape.hidden_size + bias),
+        whole=shape.hidden_size + 2 * shape.head_dim * shape.qk_norm,
+    )
+
+
+def _linear_attention(shape: Shape) -> Params:
+    """Return a gated delta net's: projections, convolution, decay and its gates, and norms."""
+    keys, values, heads = (
+        shape.linear_key_size,
+        shape.linear_value_size,
+        shape.linear_num_value_heads,
+    )
+    projections = shape.hidden_size * (2 * keys + 3 * values + 2 * heads)
+    convolution = shape.linear_conv_size * (2 * keys + values)
+    return Params(
+        split=projections + convolution + 2 * heads, whole=shape.hidden_size + values // heads
+    )
+
+
+def _feed_forward(shape: Shape) -> Params:
+    return Params(split=3 * shape.hidden_size * shape.ffn_size, whole=shape.hidden_size)
+
+
+def _experts(shape: Shape) -> Params:
+    hidden = shape.hidden_size
+    return Params(
+        split=3 * hidden * shape.shared_ffn_size,
+        whole=hidden * (1 + shape.num_experts + shape.shared_gate),
+        expert=3 * hidden * shape.expert_ffn_size * shape.num_experts,
+    )

@@ -1,0 +1,159 @@
+"""What a recipe would do, checked and counted without starting anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from swerl.core import plugins
+from swerl.core.contracts import Algorithm
+from swerl.core.errors import InputError, UnknownNameError
+from swerl.plan.cost.assumptions import from_recipe
+from swerl.plan.cost.estimate import Estimate, estimate
+from swerl.plan.cost.prices import used_prices
+from swerl.plan.cost.rollouts import group_factor
+from swerl.plan.disk import Disk, plan_disk
+from swerl.plan.layout import Layout, layout
+from swerl.plan.planner import MemoryPlan, plan_memory
+from swerl.plan.savings import check_memory
+from swerl.plan.shape import Shape, shape_of
+from swerl.plan.simulation.simulate import Simulation, simulate
+from swerl.recipe.check import check_budgets, check_rollout, obstacles, plugin_options
+from swerl.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A recipe that is consistent in itself, in numbers."""
+
+    recipe: Recipe
+    shape: Shape
+    layout: Layout
+    memory: MemoryPlan | None
+    """None on CPU."""
+    disk: Disk
+    cost: Estimate | None
+    """None where the price book lacks a price."""
+    notes: tuple[str, ...]
+    """What deserves a look before money is spent."""
+    obstacles: tuple[str, ...]
+    """Why this version cannot launch the recipe; empty where it can."""
+
+    def simulate(self) -> Simulation | None:
+        """Simulate some steps; None on CPU and on GPUs whose speed is not known."""
+        if self.memory is None or self.memory.capacity is None:
+            return None
+        return simulate(self.recipe, self.shape, self.layout, self.memory.cache)
+
+    @property
+    def episodes_per_step(self) -> int:
+        """Episodes of one optimizer step."""
+        return self.recipe.rollout.groups_per_step * self.recipe.rollout.episodes_per_group
+
+    @property
+    def episodes_begun(self) -> float:
+        """Episodes that a step begins on average, those that a filter leaves out counted."""
+        return self.episodes_per_step * group_factor(self.recipe.rollout)
+
+    @property
+    def num_episodes(self) -> int:
+        """Trained Episodes of the whole run."""
+        return self.recipe.steps * self.episodes_per_step
+
+    @property
+    def sandboxes_at_once(self) -> int:
+        """Most sandboxes that live at the same time: an Episode holds one at a time."""
+        rollout = self.recipe.rollout
+        begun = ceil(rollout.groups_per_step * rollout.oversample) * rollout.episodes_per_group
+        if self.recipe.schedule.mode == "async":
+            begun = ceil(self.recipe.schedule.pool * self.episodes_per_step)
+        return min(rollout.concurrency, begun)
+
+    @property
+    def tokens_per_gpu(self) -> int:
+        """Positions of one full-length sequence that one rank computes."""
+        return -(-self.recipe.rollout.max_context_tokens // self.layout.context)
+
+
+def plan(recipe: Recipe) -> Plan:
+    """Check a recipe and count what it needs; starts nothing, needs no GPU and no network.
+
+    Raises RecipeError on the first thing that cannot be right on any machine. What only this
+    version or this machine lacks is told in `obstacles`.
+    """
+    check_budgets(recipe.budgets)
+    check_rollout(recipe.rollout)
+    shape = shape_of(recipe.model)
+    found = layout(recipe, shape)
+    on_gpu = _memory(recipe, shape, found) if found.num_gpus else None
+    return Plan(
+        recipe=recipe,
+        shape=shape,
+        layout=found,
+        memory=on_gpu,
+        disk=plan_disk(recipe, shape),
+        cost=_cost(recipe),
+        notes=tuple(_notes(recipe, shape, found, on_gpu)),
+        obstacles=tuple(obstacles(recipe)),
+    )
+
+
+def _memory(recipe: Recipe, shape: Shape, found: Layout) -> MemoryPlan:
+    reference = _needs_reference(recipe)
+    planned = plan_memory(recipe, shape, found, reference=reference)
+    check_memory(recipe, shape, planned, reference=reference)
+    return planned
+
+
+def _needs_reference(recipe: Recipe) -> bool:
+    try:
+        options = plugin_options("algorithms", recipe.algorithm, section="algorithm")
+    except UnknownNameError:
+        return False
+    built: Algorithm = plugins.load("algorithms", recipe.algorithm.type).build(options)
+    return built.needs_reference
+
+
+def _cost(recipe: Recipe) -> Estimate | None:
+    try:
+        return estimate(from_recipe(recipe))
+    except InputError:
+        return None
+
+
+def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | None) -> list[str]:
+    notes = []
+    episodes = recipe.rollout.groups_per_step * recipe.rollout.episodes_per_group
+    if found.num_gpus and recipe.rollout.concurrency < episodes:
+        waves = -(-episodes // recipe.rollout.concurrency)
+        notes.append(
+            f"rollout.concurrency = {recipe.rollout.concurrency} makes a step's {episodes} "
+            f"episodes take turns, {waves} rounds of them, while every GPU is paid for"
+        )
+    if episodes % found.data:
+        notes.append(f"{episodes} episodes a step spread unevenly over {found.data} data ranks")
+    if found.expert > found.gpus_per_node > 0:
+        notes.append(f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node")
+    if found.num_gpus and recipe.trainer.dtype == "fp32":
+        notes.append("trainer.dtype = fp32 on GPUs: bf16 takes half of the time and memory")
+    for name in sorted(set(recipe.cost.prices) - set(used_prices(recipe))):
+        notes.append(f"cost.prices.{name} is used by nothing: {', '.join(used_prices(recipe))} are")
+    if on_gpu:
+        notes += _memory_notes(recipe, on_gpu)
+    return notes
+
+
+def _memory_notes(recipe: Recipe, planned: MemoryPlan) -> list[str]:
+    notes = []
+    if planned.capacity is None:
+        notes.append(f"the memory of a {recipe.cluster.gpu!r} is not known: compare by hand")
+    elif planned.train.total > 0.92 * planned.capacity:
+        share = planned.train.total / planned.capacity
+        notes.append(f"training fills {share:.0%} of a GPU: the plan is no more exact than that")
+    cache = planned.cache
+    if cache.contexts < cache.sequences:
+        notes.append(
+            f"an engine's cache holds {cache.contexts:.1f} full contexts and serves "
+            f"{cache.sequences} episodes: long ones are put out and computed again"
+        )
+    return notes

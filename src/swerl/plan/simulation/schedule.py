@@ -1,0 +1,254 @@
+"""A run in the simulation: synchronous, one step off, or asynchronous.
+
+Colocated engines and trainer take turns; the other two modes need GPUs of their own for each.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from swerl.plan.simulation.clock import Clock, Process, Signal, Slots, all_of
+from swerl.plan.simulation.episodes import Floor, Source, Trace
+from swerl.plan.simulation.machine import SimMachine
+from swerl.plan.simulation.outcome import Outcome, SimStep, tail
+from swerl.recipe.schema import RolloutSection, ScheduleSection
+
+MODES = ("sync", "one-step-off", "async")
+
+
+@dataclass(slots=True)
+class _Group:
+    """Episodes of one Task."""
+
+    traces: list[Trace]
+    version: int
+    """Weights that it began with."""
+    passes: bool
+    done: Signal = field(default_factory=Signal)
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A run of some steps."""
+
+    machine: SimMachine
+    rollout: RolloutSection
+    source: Source
+    agent_s: float
+    passing_share: float = 1.0
+    """Share of Groups that the filter lets through, where there is one."""
+    section: ScheduleSection = field(default_factory=ScheduleSection)
+    seed: int = 0
+    clock: Clock = field(default_factory=Clock)
+    _floor: Floor = field(init=False)
+    _chance: random.Random = field(init=False)
+    _steps: list[SimStep] = field(default_factory=list)
+    _version: int = 0
+
+    def __post_init__(self) -> None:
+        """Set the scene."""
+        slots = Slots(self.rollout.concurrency)
+        self._floor = Floor(self.clock, self.machine, slots, self.agent_s)
+        self._chance = random.Random(self.seed)
+
+    def run(self, mode: str, num_steps: int) -> Outcome:
+        """Simulate; every call needs a Schedule of its own."""
+        modes = {"sync": self._sync, "one-step-off": self._one_step_off, "async": self._async}
+        self.clock.run(until=self.clock.start(modes[mode](num_steps)))
+        return Outcome(
+            mode=mode,
+            steps=tuple(self._steps),
+            usage=tuple(engine.usage for engine in self._floor.engines),
+            turn_times=tuple(self._floor.turn_times),
+            seconds=self.clock.now,
+        )
+
+    def _sync(self, num_steps: int) -> Process:
+        for _ in range(num_steps):
+            began, groups = self.clock.now, list[_Group]()
+            yield from self._rollout(groups)
+            rolled = self.clock.now - began
+            train_s = self._train_s(self._kept(groups))
+            yield self.machine.switch_s + train_s + self.machine.step_s
+            yield from self._publish()
+            parts = (
+                _slowest(groups, rolled)
+                | self._update
+                | {
+                    "training": train_s,
+                    "switching": self.machine.switch_s,
+                    "the step's own work": self.machine.step_s,
+                }
+            )
+            self._record(groups, began, rolled, train_s, parts)
+
+    def _one_step_off(self, num_steps: int) -> Process:
+        """Roll out the next step while this one is trained; the first hides behind nothing."""
+        began, groups = self.clock.now, list[_Group]()
+        yield from self._rollout(groups)
+        alone = _slowest(groups, self.clock.now - began)
+        for number in range(num_steps):
+            started, coming = self.clock.now, list[_Group]()
+            train_s = self._train_s(self._kept(groups))
+            under_way = [self.clock.start(_sleep(train_s + self.machine.step_s))]
+            if number < num_steps - 1:
+                under_way.append(self.clock.start(self._rollout(coming)))
+            yield from all_of(under_way)
+            rolled = _last_end(coming, started) - started
+            parts = {"training": train_s, "the step's own work": self.machine.step_s}
+            if rolled > train_s + self.machine.step_s:
+                parts = _slowest(coming, rolled)
+            yield from self._publish()
+            parts = _together(alone, parts, self._update)
+            self._record(groups, began, rolled, train_s, parts)
+            began, groups, alone = self.clock.now, coming, {}
+
+    def _async(self, num_steps: int) -> Process:
+        """Keep Groups under way; train the oldest finished ones as soon as there are enough.
+
+        Those that would be too stale for the step after are waited for.
+        """
+        pool: list[_Group] = []
+        for _ in range(num_steps):
+            began = self.clock.now
+            self._fill(pool)
+            while not (taken := self._ready(pool)):
+                yield _first([g.done for g in pool if not g.done.happened])
+                pool = [g for g in pool if g.passes or not g.done.happened]
+                self._fill(pool)
+            waited = self.clock.now - began
+            pool = [group for group in pool if group not in taken]
+            train_s = self._train_s(taken)
+            yield train_s + self.machine.step_s
+            yield from self._publish()
+            parts = (
+                _in_proportion(taken, waited)
+                | self._update
+                | {
+                    "training": train_s,
+                    "the step's own work": self.machine.step_s,
+                }
+            )
+            self._record(taken, began, waited, train_s, parts)
+
+    def _fill(self, pool: list[_Group]) -> None:
+        """Begin Groups up to the pool's size."""
+        more = self.section.pool if self.section.max_staleness else 1.0
+        while len(pool) < ceil(more * self.rollout.groups_per_step):
+            pool.append(self._begin())
+
+    def _ready(self, pool: Sequence[_Group]) -> list[_Group]:
+        """Return the Groups of the next step, nothing where they are not finished."""
+        oldest = self._version - self.section.max_staleness
+        if any(g.version <= oldest and not g.done.happened for g in pool):
+            return []
+        wanted = self.rollout.groups_per_step
+        done = [group for group in pool if group.done.happened and group.passes][:wanted]
+        return done if len(done) == wanted else []
+
+    def _rollout(self, groups: list[_Group]) -> Process:
+        """Run a step's Groups, and others for those that the filter leaves out."""
+        wanted, more = self.rollout.groups_per_step, self.rollout.oversample
+        for _ in range(1 + self.rollout.refill_rounds):
+            missing = wanted - sum(group.passes for group in groups)
+            if missing <= 0:
+                return
+            begun = [self._begin() for _ in range(ceil(missing * more))]
+            groups += begun
+            yield from all_of([group.done for group in begun])
+
+    def _begin(self) -> _Group:
+        size = self.rollout.episodes_per_group
+        traces = [self._floor.begin(self.source.draw(self._chance)) for _ in range(size)]
+        filtered = self.rollout.group_filter != "none"
+        passes = not filtered or self._chance.random() < self.passing_share
+        group = _Group(traces, self._version, passes)
+        self.clock.start(all_of([trace.ended for trace in traces])).then(group.done.fire)
+        return group
+
+    def _publish(self) -> Iterator[float]:
+        for engine in self._floor.engines:
+            engine.pause()
+        yield self.machine.update_s
+        self._version += 1
+        for engine in self._floor.engines:
+            engine.resume()
+
+    @property
+    def _update(self) -> dict[str, float]:
+        return {"weight update": self.machine.update_s}
+
+    def _kept(self, groups: Sequence[_Group]) -> list[_Group]:
+        return [group for group in groups if group.passes][: self.rollout.groups_per_step]
+
+    def _train_s(self, groups: Sequence[_Group]) -> float:
+        rows = [length for g in groups for trace in g.traces for length in trace.rows]
+        return self.machine.train_s(rows)
+
+    def _record(
+        self,
+        groups: Sequence[_Group],
+        began: float,
+        rolled: float,
+        train_s: float,
+        parts: Mapping[str, float],
+    ) -> None:
+        traces = [trace for group in groups for trace in group.traces]
+        self._steps.append(
+            SimStep(
+                seconds=self.clock.now - began,
+                parts=parts,
+                rollout_s=rolled,
+                train_s=train_s,
+                tail_s=tail([trace.ended_at for trace in traces]),
+                episodes=len(traces),
+                row_tokens=sum(length for trace in traces for length in trace.rows),
+                sandbox_s=sum(trace.sandbox_s for trace in traces),
+                timed_out=sum(trace.timed_out for trace in traces),
+                staleness=sum(self._version - 1 - g.version for g in groups) / max(len(groups), 1),
+            )
+        )
+
+
+def _slowest(groups: Sequence[_Group], seconds: float) -> dict[str, float]:
+    """Return what the Episode that ended last was at; rounds before its own are told apart."""
+    last = max((t for group in groups for t in group.traces), key=lambda trace: trace.ended_at)
+    parts = dict(last.parts)
+    earlier = seconds - sum(parts.values())
+    return parts | ({"earlier rounds": earlier} if earlier > 1e-6 else {})
+
+
+def _last_end(groups: Sequence[_Group], began: float) -> float:
+    """Return when the last Episode ended."""
+    return max((t.ended_at for group in groups for t in group.traces), default=began)
+
+
+def _in_proportion(groups: Sequence[_Group], seconds: float) -> dict[str, float]:
+    """Return a wait, divided by what its Episodes were at."""
+    total = _together(*(trace.parts for group in groups for trace in group.traces))
+    whole = sum(total.values()) or 1.0
+    return {name: seconds * part / whole for name, part in total.items()}
+
+
+def _together(*parts: Mapping[str, float]) -> dict[str, float]:
+    total: defaultdict[str, float] = defaultdict(float)
+    for each in parts:
+        for name, seconds in each.items():
+            total[name] += seconds
+    return dict(total)
+
+
+def _first(signals: Sequence[Signal]) -> Signal:
+    """Return what happens with the first of them."""
+    first = Signal()
+    for signal in signals:
+        signal.then(first.fire)
+    return first
+
+
+def _sleep(seconds: float) -> Process:
+    yield seconds

@@ -1,0 +1,279 @@
+"""Wire the rollout side of a Recipe: Tasks, family, engine, gateway, sandboxes, Episode parts.
+
+`training/machine.py` adds the trainer. Commands that need only some parts build them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from swerl.cluster.node import Node
+from swerl.cluster.open import Nodes
+from swerl.cluster.sandbox_servers import serve_sandboxes
+from swerl.cluster.sglang_servers import serve_on
+from swerl.core import plugins
+from swerl.core.contracts import (
+    ChatEngine,
+    Engine,
+    EngineSetup,
+    Family,
+    ParserChoice,
+    SandboxBackend,
+    SharedEngine,
+)
+from swerl.core.errors import RecipeError
+from swerl.core.events import Emit, Notice, ignore
+from swerl.core.expert_spool import ExpertSpool
+from swerl.core.sandbox import Limits
+from swerl.core.task import Task, read_tasks
+from swerl.engines import sglang
+from swerl.gateway.app import Gateway
+from swerl.gateway.orders import WorkerSetup
+from swerl.gateway.pool import GatewayPool
+from swerl.gateway.sessions import SessionSource
+from swerl.gateway.speakers import HistoryPolicy
+from swerl.images.ondemand import on_demand
+from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
+from swerl.recipe.schema import Recipe
+from swerl.rollout.gate import Gate
+from swerl.rollout.parts import Parts
+from swerl.rollout.provision import Provisioner
+from swerl.rollout.reward import rule
+from swerl.sandboxes.ledger import reap
+from swerl.sandboxes.ledger.store import default_ledger
+from swerl.sandboxes.ledger.tracked import tracked
+from swerl.tasks import twin
+from swerl.tasks.admission import of_difficulty, require_certified, require_time
+
+
+def family_of(recipe: Recipe, model: Path | None) -> Family:
+    """Build the recipe's family for the model in this folder. Raises InputError."""
+    return plugins.family(recipe.model.family, model, _parser_of(recipe))
+
+
+def _parser_of(recipe: Recipe) -> ParserChoice | None:
+    chosen = recipe.model
+    if chosen.parser == "builtin":
+        return None
+    return ParserChoice(chosen.parser, chosen.parser_python)
+
+
+@asynccontextmanager
+async def open_engine(
+    recipe: Recipe, nodes: Nodes, setup: EngineSetup, emit: Emit
+) -> AsyncIterator[Engine]:
+    """Open the recipe's engine; SGLang's servers of a cluster run on its machines."""
+    chosen = recipe.engine
+    setup = replace(setup, tell=lambda said: emit(Notice(said)))
+    on_nodes = chosen.type == "sglang" and recipe.cluster.launcher != "local"
+    if not on_nodes or chosen.options.get("url") or setup.model is None:
+        async with plugin(recipe, "engine", setup) as engine:
+            yield engine
+        return
+    options = sglang.Options.model_validate(chosen.options)
+    async with (
+        serve_on(
+            nodes.engines,
+            options,
+            setup.model,
+            cluster=recipe.cluster,
+            logs=setup.log_dir,
+        ) as hosts,
+        sglang.open_hosts(hosts, options, setup) as engine,
+    ):
+        yield engine
+
+
+def gate_of(recipe: Recipe, engine: Engine) -> Gate | None:
+    """Return the gate that the schedule's rule for replies under way needs."""
+    schedule = recipe.schedule
+    if schedule.mode != "async" or schedule.replies == "keep":
+        return None
+    return Gate(engine, schedule.replies)
+
+
+def gateway_of(
+    recipe: Recipe,
+    engine: Engine | ChatEngine,
+    setup: EngineSetup,
+    emit: Emit = ignore,
+    *,
+    spool: ExpertSpool | None = None,
+) -> Gateway | GatewayPool:
+    """Return the recipe's gateway in front of an engine opened with `setup`, to be entered.
+
+    Experts that the engine records go to `spool`, or stay in memory where there is none. Raises
+    RecipeError where the gateway's processes could not reach the engine.
+    """
+    if recipe.gateway.processes > 1:
+        return _pool_of(recipe, engine, setup, emit, spool)
+    return Gateway(
+        engine=engine,
+        family=setup.family,
+        model_name=recipe.name,
+        host=recipe.gateway.bind,
+        port=recipe.gateway.port,
+        history=HistoryPolicy(recipe.gateway.history),
+        on_load=emit,
+        spool=spool,
+    )
+
+
+def _pool_of(
+    recipe: Recipe,
+    engine: Engine | ChatEngine,
+    setup: EngineSetup,
+    emit: Emit,
+    spool: ExpertSpool | None,
+) -> GatewayPool:
+    chosen = recipe.gateway
+    if not isinstance(engine, SharedEngine):
+        message = f"gateway.processes = {chosen.processes}, and only one can reach this engine"
+        hint = f"engine.type = {recipe.engine.type!r} has no URL; set gateway.processes = 1"
+        raise RecipeError(message, hint=hint)
+    return GatewayPool(
+        WorkerSetup(
+            engine=engine.address(),
+            family=recipe.model.family,
+            model=setup.model,
+            model_name=recipe.name,
+            history=HistoryPolicy(chosen.history),
+            log_dir=setup.log_dir,
+            parser=_parser_of(recipe),
+            spool=spool,
+        ),
+        num_processes=chosen.processes,
+        host=chosen.bind,
+        port=chosen.port,
+        on_load=emit,
+        on_death=lambda told: emit(Notice(told)),
+    )
+
+
+def parts_of(
+    recipe: Recipe, gateway: SessionSource, emit: Emit, backend: SandboxBackend | None = None
+) -> Parts:
+    """Wire what Episodes share; without a backend theirs is opened beside the controller."""
+    limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
+    return Parts(
+        gateway=gateway,
+        provisioner=Provisioner(
+            backend or sandbox_backend(recipe, emit),
+            limits,
+            concurrency=recipe.rollout.concurrency,
+        ),
+        harness=plugin(recipe, "harness"),
+        reward=rule(recipe.rollout.reward),
+        rollout=recipe.rollout,
+        budgets=recipe.budgets,
+        seed=recipe.seed,
+        emit=emit,
+    )
+
+
+def plugin(recipe: Recipe, section: str, *needs: Any) -> Any:
+    """Build (an engine: open) what a recipe's section names, with its validated settings."""
+    chosen = getattr(recipe, section)
+    kind = PLUGIN_SECTIONS[section]
+    module = plugins.load(kind, chosen.type)
+    options = plugin_options(kind, chosen, section=section)
+    make = module.open if section == "engine" else module.build
+    return make(*([] if options is None else [options]), *needs)
+
+
+def sandbox_backend(recipe: Recipe, emit: Emit) -> SandboxBackend:
+    """Build what the recipe's sandbox section names."""
+    options = plugin_options("sandboxes", recipe.sandbox, section="sandbox")
+    return open_backend(
+        recipe.sandbox.type, options, run=recipe.name, warn=lambda text: emit(Notice(text))
+    )
+
+
+@asynccontextmanager
+async def open_sandboxes(
+    recipe: Recipe, nodes: Sequence[Node], *, logs: Path, emit: Emit
+) -> AsyncIterator[SandboxBackend]:
+    """Yield the backend of a run: beside the controller, or spread over its nodes.
+
+    A node's server writes its sandboxes into the ledger there.
+    """
+    if not recipe.cluster.sandbox_cpus:
+        yield sandbox_backend(recipe, emit)
+        return
+    async with serve_sandboxes(nodes, recipe, logs=logs, emit=emit) as spread:
+        yield spread
+
+
+def open_backend(
+    backend: str,
+    options: BaseModel | None,
+    *,
+    run: str,
+    warn: Callable[[str], None] = lambda _: None,
+) -> SandboxBackend:
+    """Build a backend that pulls images where its settings say so and writes the ledger.
+
+    `run` says what its sandboxes are used for; `warn` hears what stops nothing.
+    """
+    return on_demand(tracked(backend, options, run=run, warn=warn), options)
+
+
+async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
+    """Remove the sandboxes that a killed start of the same run left, and say so."""
+    left = await reap.reap_leftovers(default_ledger(), recipe.name)
+    removed = sum(each.outcome is reap.Outcome.REMOVED for each in left)
+    if removed:
+        emit(Notice(f"removed {removed} sandboxes that an earlier start left"))
+    problems = [each.problem for each in left if each.outcome is reap.Outcome.FAILED]
+    if problems:
+        emit(
+            Notice(
+                f"{len(problems)} sandboxes of an earlier start are left: {problems[0]}; "
+                "mend that, then `swerl sandbox reap`"
+            )
+        )
+
+
+def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:
+    """Return the training Tasks, and the evaluation Tasks by split.
+
+    Generated repositories are written under `scratch`. Raises RecipeError on training Tasks that
+    the recipe does not admit.
+    """
+    if recipe.tasks.source == "twin":
+        return _generated(recipe, scratch)
+    heldout = recipe.tasks.heldout
+    evals = {"heldout": list(read_tasks(Path(heldout)))} if heldout else {}
+    return _admitted(recipe), evals
+
+
+def _admitted(recipe: Recipe) -> list[Task]:
+    chosen = recipe.tasks
+    tasks = list(read_tasks(Path(chosen.source)))
+    if not tasks:
+        raise RecipeError(
+            f"{chosen.source} holds no task", hint="`swerl convert` says why rows were rejected"
+        )
+    if not chosen.uncertified:
+        require_certified(tasks, chosen.source)
+    require_time(tasks, recipe.budgets.grading_s)
+    if chosen.solve_rate:
+        tasks = of_difficulty(tasks, chosen.solve_rate, chosen.source)
+    return tasks
+
+
+def _generated(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:
+    chosen = recipe.tasks
+    sizes = {"train": chosen.num_train, "heldout": chosen.num_heldout, "unseen": chosen.num_unseen}
+    made = {
+        split: twin.make_tasks(scratch, split=split, count=count, seed=recipe.seed)
+        for split, count in sizes.items()
+        if count
+    }
+    return made.pop("train"), made

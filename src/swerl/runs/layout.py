@@ -1,0 +1,231 @@
+"""The run folder: where everything lies, who may use it, and which step it stands at.
+
+runs/<name>/  recipe.resolved.json  meta.json  state.json  events.jsonl  prompts.jsonl  lock
+  episodes/<step>/<task>.<k>/  turns/<step>.parquet  samples/<step>.parquet
+  checkpoints/<step>/  weights/<version>/  evals/<name>.json  logs/attempt-NN/  spool/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from swerl.core.errors import RunError
+from swerl.core.files import disk_errors, read_json, write_json
+from swerl.runs.aside import next_number
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a run stands in the order of its Tasks, where that does not follow from the step.
+
+    A Group's place counts from 0 in the order in which Groups begin.
+    """
+
+    next_place: int = 0
+    """Place of the next Group to begin."""
+    under_way: tuple[tuple[int, int], ...] = ()
+    """(place, weight version by its place in `State.versions`) of Groups that have begun and are
+    not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The evaluated step that did best."""
+
+    step: int
+    """Optimizer steps before it; its checkpoint has this number."""
+    split: str
+    pass_at_1: float
+
+
+_MAY_CHANGE = (
+    *("cost.", "engine.restarts", "engine.start_timeout_s", "trainer.restarts"),
+    *("trainer.start_timeout_s", "trainer.step_timeout_s", "trainer.tokens_per_micro_batch"),
+    *("trainer.recompute", "trainer.offload_optimizer"),
+)
+"""How keys begin that may differ when a run goes on: they change nothing that is learned but, for
+those of memory, the order of sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a run has come. Writing it is what commits a step."""
+
+    step: int = 0
+    """Steps that are committed; the next step has this number."""
+    finished: bool = False
+    evals_done: tuple[str, ...] = ()
+    """Evaluations that are committed, by name."""
+    versions: tuple[str, ...] = ()
+    """Weight versions that have served up to this step, oldest first."""
+    cursor: Cursor = Cursor()
+    skipped: int = 0
+    """Steps that were skipped because loss or gradients were not finite."""
+    skipped_in_a_row: int = 0
+    """Those of them right before this step."""
+    best: Best | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    root: Path
+
+    def episode(self, step: str, name: str) -> Path:
+        """Return the folder of one Episode."""
+        return self.root / "episodes" / step / name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the trainer's checkpoints, one folder a step."""
+        return self.root / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """Return the published weights, one folder a version."""
+        return self.root / "weights"
+
+    @property
+    def scratch(self) -> Path:
+        """Return the folder for generated task repositories."""
+        return self.root / "tasks"
+
+    @property
+    def spool(self) -> Path:
+        """Return the folder for the experts of Episodes under way."""
+        return self.root / "spool"
+
+    def samples(self, step: int) -> Path:
+        """Return the file of the Batch of a step."""
+        return self.root / "samples" / f"{step:05d}.parquet"
+
+    def turns(self, step: int) -> Path:
+        """Return the file of the Turns of a step."""
+        return self.root / "turns" / f"{step:05d}.parquet"
+
+    def evaluation(self, name: str) -> Path:
+        """Return the file of what an evaluation came to."""
+        return self.root / "evals" / f"{name}.json"
+
+    @property
+    def prompts(self) -> Path:
+        """Return the ledger of which Tasks were trained in which step."""
+        return self.root / "prompts.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """Return the file of all events."""
+        return self.root / "events.jsonl"
+
+    def state_of(self, step: int) -> Path:
+        """Return the file in a step's checkpoint with the run's state of that step."""
+        return self.checkpoints / f"{step:05d}" / "state.json"
+
+    def read_state(self, step: int | None = None) -> State:
+        """Return the committed state, the initial one for a new run; or that of a checkpoint."""
+        path = self.root / "state.json" if step is None else self.state_of(step)
+        if not path.exists():
+            return State()
+        value = read_json(path)
+        try:
+            return _state(value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(
+                f"{path} is damaged: {error!r}", hint="delete the run folder to start the run anew"
+            ) from error
+
+    def write_state(self, state: State) -> None:
+        """Commit a state, of which the checkpoint of its step keeps a copy."""
+        if (copy := self.state_of(state.step)).parent.is_dir():
+            write_json(copy, asdict(state))
+        write_json(self.root / "state.json", asdict(state))
+
+    def new_attempt(self) -> Path:
+        """Make and return the log folder of this start of the run."""
+        logs = self.root / "logs"
+        with disk_errors(logs):
+            logs.mkdir(parents=True, exist_ok=True)
+            folder = logs / f"attempt-{next_number(logs, 'attempt-'):02d}"
+            folder.mkdir()
+        return folder
+
+
+@contextmanager
+def open_run(root: Path, recipe: dict[str, Any]) -> Iterator[RunFolder]:
+    """Open a run folder for this process alone, making it or checking that it fits the recipe.
+
+    Raises RunError where another process holds it or its recipe differs, naming the keys.
+    """
+    folder = RunFolder(root)
+    with disk_errors(root):
+        for name in (
+            *("", "episodes", "samples", "turns", "weights", "checkpoints", "evals", "logs"),
+        ):
+            (root / name).mkdir(parents=True, exist_ok=True)
+    with _locked(root / "lock"):
+        _check_recipe(root / "recipe.resolved.json", recipe)
+        if not (root / "meta.json").exists():
+            write_json(root / "meta.json", {"created": time.time(), "pid": os.getpid()})
+        yield folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with disk_errors(path):
+        lock = path.open("a")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            message = f"another process is using {path.parent}"
+            hint = "wait for it, stop it, or name this run differently with --set name=…"
+            raise RunError(message, hint=hint) from error
+        yield
+
+
+def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
+    if not path.exists():
+        write_json(path, recipe)
+        return
+    found = _differing(read_json(path), recipe)
+    differing = [each for each in found if not each[0].startswith(_MAY_CHANGE)]
+    if found and not differing:
+        write_json(path, recipe)
+    if differing:
+        shown = ", ".join(f"{key} ({old!r} -> {new!r})" for key, old, new in differing[:5])
+        message = f"{path.parent} belongs to another recipe: {shown}"
+        hint = "restore those keys to resume, or start a new run with --set name=…"
+        raise RunError(message, hint=hint)
+
+
+def _state(value: dict[str, Any]) -> State:
+    """Read a state; what an older one lacks has its default."""
+    cursor, best = value.get("cursor") or {}, value.get("best")
+    under_way = tuple((place, began) for place, began in cursor.get("under_way", ()))
+    return State(
+        step=value["step"],
+        finished=value["finished"],
+        evals_done=tuple(value["evals_done"]),
+        versions=tuple(value.get("versions", ())),
+        cursor=Cursor(cursor.get("next_place", 0), under_way),
+        skipped=value.get("skipped", 0),
+        skipped_in_a_row=value.get("skipped_in_a_row", 0),
+        best=Best(**best) if best else None,
+    )
+
+
+def _differing(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            found += _differing(old.get(key), new.get(key), f"{prefix}{key}.")
+        return found
+    return [] if old == new else [(prefix.rstrip("."), old, new)]

@@ -1,0 +1,110 @@
+"""Requests to a server that runs inside a sandbox, carried by a command's two streams.
+
+A sandbox has no network that leads here. A shell inside connects to the port and copies between
+the connection and its own input and output: one shell a request, HTTP only, no upgrades. The
+server is asked in HTTP/1.0, so that its answer ends with the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Collection, Iterator
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from swerl.core.errors import SandboxError
+from swerl.sandboxes.e2b_server.connect import IDLE_S, read_body
+from swerl.sandboxes.e2b_server.failure import Code, Failure
+
+if TYPE_CHECKING:
+    from swerl.sandboxes.e2b_server.boxes import Box
+
+_CONNECT = """\
+exec 3<>"/dev/tcp/127.0.0.1/$1" || exit
+echo
+exec 4<&0
+cat <&4 >&3 2>/dev/null &
+exec cat <&3
+"""
+"""Says an empty line once it is connected, and ends with the server's answer."""
+_MAX_BODY_BYTES = 64 << 20
+_MAX_HEAD_BYTES = 1 << 16
+_ONE_HOP = {
+    "connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
+    "upgrade", "content-length",
+}  # fmt: skip
+_OURS = {"x-access-token", "e2b-traffic-access-token", "e2b-sandbox-id", "e2b-sandbox-port"}
+_WITHOUT_BODY = {204, 205, 304}
+
+
+async def relay(box: Box, port: int, request: web.BaseRequest, *, key: str) -> web.StreamResponse:
+    """Pass a request on to a port inside and stream the answer back.
+
+    Nothing inside may learn what opens sandboxes: headers with their token or the key stay here.
+    """
+    body = await read_body(request, _MAX_BODY_BYTES)
+    argv = ["bash", "-c", _CONNECT, "bash", str(port)]
+    async with box.sandbox.start(argv, cwd="/") as process:
+        data = (chunk.data async for chunk in process.output() if not chunk.is_stderr)
+        _, rest = await _until(data, b"", b"\n", box, port)
+        async with asyncio.timeout(IDLE_S):
+            await process.send(_head(request, body, (box.token, box.traffic_token, key)) + body)
+        head, rest = await _until(data, rest, b"\r\n\r\n", box, port)
+        response = _response(head)
+        response.force_close()  # what else the server inside sends is no answer to a later request
+        await response.prepare(request)
+        if request.method == "HEAD" or response.status in _WITHOUT_BODY:
+            return response
+        try:
+            async with asyncio.timeout(IDLE_S) as patience:
+                await response.write(rest)
+                async for piece in data:
+                    await response.write(piece)
+                    patience.reschedule(asyncio.get_running_loop().time() + IDLE_S)
+        except (TimeoutError, SandboxError) as error:  # the status is out: break off
+            raise ConnectionAbortedError("the answer breaks off") from error
+        await response.write_eof()
+    return response
+
+
+async def _until(
+    data: AsyncIterator[bytes], seen: bytes, end: bytes, box: Box, port: int
+) -> tuple[bytes, bytes]:
+    """Return what comes up to `end`, and what has come after it."""
+    while end not in seen:
+        piece = await anext(data, None)
+        if piece is None or len(seen) > _MAX_HEAD_BYTES:
+            message = f"The sandbox is running but port is not open, or speaks no HTTP: {port}"
+            raise Failure(Code.UNAVAILABLE, message, status=502, about=box.id)
+        seen += piece
+    before, _, after = seen.partition(end)
+    return before, after
+
+
+def _head(request: web.BaseRequest, body: bytes, secrets: Collection[str]) -> bytes:
+    headers = [
+        f"{name}: {value}"
+        for name, value in request.headers.items()
+        if name.lower() not in _ONE_HOP | _OURS and not any(part in value for part in secrets)
+    ]
+    length = [f"Content-Length: {len(body)}"] if body or request.method == "POST" else []
+    lines = [f"{request.method} {request.raw_path} HTTP/1.0", *headers, *length]
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode("utf-8", "surrogateescape")
+
+
+def _response(head: bytes) -> web.StreamResponse:
+    status, *lines = head.decode("utf-8", "replace").split("\r\n")
+    code = status.split(" ", 2)[1:2]
+    if not status.startswith("HTTP/1.") or not code or not re.fullmatch(r"[2-5]\d\d", code[0]):
+        raise Failure(Code.UNAVAILABLE, "the server inside speaks no HTTP", status=502)
+    return web.StreamResponse(status=int(code[0]), headers=CIMultiDict(_passed_on(lines)))
+
+
+def _passed_on(lines: list[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() and name.strip().lower() not in _ONE_HOP:
+            yield name.strip(), value.strip()

@@ -1,0 +1,202 @@
+"""Hide a repository's future from an agent's sandbox: later git history, and hidden tests.
+
+One command in the sandbox does it all; `_hide_future/` holds its shell functions. Everything that
+is not known to be harmless is removed: the object store keeps the objects that the base commit, its
+past and the index need, and git's folder keeps only objects, settings and the index.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import posixpath
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import BrokenImageError, SandboxError
+from swerl.core.patch import edits, touched
+from swerl.core.sandbox import Exec
+from swerl.core.task import Task
+from swerl.tasks import hide_future_hidden as scrub_hidden
+
+MAX_OBJECTS = 50_000
+"""Most objects of a store whose past is kept: some 0.3 s of scrubbing."""
+MAX_KIB = 128 * 2**10
+"""Most KiB of a store whose past is kept: it is copied into what the sandbox may write."""
+_TIMEOUT_S = 600.0
+_SCRIPTS = ("common.sh", "main.sh", "repository.sh", "objects.sh", "files.sh", "copies.sh")
+_BROKEN, _FOREIGN = 93, 94
+_MIN_BLOB_BYTES = 32
+"""Smaller files, such as empty ones, are no sign that a past holds a solution."""
+
+
+class History(StrEnum):
+    """How much of the past an agent sees."""
+
+    AUTO = "auto"
+    """All of it where the object store is within MAX_OBJECTS and MAX_KIB, else none."""
+    FULL = "full"
+    """Every commit that the base descends from."""
+    NONE = "none"
+    """The base commit alone, as in a clone of depth 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is the same in every sandbox of one Task, so that only the first one looks."""
+
+    solved: tuple[str, ...] = ()
+    """Object ids of the files that the solution and the hidden tests leave."""
+    copies: tuple[str, ...] | None = None
+    """Repositories and bundles outside the workdir; None before anybody looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """What a scrub found and left."""
+
+    base: str
+    """Commit that HEAD stands at; empty without a repository or without a commit."""
+    history: str = ""
+    """`full` or `none`."""
+    changed: bool = False
+    """Whether there was anything to hide."""
+    removed: tuple[str, ...] = ()
+    """Files and folders that are gone, git's own left out."""
+    duration_s: float = 0.0
+    facts: Facts = field(default_factory=Facts)
+    """To pass to the next scrub of the same Task."""
+
+
+async def scrub(
+    sandbox: Sandbox, task: Task, *, history: History = History.AUTO, facts: Facts | None = None
+) -> Scrubbed:
+    """Remove from an agent's sandbox what would tell it the solution or the tests.
+
+    The base commit keeps its id, HEAD names it, and work tree and index stay as they are. The base
+    is the Task's where HEAD descends from it, else HEAD. Raises BrokenImageError on a repository
+    that git cannot read, SandboxError where the sandbox forbids the scrub.
+    """
+    started = time.monotonic()
+    known = facts or Facts(solved=await _solved(sandbox, task))
+    said = await _run(sandbox, task, history, known)
+    if known.copies is None:
+        known = replace(known, copies=tuple(said.get("found", ())))
+    return Scrubbed(
+        base=said.get("base", [""])[-1],
+        history=said.get("history", [""])[-1],
+        changed="changed" in said or "removed" in said,
+        removed=tuple(said.get("removed", ())),
+        duration_s=time.monotonic() - started,
+        facts=known,
+    )
+
+
+def orders(task: Task, facts: Facts) -> list[str]:
+    """Return what the shell scripts are told over standard input, a line each."""
+    hidden = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
+    tests = [path for path in hidden if _is_plain(path)]
+    return [
+        *(f"hidden {pattern}" for pattern in scrub_hidden.outside()),
+        *(f"inside {pattern}" for pattern in scrub_hidden.inside()),
+        *(f"test {path}" for path in tests),
+        *(f"copy {path}" for path in facts.copies or ()),
+        *(f"solved {blob}" for blob in facts.solved),
+    ]
+
+
+async def _run(
+    sandbox: Sandbox, task: Task, history: History, facts: Facts
+) -> dict[str, list[str]]:
+    """Run the script as the ordinary user, then as root for what that user may not change."""
+    look = "1" if facts.copies is None else "0"
+    settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), str(MAX_KIB)]
+    argv = ["sh", "-c", _script(), "scrub", *settings, look]
+    stdin = "\n".join(orders(task, facts)).encode("utf-8", "surrogateescape")
+    said: dict[str, list[str]] = {}
+    denied: set[str] | None = None
+    for user in (None, "root"):
+        done = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=stdin)
+        if done.truncated or done.exit_code not in (0, _FOREIGN):
+            raise _failure(task, done)
+        own: set[str] = set()
+        for line in done.stdout.decode("utf-8", "replace").splitlines():
+            kind, _, value = line.partition(" ")
+            own |= {value} if kind == "denied" else set()
+            said.setdefault(kind, []).append(value)
+        if done.exit_code == 0:
+            denied = own if denied is None else denied & own
+        if denied is not None and not denied:
+            return said
+    names = ", ".join(sorted(denied or ())[:3]) or done.stderr.decode("utf-8", "replace").strip()
+    raise SandboxError(
+        f"cannot hide the future of {task.image}: no user of the sandbox may change {names}",
+        hint="`swerl tasks sweep` shows what the image holds",
+    )
+
+
+def _failure(task: Task, done: Exec) -> BrokenImageError | SandboxError:
+    said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+    if done.exit_code == _BROKEN:
+        message = f"the repository of {task.image} cannot be used: {said}"
+        return BrokenImageError(message, hint="build or pull the image again")
+    reason = f"{_TIMEOUT_S:g} s ran out" if done.timed_out else said or f"code {done.exit_code}"
+    message = f"cannot hide the future of {task.image}: {reason}"
+    return SandboxError(message, hint="`swerl tasks sweep` shows what the image holds")
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path stays in the workdir and fits on a line."""
+    clean = posixpath.normpath(path)
+    return "\n" not in path and not clean.startswith(("/", "../")) and clean not in (".", "..")
+
+
+@functools.cache
+def _script() -> str:
+    folder = Path(__file__).with_name("_hide_future")
+    return "\n".join([*((folder / name).read_text() for name in _SCRIPTS), "main"])
+
+
+async def _solved(sandbox: Sandbox, task: Task) -> tuple[str, ...]:
+    """Return the ids that git would give to the files as the solution and the tests leave them.
+
+    They are computed here, so that no part of the solution ever enters the sandbox.
+    """
+    contents: dict[str, str] = dict(task.grading.test_files)
+    for patch in (task.gold_patch, task.grading.test_patch):
+        contents |= await _patched(sandbox, task.workdir, patch)
+    blobs = [text.encode("utf-8", "surrogateescape") for text in contents.values()]
+    return tuple(
+        name for blob in blobs if len(blob) >= _MIN_BLOB_BYTES for name in _object_names(blob)
+    )
+
+
+async def _patched(sandbox: Sandbox, workdir: str, patch: str) -> Mapping[str, str]:
+    """Return the files of a patch with its edits made, but those that it does not fit."""
+    contents: dict[str, str] = {}
+    failed: set[str] = set()
+    for edit in edits(patch):
+        if edit.path not in contents:
+            contents[edit.path] = await _read(sandbox, f"{workdir}/{edit.path}")
+        before = contents[edit.path]
+        if edit.old not in before or (not edit.old and before):
+            failed.add(edit.path)
+        contents[edit.path] = before.replace(edit.old, edit.new, 1) if edit.old else edit.new
+    return {path: text for path, text in contents.items() if path not in failed}
+
+
+async def _read(sandbox: Sandbox, path: str) -> str:
+    try:
+        return (await sandbox.read(path)).decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+
+
+def _object_names(blob: bytes) -> Sequence[str]:
+    """Return the blob's object id in SHA-1 and in SHA-256 repositories."""
+    data = b"blob %d\0" % len(blob) + blob
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest(), hashlib.sha256(data).hexdigest()

@@ -1,0 +1,75 @@
+"""The report: its table, its place in a page, and the page of the docs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swerl.checks.compat import report
+from swerl.checks.compat.cases import CASES
+from swerl.checks.compat.matrix import Found
+from swerl.checks.compat.row import Figures, Outcome, Row
+from swerl.core import plugins
+from swerl.core.errors import InputError
+
+PAGE = Path(__file__).parents[3] / "docs" / "agents-lab-report.md"
+FIGURES = Figures(4, 2, 2, 0.99999, 1.5, 3, ("lookup api.example.com",))
+ROWS = (
+    Row("codex 1", "tools", "tiny", Outcome.DONE, figures=FIGURES),
+    Row("codex 1", "slow", "tiny", Outcome.CANNOT, "it | has none"),
+    Row("codex 1", "tools", "qwen3", Outcome.FAILED, "it broke", figures=FIGURES),
+)
+FOUND = Found(ROWS, 2.0)
+
+
+def test_a_row_shows_every_figure_and_rounds_no_loss_away() -> None:
+    text = report.markdown(FOUND)
+    assert "| codex 1 | tools | done | 4 | 2 | 2 | 99.99 | 1.50 | 3 | 1 |" in text
+    assert "| codex 1 | slow | – | – | – | – | – | – | – | – |" in text  # noqa: RUF001  a dash
+    assert "| qwen3 | codex 1 | 1 | 4 | 99.99 | 1.50 | 1 failed |" in text
+    assert "api.example.com" not in text, "the page counts, JSON and the terminal name"
+    assert list(report.attempts(ROWS)) == ["outside: codex 1: lookup api.example.com"]
+    assert "- failed: codex 1: it broke (tools)" in text
+
+
+def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Lab\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n")
+    report.write(FOUND, page)
+    text = page.read_text()
+    assert text.startswith(f"# Lab\n\n{report.BEGIN}\n")
+    assert text.endswith(f"{report.END}\n\nAfter.\n")
+    assert "old" not in text
+    report.write(FOUND, page)
+    assert page.read_text() == text
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_json_holds_what_the_table_leaves_out(tmp_path: Path) -> None:
+    report.write(FOUND, tmp_path / "lab.json")
+    rows = json.loads((tmp_path / "lab.json").read_text())["rows"]
+    assert rows[0]["figures"]["outside"] == ["lookup api.example.com"]
+    assert [row["outcome"] for row in rows] == [row.outcome.value for row in ROWS]
+
+
+@pytest.mark.parametrize("name", ["lab.txt", "lab", "absent/lab.md"])
+def test_a_place_where_no_report_can_be_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError):
+        report.check(tmp_path / name)
+
+
+def test_the_docs_hold_a_report_of_every_agent_in_every_case() -> None:
+    _, _, rest = PAGE.read_text().partition(report.BEGIN)
+    body, ended, _ = rest.partition(report.END)
+    assert ended
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+    assert rows[0] == report.HEADINGS
+    shown = {(row[0].split()[0], row[1]) for row in rows}
+    for agent in plugins.names("harnesses"):
+        for case in CASES:
+            assert (agent, case) in shown, f"run: nox -s lab; {agent}, {case} is missing"
+    ends = {row[2] for row in rows if row[1] in CASES}
+    assert Outcome.FAILED.value not in ends

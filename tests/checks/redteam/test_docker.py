@@ -1,0 +1,28 @@
+"""Policies against docker's sandboxes: another user, another Python, other limits."""
+
+from __future__ import annotations
+
+from swerl.checks.redteam import catalogue, sheet
+from swerl.checks.redteam.sheet import Result, Settings
+from swerl.sandboxes import docker
+
+NAMES = [
+    "future-objects",
+    "future-worktree",
+    "tests-edited",
+    "number-equal-to-all",
+    "only-once",
+    "user-packages",
+    "reward-daemon",
+    "tests-eat-memory",
+    "agent-eats-processes",
+]
+
+
+async def test_policies_are_stopped_in_docker_too(dockerd: str, docker_image: str) -> None:
+    backend = docker.build(docker.Options(base_url=dockerd, user="root"))
+    settings = Settings("docker", docker_image, num_jobs=3)
+    found = await sheet.run(backend, catalogue.choose(NAMES), settings)
+    assert {row.result for row in found.rows} == {Result.HELD}, [
+        (row.policy.name, row.seen) for row in found.rows if row.result is not Result.HELD
+    ]

@@ -1,0 +1,214 @@
+"""`swerl sandbox smoke`: every image is tried once and told apart from the ready ones."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swerl.checks import smoke, smoke_file
+from swerl.checks._interpreter import interpreter_of
+from swerl.checks.smoke import ImageFacts, Settings, Smoke
+from swerl.cli.sandbox import app
+from swerl.core.task import GradingSpec, Task, write_tasks
+from swerl.sandboxes import local
+from swerl.sandboxes.ledger.store import default_ledger
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> list[Task]:
+    plain, repository = tmp_path / "plain", tmp_path / "repository"
+    for folder in (plain, repository):
+        folder.mkdir()
+        (folder / "f.py").write_text("x = 1\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(repository)]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
+        subprocess.run([*git, *command], check=True)
+    first = Task("a", "r", f"dir:{repository}", "/testbed", "fix it", GradingSpec("command"))
+    return [
+        first,
+        replace(first, id="b"),
+        replace(first, id="c", image=f"dir:{plain}"),
+        replace(first, id="d", image="built:no-such-image"),
+    ]
+
+
+@pytest.fixture
+def file(tasks: list[Task], tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.jsonl"
+    write_tasks(path, tasks)
+    return path
+
+
+async def look(task: Task) -> Smoke:
+    (result,) = await smoke.check(local.build(local.Options()), [task])
+    return result
+
+
+async def test_each_image_is_judged_once_in_order(tasks: list[Task]) -> None:
+    heard: list[Smoke] = []
+    results = await smoke.check(
+        local.build(local.Options()), tasks, tell=lambda each, _: heard.append(each)
+    )
+    assert [(result.num_tasks, result.ok) for result in results] == [
+        (2, True),
+        (1, True),
+        (1, False),
+    ]
+    assert [result.work_tree for result in results] == ["yes", "no", ""]
+    assert "Python 3" in results[0].interpreter
+    assert results[0].boot_s > results[0].exec_s > 0
+    assert "no-such-image" in results[2].failure
+    assert sorted(heard, key=results.index) == results
+
+
+async def test_a_workdir_is_reported_and_never_changed(tasks: list[Task]) -> None:
+    plain = Path(tasks[2].image.removeprefix("dir:"))
+    assert (await look(tasks[2])).work_tree == "no"
+    assert [path.name for path in plain.iterdir()] == ["f.py"]
+    missing = await look(replace(tasks[2], base_commit="0" * 40))
+    assert "not the top of a git work tree" in missing.failure
+
+
+async def test_a_repository_without_the_base_commit_fails(tasks: list[Task]) -> None:
+    git = Path(tasks[0].image.removeprefix("dir:")) / ".git"
+    (head,) = (git / "refs" / "heads").iterdir()
+    assert (await look(replace(tasks[0], base_commit=head.read_text().strip()))).ok
+    lacking = await look(replace(tasks[0], base_commit="ab" * 20))
+    assert f"lacks the base commit {'ab' * 20}" in lacking.failure
+
+
+async def test_the_base_commit_of_every_task_is_looked_for(tasks: list[Task]) -> None:
+    other = replace(tasks[1], base_commit="ab" * 20)
+    (result,) = await smoke.check(local.build(local.Options()), [tasks[0], other])
+    assert f"lacks the base commit {'ab' * 20}" in result.failure
+
+
+async def test_a_damaged_repository_fails_with_what_git_says(tasks: list[Task]) -> None:
+    (Path(tasks[0].image.removeprefix("dir:")) / ".git" / "index").write_bytes(b"rubbish")
+    assert "index file" in (await look(tasks[0])).failure
+
+
+async def test_the_interpreter_of_the_tests_must_run(tasks: list[Task]) -> None:
+    def with_command(command: str) -> Task:
+        return replace(tasks[0], grading=GradingSpec("command", test_command=command))
+
+    broken = await look(with_command("cd x && .venv/bin/python -m pytest"))
+    assert broken.failure.startswith("the interpreter of the tests does not run: .venv/bin/python")
+    assert "not found" in broken.failure
+    assert (await look(with_command("python3 -m pytest"))).interpreter.startswith("Python 3")
+    declared = await look(replace(tasks[0], metadata={"interpreter": "/opt/none/node"}))
+    assert "does not run: /opt/none/node" in declared.failure
+
+
+async def test_one_problem_does_not_hide_another(tasks: list[Task]) -> None:
+    spec = GradingSpec("command", test_command="./python -m pytest")
+    found = await look(replace(tasks[0], base_commit="ab" * 20, grading=spec))
+    assert "does not run: ./python" in found.failure
+    assert "lacks the base commit" in found.failure
+    assert found.boot_s > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "shell", "is_declared"),
+    [
+        ("source /opt/x/activate\nconda activate testbed\npytest -rA", "python", "bash", True),
+        ("PYTHONWARNINGS='x' .venv/bin/python -W ignore -m pytest", ".venv/bin/python", "sh", True),
+        ("cd a && python3.9 setup.py test", "python3.9", "sh", True),
+        ("npm test", "python", "sh", False),
+        ("pythonic --yes", "python", "sh", False),
+        ("", "python", "sh", False),
+    ],
+)
+def test_the_interpreter_is_read_from_the_test_command(
+    tasks: list[Task], command: str, name: str, shell: str, is_declared: bool
+) -> None:
+    spec = GradingSpec("command", test_command=command, env={"A": "b"})
+    found = interpreter_of(replace(tasks[0], grading=spec))
+    assert (found.name, found.argv[0], found.is_declared) == (name, shell, is_declared)
+    assert found.env == {"A": "b"}
+    if shell == "bash":
+        assert "conda activate testbed" in found.argv[2]
+
+
+async def test_a_result_stands_until_the_image_is_another_one(tasks: list[Task]) -> None:
+    known = Smoke(tasks[0].image, tasks[0].workdir, digest="sha256:old", interpreter="kept")
+    seen = []
+    for digest in ("sha256:old", "", "sha256:new"):
+
+        async def facts(image: str, digest: str = digest) -> ImageFacts:
+            return ImageFacts(digest, 7)
+
+        settings = Settings(facts=facts, done={known.place: known})
+        (result,) = await smoke.check(local.build(local.Options()), tasks[:1], settings)
+        seen.append((result.interpreter == "kept", result.digest))
+    assert seen == [(True, "sha256:old"), (True, "sha256:old"), (False, "sha256:new")]
+
+
+def test_the_command_fails_and_names_the_broken_image(file: Path) -> None:
+    done = CliRunner().invoke(app, ["smoke", str(file), "--json"])
+    assert done.exit_code == 1
+    rows = json.loads(done.stdout)
+    assert [row["ok"] for row in rows] == [True, True, False]
+
+
+def test_the_command_shows_a_table_when_all_is_well(tasks: list[Task], file: Path) -> None:
+    write_tasks(file, tasks[:2])
+    done = CliRunner().invoke(app, ["smoke", str(file), "--workers", "2"])
+    assert done.exit_code == 0, done.output
+    assert "1 image ready, 0 failed" in done.output
+
+
+def test_the_same_command_goes_on_and_again_retries_failures(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new folder" / "results.jsonl"
+    command = ["smoke", str(file), "--json", "--out", str(out)]
+
+    def lines() -> list[dict[str, object]]:
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    first = CliRunner().invoke(app, command)
+    assert len(lines()) == 3
+    second = CliRunner().invoke(app, command)
+    assert (second.exit_code, json.loads(second.stdout)) == (1, json.loads(first.stdout))
+    assert len(lines()) == 3
+    CliRunner().invoke(app, [*command, "--again"])
+    assert [row["image"] for row in lines()[3:]] == ["built:no-such-image"]
+
+
+def test_a_line_cut_short_is_checked_again_and_a_foreign_file_refused(
+    file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "results.jsonl"
+    smoke_file.append(out, Smoke("a", "/w"), "local")
+    smoke_file.append(out, Smoke("b", "/w"), "docker")
+    out.write_bytes(out.read_bytes() + b'{"image":"c"')
+    smoke_file.append(out, Smoke("d", "/w", failure="broken"), "local")
+    assert [each.image for each in smoke_file.read(out, "local").values()] == ["a", "d"]
+    done = CliRunner().invoke(app, ["smoke", str(file), "--out", str(file)])
+    assert "no smoke results" in str(done.exception)
+    assert done.exit_code != 0
+
+
+def test_ctrl_c_leaves_a_file_to_go_on_from_and_no_sandbox(
+    tasks: list[Task], file: Path, tmp_path: Path
+) -> None:
+    waits = GradingSpec("command", test_command="export PATH=$(sleep 60):$PATH\npython3 -m pytest")
+    write_tasks(file, [tasks[2], replace(tasks[0], grading=waits)])
+    out = tmp_path / "results.jsonl"
+    argv = [sys.executable, "-m", "swerl.cli", "sandbox", "smoke", str(file), "--out", str(out)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        while not out.exists():
+            assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130, said
+    assert "the same command goes on from" in " ".join(said.split())
+    (page,) = [page for page in default_ledger().pages() if page.head.owner.pid == process.pid]
+    assert len(page.entries) == 2
+    assert page.unfinished == []

@@ -1,0 +1,43 @@
+"""`swerl sandbox smoke` over real images: of a daemon, and of a registry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swerl.cli.sandbox import app
+from swerl.core.task import GradingSpec, Task, write_tasks
+
+
+def smoke(folder: Path, image: str, *words: str) -> dict[str, object]:
+    spec = GradingSpec("command", test_command="python3 -m pytest")
+    write_tasks(folder / "tasks.jsonl", [Task("a", "r", image, "/testbed", "fix", spec)])
+    done = CliRunner().invoke(app, ["smoke", str(folder / "tasks.jsonl"), "--json", *words])
+    (row,) = json.loads(done.stdout)
+    assert isinstance(row, dict)
+    return row
+
+
+def test_an_image_of_a_daemon(dockerd: str, docker_image: str, tmp_path: Path) -> None:
+    row = smoke(tmp_path, docker_image, "--backend", "docker", "--set", f"base_url={dockerd}")
+    assert str(row["digest"]).startswith("sha256:"), row
+    assert int(str(row["size"])) > 2**20
+    assert (
+        row["failure"] == "the workdir is not the top of a git work tree (give the folder of "
+        "the repository as the Task's workdir)"
+    )
+
+
+def test_an_image_that_is_pulled_first(
+    pushed_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    row = smoke(tmp_path, pushed_image, "--backend", "local")
+    assert str(row["digest"]).startswith("sha256:"), row
+    assert int(str(row["size"])) > 2**20
+    absent = smoke(tmp_path, pushed_image.replace(":1", ":none"), "--backend", "local")
+    assert "none" in str(absent["failure"])
+    assert absent["ok"] is False

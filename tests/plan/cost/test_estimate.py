@@ -1,0 +1,148 @@
+"""The arithmetic of an estimate, and that nothing it rests on is hidden or fixed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swerl.cli.cost import app
+from swerl.core.errors import InputError, RecipeError, UnknownNameError
+from swerl.plan.cost import arithmetic
+from swerl.plan.cost.assumptions import example, from_recipe
+from swerl.plan.cost.estimate import Assumption, estimate
+from swerl.plan.cost.prices import price_book
+from swerl.recipe.load import load
+from swerl.recipe.schema import Recipe
+
+ROOT = Path(__file__).parents[3]
+
+
+def recipe(**sections: object) -> Recipe:
+    return Recipe.model_validate({"name": "r", **sections})
+
+
+def test_e2b_sandbox_costs_what_its_vcpus_and_memory_cost() -> None:
+    per_second = arithmetic.sandbox_dollars_per_second(
+        vcpus=4, memory_gib=8, vcpu_second=0.000014, gib_second=0.0000045
+    )
+    assert per_second == pytest.approx(0.000092)
+    assert per_second * 3600 == pytest.approx(0.331, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("case", "seconds", "episode_dollars", "run_dollars"),
+    [(0, 520, 0.05, 300), (1, 1140, 0.11, 700), (2, 2400, 0.22, 1400)],
+)
+def test_example_reproduces_the_published_sandbox_bill(
+    case: int, seconds: float, episode_dollars: float, run_dollars: float
+) -> None:
+    result = estimate(example())
+    found = result.cases[case]
+    assert result.num_episodes == 6400
+    assert result.num_sandboxes == round(12800 * 1.0204)
+    assert found.episode_sandbox_seconds == seconds
+    assert found.episode_sandbox_dollars == pytest.approx(episode_dollars, abs=0.0055)
+    assert found.sandbox_dollars == pytest.approx(run_dollars, rel=0.05)
+
+
+def test_seconds_are_of_both_sandboxes_together() -> None:
+    doubled = [arithmetic.episode_dollars(0.000092, 2 * s) for s in (520, 1140, 2400)]
+    assert [round(dollars, 2) for dollars in doubled] == [0.10, 0.21, 0.44]
+
+
+def test_example_reproduces_the_published_gpu_bill() -> None:
+    low, _, high = estimate(example()).cases
+    assert (round(low.hours), round(high.hours)) == (33, 50)
+    assert (round(low.gpu_dollars), round(high.gpu_dollars)) == (5333, 8000)
+    assert 5000 < low.total_dollars < high.total_dollars < 10000
+
+
+def test_example_is_the_8_node_recipe() -> None:
+    by_recipe = from_recipe(load([ROOT / "recipes" / "qwen35b_8node.toml"]))
+    assert [(row.key, row.value) for row in by_recipe] == [
+        (row.key, row.value) for row in example()
+    ]
+
+
+def test_every_assumption_can_be_overridden_and_changes_or_keeps_the_result() -> None:
+    for row in example():
+        changed = estimate(example(), [f"{row.key}={row.value * 2 + 1}"])
+        found = {new.key: new for new in changed.assumptions}[row.key]
+        assert (found.value, found.source) == (row.value * 2 + 1, "--set")
+        before = estimate(example())
+        assert (changed.cases, changed.num_sandboxes) != (before.cases, before.num_sandboxes)
+
+
+def test_key_of_three_cases_sets_them_together() -> None:
+    result = estimate(example(), ["sandbox_seconds=100"])
+    assert [case.episode_sandbox_seconds for case in result.cases] == [100, 100, 100]
+
+
+@pytest.mark.parametrize("setting", ["vcpus", "vcpus=", "vcpus=two", "vcpus=-1", "vcpus=nan"])
+def test_setting_that_is_no_number_is_refused(setting: str) -> None:
+    with pytest.raises(InputError, match="is not key=number"):
+        estimate(example(), [setting])
+
+
+def test_unknown_assumption_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        estimate(example(), ["vcpu=2"])
+    assert "vcpus" in caught.value.hint
+
+
+def test_recipe_on_cpu_with_local_sandboxes_costs_nothing() -> None:
+    result = estimate(from_recipe(recipe()))
+    assert {case.total_dollars for case in result.cases} == {0}
+    assert {case.gpu_hours for case in result.cases} == {0}
+
+
+def test_sandbox_seconds_follow_the_agent_budget() -> None:
+    rows = {row.key: row for row in from_recipe(recipe(budgets={"agent_s": 900}))}
+    assert rows["sandbox_seconds.high"].value == 1200
+    assert "budgets.agent_s = 900" in rows["sandbox_seconds.high"].source
+
+
+def test_evaluations_of_generated_tasks_are_counted() -> None:
+    rows = {row.key: row for row in from_recipe(recipe(steps=45, eval={"every": 15}))}
+    assert rows["eval_episodes"].value == 4 * 300
+
+
+def test_gpu_without_a_price_says_how_to_give_one() -> None:
+    assumed = from_recipe(recipe(cluster={"gpus_per_node": 8, "gpu": "h10"}))
+    with pytest.raises(InputError, match="h10_hour") as caught:
+        estimate(assumed)
+    assert "--set gpu_hour=" in caught.value.hint
+    assert estimate(assumed, ["gpu_hour=1"]).cases[0].gpu_dollars > 0
+
+
+def test_every_price_has_a_unit_a_source_and_a_date() -> None:
+    for found in price_book().values():
+        assert found.value >= 0
+        assert found.unit.startswith("$ per ")
+        assert found.source
+        assert len(found.date) == len("2026-09")
+
+
+def test_assumptions_say_where_they_are_from() -> None:
+    assert all(isinstance(row, Assumption) and row.source and row.unit for row in example())
+
+
+def test_command_prints_every_assumption_and_case() -> None:
+    shown = CliRunner().invoke(app, ["estimate"], catch_exceptions=False).output
+    assert all(row.key in shown for row in example())
+    assert all(text in shown for text in ("$0.048", "$0.105", "$0.221", "$8,000"))
+
+
+def test_command_prints_json() -> None:
+    arguments = ["estimate", "--json", "--set", "gpus=0"]
+    answer = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
+    assert [case["gpu_dollars"] for case in answer["cases"]] == [0, 0, 0]
+    assert answer["cases"][0]["total_dollars"] == pytest.approx(306.176 * 1.0204)
+
+
+def test_missing_recipe_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot read recipe"):
+        CliRunner().invoke(app, ["estimate", str(tmp_path / "none.toml")], catch_exceptions=False)

@@ -1,0 +1,163 @@
+"""A recipe's simulation: it agrees with what the recipe assumes, and moves where it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swerl.cli.cost import app
+from swerl.core.errors import InputError, RecipeError, UnknownNameError
+from swerl.plan.flops import row_cost
+from swerl.plan.gpus import GPUS
+from swerl.plan.plan import plan
+from swerl.plan.simulation import recorded
+from swerl.plan.simulation.load import Recorded
+from swerl.plan.simulation.simulate import Simulation, simulate
+from swerl.recipe.load import load
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
+
+
+def simulated(
+    *settings: str, assume: tuple[str, ...] = (), recipe: Path = RECIPE, **options: object
+) -> Simulation:
+    found = load([recipe], settings)
+    planned = plan(found)
+    assert planned.memory is not None
+    return simulate(
+        found,
+        planned.shape,
+        planned.layout,
+        planned.memory.cache,
+        settings=assume,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_8_node_run_lies_within_what_its_recipe_assumes() -> None:
+    found = simulated().own
+    low, _, high = load([RECIPE]).cost.step_minutes
+    assert low <= found.step_s / 60 <= high
+    seconds = load([RECIPE]).cost.sandbox_seconds
+    assert seconds is not None
+    assert 0.9 * seconds[0] <= found.sandbox_s <= seconds[2]
+    assert found.row_tokens == pytest.approx(31_600, rel=0.1)
+
+
+def test_8_node_run_waits_for_tools_and_other_schedules_help() -> None:
+    found = simulated(compare=True, num_steps=5)
+    assert found.own.bottleneck == "tools"
+    assert found.split
+    hours = {run.mode: run.hours(100) for run in (found.own, *found.others)}
+    assert hours["async"] < 0.7 * hours["sync"]
+
+
+def test_training_time_is_arithmetic_over_rate() -> None:
+    assumed = (
+        "train_mfu=0.1",
+        "imbalance=0",
+        "turns.median=1",
+        "turns.spread=0",
+        "first_prompt=99",
+    )
+    fixed = ("reply_tokens.median=1", "reply_tokens.spread=0", "lost_share=0")
+    found = simulated("trainer.offload_optimizer=false", assume=(*assumed, *fixed), num_steps=1)
+    shape = plan(load([RECIPE])).shape
+    operations = 64 * row_cost(shape).of(100) * 4 / 3  # a forward pass is repeated
+    rate = 64 * GPUS["h100"].bf16_flops * 0.1
+    assert found.own.steps[0].train_s == pytest.approx(operations / rate)
+
+
+@pytest.mark.parametrize(
+    ("settings", "assume"),
+    [
+        (("rollout.concurrency=16",), ()),
+        ((), ("tool_s.median=5",)),
+        ((), ("turns.median=60",)),
+        ((), ("train_mfu=0.01",)),
+        ((), ("layer_s=0.001",)),
+        ((), ("grading_s.median=300",)),
+        (("rollout.group_filter=zero-variance",), ()),
+    ],
+)
+def test_what_makes_a_run_harder_makes_it_longer(
+    settings: tuple[str, ...], assume: tuple[str, ...]
+) -> None:
+    hard, plain = simulated(*settings, assume=assume, num_steps=2), simulated(num_steps=2)
+    assert hard.own.seconds > plain.own.seconds
+
+
+def test_wrong_assumptions_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="assumption"):
+        simulated(assume=("train_mfo=1",))
+    with pytest.raises(InputError, match="is not key=number"):
+        simulated(assume=("train_mfu=-1",))
+
+
+def test_gpu_of_unknown_speed_is_refused() -> None:
+    with pytest.raises(RecipeError, match="the speed of a 'mi355x' is not known"):
+        simulated("cluster.gpu=mi355x")
+
+
+def _run(folder: Path, *events: dict[str, object]) -> Path:
+    folder.mkdir()
+    lines = [json.dumps(event) for event in events]
+    (folder / "events.jsonl").write_text("\n".join(lines) + '\n{"event": "cut sh')
+    return folder
+
+
+def _turn(time: float, seconds: float, prompt: int, output: int) -> dict[str, object]:
+    counts = {"prompt_tokens": prompt, "output_tokens": output}
+    return {"event": "TurnEnded", "episode": "a", "time": time, "seconds": seconds} | counts
+
+
+def _phase(name: str, seconds: float) -> dict[str, object]:
+    return {"event": "PhaseEnded", "episode": "a", "phase": name, "seconds": seconds, "time": 0}
+
+
+def test_episodes_of_a_real_run_are_read_from_its_events(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path / "run",
+        _phase("scrub", 1),
+        _phase("boot", 2),
+        _turn(100, 1, 500, 20),
+        _turn(110, 3, 540, 10),
+        _turn(112, 1, 200, 5),  # another conversation: a second row
+        _phase("agent", 15),
+        _phase("diff", 0.5),
+        _phase("grade", 4),
+        _phase("test", 3),
+        {"event": "EpisodeEnded", "episode": "a", "time": 0},
+        _turn(200, 1, 500, 20) | {"episode": "unfinished"},
+    )
+    [found] = recorded.read(run)
+    assert [turn.tool_s for turn in found.turns] == [7, 1, 2]
+    assert (found.boot_s, found.grading_s) == (2, 4.5)
+    assert list(found.rows()) == [550, 205]
+    outcome = simulated(recorded=Recorded((found,)), num_steps=1).own
+    assert outcome.row_tokens == 755
+
+
+@pytest.mark.parametrize("text", [None, "", '{"event": "StepEnded"}'])
+def test_folder_without_episodes_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "events.jsonl").write_text(text)
+    with pytest.raises(InputError) as caught:
+        recorded.read(tmp_path)
+    assert caught.value.hint
+
+
+def test_command_prints_assumptions_and_every_schedule() -> None:
+    arguments = ["simulate", str(RECIPE), "--steps", "2", "--set", "train_mfu=0.2"]
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    for text in ("train_mfu", "--set", "one-step-off*", "async*", "waits longest for"):
+        assert text in shown
+
+
+def test_command_refuses_a_run_on_cpu() -> None:
+    twin = RECIPE.with_name("twin_cpu.toml")
+    with pytest.raises(RecipeError, match="nothing to simulate"):
+        CliRunner().invoke(app, ["simulate", str(twin)], catch_exceptions=False)

@@ -1,0 +1,150 @@
+"""The 8-node recipe's plan: its layout, its memory, its bill, and what stands in its way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from swerl.cli._output import console
+from swerl.cli._plan_view import show_plan
+from swerl.core.errors import RecipeError, UnknownNameError
+from swerl.plan.parameters import model_params
+from swerl.plan.plan import Plan, plan
+from swerl.plan.shape import shape_of
+from swerl.recipe.load import load
+from swerl.recipe.schema import ModelSection, Recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
+
+
+def planned(*settings: str) -> Plan:
+    return plan(load([RECIPE], settings))
+
+
+def refused(*settings: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        planned(*settings)
+    assert caught.value.hint
+    return f"{caught.value} | {caught.value.hint}"
+
+
+def test_8_node_layout_is_the_published_one() -> None:
+    found = planned()
+    layout = found.layout
+    assert layout.num_gpus == layout.ranks == 64
+    assert (layout.tensor, layout.context, layout.data) == (2, 8, 4)
+    assert (layout.expert, layout.expert_tensor, layout.expert_data) == (8, 1, 8)
+    assert (layout.num_engines, layout.gpus_per_engine) == (8, 8)
+    assert found.tokens_per_gpu == 12000
+    assert (found.episodes_per_step, found.num_episodes) == (64, 6400)
+    assert found.sandboxes_at_once == 64
+
+
+def test_8_node_plan_carries_its_bill() -> None:
+    cost = planned().cost
+    assert cost is not None
+    assert [round(case.total_dollars, -2) for case in cost.cases] == [5600, 7400, 9400]
+
+
+def test_plan_shows_every_phase_within_the_gpu() -> None:
+    found = planned().memory
+    assert found is not None
+    assert [phase.name for phase in found.phases] == ["rollout", "train", "update"]
+    assert found.capacity is not None
+    assert all(phase.total < found.capacity for phase in found.phases)
+    assert not any("of a GPU" in note for note in planned().notes)
+
+
+def test_layout_that_needs_more_than_the_gpu_has_is_refused_with_what_would_fit() -> None:
+    told = refused("trainer.expert_parallel=2", "trainer.offload_optimizer=false")
+    assert "train needs" in told
+    assert "of the 79.1 GiB of an H100" in told
+    assert "set trainer.expert_parallel = 4" in told
+    planned("trainer.expert_parallel=4", "trainer.offload_optimizer=false")
+
+
+def test_changes_that_only_fit_together_are_found() -> None:
+    settings = (
+        "trainer.expert_parallel=2",
+        "model.path=GLM-4.6",
+        "cluster.gpus_per_engine=16",
+        "cluster.gpu=h200",
+    )
+    told = refused(*settings)
+    keys = re.findall(r"(trainer\.\w+) = (\w+)", told.rpartition(" | set ")[2])
+    assert len(keys) > 1
+    planned(*settings, *(f"{key}={value}" for key, value in keys))
+
+
+def test_gpu_that_the_plan_does_not_know_is_noted() -> None:
+    assert any("compare by hand" in note for note in planned("cluster.gpu=mi355x").notes)
+
+
+def test_plan_counts_a_runs_disk() -> None:
+    disk = planned("trainer.keep_every=50", "eval.every=10").disk
+    params = model_params(planned().shape).total
+    assert (disk.checkpoint, disk.weights) == (12 * params, 2 * params)
+    assert disk.kept == 2 + 1 + 2
+    tokens = 64 * 96_000
+    assert disk.episodes == pytest.approx(tokens * (60 + 40 * 8), abs=1)
+    assert disk.most == 6 * disk.checkpoint + 3 * disk.weights + 100 * disk.episodes
+
+
+def test_plan_counts_groups_that_a_filter_leaves_out() -> None:
+    found = planned("rollout.group_filter=zero-variance", "rollout.oversample=1.5")
+    assert found.episodes_begun > 1.5 * found.episodes_per_step
+    assert found.sandboxes_at_once == 64
+    assert (
+        planned(
+            "rollout.concurrency=96", "rollout.group_filter=zero-variance", "rollout.oversample=1.5"
+        ).sandboxes_at_once
+        == 96
+    )
+
+
+def test_fp32_on_gpus_is_planned_as_such_and_noted() -> None:
+    found = planned("trainer.dtype=fp32", "trainer.expert_parallel=64")
+    assert found.memory is not None
+    assert found.memory.train.parts["weights"] == pytest.approx(
+        2 * planned("trainer.expert_parallel=64").memory.train.parts["weights"]  # type: ignore[union-attr]
+    )
+    assert any("bf16 takes half" in note for note in found.notes)
+
+
+def test_gpu_of_unknown_speed_has_a_plan_without_hours() -> None:
+    assert planned("cluster.gpu=mi355x").simulate() is None
+
+
+def test_twin_recipe_has_a_plan_without_gpus() -> None:
+    found = plan(Recipe(name="twin"))
+    assert (found.layout.num_gpus, found.layout.data, found.memory) == (0, 1, None)
+
+
+def test_shape_is_read_from_the_model_folder_where_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"text_config": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, '
+        '"vocab_size": 100, "intermediate_size": 128, "tie_word_embeddings": true}}'
+    )
+    shape = shape_of(ModelSection(path=tmp_path))
+    assert (shape.head_dim, shape.num_kv_heads) == (16, 4)
+    norms = 2 * (2 * 64 + 2 * 16) + 64
+    matrices = 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128)
+    assert model_params(shape).total == matrices + norms
+
+
+def test_unknown_model_names_the_nearest_and_the_way_out() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        planned("model.path=Qwen3.6-35B")
+    assert "qwen3.6-35b-a3b" in caught.value.hint
+    assert "config.json" in caught.value.hint
+
+
+def test_plan_is_shown_with_layout_hours_and_bill() -> None:
+    with console().capture() as capture:
+        show_plan(load([RECIPE]))
+    shown = " ".join(capture.get().split())
+    wanted = ("= 64 GPUs", "context 8 x data 4", "12,000 a GPU", "$9,442", "Memory of a GPU, GiB")
+    for text in (*wanted, "64.6 full contexts", "waits longest for", "checked: every key"):
+        assert text in shown

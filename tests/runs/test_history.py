@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import RunError
+from swerl.core.events import EvalEnded, PhaseStarted, Progress, StepEnded
+from swerl.runs import history
+from swerl.runs.history import EventLog
+
+
+def test_a_step_done_twice_counts_once_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log(StepEnded(0, {"reward": 0.1}))
+        log(StepEnded(1, {"reward": 0.2}))
+    with path.open("a") as file:
+        file.write('{"event": "StepEn\n')
+    with EventLog(path) as log:
+        log(StepEnded(1, {"reward": 0.3}))
+        log(EvalEnded(2, "heldout", 0.5, 10))
+    past = history.read(path)
+    assert past.series("reward") == [0.1, 0.3]
+    assert past.evals == {"heldout": [(2, 0.5)]}
+
+
+def test_what_a_run_does_is_in_the_file_at_once(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log(Progress("starting", 0, 1))
+        assert "starting" in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_full_disk_is_one_error_and_hides_no_other() -> None:
+    full = Path("/dev/full")
+    with pytest.raises(RunError, match="No space left"), EventLog(full) as log:
+        log(PhaseStarted("e", "agent"))
+    with pytest.raises(KeyError), EventLog(full) as log:
+        log(PhaseStarted("e", "agent"))
+        raise KeyError

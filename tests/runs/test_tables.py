@@ -1,0 +1,50 @@
+"""Turns as a Parquet file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Status
+from swerl.core.grade import Grade, Verdict
+from swerl.core.tree import Trajectory
+from swerl.core.turn import RoutedExperts, Turn, WeightChange
+from swerl.runs.tables import write_turns
+
+
+def test_a_turn_keeps_its_tokens_and_its_weights(tmp_path: Path) -> None:
+    routed = RoutedExperts(start=0, num_layers=1, top_k=2, bytes_per_id=1, data=bytes([0, 255] * 3))
+    first = Turn(
+        0, None, (1, 2), (3, 4), (-0.5, -1.0), Finish.STOP, "v1",
+        weight_changes=(WeightChange(1, "v2"),), routed=routed,
+    )  # fmt: skip
+    second = Turn(1, 0, (5,), (6,), (-1.0,), Finish.STOP, "v2")
+    write_turns(tmp_path / "turns.parquet", [_episode(first, second)])
+    rows = pq.read_table(tmp_path / "turns.parquet").to_pylist()
+    assert rows[0]["weight_changes"] == [{"at": 1, "version": "v2"}]
+    assert (rows[0]["prompt_ids"], rows[0]["output_ids"]) == ([1, 2], [3, 4])
+    assert (rows[1]["prompt_ids"], rows[1]["logprobs"]) == ([5], [-1.0])
+    assert (rows[0]["parent"], rows[1]["parent"]) == (None, 0)
+    assert (rows[0]["num_routed"], rows[1]["num_routed"]) == (3, 0)
+    assert rows[1]["weight_changes"] == []
+
+
+def test_a_step_without_a_turn_is_an_empty_table(tmp_path: Path) -> None:
+    write_turns(tmp_path / "turns.parquet", [_episode()])
+    assert pq.read_table(tmp_path / "turns.parquet").num_rows == 0
+
+
+def _episode(*turns: Turn) -> Episode:
+    return Episode(
+        id="00001/t.0",
+        task_id="t",
+        status=Status.COMPLETED,
+        grade=Grade(Verdict.SOLVED, "ok"),
+        reward=1.0,
+        trajectory=Trajectory("00001/t.0", turns),
+        patch="",
+        timings={},
+        log="",
+    )

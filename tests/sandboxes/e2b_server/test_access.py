@@ -1,0 +1,153 @@
+"""Nothing answers without the API key, or without the token of the very sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from e2b import AuthenticationException, Sandbox
+
+from swerl.sandboxes.e2b_server import access
+from swerl.sandboxes.e2b_server.failure import Failure
+
+from .helpers import KEY, Service
+
+CONTROL = [
+    ("GET", "/health"), ("POST", "/sandboxes"), ("POST", "/v2/sandboxes"), ("GET", "/sandboxes"),
+    ("GET", "/v2/sandboxes"), ("GET", "/sandboxes/metrics"), ("GET", "/sandboxes/ID"),
+    ("DELETE", "/sandboxes/ID"), ("POST", "/sandboxes/ID/connect"), ("POST", "/sandboxes/ID/pause"),
+    ("POST", "/v2/sandboxes/ID/connect"), ("POST", "/sandboxes/ID/resume"),
+    ("POST", "/sandboxes/ID/timeout"), ("POST", "/sandboxes/ID/refreshes"),
+    ("GET", "/sandboxes/ID/metrics"), ("GET", "/sandboxes/ID/logs"), ("GET", "/templates"),
+    ("GET", "/templates/base"), ("POST", "/v3/templates"), ("OPTIONS", "/sandboxes"), ("GET", "/"),
+    ("GET", "/no/such/path"), ("GET", "/metrics2"),
+]  # fmt: skip
+ENVD = [
+    ("GET", "/health"), ("GET", "/files?path=/etc/passwd"), ("POST", "/files?path=/tmp/x"),
+    ("GET", "/envs"), ("GET", "/metrics"), ("POST", "/process.Process/Start"),
+    ("POST", "/process.Process/List"), ("POST", "/process.Process/NoSuchCall"),
+    ("POST", "/filesystem.Filesystem/Stat"), ("POST", "/process.Process/StreamInput"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def two(service: Service) -> Iterator[tuple[Sandbox, Sandbox]]:
+    made = Sandbox.create(**service.sdk), Sandbox.create(**service.sdk)
+    yield made
+    for sandbox in made:
+        sandbox.kill()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {}, {"X-API-Key": ""}, {"X-API-Key": KEY[:-1]}, {"X-API-Key": KEY + "0"},
+        {"Authorization": KEY}, {"Authorization": f"Basic {KEY}"}, {"Authorization": "Bearer x"},
+        {"X-Access-Token": KEY},
+    ],
+)  # fmt: skip
+def test_no_control_route_answers_without_the_key(
+    service: Service, sandbox: Sandbox, headers: dict[str, str]
+) -> None:
+    with service.client(**headers) as client:
+        for method, path in CONTROL:
+            answer = client.request(method, path.replace("ID", sandbox.sandbox_id))
+            assert answer.status_code == 401, (method, path)
+            assert sandbox.sandbox_id not in answer.text
+            assert "Access-Control-Allow-Origin" not in answer.headers
+    assert sandbox.is_running()
+
+
+def test_both_forms_of_the_key_open(service: Service) -> None:
+    for headers in ({"X-API-Key": KEY}, {"Authorization": f"Bearer {KEY}"}):
+        with service.client(**headers) as client:
+            assert client.get("/sandboxes").status_code == 200
+            assert client.get("/health").status_code == 200
+
+
+def test_the_sdk_says_that_the_key_is_wrong(service: Service) -> None:
+    with pytest.raises(AuthenticationException):
+        Sandbox.create(**{**service.sdk, "api_key": access.new_key()})
+
+
+def test_a_sandbox_opens_to_its_own_token_alone(
+    service: Service, two: tuple[Sandbox, Sandbox]
+) -> None:
+    mine, other = two
+    for token in ("", "x", KEY, other._envd_access_token or ""):
+        headers = {"E2b-Sandbox-Id": mine.sandbox_id, "X-Access-Token": token, "X-API-Key": KEY}
+        with service.client(**headers) as client:
+            for method, path in ENVD:
+                assert client.request(method, path).status_code == 401, (method, path)
+            assert client.get("/", headers={"E2b-Sandbox-Port": "8000"}).status_code == 401
+    host = {"Host": f"49983-{mine.sandbox_id}.localhost", "X-Access-Token": "wrong"}
+    assert httpx.get(f"{service.url}/envs", headers=host).status_code == 401
+    assert mine.commands.run("echo mine").stdout == "mine\n"
+
+
+def test_a_token_for_servers_inside_opens_nothing_else(service: Service, sandbox: Sandbox) -> None:
+    token = sandbox.traffic_access_token or ""
+    for name in ("E2b-Traffic-Access-Token", "X-Access-Token"):
+        with service.client(**{"E2b-Sandbox-Id": sandbox.sandbox_id, name: token}) as client:
+            for method, path in ENVD:
+                assert client.request(method, path).status_code == 401, (method, path)
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "9"}
+    for extra in (
+        {"E2b-Traffic-Access-Token": token},
+        {"X-Access-Token": sandbox._envd_access_token or ""},
+    ):
+        with service.client(**headers, **extra) as client:
+            assert client.get("/").status_code == 502  # let in, and nothing listens there
+
+
+def test_a_token_without_an_id_opens_its_own_sandbox(
+    service: Service, two: tuple[Sandbox, Sandbox]
+) -> None:
+    """SDKs 2.8 to 2.15, at least, send no id once they have connected."""
+    mine, other = two
+    mine.files.write("/tmp/whose", "mine")
+    other.files.write("/tmp/whose", "other")
+    with service.client(**{"X-Access-Token": mine._envd_access_token or ""}) as client:
+        assert client.get("/files", params={"path": "/tmp/whose"}).text == "mine"
+    for token in ("", "x", KEY):
+        with service.client(**{"X-Access-Token": token}) as client:
+            assert client.get("/files", params={"path": "/tmp/whose"}).status_code == 401
+
+
+def test_one_sandboxs_signature_opens_no_other(two: tuple[Sandbox, Sandbox]) -> None:
+    mine, other = two
+    mine.files.write("/tmp/secret", "mine")
+    url = other.download_url("/tmp/secret")
+    headers = {"E2b-Sandbox-Id": mine.sandbox_id}
+    assert httpx.get(url, headers=headers).status_code == 401
+
+
+def test_a_host_name_reaches_the_sandbox(service: Service, sandbox: Sandbox) -> None:
+    headers = {
+        "Host": f"49983-{sandbox.sandbox_id}.sandboxes.example",
+        "X-Access-Token": sandbox._envd_access_token or "",
+    }
+    assert httpx.get(f"{service.url}/health", headers=headers).status_code == 204
+
+
+def test_a_host_name_that_starts_with_numbers_is_the_servers_own(service: Service) -> None:
+    headers = {"Host": "10-20-30-40.region.example:49000", "X-API-Key": KEY}
+    assert httpx.get(f"{service.url}/sandboxes", headers=headers).status_code == 200
+
+
+def test_a_sandbox_that_is_gone_is_told_as_the_sdk_expects(service: Service) -> None:
+    with service.client(**{"E2b-Sandbox-Id": "gone", "X-Access-Token": "x"}) as client:
+        answer = client.get("/health")
+    assert answer.status_code == 502
+    assert answer.json() == {
+        "sandboxId": "gone", "message": "The sandbox was not found", "code": 502
+    }  # fmt: skip
+
+
+def test_the_user_is_read_from_basic_authentication() -> None:
+    assert access.user_of({"Authorization": "Basic cm9vdDo="}) == "root"
+    assert access.user_of({"Authorization": "Basic dXNlcjo="}) is None
+    assert access.user_of({}) is None
+    with pytest.raises(Failure):
+        access.user_of({"Authorization": "Basic !!"})

@@ -1,0 +1,85 @@
+"""A command's output reaches whoever listens, and waits for whoever comes next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from swerl.core.sandbox import Chunk
+from swerl.sandboxes.e2b_server.running import BACKLOG_BYTES, Ended, Running
+from swerl.sandboxes.e2b_server.spec import Spec
+
+
+async def _nothing() -> AsyncIterator[Chunk]:
+    return
+    yield
+
+
+def running() -> Running:
+    return Running(7, Spec(["true"], "/"), None, _nothing())  # type: ignore[arg-type]
+
+
+async def test_what_nobody_hears_is_kept_up_to_the_cap_the_newest_of_it() -> None:
+    command = running()
+    piece = b"x" * (1 << 20)
+    for _ in range(2 * BACKLOG_BYTES // len(piece)):
+        await command.hand_out(Chunk(piece))
+    await command.hand_out(Chunk(b"last"))
+    command.finish(Ended(0))
+    with command.listen() as listener:
+        heard = [await listener.next()]
+        while not isinstance(heard[-1], Ended):
+            heard.append(await listener.next())
+    sizes = [len(event.data) for event in heard if isinstance(event, Chunk)]
+    assert sum(sizes) <= BACKLOG_BYTES
+    assert heard[-2] == Chunk(b"last")
+
+
+async def test_two_listeners_both_hear_what_comes() -> None:
+    command = running()
+    with command.listen() as one, command.listen() as two:
+        await command.hand_out(Chunk(b"both"))
+        assert await one.next() == await two.next() == Chunk(b"both")
+
+
+async def test_a_listener_that_leaves_gives_back_what_it_did_not_take() -> None:
+    command = running()
+    with command.listen():
+        await command.hand_out(Chunk(b"untaken"))
+    with command.listen() as next_one:
+        assert await next_one.next() == Chunk(b"untaken")
+
+
+async def test_a_listener_that_leaves_frees_the_command_that_waits_for_it() -> None:
+    command = running()
+
+    async def print_much() -> None:
+        for _ in range(200):
+            await command.hand_out(Chunk(b"x"))
+
+    with command.listen():
+        printing = asyncio.create_task(print_much())
+        await asyncio.sleep(0.01)
+        assert not printing.done()
+    async with asyncio.timeout(5):
+        await printing
+
+
+async def test_who_comes_after_the_end_hears_the_rest_and_the_end() -> None:
+    command = running()
+    await command.hand_out(Chunk(b"rest"))
+    command.finish(Ended(3))
+    command.finish(Ended(4))
+    with command.listen() as late:
+        assert [await late.next(), await late.next()] == [Chunk(b"rest"), Ended(3)]
+
+
+async def test_what_a_command_printed_is_not_kept_once_nobody_can_ask_for_it() -> None:
+    command = running()
+    with command.listen():
+        await command.hand_out(Chunk(b"untaken"))
+    with command.listen():
+        pass
+    command.finish(Ended(0))
+    with command.listen() as late:
+        assert await late.next() == Ended(0)

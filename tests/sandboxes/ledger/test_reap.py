@@ -1,0 +1,212 @@
+"""What nobody owns goes, whoever died when; what somebody uses stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from swerl.core.sandbox import Limits, new_name
+from swerl.sandboxes.ledger.bill import bill
+from swerl.sandboxes.ledger.census import State, take
+from swerl.sandboxes.ledger.entry import Entry
+from swerl.sandboxes.ledger.owner import Owner
+from swerl.sandboxes.ledger.provider import Provider
+from swerl.sandboxes.ledger.reap import Outcome, Scope, reap, reap_leftovers
+from swerl.sandboxes.ledger.store import Ledger
+
+from .conftest import Machines
+
+LIMITS = Limits(lifetime_s=60)
+Write = Callable[..., Entry]
+RUN = Scope(run="r")
+
+
+async def outcomes(ledger: Ledger, **scope: object) -> dict[str, Outcome]:
+    report = await reap(ledger, Scope(**(scope or {"run": "r"})))  # type: ignore[arg-type]
+    return {each.row.entry.name: each.outcome for each in report.reaped}
+
+
+async def states(ledger: Ledger) -> dict[str, State]:
+    return {row.entry.name: row.state for row in (await take(ledger, run="r")).rows}
+
+
+async def test_a_dead_owners_sandboxes_go_at_every_stage(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    intended, made, opened, gone = (write(dead).name, write(dead).name, *[
+        write(dead, opened_s=1e9, id="x").name for _ in range(2)
+    ])  # fmt: skip
+    for name in (made, opened):
+        machines.add(name)
+    assert await states(ledger) == {
+        intended: State.LOST,
+        made: State.ORPHAN,
+        opened: State.ORPHAN,
+        gone: State.LOST,
+    }
+    assert await outcomes(ledger) == {
+        intended: Outcome.GONE,
+        made: Outcome.REMOVED,
+        opened: Outcome.REMOVED,
+        gone: Outcome.GONE,
+    }
+    assert machines.names() == []
+    assert set((await states(ledger)).values()) == {State.ENDED}
+    assert await outcomes(ledger) == {}
+
+
+async def test_a_living_owners_sandbox_stays_unless_all_go(
+    ledger: Ledger, machines: Machines
+) -> None:
+    async with machines.backend().open("img", LIMITS, workdir="/w"):
+        (name,) = machines.names()
+        assert await states(ledger) == {name: State.OPEN}
+        assert await outcomes(ledger) == {}
+        assert machines.names() == [name]
+        assert await outcomes(ledger, run="r", living=True) == {name: Outcome.REMOVED}
+        assert machines.names() == []
+
+
+async def test_another_hosts_sandbox_goes_by_its_deadline_only(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    far = replace(dead, host="far/away", boot="other")
+    fresh = write(far, intended_s=time.time()).name
+    old = write(far, intended_s=time.time() - 1000).name
+    for name in (fresh, old):
+        machines.add(name)
+    assert await outcomes(ledger) == {old: Outcome.REMOVED}
+    assert machines.names() == [fresh]
+
+
+async def test_a_sandbox_that_no_ledger_holds_goes_by_the_owner_in_its_name(
+    ledger: Ledger, machines: Machines, dead: Owner
+) -> None:
+    mine = machines.add(new_name(), time.time())
+    orphan = machines.add(new_name().replace(mine.split("-")[1], str(dead.pid), 1))
+    elsewhere = machines.add(f"swerl-{dead.pid}-000000{mine[-10:]}")
+    foreign = machines.add("swerl-of-somebody")
+    only = Provider("folder", f'{{"folder": "{machines.folder}"}}')
+    assert await outcomes(ledger, only=only) == {orphan: Outcome.REMOVED}
+    assert machines.names() == sorted([mine, elsewhere, foreign])
+
+
+async def test_what_was_not_seen_to_close_goes_while_its_owner_lives(
+    ledger: Ledger, machines: Machines
+) -> None:
+    machines.flag("lose-answer")
+    machines.flag("stuck")
+    backend = machines.backend(price=1.0)
+    try:
+        async with backend.open("img", LIMITS, workdir="/w"):
+            pass
+    except Exception:  # noqa: BLE001  how it fails is another test's matter
+        pass
+    (name,) = machines.names()
+    assert await states(ledger) == {name: State.ORPHAN}
+    machines.flag("stuck", on=False)
+    assert await outcomes(ledger) == {name: Outcome.REMOVED}
+
+
+async def test_a_sandbox_that_its_provider_lost_is_shown_and_kept(
+    ledger: Ledger, machines: Machines
+) -> None:
+    async with machines.backend().open("img", LIMITS, workdir="/w"):
+        (name,) = machines.names()
+        (machines.folder / f"{name}.json").unlink()
+        assert await states(ledger) == {name: State.LOST}
+        assert await outcomes(ledger) == {}
+
+
+async def test_a_paid_sandbox_that_appears_after_it_was_reaped_goes_too(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    """Its creation was under way when its owner died, and took longer than the first `reap`."""
+    began_s = time.time() - 30
+    name = write(dead, intended_s=began_s, price=1.0, settings={"url": "u"}).name
+    assert await outcomes(ledger) == {name: Outcome.GONE}
+    (path,) = ledger.folder.glob("*.jsonl")
+    ended, _, end = path.read_text().rstrip().rpartition('"at":')
+    path.write_text(f'{ended}"at":{began_s + 1}{end[end.index(",") :]}\n')
+    ledger.tidy(most_files=0)
+    machines.add(name)
+    assert await states(ledger) == {name: State.ORPHAN}
+    assert [each.row.entry.name for each in await reap_leftovers(ledger, "r")] == [name]
+    assert machines.names() == []
+
+
+async def test_an_unreachable_provider_fails_its_sandboxes_and_no_others(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    reachable = machines.add(write(dead).name)
+    cut_off = write(dead, settings={"folder": machines.folder / "nowhere"}).name
+    report = await reap(ledger, RUN)
+    assert {each.row.entry.name: each.outcome for each in report.reaped} == {
+        reachable: Outcome.REMOVED,
+        cut_off: Outcome.FAILED,
+    }
+    assert [answer.problem for answer in report.unreachable] == [
+        "the folder of machines is not there (make it)"
+    ]
+    assert (await states(ledger))[cut_off] is State.UNKNOWN
+
+
+async def test_a_backend_that_is_gone_or_takes_other_settings_is_a_warning(
+    ledger: Ledger, dead: Owner, write: Write
+) -> None:
+    for old, new in (('"folder","settings"', '"no-such","settings"'), ('"folder":', '"fodler":')):
+        path = ledger.folder / f"{write(dead).name}.jsonl"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+    problems = [answer.problem for answer in (await take(ledger, run="r")).unreachable]
+    assert len(problems) == 2
+    assert any("unknown sandbox 'no-such'" in each for each in problems)
+    assert any("fodler" in each and "folder" in each for each in problems)
+
+
+async def test_a_removal_that_fails_is_reported_and_tried_again(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    name = machines.add(write(dead).name)
+    machines.flag("stuck")
+    (failed,) = (await reap(ledger, RUN)).reaped
+    assert failed.outcome is Outcome.FAILED
+    assert failed.problem == "the provider answers 500 (ask again later)"
+    machines.flag("stuck", on=False)
+    assert await outcomes(ledger) == {name: Outcome.REMOVED}
+
+
+async def test_a_rehearsal_changes_nothing(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    name = machines.add(write(dead).name)
+    (would,) = (await reap(ledger, RUN, dry_run=True)).reaped
+    assert would.outcome is Outcome.WOULD
+    assert machines.names() == [name]
+    assert await states(ledger) == {name: State.ORPHAN}
+
+
+async def test_one_runs_leftovers_leave_other_runs_alone(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    ours, theirs = (machines.add(write(dead, run=run).name) for run in ("ours", "theirs"))
+    done = await reap_leftovers(ledger, "ours")
+    assert [each.row.entry.name for each in done] == [ours]
+    assert machines.names() == [theirs]
+    assert await reap_leftovers(ledger, "ours") == []
+
+
+async def test_a_sandbox_found_after_a_lost_answer_is_billed_and_a_gone_one_to_its_deadline(
+    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+) -> None:
+    began_s = time.time() - 3600
+    machines.add(write(dead, intended_s=began_s, price=2.0).name)
+    write(dead, intended_s=began_s, price=2.0)
+    write(dead, intended_s=began_s, opened_s=began_s, lifetime_s=1800.0, price=2.0)
+    assert bill(ledger).num_unsettled == 3
+    await reap(ledger, RUN)
+    (line,) = bill(ledger).lines
+    assert (line.num_sandboxes, round(line.cost, 2)) == (2, 3.0), "one hour, and half an hour"
+    assert bill(ledger).num_unsettled == 0

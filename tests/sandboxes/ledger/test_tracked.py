@@ -1,0 +1,195 @@
+"""Every sandbox is in the ledger before it exists, and what went wrong with it is, too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.core.sandbox import Limits
+from swerl.sandboxes.ledger.entry import Entry
+from swerl.sandboxes.ledger.store import Ledger
+
+from .conftest import Machines
+
+LIMITS = Limits(lifetime_s=60)
+
+
+def entries(ledger: Ledger) -> list[Entry]:
+    return [entry for page in ledger.pages() for entry in page.entries.values()]
+
+
+async def test_the_intent_is_written_before_the_machine_exists(
+    ledger: Ledger, machines: Machines
+) -> None:
+    backend = machines.backend(boot_s=0.05)
+    context = backend.open("img", LIMITS, workdir="/w")
+    opening = asyncio.ensure_future(context.__aenter__())
+    await machines.appear()
+    (seen,) = entries(ledger)
+    assert [seen.name] == machines.names()
+    assert not seen.opened_s
+    sandbox = await opening
+    (seen,) = entries(ledger)
+    assert (seen.id, bool(seen.opened_s)) == (sandbox.id, True)
+    await context.__aexit__(None, None, None)
+    (seen,) = entries(ledger)
+    assert (seen.why, machines.names()) == ("closed", [])
+
+
+async def test_the_file_tells_how_to_reach_the_provider_and_no_secret(
+    ledger: Ledger, machines: Machines
+) -> None:
+    backend = machines.backend(
+        run="nightly",
+        price=1.5,
+        api_key="hunter2",
+        url="https://me:hunter2@gateway.example/v1",
+        headers={"Authorization": "hunter2", "X-Route": "gpu"},
+    )
+    async with backend.open("img", LIMITS, workdir="/w", name="swerl-mine"):
+        (page,) = ledger.pages()
+    assert page.head.run == "nightly"
+    assert page.head.settings == {
+        "folder": str(machines.folder),
+        "price": 1.5,
+        "url": "https://gateway.example/v1",
+        "headers": {"X-Route": "gpu"},
+    }
+    assert page.entries["swerl-mine"].price == 1.5
+    assert "hunter2" not in page.path.read_text()
+    assert page.path.stat().st_mode & 0o77 == 0
+
+
+async def test_an_error_in_use_passes_through_and_is_noted(
+    ledger: Ledger, machines: Machines
+) -> None:
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught:
+        async with machines.backend().open("img", LIMITS, workdir="/w"):
+            raise error
+    assert caught.value is error
+    (seen,) = entries(ledger)
+    assert (seen.why, machines.names()) == ("closed after ValueError", [])
+
+
+async def test_a_missing_image_leaves_nothing_to_look_for(
+    ledger: Ledger, machines: Machines
+) -> None:
+    with pytest.raises(ImageError):
+        async with machines.backend(price=1.0).open("missing", LIMITS, workdir="/w"):
+            pass
+    (seen,) = entries(ledger)
+    assert (bool(seen.ended_s), seen.why) == (True, "not created: no such image (pull it)")
+
+
+async def test_a_provider_that_goes_away_leaves_a_doubt_and_one_never_reached_does_not(
+    ledger: Ledger, machines: Machines
+) -> None:
+    backend = machines.backend()
+    for reachable in (False, True, False):
+        machines.flag("down", on=not reachable)
+        with suppress(SandboxUnavailableError):
+            async with backend.open("img", LIMITS, workdir="/w"):
+                pass
+    assert [(bool(each.ended_s), each.in_doubt) for each in entries(ledger)] == [
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize("price", [0.0, 1.0])
+async def test_a_machine_whose_answer_got_lost_is_removed_at_once(
+    ledger: Ledger, machines: Machines, price: float
+) -> None:
+    machines.flag("lose-answer")
+    with pytest.raises(SandboxError, match="connection reset"):
+        async with machines.backend(price=price).open("img", LIMITS, workdir="/w"):
+            pass
+    (seen,) = entries(ledger)
+    assert machines.names() == []
+    assert seen.in_doubt == (price > 0), "a paid one might still appear; reap looks again"
+
+
+async def test_what_cannot_be_removed_stays_in_doubt(ledger: Ledger, machines: Machines) -> None:
+    machines.flag("stuck")
+    with pytest.raises(SandboxError, match="answers 500"):
+        async with machines.backend().open("img", LIMITS, workdir="/w"):
+            pass
+    (seen,) = entries(ledger)
+    assert (seen.in_doubt, seen.ended_s, len(machines.names())) == (True, 0.0, 1)
+    assert "answers 500" in seen.why
+
+
+async def test_a_close_that_was_interrupted_is_made_good(
+    ledger: Ledger, machines: Machines
+) -> None:
+    context = machines.backend().open("img", LIMITS, workdir="/w")
+    await context.__aenter__()
+    machines.flag("stuck-once")
+    with pytest.raises(SandboxError, match="answers 503"):
+        await context.__aexit__(None, None, None)
+    (seen,) = entries(ledger)
+    assert (bool(seen.ended_s), machines.names()) == (True, [])
+    assert "not seen to close" in seen.why
+
+
+async def test_a_cancelled_create_leaves_no_machine(ledger: Ledger, machines: Machines) -> None:
+    context = machines.backend(boot_s=30).open("img", LIMITS, workdir="/w")
+    opening = asyncio.ensure_future(context.__aenter__())
+    await machines.appear()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    (seen,) = entries(ledger)
+    assert (bool(seen.ended_s), machines.names()) == (True, [])
+
+
+async def test_without_a_ledger_nothing_paid_is_created(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SWERL_STATE", str(tmp_path / "file"))
+    with pytest.raises(SandboxError, match="no paid sandbox without a record") as caught:
+        async with machines.backend(price=0.1).open("img", LIMITS, workdir="/w"):
+            pass
+    assert "SWERL_STATE" in caught.value.hint
+    assert machines.names() == []
+
+
+async def test_without_a_ledger_free_sandboxes_warn_once_and_work(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SWERL_STATE", str(tmp_path / "file"))
+    heard: list[str] = []
+    backend = machines.backend(warn=heard.append)
+    for _ in range(2):
+        async with backend.open("img", LIMITS, workdir="/w"):
+            assert len(machines.names()) == 1
+    assert len(heard) == 1
+    assert "cannot write the ledger" in heard[0]
+
+
+def test_a_fork_writes_a_file_of_its_own(ledger: Ledger, machines: Machines) -> None:
+    backend = machines.backend()
+
+    def begin() -> None:
+        """Open a sandbox up to the first pause: the machine is there."""
+        backend.open("img", LIMITS, workdir="/w").__aenter__().send(None)  # type: ignore[attr-defined]
+
+    begin()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            begin()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    owners = {page.head.owner.pid for page in ledger.pages()}
+    assert owners == {os.getpid(), pid}

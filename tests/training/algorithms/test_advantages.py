@@ -1,0 +1,148 @@
+"""Advantages: one vote per Episode, lost Episodes in no statistic, nothing to compare gives 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from swerl.core import plugins
+from swerl.core.chat import Finish
+from swerl.core.episode import Group
+from swerl.core.sample import to_samples
+from swerl.core.tree import Trajectory
+from swerl.core.turn import Turn
+from swerl.training.collect import collect
+
+NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
+BY_DEVIATION = ("gspo", "grpo", "dapo", "cispo")
+FLOOR = 1e-6
+
+
+def make(name: str, **options: object):
+    """Build an algorithm as a recipe would."""
+    module = plugins.load("algorithms", name)
+    return module.build(module.Options.model_validate(options))
+
+
+def _trajectory(num_roots: int) -> Trajectory:
+    """A Session of so many roots: each becomes a Sample of its own."""
+    turns = [
+        Turn(
+            index=index,
+            parent=None,
+            prompt_ids=(1, 2),
+            output_ids=(3,) * (index + 1),
+            logprobs=(-0.5,) * (index + 1),
+            finish=Finish.STOP,
+            weight_version="0",
+        )
+        for index in range(num_roots)
+    ]
+    return Trajectory(session="session", turns=tuple(turns))
+
+
+def _with_roots(group: Group, name: str, *num_roots: int) -> Group:
+    episodes = (
+        replace(episode, id=f"{name}.{k}", trajectory=_trajectory(count))
+        for k, (episode, count) in enumerate(zip(group.episodes, num_roots, strict=True))
+    )
+    return Group(name, tuple(episodes))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_episode_in_two_samples_moves_nobody_elses_advantage(group, name: str) -> None:
+    """A all solved, B all failed, one rollout of A in two Samples: nobody has an advantage."""
+    solved = _with_roots(group(*[("solved", 1.0)] * 4), "A", 2, 1, 1, 1)
+    failed = _with_roots(group(*[("unsolved", 0.0)] * 4), "B", 1, 1, 1, 1)
+    collected = collect(0, [solved, failed], make(name))
+    assert len(collected.batch.samples) == 9
+    assert [sample.advantage for sample in collected.batch.samples] == [0.0] * 9
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fan_out", [1, 2, 6])
+def test_samples_of_an_episode_share_its_advantage_and_its_one_vote(
+    group, name: str, fan_out: int
+) -> None:
+    mixed = group(("solved", 1.0), ("unsolved", 0.0), ("unsolved", 0.0))
+    algorithm = make(name)
+    [plain] = algorithm.advantages([mixed])
+    batch = collect(0, [_with_roots(mixed, "A", fan_out, 1, 1)], algorithm).batch
+    assert [s.advantage for s in batch.samples] == [plain[0]] * fan_out + [plain[1], plain[2]]
+    assert batch.num_episodes == 3
+    votes = [sum(s.share for s in batch.samples if s.episode == f"A.{k}") for k in range(3)]
+    assert votes == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_the_example_has_two_samples_for_one_rollout() -> None:
+    rows = to_samples(_trajectory(2), episode="A.0", task="A")
+    assert [row.num_trained_tokens for row in rows] == [1, 2]
+
+
+@pytest.mark.parametrize("name", BY_DEVIATION)
+def test_advantages_are_the_rewards_normalised_in_their_group(group, name: str) -> None:
+    rewards = np.array([1.0, 0.0, 0.0, 0.5])
+    one = group(*(("solved", reward) for reward in rewards))
+    [found] = make(name).advantages([one])
+    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + FLOOR)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    [found] = make(name, normalize_std=False).advantages([one])
+    np.testing.assert_allclose(found, rewards - rewards.mean(), atol=1e-12)
+
+
+def test_dr_grpo_divides_by_no_deviation(group) -> None:
+    [found] = make("dr-grpo").advantages([group(("solved", 1.0), ("unsolved", 0.0))])
+    assert found == [0.5, -0.5]
+
+
+def test_reinforce_pp_divides_by_the_deviation_of_the_step(group) -> None:
+    first = group(("solved", 1.0), ("unsolved", 0.0))
+    second = group(("solved", 1.0), ("solved", 0.5), ("infra", 9.0))
+    centred = np.array([0.5, -0.5, 0.25, -0.25])
+    found = make("reinforce-pp").advantages([first, second])
+    expected = centred / (centred.std(ddof=1) + FLOOR)
+    np.testing.assert_allclose([*found[0], *found[1]], [*expected, 0.0], atol=1e-12)
+    rewards = np.array([1.0, 0.0, 1.0, 0.5])
+    found = make("reinforce-pp", baseline="step").advantages([first, second])
+    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + FLOOR)
+    np.testing.assert_allclose([*found[0], *found[1]], [*expected, 0.0], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lost_episodes_enter_neither_mean_nor_deviation(group, name: str) -> None:
+    algorithm = make(name)
+    clean = group(("solved", 1.0), ("unsolved", 0.0), ("timeout", 0.0))
+    mixed = group(
+        ("solved", 1.0), ("infra", 9.0), ("unsolved", 0.0), ("invalid", -9.0), ("timeout", 0.0)
+    )
+    [wanted] = algorithm.advantages([clean])
+    [found] = algorithm.advantages([mixed])
+    assert list(found) == [wanted[0], 0.0, wanted[1], 0.0, wanted[2]]
+
+
+def test_lost_episodes_enter_no_batch(group) -> None:
+    mixed = group(("solved", 1.0), ("infra", 9.0), ("unsolved", 0.0), ("invalid", 9.0))
+    collected = collect(0, [_with_roots(mixed, "A", 1, 3, 1, 1)], make("grpo"))
+    assert {sample.episode for sample in collected.batch.samples} == {"A.0", "A.2"}
+    assert collected.batch.num_episodes == 2
+    assert collected.num_sampled_tokens == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        [("solved", 0.1), ("solved", 0.1), ("solved", 0.1)],
+        [("unsolved", 0.0), ("unsolved", 0.0)],
+        [("solved", 1.0), ("infra", 0.0), ("infra", 0.0)],
+        [("infra", 1.0), ("invalid", 0.0)],
+        [("solved", 1.0)],
+        [],
+    ],
+    ids=["all solved", "none solved", "one survivor", "no survivor", "alone", "empty"],
+)
+def test_a_group_that_cannot_compare_gives_zeros(group, name: str, outcomes) -> None:
+    assert make(name).advantages([group(*outcomes)]) == [[0.0] * len(outcomes)]
+    assert not group(*outcomes).has_signal

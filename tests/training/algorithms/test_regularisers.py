@@ -1,0 +1,128 @@
+"""KL and entropy: what their gradients are on average, over every token that could be sampled.
+
+A batch with one row for each token of a small vocabulary, weighted by its probability, is an exact
+expectation; automatic differentiation of the exact quantity is the reference.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from swerl.core import plugins
+from swerl.core.learning import LossInputs, Totals
+
+NUM_TOKENS = 7
+NAMES = ("gspo", "grpo", "reinforce-pp")
+
+
+def make(name: str, **options: object):
+    """Build an algorithm as a recipe would."""
+    module = plugins.load("algorithms", name)
+    return module.build(module.Options.model_validate(options))
+
+
+def _logits(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(NUM_TOKENS, generator=generator, dtype=torch.float64)
+
+
+def _expected_gradient(logits: torch.Tensor, name: str, **settings: object) -> torch.Tensor:
+    """Return the mean gradient over all tokens of a loss without any advantage."""
+    logits = logits.clone().requires_grad_()
+    logp = torch.log_softmax(logits, 0)
+    ones = torch.ones(NUM_TOKENS, 1, dtype=torch.float64)
+    inputs = LossInputs(
+        logp_BT=logp.unsqueeze(1),
+        old_logp_BT=logp.detach().unsqueeze(1),
+        ref_logp_BT=torch.log_softmax(_logits(1), 0).unsqueeze(1),
+        mask_BT=ones,
+        token_BT=ones,
+        advantage_B=torch.zeros(NUM_TOKENS, dtype=torch.float64),
+        weight_B=logp.detach().exp(),
+        totals=Totals(1, 1),
+    )
+    make(name, **settings).loss(inputs).loss.backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def _kl_gradient(logits: torch.Tensor, coefficient: float) -> torch.Tensor:
+    logits = logits.clone().requires_grad_()
+    logp, ref_logp = torch.log_softmax(logits, 0), torch.log_softmax(_logits(1), 0)
+    (coefficient * (logp.exp() * (logp - ref_logp)).sum()).backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("place", "estimator"), [("loss", "k2"), ("reward", "k1")])
+def test_k2_in_the_loss_and_k1_in_the_reward_have_the_gradient_of_the_divergence(
+    name: str, place: str, estimator: str
+) -> None:
+    settings = {"kl_coef": 0.3, "kl_place": place, "kl_estimator": estimator}
+    wide = {"clip_low": 0.5, "clip_high": 0.5}
+    found = _expected_gradient(_logits(0), name, **settings, **wide)
+    torch.testing.assert_close(found, _kl_gradient(_logits(0), 0.3), atol=1e-9, rtol=0)
+
+
+def test_k3_in_the_loss_only_approximates_it_near_the_reference() -> None:
+    settings = {"kl_coef": 1.0, "kl_estimator": "k3"}
+    far = _expected_gradient(_logits(0), "grpo", **settings)
+    assert float((far - _kl_gradient(_logits(0), 1.0)).abs().max()) > 0.1
+    near_by = _logits(1) + 1e-3 * _logits(2)
+    near = _expected_gradient(near_by, "grpo", **settings)
+    torch.testing.assert_close(near, _kl_gradient(near_by, 1.0), atol=1e-5, rtol=0)
+
+
+def test_the_reported_kl_is_the_divergence_on_average() -> None:
+    logp, ref_logp = torch.log_softmax(_logits(0), 0), torch.log_softmax(_logits(1), 0)
+    exact = float((logp.exp() * (logp - ref_logp)).sum())
+    ones = torch.ones(NUM_TOKENS, 1, dtype=torch.float64)
+    for place, estimator in (("loss", "k3"), ("reward", "k1"), ("reward", "k3")):
+        inputs = LossInputs(
+            logp_BT=logp.unsqueeze(1),
+            old_logp_BT=logp.unsqueeze(1),
+            ref_logp_BT=ref_logp.unsqueeze(1),
+            mask_BT=ones,
+            token_BT=ones,
+            advantage_B=torch.zeros(NUM_TOKENS, dtype=torch.float64),
+            weight_B=logp.exp(),
+            totals=Totals(1, 1),
+        )
+        algorithm = make("grpo", kl_coef=0.1, kl_place=place, kl_estimator=estimator)
+        assert algorithm.loss(inputs).stats["kl"] == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("name", ["gspo", "grpo", "dapo", "cispo", "dr-grpo", "reinforce-pp"])
+def test_in_the_reward_a_token_answers_for_what_is_still_to_come(
+    arrays, to_inputs, name: str, estimator: str
+) -> None:
+    """Equals the loss without KL, each token with an advantage of its own, written out."""
+    arrays["old_logp"] = arrays["logp"].copy()
+    settings = {"kl_coef": 0.2, "kl_place": "reward", "kl_estimator": estimator}
+    inputs = to_inputs(arrays)
+    make(name, **settings).loss(inputs).loss.backward()
+    plain = to_inputs(arrays)
+    make(name, kl_coef=0).loss(plain).loss.backward()
+    gap = arrays["logp"] - arrays["ref_logp"]
+    kl = {"k1": gap, "k2": gap**2 / 2, "k3": np.exp(-gap) - 1 + gap}[estimator] * arrays["mask"]
+    advantage = np.zeros_like(gap)
+    for row, place in np.ndindex(gap.shape):
+        advantage[row, place] = arrays["advantage"][row] - 0.2 * kl[row, place:].sum()
+    expected = plain.logp_BT.grad.numpy() * advantage / arrays["advantage"][:, None]
+    np.testing.assert_allclose(inputs.logp_BT.grad.numpy(), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy(name: str) -> None:
+    settings = {"kl_coef": 0.0, "entropy_coef": 0.5}
+    found = _expected_gradient(_logits(0), name, **settings)
+    logits = _logits(0).requires_grad_()
+    logp = torch.log_softmax(logits, 0)
+    (0.5 * (logp.exp() * logp).sum()).backward()
+    assert logits.grad is not None
+    assert float(logits.grad.abs().max()) > 0.01
+    torch.testing.assert_close(found, logits.grad, atol=1e-9, rtol=0)
