@@ -1,0 +1,96 @@
+"""Run many jobs a few at a time, and resume them from a file of results.
+
+    done = {each.task: each for each in read_results(path, from_row, kind="smoke result")}
+    results = await run_jobs(todo, check, limit=4, on_done=lambda x: append_result(path, row(x)))
+
+`check` is a coroutine function of one item; it catches the errors that are results of that item
+alone. Any other error, or a cancellation such as Ctrl-C, cancels the jobs that still run and leaves
+the file as it is: the same call continues from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from swerl.core.errors import InputError
+from swerl.core.files import disk_errors
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def run_jobs(
+    items: Iterable[T],
+    work: Callable[[T], Awaitable[R]],
+    *,
+    limit: int,
+    on_done: Callable[[R], None] = lambda _: None,
+) -> list[R]:
+    """Run `work` on every item, at most `limit` at a time; return the results in item order.
+
+    Items are read one by one as jobs become free. `on_done` gets each result when its job ends.
+    Raises the first error of a job or of `on_done`, after the other jobs are cancelled.
+    """
+    results: dict[int, R] = {}
+    waiting = enumerate(items)
+
+    async def worker() -> None:
+        for number, item in waiting:
+            results[number] = await work(item)
+            on_done(results[number])
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(limit):
+                group.create_task(worker())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [results[number] for number in sorted(results)]
+
+
+def read_results(
+    path: Path,
+    from_row: Callable[[Mapping[str, Any]], R],
+    *,
+    kind: str,
+    hint: str = "name another file with --out",
+) -> list[R]:
+    """Return the results in a file of JSON lines, in file order; none if there is no file.
+
+    A line that a crash cut short is skipped. Raises InputError if `from_row` rejects a line with
+    KeyError, TypeError or ValueError: the file then holds something else than a `kind`.
+    """
+    if not path.exists():
+        return []
+    found = []
+    with disk_errors(path), path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            try:
+                found.append(from_row(row))
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"{path}: line {number} is not a {kind}", hint=hint) from error
+    return found
+
+
+def append_result(path: Path, row: Mapping[str, Any]) -> None:
+    """Append a row as one JSON line in a single write. Raises RunError.
+
+    If a crash cut the last line short, the row starts a new line.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as out:
+            is_cut = out.tell() > 0
+            if is_cut:
+                out.seek(-1, os.SEEK_END)
+                is_cut = out.read(1) != b"\n"
+            os.write(out.fileno(), ("\n" * is_cut + json.dumps(row) + "\n").encode())
