@@ -20,7 +20,7 @@ from swerl.checks.compat import agents
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "../shared/tokenizers"
-PAGE = ROOT / "docs" / "agents-lab-report.md"
+PAGE = ROOT / "docs" / "measurements" / "agent-compat.md"
 FIRST = "codex@0.169.0"
 """The agent that meets every family: the fastest that can do everything."""
 CHATML = ("<|im_end|>", "<|endoftext|>")

@@ -67,7 +67,7 @@ def main() -> None:
     """Measure and print a table and JSON."""
     python = os.environ.get("SWERL_SGLANG_PYTHON")
     if not python:
-        sys.exit("SWERL_SGLANG_PYTHON names no interpreter with sglang-router: docs/engines.md")
+        sys.exit("SWERL_SGLANG_PYTHON has no sglang-router: docs/guides/engines.md")
     with tempfile.TemporaryDirectory() as folder:
         rows = asyncio.run(measure(Path(folder), Path(python)))
     print(f"{'ids':>8} {'direct ms':>10} {'router ms':>10}")

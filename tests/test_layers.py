@@ -1,4 +1,4 @@
-"""Imports point down the list of rooms in docs/architecture.md, and heavy packages stay lazy."""
+"""Imports follow the table of rooms in docs/design/architecture.md; heavy packages stay lazy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN_PROCESS = {
 
 def _order() -> list[str]:
     """Return the rooms as the table "Rooms" of the architecture page lists them, lowest first."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "design" / "architecture.md").read_text()
     table = page.split("## Rooms", 1)[1].split("\n## ", 1)[0]
     return re.findall(r"^\| `(\w+)/` \|", table, flags=re.MULTILINE)
 

@@ -216,6 +216,6 @@ def metric_names(root: Path) -> set[str]:
 
 
 def unexplained(names: set[str]) -> list[str]:
-    """Return the metrics that docs/metrics.md does not name."""
-    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    """Return the metrics that docs/reference/metrics.md does not name."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "metrics.md").read_text()
     return [name for name in sorted(names) if f"`{name}`" not in page]

@@ -34,7 +34,7 @@ def test_a_plug_in_section_keeps_its_own_settings(tmp_path: Path) -> None:
         ('name = "a"\n[trainer]\nlearning = 1\n', "unknown recipe key 'trainer.learning'", "lr"),
         ('name = "a"\n[rollout]\ngroups_per_stp = 1\n', "groups_per_stp", "groups_per_step"),
         ("steps = 3\n", "lacks 'name'", "name ="),
-        ('name = "a"\nsteps = 0\n', "steps = 0", "docs/recipes.md"),
+        ('name = "a"\nsteps = 0\n', "steps = 0", "docs/reference/recipe.md"),
         ('name = "a"\n[sandbox]\n', "lacks 'sandbox.type'", "add"),
     ],
 )

@@ -34,7 +34,7 @@ def test_the_file_has_the_documented_columns(tmp_path: Path, random_batch: MakeB
 
     batches.write(tmp_path / "batch.parquet", random_batch(0))
     table = pq.read_table(tmp_path / "batch.parquet")
-    page = (Path(__file__).parents[2] / "docs" / "samples.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "samples.md").read_text()
     for field in table.schema:
         assert f"| `{field.name}` |" in page
     assert sum(table.column("weight").to_pylist()) == pytest.approx(1.0)

@@ -84,7 +84,7 @@ def read_specs(path: Path) -> list[SourceSpec]:
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(
             f"{path} is no list of instance specs: {where}: {first['msg']}",
-            hint="docs/datasets.md shows the fields",
+            hint="docs/guides/datasets.md shows the fields",
         ) from error
 
 

@@ -192,4 +192,4 @@ def _explain(error: ValidationError, model: type[BaseModel], section: str) -> Re
         hint = f"did you mean {', '.join(near or sorted(model.model_fields))}?"
         return RecipeError(f"unknown recipe key {section}.{name!r}", hint=hint)
     message = f"recipe key {section}.{name} = {first.get('input')!r}: {first['msg']}"
-    return RecipeError(message, hint="docs/recipes.md lists every key with its unit")
+    return RecipeError(message, hint="docs/reference/recipe.md lists every key with its unit")

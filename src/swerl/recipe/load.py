@@ -87,7 +87,7 @@ def _explain(error: ValidationError) -> RecipeError:
     if first["type"] == "missing":
         return RecipeError(f"the recipe lacks {key!r}", hint=f"add {key} = … to it")
     message = f"recipe key {key} = {first['input']!r}: {first['msg']}"
-    return RecipeError(message, hint="docs/recipes.md lists every key with its unit")
+    return RecipeError(message, hint="docs/reference/recipe.md lists every key with its unit")
 
 
 def _fields(section: Sequence[str]) -> list[str]:

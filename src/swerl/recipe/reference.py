@@ -15,26 +15,25 @@ from swerl.recipe import schema
 from swerl.recipe.schema import Recipe
 
 _HEADS = {
-    "recipes": """# Recipe keys
+    "recipe": """# Recipe keys
 
-A recipe is a TOML file; `swerl train a.toml b.toml --set trainer.lr=1e-4` merges from left to
-right. Only what differs from the defaults needs to be written. What a run learns from stands here,
-the machinery that it runs on in [recipes-machinery.md](recipes-machinery.md), and the keys of
-`[algorithm]` in [recipes-algorithm.md](recipes-algorithm.md). This page is made from
-`src/swerl/recipe/schema.py` by `python -m swerl.recipe.reference > docs/recipes.md`.
+A recipe is a TOML file. `swerl train a.toml b.toml --set trainer.lr=1e-4` merges from left to
+right. Write only the keys that differ from the defaults. This page has the keys of the learning
+problem. [recipe-infrastructure.md](recipe-infrastructure.md) has the keys of the machines, and
+[recipe-algorithm.md](recipe-algorithm.md) the keys of `[algorithm]`. The page is generated:
+`python -m swerl.recipe.reference recipe > docs/reference/recipe.md`.
 """,
-    "recipes-machinery": """# Recipe keys: machinery
+    "recipe-infrastructure": """# Recipe keys: infrastructure
 
-The other keys stand in [recipes.md](recipes.md). This page is made from
-`src/swerl/recipe/schema.py` by
-`python -m swerl.recipe.reference recipes-machinery > docs/recipes-machinery.md`.
+[recipe.md](recipe.md) has the other keys. This page is generated:
+`python -m swerl.recipe.reference recipe-infrastructure > docs/reference/recipe-infrastructure.md`.
 """,
-    "recipes-algorithm": """# Recipe keys: `[algorithm]`
+    "recipe-algorithm": """# Recipe keys: `[algorithm]`
 
-`algorithm.type` names the loss; [algorithms.md](algorithms.md) says what each one is, and
-[recipes.md](recipes.md) has the other keys. An algorithm's own default counts where a key stands in
-two tables. This page is made from `src/swerl/algorithms/` by
-`python -m swerl.recipe.reference recipes-algorithm > docs/recipes-algorithm.md`.
+`algorithm.type` names the loss; [algorithms](../guides/algorithms.md) explains each one.
+[recipe.md](recipe.md) has the other keys. If a key is in two tables, the algorithm's own default
+applies. This page is generated:
+`python -m swerl.recipe.reference recipe-algorithm > docs/reference/recipe-algorithm.md`.
 """,
 }
 PAGES = tuple(_HEADS)
@@ -45,7 +44,7 @@ _LEARNING = ("Top level", "`[tasks", "`[model", "`[rollout", "`[schedule", "`[ev
 
 def as_markdown(page: str) -> str:
     """Return a page: one table a section, in the order of the schema."""
-    if page == "recipes-algorithm":
+    if page == "recipe-algorithm":
         tables = list(_plugins("algorithms"))
     else:
         tables = [

@@ -1,4 +1,4 @@
-"""Samples as Arrow tables: the columns of docs/samples.md, to and from arrays without copies.
+"""Samples as Arrow tables: columns of docs/reference/samples.md, to and from arrays.
 
 Routed experts lie in the files of their Episodes, and a row says where.
 """

@@ -1,7 +1,7 @@
 """A Batch as a Parquet file: what the controller hands to the trainer's ranks, and what it keeps.
 
-Its columns are those of docs/samples.md; the weights of a file sum to 1. The step and the number of
-Episodes stand in the file's metadata.
+docs/reference/samples.md lists its columns; the weights of a file sum to 1. The file's metadata has
+the step and the number of Episodes.
 """
 
 from __future__ import annotations

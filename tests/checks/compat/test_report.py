@@ -14,7 +14,7 @@ from swerl.checks.compat.row import Figures, Outcome, Row
 from swerl.core import plugins
 from swerl.core.errors import InputError
 
-PAGE = Path(__file__).parents[3] / "docs" / "agents-lab-report.md"
+PAGE = Path(__file__).parents[3] / "docs" / "measurements" / "agent-compat.md"
 FIGURES = Figures(4, 2, 2, 0.99999, 1.5, 3, ("lookup api.example.com",))
 ROWS = (
     Row("codex 1", "tools", "tiny", Outcome.DONE, figures=FIGURES),

@@ -49,7 +49,7 @@ UNUSUAL = {
     "like-a-diff": (MEND, f'printf \'"""\\n{DIFF}\\n"""\\n\' >>till.py'),
     "generated": (MEND, "yes 'a line that a program wrote' | head -c 5000000 >prices.sql"),
 }
-DOCS = Path(__file__).parents[3] / "docs" / "redteam.md"
+DOCS = Path(__file__).parents[3] / "docs" / "measurements" / "redteam.md"
 
 
 def run(policies: list[Policy], *, naively: bool = False) -> Sheet:

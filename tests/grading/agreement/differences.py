@@ -1,6 +1,6 @@
 """Where swerl's verdict may differ from the swebench package's, each class with its reason.
 
-docs/grading.md tells the same. Whatever is none of these has to agree.
+docs/design/grading.md tells the same. Whatever is none of these has to agree.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the report counts of one trial; docs/agents-lab.md defines each."""
+    """What the report counts of one trial; docs/guides/agent-compat.md defines each."""
 
     turns: int
     branches: int

@@ -21,7 +21,7 @@ from swerl.engines.families._calls import ReadCalls, is_sendable
 
 SERVER = Path(__file__).with_name("_sglang_parse_server.py")
 SCHEME = "sglang"
-INSTALL = "set model.parser_python to an interpreter that has it; docs/engines.md says how"
+INSTALL = "set model.parser_python to an interpreter that has it; docs/guides/engines.md says how"
 
 
 class SglangParser:
@@ -46,7 +46,7 @@ class SglangParser:
             missing = "No module named 'sglang'" in problem
             raise InputError(
                 f"{self._python} has no SGLang" if missing else str(problem),
-                hint=INSTALL if missing else "see docs/families.md",
+                hint=INSTALL if missing else "see docs/design/families.md",
             )
 
     def read(self, text: str, *, thinking_opened: bool) -> tuple[str, ReadCalls]:

@@ -78,8 +78,8 @@ def _generated() -> Iterator[Assumption]:
     yield from _spread("turns", 5, 0.4, "turns", "assumed: look, edit, test, submit")
     yield from _spread("reply_tokens", 150, 0.8, "tokens a turn", "assumed")
     yield from _spread("result_tokens", 100, 0.5, "tokens a turn", "the twin's files")
-    yield from _spread("tool_s", 0.3, 0.5, "s a turn", "docs/twin.md: a local sandbox")
-    yield from _spread("grading_s", 1.0, 0.3, "s", "docs/twin.md: a local sandbox, a few tests")
+    yield from _spread("tool_s", 0.3, 0.5, "s a turn", "docs/start/twin.md: a local sandbox")
+    yield from _spread("grading_s", 1.0, 0.3, "s", "docs/start/twin.md: local, a few tests")
 
 
 def _spread(
@@ -98,7 +98,7 @@ def _machines(recipe: Recipe) -> Iterator[Assumption]:
         "of the GPU's peak",
         "assumed: 0.3 dense, 0.05 with experts; a published run at 64k has 0.033",
     )
-    yield Assumption("imbalance", 0.03, "of a step", "docs/packing.md: at most, measured")
+    yield Assumption("imbalance", 0.03, "of a step", "docs/design/packing.md: at most, measured")
     yield Assumption(
         "prompt_mfu",
         0.40 if recipe.trainer.expert_parallel == 1 else 0.20,
@@ -113,4 +113,4 @@ def _machines(recipe: Recipe) -> Iterator[Assumption]:
     yield Assumption("update_fixed_s", 3.0, "s", "assumed: pause, names, checksum, resume")
     yield Assumption("switch_fixed_s", 5.0, "s a step", "assumed: memory released and resumed")
     yield Assumption("step_fixed_s", 5.0, "s a step", "assumed: batch, hand-over, commit")
-    yield Assumption("gateway_s", 0.02, "s a turn", "docs/gateway-performance.md, on a busy core")
+    yield Assumption("gateway_s", 0.02, "s a turn", "docs/measurements/gateway.md, on a busy core")

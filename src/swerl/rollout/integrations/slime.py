@@ -1,7 +1,7 @@
 """slime's hooks: swerl's agents, sandboxes and grading as the rollouts of a slime run.
 
-slime loads the functions of this page by their dotted paths; docs/slime.md has the flags. slime is
-never imported: its Samples come in as arguments, and more are made from them.
+slime loads the functions of this file by their dotted paths; docs/guides/slime.md has the flags.
+slime is never imported: its Samples come in as arguments, and more are made from them.
 """
 
 from __future__ import annotations
