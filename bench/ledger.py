@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from swerl.core.contracts import SandboxBackend
+from swerl.core.liveness import this_process
 from swerl.core.sandbox import Limits, LiveSandbox, Mount
-from swerl.sandboxes.ledger import owner
 from swerl.sandboxes.ledger.bill import bill
 from swerl.sandboxes.ledger.entry import Entry, Head
 from swerl.sandboxes.ledger.lines import entry_lines, head_line
@@ -118,7 +118,7 @@ def measure(folder: Path, num_sandboxes: int, num_processes: int) -> Costs:
 
 def write_dead(folder: Path, count: int) -> None:
     """Write files as processes of an earlier boot would have, a hundred sandboxes each."""
-    head = Head("local", {}, "old", replace(owner.current(), boot="earlier"))
+    head = Head("local", {}, "old", replace(this_process(), boot="earlier"))
     for number in range(count):
         lines = [head_line(head)]
         for one in range(100):

@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 
 from swerl.cli.sandbox import app
 from swerl.core.errors import InputError, RecipeError, UnknownNameError
+from swerl.core.liveness import this_process
 from swerl.core.sandbox import new_name
-from swerl.sandboxes.ledger import owner
 from swerl.sandboxes.ledger.entry import Entry, Head
 from swerl.sandboxes.ledger.lines import entry_lines, head_line
 from swerl.sandboxes.ledger.store import default_ledger
@@ -71,7 +71,7 @@ def write(**known: object) -> Entry:
     entry = Entry(**{"name": new_name(), "image": "img", "lifetime_s": 60.0, **known})  # type: ignore[arg-type]
     folder = default_ledger().folder
     folder.mkdir(parents=True, exist_ok=True)
-    head = head_line(Head("e2b", {}, "paid", owner.current()))
+    head = head_line(Head("e2b", {}, "paid", this_process()))
     (folder / f"{entry.name}.jsonl").write_text(head + "".join(entry_lines(entry)))
     return entry
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import SandboxUnavailableError
-from swerl.core.sandbox import Limits, new_name, place
+from swerl.core.liveness import pid_namespace
+from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import local
 
 from . import other_user
@@ -63,7 +64,7 @@ asyncio.run(main())
 async def test_scratch_on_disk_is_used_and_cleared_away(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    dead = scratch / f"swerl-999999999-{place()}dead"
+    dead = scratch / f"swerl-999999999-{pid_namespace()}dead"
     dead.mkdir()
     backend = local.build(local.Options(scratch=scratch))
     async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
@@ -76,7 +77,7 @@ async def test_scratch_on_disk_is_used_and_cleared_away(tmp_path: Path) -> None:
 def test_sweep_leaves_the_folders_of_the_living(tmp_path: Path) -> None:
     living = tmp_path / new_name()
     living.mkdir()
-    (tmp_path / f"swerl-999999999-{place()}x").mkdir()
+    (tmp_path / f"swerl-999999999-{pid_namespace()}x").mkdir()
     assert local.sweep(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == [living.name]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import Limits, new_name, place
+from swerl.core.liveness import pid_namespace, start_time_s
+from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import local
 from swerl.sandboxes._local import census, cgroup
 
@@ -127,10 +128,10 @@ def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
     made = tmp_path / new_name()
     made.mkdir()
     assert census.owner_lives(made)
-    long_ago = census.started_unix_s(os.getpid()) - 3600
+    long_ago = start_time_s(os.getpid()) - 3600
     os.utime(made, (long_ago, long_ago))
     assert not census.owner_lives(made)
-    gone = tmp_path / f"swerl-999999999-{place()}abc"
+    gone = tmp_path / f"swerl-999999999-{pid_namespace()}abc"
     gone.mkdir()
     assert not census.owner_lives(gone)
 

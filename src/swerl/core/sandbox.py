@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
+import re
 import secrets
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import ClassVar
+
+from swerl.core.liveness import Life, life_at, pid_namespace
+
+_NAME = re.compile(r"swerl-(\d+)-([0-9a-f]{6})[0-9a-f]{10}")
+_CLOCK_SLACK_S = 60.0
+"""Largest difference assumed between a provider's clock and this machine's."""
 
 FROM_INSIDE = "what ran inside brought it about"
 """Words of a server's answer that stand for `SandboxError.from_inside`, which no protocol knows."""
@@ -111,19 +115,19 @@ class LiveSandbox:
 
 
 def new_name() -> str:
-    """Return a fresh sandbox name, `swerl-<pid of its owner>-<6 hex digits: place()><10 hex>`."""
-    return f"swerl-{os.getpid()}-{place()}{secrets.token_hex(5)}"
+    """Return a fresh sandbox name: `swerl-<pid of its owner>-<pid_namespace()><10 hex digits>`."""
+    return f"swerl-{os.getpid()}-{pid_namespace()}{secrets.token_hex(5)}"
 
 
-@cache
-def place() -> str:
-    """Return 6 hex digits for where process ids mean something: this boot, this pid namespace.
+def owner_pid(name: str) -> int:
+    """Return the owner's process id from a sandbox's name; 0 if the name has none."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else 0
 
-    A name that ends elsewhere says nothing about the processes here.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    known = boot.read_text().strip() if boot.exists() else platform.node()
-    namespace = Path("/proc/self/ns/pid")
-    if namespace.is_symlink():
-        known += str(namespace.readlink())
-    return hashlib.blake2s(known.encode(), digest_size=3).hexdigest()
+
+def owner_life(name: str, started_s: float = 0.0) -> Life:
+    """Return whether the owner in a sandbox's name runs. `started_s`: the sandbox's Unix start."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return Life.ELSEWHERE
+    return life_at(int(match[1]), match[2], started_s, slack_s=_CLOCK_SLACK_S)

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any
 
 from swerl.core.errors import RunError, RunStoppedError, SwerlError
 from swerl.core.files import disk_errors, read_json, write_json
+from swerl.core.liveness import boot_id
 from swerl.runs.layout import RunFolder
 
 BEAT_S = 5.0
@@ -189,12 +189,6 @@ def last_beat(root: Path) -> float:
     with suppress(FileNotFoundError):
         return (root / "heartbeat").stat().st_mtime
     return 0.0
-
-
-def boot_id() -> str:
-    """Return what tells this start of the machine from others; empty where the system has none."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if sys.platform == "linux" and path.exists() else ""
 
 
 async def _beat(presence: Presence, task: asyncio.Task[Any]) -> None:

@@ -13,7 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from swerl.core.errors import RunError
-from swerl.runs.presence import BEAT_S, SILENT_S, Ending, Process, boot_id, last_beat, read_process
+from swerl.core.liveness import boot_id
+from swerl.runs.presence import BEAT_S, SILENT_S, Ending, Process, last_beat, read_process
 
 
 class Standing(StrEnum):

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from swerl.core.contracts import SandboxBackend
+from swerl.core.liveness import ProcessIdentity, this_process
 from swerl.core.sandbox import new_name
-from swerl.sandboxes.ledger import owner
 from swerl.sandboxes.ledger.entry import Entry, Head
 from swerl.sandboxes.ledger.lines import entry_lines, head_line
-from swerl.sandboxes.ledger.owner import Owner
 from swerl.sandboxes.ledger.provider import open_settings
 from swerl.sandboxes.ledger.store import Ledger, default_ledger
 from swerl.sandboxes.ledger.tracked import tracked
@@ -87,18 +86,20 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger) ->
 
 
 @pytest.fixture(scope="session")
-def dead() -> Owner:
+def dead() -> ProcessIdentity:
     """A process that has ended."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
-    return replace(owner.current(), pid=process.pid)
+    return replace(this_process(), pid=process.pid)
 
 
 @pytest.fixture
 def write(ledger: Ledger, machines: Machines) -> Callable[..., Entry]:
     """Return a function that writes a file as another process would have, with one sandbox."""
 
-    def write(by: Owner, *, run: str = "r", settings: object = None, **known: object) -> Entry:
+    def write(
+        by: ProcessIdentity, *, run: str = "r", settings: object = None, **known: object
+    ) -> Entry:
         shown = open_settings(machines.options(**(settings or {})))  # type: ignore[arg-type]
         entry = Entry(
             **{"name": new_name(), "image": "img", "intended_s": 1e9, "lifetime_s": 60.0, **known}

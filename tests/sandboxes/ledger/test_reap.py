@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from swerl.core.liveness import ProcessIdentity
 from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes.ledger.bill import bill
 from swerl.sandboxes.ledger.census import State, take
 from swerl.sandboxes.ledger.entry import Entry
-from swerl.sandboxes.ledger.owner import Owner
 from swerl.sandboxes.ledger.provider import Provider
 from swerl.sandboxes.ledger.reap import Outcome, Scope, reap, reap_leftovers
 from swerl.sandboxes.ledger.store import Ledger
@@ -32,7 +32,7 @@ async def states(ledger: Ledger) -> dict[str, State]:
 
 
 async def test_a_dead_owners_sandboxes_go_at_every_stage(
-    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     intended, made, opened, gone = (write(dead).name, write(dead).name, *[
         write(dead, opened_s=1e9, id="x").name for _ in range(2)
@@ -69,7 +69,7 @@ async def test_a_living_owners_sandbox_stays_unless_all_go(
 
 
 async def test_another_hosts_sandbox_goes_by_its_deadline_only(
-    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     far = replace(dead, host="far/away", boot="other")
     fresh = write(far, intended_s=time.time()).name
@@ -81,7 +81,7 @@ async def test_another_hosts_sandbox_goes_by_its_deadline_only(
 
 
 async def test_a_sandbox_that_no_ledger_holds_goes_by_the_owner_in_its_name(
-    ledger: Ledger, machines: Machines, dead: Owner
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity
 ) -> None:
     mine = machines.add(new_name(), time.time())
     orphan = machines.add(new_name().replace(mine.split("-")[1], str(dead.pid), 1))
@@ -120,7 +120,7 @@ async def test_a_sandbox_that_its_provider_lost_is_shown_and_kept(
 
 
 async def test_a_paid_sandbox_that_appears_after_it_was_reaped_goes_too(
-    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     """Its creation was under way when its owner died, and took longer than the first `reap`."""
     began_s = time.time() - 30
@@ -137,7 +137,7 @@ async def test_a_paid_sandbox_that_appears_after_it_was_reaped_goes_too(
 
 
 async def test_an_unreachable_provider_fails_its_sandboxes_and_no_others(
-    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     reachable = machines.add(write(dead).name)
     cut_off = write(dead, settings={"folder": machines.folder / "nowhere"}).name
@@ -153,7 +153,7 @@ async def test_an_unreachable_provider_fails_its_sandboxes_and_no_others(
 
 
 async def test_a_backend_that_is_gone_or_takes_other_settings_is_a_warning(
-    ledger: Ledger, dead: Owner, write: Write
+    ledger: Ledger, dead: ProcessIdentity, write: Write
 ) -> None:
     for old, new in (('"folder","settings"', '"no-such","settings"'), ('"folder":', '"fodler":')):
         path = ledger.folder / f"{write(dead).name}.jsonl"
@@ -167,7 +167,7 @@ async def test_a_backend_that_is_gone_or_takes_other_settings_is_a_warning(
 
 
 async def test_a_removal_that_fails_is_reported_and_tried_again(
-    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     name = machines.add(write(dead).name)
     machines.flag("stuck")
@@ -179,7 +179,7 @@ async def test_a_removal_that_fails_is_reported_and_tried_again(
 
 
 async def test_a_rehearsal_changes_nothing(
-    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     name = machines.add(write(dead).name)
     (would,) = (await reap(ledger, RUN, dry_run=True)).reaped
@@ -189,7 +189,7 @@ async def test_a_rehearsal_changes_nothing(
 
 
 async def test_one_runs_leftovers_leave_other_runs_alone(
-    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     ours, theirs = (machines.add(write(dead, run=run).name) for run in ("ours", "theirs"))
     done = await reap_leftovers(ledger, "ours")
@@ -199,7 +199,7 @@ async def test_one_runs_leftovers_leave_other_runs_alone(
 
 
 async def test_a_sandbox_found_after_a_lost_answer_is_billed_and_a_gone_one_to_its_deadline(
-    ledger: Ledger, machines: Machines, dead: Owner, write: Write
+    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     began_s = time.time() - 3600
     machines.add(write(dead, intended_s=began_s, price=2.0).name)

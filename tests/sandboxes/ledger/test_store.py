@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from swerl.sandboxes.ledger import owner
+from swerl.core.liveness import ProcessIdentity, this_process
 from swerl.sandboxes.ledger.bill import bill
 from swerl.sandboxes.ledger.book import Book
 from swerl.sandboxes.ledger.entry import Entry, Head
 from swerl.sandboxes.ledger.lines import read_page
-from swerl.sandboxes.ledger.owner import Owner
 from swerl.sandboxes.ledger.store import Ledger
 
-HEAD = Head("folder", {}, "r", owner.current())
+HEAD = Head("folder", {}, "r", this_process())
 
 
 def entry(number: int) -> Entry:
@@ -106,12 +105,12 @@ def test_a_long_life_keeps_a_small_file_and_every_cent(tmp_path: Path) -> None:
 
 
 def test_archiving_keeps_the_bill_and_what_is_not_over(
-    ledger: Ledger, dead: Owner, write: Callable[..., Entry]
+    ledger: Ledger, dead: ProcessIdentity, write: Callable[..., Entry]
 ) -> None:
     for _ in range(5):
         write(dead, opened_s=1e9, ended_s=1e9 + 3600, id="x", price=2.0)
     write(dead, opened_s=1e9)
-    write(owner.current(), opened_s=1e9, ended_s=1e9 + 1)
+    write(this_process(), opened_s=1e9, ended_s=1e9 + 1)
     write(replace(dead, place="000000"), opened_s=1e9, ended_s=1e9 + 1)
     before = bill(ledger)
     ledger.tidy(most_files=0)
@@ -121,7 +120,7 @@ def test_archiving_keeps_the_bill_and_what_is_not_over(
 
 
 def test_a_crash_while_archiving_counts_nothing_twice(
-    ledger: Ledger, dead: Owner, write: Callable[..., Entry]
+    ledger: Ledger, dead: ProcessIdentity, write: Callable[..., Entry]
 ) -> None:
     write(dead, opened_s=1e9, ended_s=1e9 + 3600, id="x", price=2.0)
     (path,) = ledger.folder.glob("*.jsonl")
@@ -136,7 +135,7 @@ def test_a_crash_while_archiving_counts_nothing_twice(
 
 
 def test_few_files_are_left_as_they_are(
-    ledger: Ledger, dead: Owner, write: Callable[..., Entry]
+    ledger: Ledger, dead: ProcessIdentity, write: Callable[..., Entry]
 ) -> None:
     write(dead, ended_s=1e9)
     ledger.tidy()

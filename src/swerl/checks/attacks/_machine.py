@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swerl.core.chat import Json
+from swerl.core.liveness import boot_id
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _PACKAGES = ("swerl", "docker", "e2b")
 
 
@@ -36,9 +36,7 @@ def look() -> Machine:
     for kind in NAMESPACES:
         with suppress(OSError):
             namespaces[kind] = str(Path("/proc/self/ns", kind).readlink())
-    with suppress(OSError):
-        return Machine(Path(BOOT_ID).read_text().strip(), socket.gethostname(), namespaces)
-    return Machine("", socket.gethostname(), namespaces)
+    return Machine(boot_id(), socket.gethostname(), namespaces)
 
 
 def describe() -> dict[str, Json]:

@@ -18,6 +18,7 @@ from swerl.core.chat import Json
 from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import SandboxLostError, SwerlError
 from swerl.core.files import disk_errors, write_json
+from swerl.core.liveness import BOOT_ID
 from swerl.core.secrets import lent, state_dir
 
 _AT_ONCE = 4
@@ -144,7 +145,7 @@ async def _scout(ground: Ground) -> Ground:
     async with ground.backend.open(ground.image, LIMITS, workdir=ground.workdir) as sandbox:
         box = Box(sandbox)
         try:
-            boot_id = (await box.text(_machine.BOOT_ID)).strip()
+            boot_id = (await box.text(str(BOOT_ID))).strip()
         except CannotError:
             boot_id = ground.machine.boot_id  # the stricter of the two guesses
         try:

@@ -16,11 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerl.core.sandbox import place
+from swerl.core.liveness import Life, boot_time_s, life_at, start_time_s
 from swerl.sandboxes._local import cgroup, title
 
-_START_FIELD = 22
-_STAT_FROM = 3
 _LEEWAY_S = 2.0
 """How far the two clocks that a process's and a folder's ages are read from may differ."""
 _ROUNDS, _PAUSE_S = 400, 0.005
@@ -63,27 +61,20 @@ def remove(name: str, scratch: Path | None) -> bool:
 
 
 def owner_lives(made: Path) -> bool:
-    """Say whether the controller named in a folder `swerl-<pid>-<token>` may still run.
+    """Return whether the controller named in a folder `swerl-<pid>-<token>` may still run.
 
-    A process of that number that began after the folder was made is another one. Of a number in
-    another process namespace nothing is known but that it did not outlive the machine's start.
+    If its process id belongs to another pid namespace, nothing is known but that it did not
+    survive a reboot.
     """
     _, pid, token = (*made.name.split("-"), "", "")[:3]
     try:
-        made_unix_s = made.stat().st_mtime + _LEEWAY_S
-        if not pid.isdigit() or not token.startswith(place()):
-            return made_unix_s > time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        return started_unix_s(int(pid)) < made_unix_s
+        made_s = made.stat().st_mtime
     except OSError:
         return False
-
-
-def started_unix_s(pid: int) -> float:
-    """Return when a process began, in seconds since 1970. Raises OSError where there is none."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[_START_FIELD - _STAT_FROM])
-    running_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - running_s
+    life = Life.ELSEWHERE
+    if pid.isdigit():
+        life = life_at(int(pid), token[:6], made_s, slack_s=_LEEWAY_S)
+    return life is Life.ALIVE or (life is Life.ELSEWHERE and made_s + _LEEWAY_S > boot_time_s())
 
 
 def _wardens() -> Iterator[Seen]:
@@ -94,7 +85,7 @@ def _wardens() -> Iterator[Seen]:
         with suppress(OSError):  # it ended meanwhile
             if _may_be_ours(int(name)):
                 image = words[2] if len(words) > 2 else ""
-                yield Seen(words[1], int(name), image, started_unix_s(int(name)))
+                yield Seen(words[1], int(name), image, start_time_s(int(name)))
 
 
 def _may_be_ours(pid: int) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from swerl.core.liveness import Life, life
 from swerl.sandboxes.ledger.entry import HOUR_S, Entry, Page, Sum, fold
-from swerl.sandboxes.ledger.owner import Life, life
 from swerl.sandboxes.ledger.store import Ledger
 
 

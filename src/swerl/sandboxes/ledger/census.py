@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from swerl.sandboxes.ledger import owner
+from swerl.core.liveness import Life, life
+from swerl.core.sandbox import owner_life, owner_pid
 from swerl.sandboxes.ledger.entry import Entry, Page
-from swerl.sandboxes.ledger.owner import Life
 from swerl.sandboxes.ledger.provider import Answer, Provider, ask, installed
 from swerl.sandboxes.ledger.store import Ledger
 
@@ -64,7 +64,7 @@ class Row:
     @property
     def pid(self) -> int:
         """Process id of its owner."""
-        return self.page.head.owner.pid if self.page else owner.pid_of(self.entry.name)
+        return self.page.head.owner.pid if self.page else owner_pid(self.entry.name)
 
     @property
     def host(self) -> str:
@@ -110,9 +110,9 @@ async def take(ledger: Ledger, *, run: str | None = None, only: Provider | None 
     rows = []
     for page in await _pages(ledger, run, only):
         answer = answers.get(only or Provider.of(page.head))
-        life = owner.life(page.head.owner)
+        its_life = life(page.head.owner)
         for entry in page.entries.values():
-            row = Row(entry, only or Provider.of(page.head), State.ENDED, life, page)
+            row = Row(entry, only or Provider.of(page.head), State.ENDED, its_life, page)
             rows.append(_judge(row, answer, was_open=entry.name in opened, asked_s=asked_s))
     if not run:
         rows += _unlisted({row.entry.name for row in rows}, found)
@@ -153,11 +153,11 @@ def _unlisted(known: set[str], answers: Sequence[Answer]) -> Iterator[Row]:
     """
     for answer in answers:
         for name, found in (answer.live or {}).items():
-            if name in known or not owner.pid_of(name):
+            if name in known or not owner_pid(name):
                 continue
             known.add(name)
             began_s = found.started_unix_s
-            life = owner.life_by_name(name, began_s)
-            state = State.ORPHAN if life is Life.DEAD else State.OPEN
+            its_life = owner_life(name, began_s)
+            state = State.ORPHAN if its_life is Life.DEAD else State.OPEN
             entry = Entry(name, found.image, began_s, 0.0, id=found.id, opened_s=began_s)
-            yield Row(entry, answer.provider, state, life, is_live=True)
+            yield Row(entry, answer.provider, state, its_life, is_live=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from swerl.core.chat import Json
-from swerl.sandboxes.ledger.owner import Owner
+from swerl.core.liveness import ProcessIdentity
 
 HOUR_S = 3600.0
 
@@ -22,7 +22,7 @@ class Head:
     """The backend's settings, secrets left out: what it takes to reach the provider again."""
     run: str
     """What the sandboxes are used for."""
-    owner: Owner
+    owner: ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True)

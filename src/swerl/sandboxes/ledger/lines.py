@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from swerl.core.chat import Json
+from swerl.core.liveness import ProcessIdentity
 from swerl.sandboxes.ledger.entry import Entry, Head, Page, Sum
-from swerl.sandboxes.ledger.owner import Owner
 
 _FORMAT = 1
 
@@ -66,7 +66,7 @@ def read_page(path: Path) -> Page | None:
     rows = rows_of(path)
     first = next(rows, {})
     try:
-        owner = Owner(**first["owner"])  # type: ignore[arg-type]
+        owner = ProcessIdentity(**first["owner"])  # type: ignore[arg-type]
         head = Head(first["backend"], first["settings"], first["run"], owner)  # type: ignore[arg-type]
     except (KeyError, TypeError):
         return None

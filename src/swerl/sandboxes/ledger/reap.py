@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swerl.core.liveness import Life, life
 from swerl.sandboxes.ledger.census import Row, State, take
 from swerl.sandboxes.ledger.lines import ended_line, opened_line
-from swerl.sandboxes.ledger.owner import Life, life
 from swerl.sandboxes.ledger.provider import Answer, Provider, explain
 from swerl.sandboxes.ledger.store import Ledger
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from swerl.core.chat import Json
 from swerl.core.errors import SandboxError
-from swerl.sandboxes.ledger import owner
+from swerl.core.liveness import this_process
 from swerl.sandboxes.ledger.book import Book
 from swerl.sandboxes.ledger.entry import Entry, Head
 from swerl.sandboxes.ledger.store import Ledger
@@ -40,7 +40,7 @@ class Records:
         Raises SandboxError where that fails and the sandbox costs money.
         """
         if self._pid != os.getpid():  # a fork is another owner and writes another file
-            head = Head(self._backend, self._settings, self._run, owner.current())
+            head = Head(self._backend, self._settings, self._run, this_process())
             self._book, self._pid = self._ledger.book(head), os.getpid()
         try:
             self._book.intend(entry)

@@ -19,12 +19,12 @@ from pathlib import Path
 from swerl.core.chat import Json
 from swerl.core.errors import RunError
 from swerl.core.files import write_text
+from swerl.core.liveness import Life, life
 from swerl.core.sandbox import new_name
 from swerl.core.secrets import state_dir
 from swerl.sandboxes.ledger.book import Book
 from swerl.sandboxes.ledger.entry import Head, Page, Sum, add_up, fold
 from swerl.sandboxes.ledger.lines import read_page, rows_of, sum_line
-from swerl.sandboxes.ledger.owner import Life, life
 
 _MOST_FILES = 64
 _DAY_S = 86_400.0
