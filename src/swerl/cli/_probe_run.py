@@ -42,7 +42,7 @@ async def run_probe(
         )
         await wiring.reap_leftovers(recipe, emit)
         async with (
-            wiring.plugin(recipe, "engine", setup) as engine,
+            wiring.engine_of(recipe, setup) as engine,
             wiring.gateway_of(recipe, engine, setup, emit) as gateway,
         ):
             parts = wiring.parts_of(recipe, gateway, emit)
@@ -51,6 +51,6 @@ async def run_probe(
 
 def _script(name: str, recipe: Recipe, tasks: Sequence[Task]) -> Callable[[str], Sequence[Message]]:
     """Return what gives each session its lines; its id begins with the digest of its Task's row."""
-    harness = wiring.plugin(recipe, "harness")
+    harness = wiring.harness_of(recipe)
     known = {row_digest(task): replies(name, harness, task) for task in tasks}
     return lambda session: known[session.partition("/")[0]]

@@ -28,7 +28,7 @@ async def attempt(
 
     Raises TaskError for `gold` where the Task has no known solution.
     """
-    harness = wiring.plugin(recipe, "harness")
+    harness = wiring.harness_of(recipe)
     said = None if script is None else replies(script, harness, task)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ async def attempt(
     turns: list[TurnRecord] = []
     await wiring.reap_leftovers(recipe, emit)
     async with (
-        wiring.plugin(recipe, "engine", setup) as engine,
+        wiring.engine_of(recipe, setup) as engine,
         wiring.gateway_of(recipe, engine, setup, emit) as gateway,
     ):
         parts = replace(wiring.parts_of(recipe, gateway, emit), on_turn=turns.append)

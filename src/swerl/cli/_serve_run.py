@@ -32,7 +32,7 @@ async def serve(plan: Plan, view: View) -> Totals:
         script=None if script is None else lambda _: script,
     )
     async with (
-        wiring.plugin(recipe, "engine", setup) as engine,
+        wiring.engine_of(recipe, setup) as engine,
         Gateway(
             engine=engine,
             family=family,

@@ -82,7 +82,7 @@ def _layer(agents: list[str], path: Path) -> Layer:
     mounts, labels = [], []
     for agent in agents:
         name, _, version = agent.partition("@")
-        module = plugins.load("harnesses", name)
+        module = plugins.module("harnesses", name)
         if not hasattr(module, "fetch"):
             raise InputError(
                 f"{name} runs outside the sandbox: there is nothing to bake",

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import ceil
 
 from swerl.core import plugins
-from swerl.core.contracts import Algorithm
 from swerl.core.errors import InputError, UnknownNameError
 from swerl.plan.cost.assumptions import from_recipe
 from swerl.plan.cost.estimate import Estimate, estimate
@@ -110,8 +109,8 @@ def _needs_reference(recipe: Recipe) -> bool:
         options = plugin_options("algorithms", recipe.algorithm, section="algorithm")
     except UnknownNameError:
         return False
-    built: Algorithm = plugins.load("algorithms", recipe.algorithm.type).build(options)
-    return built.needs_reference
+    given = () if options is None else (options,)
+    return plugins.load("algorithms", recipe.algorithm.type).build(*given).needs_reference
 
 
 def _cost(recipe: Recipe) -> Estimate | None:

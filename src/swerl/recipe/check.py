@@ -170,7 +170,7 @@ def plugin_options(kind: str, chosen: PluginSection, *, section: str) -> BaseMod
 
     Raises UnknownNameError on an unknown `type`, RecipeError on settings it does not take.
     """
-    model: type[BaseModel] | None = getattr(plugins.load(kind, chosen.type), "Options", None)
+    model = plugins.options_of(kind, chosen.type)
     if model is None:
         if chosen.options:
             raise RecipeError(

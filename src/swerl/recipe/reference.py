@@ -73,7 +73,8 @@ def _plugins(kind: str) -> Iterator[tuple[str, str]]:
     """Yield a table of each plug-in's own keys, then those that several have."""
     shared: dict[type[BaseModel], list[str]] = {}
     for name in plugins.names(kind):
-        options: type[BaseModel] = plugins.load(kind, name).Options
+        options = plugins.options_of(kind, name)
+        assert options is not None
         yield f'`type = "{name}"`', _table(options, options.__annotations__)
         for base in options.__mro__[1:]:
             if issubclass(base, BaseModel) and base is not BaseModel:

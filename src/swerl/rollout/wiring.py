@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from pydantic import BaseModel
 
@@ -19,10 +19,12 @@ from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.cluster.sglang_servers import serve_on
 from swerl.core import plugins
 from swerl.core.contracts import (
+    Algorithm,
     ChatEngine,
     Engine,
     EngineSetup,
     Family,
+    Harness,
     ParserChoice,
     SandboxBackend,
     SharedEngine,
@@ -73,8 +75,13 @@ async def open_engine(
     setup = replace(setup, tell=lambda said: emit(Notice(said)))
     on_nodes = chosen.type == "sglang" and recipe.cluster.launcher != "local"
     if not on_nodes or chosen.options.get("url") or setup.model is None:
-        async with plugin(recipe, "engine", setup) as engine:
-            yield engine
+        async with engine_of(recipe, setup) as opened:
+            if not hasattr(opened, "generate"):
+                raise RecipeError(
+                    f"engine.type = {chosen.type!r} returns no token ids, so it cannot be trained",
+                    hint="train with sglang or torch-cpu; use this engine with `swerl rollout`",
+                )
+            yield cast(Engine, opened)
         return
     options = sglang.Options.model_validate(chosen.options)
     async with (
@@ -168,7 +175,7 @@ def parts_of(
             limits,
             concurrency=recipe.rollout.concurrency,
         ),
-        harness=plugin(recipe, "harness"),
+        harness=harness_of(recipe),
         reward=rule(recipe.rollout.reward),
         rollout=recipe.rollout,
         budgets=recipe.budgets,
@@ -177,14 +184,27 @@ def parts_of(
     )
 
 
-def plugin(recipe: Recipe, section: str, *needs: Any) -> Any:
-    """Build (an engine: open) what a recipe's section names, with its validated settings."""
-    chosen = getattr(recipe, section)
-    kind = PLUGIN_SECTIONS[section]
-    module = plugins.load(kind, chosen.type)
-    options = plugin_options(kind, chosen, section=section)
-    make = module.open if section == "engine" else module.build
-    return make(*([] if options is None else [options]), *needs)
+def harness_of(recipe: Recipe) -> Harness:
+    """Build the recipe's harness with its validated settings."""
+    return plugins.load("harnesses", recipe.harness.type).build(*_options(recipe, "harness"))
+
+
+def algorithm_of(recipe: Recipe) -> Algorithm:
+    """Build the recipe's algorithm with its validated settings."""
+    return plugins.load("algorithms", recipe.algorithm.type).build(*_options(recipe, "algorithm"))
+
+
+def engine_of(
+    recipe: Recipe, setup: EngineSetup
+) -> AbstractAsyncContextManager[Engine | ChatEngine]:
+    """Open the recipe's engine with its validated settings."""
+    module = plugins.load("engines", recipe.engine.type)
+    return module.open(*_options(recipe, "engine"), setup)
+
+
+def _options(recipe: Recipe, section: str) -> list[BaseModel]:
+    options = plugin_options(PLUGIN_SECTIONS[section], getattr(recipe, section), section=section)
+    return [] if options is None else [options]
 
 
 def sandbox_backend(recipe: Recipe, emit: Emit) -> SandboxBackend:

@@ -19,13 +19,13 @@ from swerl.plan.disk import plan_disk
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
 from swerl.rollout.wiring import (
+    algorithm_of,
     family_of,
     gate_of,
     gateway_of,
     open_engine,
     open_sandboxes,
     parts_of,
-    plugin,
     tasks_of,
 )
 from swerl.runs.layout import RunFolder
@@ -75,7 +75,7 @@ async def open_machine(
                     evals=evals,
                     engine=engine,
                     trainer=trainer,
-                    algorithm=plugin(recipe, "algorithm"),
+                    algorithm=algorithm_of(recipe),
                     parts=replace(parts_of(recipe, gateway, emit, backend), spool=spool),
                     meter=meter,
                     gate=gate,

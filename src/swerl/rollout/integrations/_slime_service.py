@@ -87,7 +87,7 @@ class Service:
         try:
             async with AsyncExitStack() as stack:
                 await wiring.reap_leftovers(recipe, _tell)
-                engine = await stack.enter_async_context(wiring.plugin(recipe, "engine", setup))
+                engine = await stack.enter_async_context(wiring.engine_of(recipe, setup))
                 gateway: SessionSource = await stack.enter_async_context(
                     wiring.gateway_of(recipe, engine, setup, _tell)
                 )

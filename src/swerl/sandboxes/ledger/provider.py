@@ -47,8 +47,7 @@ class Provider:
         section = PluginSection.model_validate({**json.loads(self.settings), "type": self.backend})
         options = plugin_options("sandboxes", section, section="sandbox")
         module = plugins.load("sandboxes", self.backend)
-        built: SandboxBackend = module.build(*([] if options is None else [options]))
-        return built
+        return module.build(*([] if options is None else [options]))
 
 
 @dataclass(frozen=True, slots=True)
