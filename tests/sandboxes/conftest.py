@@ -73,7 +73,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 def e2b_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of `swerl sandbox serve` over the backend `local`; its key is in the environment."""
     pytest.importorskip("e2b", reason="the package `e2b` is not installed")
-    from ..e2b_server.helpers import KEY, serving
+    from .e2b_server.helpers import KEY, serving
 
     backend = local.build(local.Options())
     with (

@@ -20,11 +20,11 @@ from swerl.gateway.app import Gateway
 from swerl.sandboxes import docker, e2b, local
 from swerl.sandboxes._relay import open_relay
 
-from ..e2b_server.helpers import KEY, Service, serving
 from ..harnesses.agents import AGENTS as KNOWN_AGENTS
 from ..harnesses.agents import Agent
 from ..harnesses.helpers import LIMITS, PATCH, SOLVED, TASK, Place, built, work
 from .e2b_faults import Faults
+from .e2b_server.helpers import KEY, Service, serving
 from .public_way import PUBLIC_PORT, WithRoute
 
 pytestmark = pytest.mark.agents

@@ -10,8 +10,8 @@ from swerl.core.contracts import Sandbox
 from swerl.sandboxes import e2b, local
 from swerl.sandboxes._e2b import create, runner
 
-from ...e2b_server.helpers import KEY, Service, serving
 from ..e2b_faults import Faults
+from ..e2b_server.helpers import KEY, Service, serving
 from ..helpers import LIMITS, WORKDIR
 from .provider import backend
 

@@ -10,8 +10,8 @@ from aiohttp import web
 from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.sandboxes import e2b
 
-from ...e2b_server.helpers import Service
 from ..e2b_faults import Faults, failing, is_create, once
+from ..e2b_server.helpers import Service
 from ..helpers import LIMITS, WORKDIR, sh
 from .provider import backend
 

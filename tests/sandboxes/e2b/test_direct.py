@@ -13,7 +13,7 @@ from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxLostError
 from swerl.sandboxes import e2b, local
 
-from ...e2b_server.helpers import KEY, Service, serving
+from ..e2b_server.helpers import KEY, Service, serving
 from ..helpers import LIMITS, WORKDIR, processes, until
 
 

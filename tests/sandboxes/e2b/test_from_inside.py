@@ -13,7 +13,7 @@ from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import e2b, local
 
-from ...e2b_server.helpers import KEY, serving
+from ..e2b_server.helpers import KEY, serving
 
 LIMITS = Limits(memory_mib=512, num_processes=128, disk_mib=512, lifetime_s=120)
 FULL = SandboxError("no room for a command", hint="", from_inside=True)

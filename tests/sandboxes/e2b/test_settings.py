@@ -15,7 +15,7 @@ from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailable
 from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes import _relay, e2b
 
-from ...e2b_server.helpers import Service
+from ..e2b_server.helpers import Service
 from ..helpers import LIMITS, WORKDIR, sh
 from .provider import backend
 

@@ -12,8 +12,8 @@ from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.sandboxes._e2b import job, runner
 from swerl.sandboxes._e2b import sandbox as e2b_sandbox
 
-from ...e2b_server.helpers import Service
 from ..e2b_faults import Faults, failing
+from ..e2b_server.helpers import Service
 from ..helpers import WORKDIR, processes, sh, until
 from .provider import backend
 

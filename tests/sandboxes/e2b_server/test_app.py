@@ -21,7 +21,7 @@ from swerl.core.errors import GatewayError, ImageError, SandboxLostError, Sandbo
 from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes import local
 
-from ..sandboxes.helpers import host_processes
+from ..helpers import host_processes
 from .helpers import KEY, Service, eventually, serving
 
 

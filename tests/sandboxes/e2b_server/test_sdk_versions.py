@@ -13,7 +13,7 @@ import pytest
 
 from swerl.core.secrets import cache_dir
 
-from ..services.shared import locked
+from ...services.shared import locked
 from .helpers import KEY, Service
 
 FLOW = Path(__file__).with_name("client_flow.py")
