@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from swerl.core.files import write_json
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape, Recipe
 from swerl.training.checkpoint.meta import read_meta
 from swerl.training.options import TrainerOptions
@@ -55,8 +55,8 @@ async def measure(root: Path, model: str, repeats: int) -> Times:
     """Save, restore and export one model."""
     run = root / model
     (run / "tokenizer").mkdir(parents=True)
-    tokenizer = tiny_tokenizer.byte_tokenizer()
-    tiny_tokenizer.save_tokenizer(tokenizer, run / "tokenizer")
+    tokenizer = tiny.byte_tokenizer()
+    tiny.save_tokenizer(tokenizer, run / "tokenizer")
     folder = run / "initial_model"
     make_tiny_model(folder, SHAPES[model], seed=0, tokenizer=run / "tokenizer", eos_id=2)
     write_json(run / "recipe.resolved.json", Recipe(name=model).model_dump(mode="json"))

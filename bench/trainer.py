@@ -22,7 +22,7 @@ from statistics import median
 
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
@@ -108,7 +108,7 @@ def random_batch(step: int, num_rows: int) -> Batch:
 async def run(root: Path, layouts: list[tuple[int, int]], num_steps: int) -> list[Speed]:
     """Measure every algorithm on every layout, one after the other."""
     (root / "tokenizer").mkdir()
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), root / "tokenizer")
+    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
     make_tiny_model(root / "model", ModelShape(), seed=0, tokenizer=root / "tokenizer", eos_id=2)
     return [
         await measure(root, algorithm, layout, num_steps)

@@ -23,7 +23,7 @@ from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.core.turn import Sampling
 from swerl.engines import sglang
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.recipe.schema import ClusterSection, ModelShape
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
@@ -39,7 +39,7 @@ WAYS = ("tensor", "distributed", "disk")
 async def measure(root: Path, python: Path) -> list[dict[str, float | str]]:
     """Start a server and a trainer on the same fresh model, and time them."""
     (root / "tokenizer").mkdir()
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), root / "tokenizer")
+    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
     tokenizer = root / "tokenizer"
     model = make_tiny_model(root / "model", ModelShape(), seed=0, tokenizer=tokenizer, eos_id=2)
     options = TrainerOptions(

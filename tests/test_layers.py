@@ -15,9 +15,7 @@ HEAVY = {"torch", "megatron", "sglang", "docker", "e2b", "transformers", "pyarro
          "matplotlib", "swebench", "tokenizers", "safetensors", "numpy", "trackio",
          "wandb", "ray"}  # fmt: skip
 OWN_PROCESS = {
-    "engines/_torch_server.py", "engines/_torch_model.py", "engines/_torch_batch.py",
-    "engines/_torch_jobs.py", "engines/_torch_rows.py", "engines/_torch_sample.py",
-    "engines/_torch_wire.py", "engines/_torch_app.py",
+    "engines/_torch_server.py", "engines/_torch_batch.py", "engines/_torch_model.py",
     "training/rank/worker.py",
 }  # fmt: skip
 """Files that only ever run in a process of their own, where heavy imports belong at the top."""

@@ -32,7 +32,7 @@ from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint
 from swerl.core.errors import InputError
 from swerl.core.patch import edits
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
 from swerl.sandboxes import local
 from swerl.training import batch
@@ -285,7 +285,7 @@ def test_a_transcript_can_be_said_again(tmp_path: Path) -> None:
 def test_a_model_on_the_cpu_answers_and_its_server_ends_with_the_command(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), tokenizer)
+    tiny.save_tokenizer(tiny.byte_tokenizer(), tokenizer)
     model = make_tiny_model(tmp_path / "model", ModelShape(), seed=0, tokenizer=tokenizer, eos_id=2)
     for how in (signal.SIGINT, signal.SIGKILL):
         folder = tmp_path / how.name

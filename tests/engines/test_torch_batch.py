@@ -11,26 +11,25 @@ import torch
 
 from swerl.core.errors import EngineError
 from swerl.engines import _torch_batch
-from swerl.engines._torch_batch import Batch
-from swerl.engines._torch_jobs import Ended, PauseMode, Request
-from swerl.engines._torch_model import Model, read_shape, read_weights
+from swerl.engines._torch_batch import FinishedReply, PauseMode, ReplyRequest, RunningBatch
+from swerl.engines._torch_model import Qwen3Model, read_shape, read_weights
 
 CONTEXT = 300
 
 
-def new_batch(folder: Path, *, num_rows: int = 8, max_running: int = 4) -> Batch:
+def new_batch(folder: Path, *, num_rows: int = 8, max_running: int = 4) -> RunningBatch:
     shape = read_shape(folder)
-    model = Model(shape, read_weights(folder, shape), CONTEXT + 1)
-    return Batch(model, num_rows=num_rows, max_running=max_running, context=CONTEXT)
+    model = Qwen3Model(shape, read_weights(folder, shape), CONTEXT + 1)
+    return RunningBatch(model, num_rows=num_rows, max_running=max_running, context=CONTEXT)
 
 
-def ask(rid: str, length: int, max_new: int = 12, **settings: Any) -> Request:
+def ask(rid: str, length: int, max_new: int = 12, **settings: Any) -> ReplyRequest:
     rng = random.Random(rid)
     ids = tuple(rng.randrange(512) for _ in range(length))
-    return Request(rid, ids, max_new, seed=rng.randrange(2**32), **settings)
+    return ReplyRequest(rid, ids, max_new, seed=rng.randrange(2**32), **settings)
 
 
-def run(batch: Batch) -> dict[str, Ended]:
+def run(batch: RunningBatch) -> dict[str, FinishedReply]:
     """Step until nothing is left."""
     ended = []
     while batch.has_work:
@@ -38,7 +37,7 @@ def run(batch: Batch) -> dict[str, Ended]:
     return {one.request.rid: one for one in ended}
 
 
-def alone(folder: Path, request: Request) -> Ended:
+def alone(folder: Path, request: ReplyRequest) -> FinishedReply:
     batch = new_batch(folder)
     batch.add(request)
     return run(batch)[request.rid]
@@ -78,7 +77,7 @@ def test_equal_prompts_are_prefilled_once(tiny_model: Path) -> None:
     batch = new_batch(tiny_model)
     ids = ask("group", 100).ids
     for n in range(4):
-        batch.add(Request(f"r{n}", ids, 5, seed=n))
+        batch.add(ReplyRequest(f"r{n}", ids, 5, seed=n))
     found = run(batch)
     assert batch.counters.num_prefilled_tokens == 100 + 3
     assert sorted(one.cached_tokens for one in found.values()) == [0, 99, 99, 99]
@@ -88,13 +87,13 @@ def test_equal_prompts_are_prefilled_once(tiny_model: Path) -> None:
 def test_a_prefix_survives_until_its_row_is_the_oldest(tiny_model: Path) -> None:
     batch = new_batch(tiny_model, num_rows=3, max_running=1)
     first = alone_in(batch, ask("a", 40))
-    follow = Request("a2", (*first.request.ids, *first.output_ids, 9), 2)
+    follow = ReplyRequest("a2", (*first.request.ids, *first.output_ids, 9), 2)
     for rid in ("b", "c"):
         alone_in(batch, ask(rid, 40))
     assert alone_in(batch, follow).cached_tokens == 40 + len(first.output_ids) - 1
     for rid in ("d", "e", "f"):
         alone_in(batch, ask(rid, 40))
-    assert alone_in(batch, Request("a3", follow.ids, 2)).cached_tokens == 0
+    assert alone_in(batch, ReplyRequest("a3", follow.ids, 2)).cached_tokens == 0
 
 
 def test_a_stop_id_ends_a_reply(tiny_model: Path) -> None:
@@ -181,7 +180,9 @@ def test_random_traffic_matches_requests_served_alone(tiny_model: Path) -> None:
     requests, ended = [], []
     for n in range(40):
         ids = (*rng.choice(prompts)[: rng.randrange(1, 90)], rng.randrange(512))
-        request = Request(f"r{n}", ids, rng.randrange(1, 9), seed=n, top_p=rng.choice((1.0, 0.8)))
+        request = ReplyRequest(
+            f"r{n}", ids, rng.randrange(1, 9), seed=n, top_p=rng.choice((1.0, 0.8))
+        )
         requests.append(request)
         batch.add(request)
         for _ in range(rng.randrange(3)):
@@ -192,6 +193,6 @@ def test_random_traffic_matches_requests_served_alone(tiny_model: Path) -> None:
         assert found[request.rid].output_ids == alone(tiny_model, request).output_ids
 
 
-def alone_in(batch: Batch, request: Request) -> Ended:
+def alone_in(batch: RunningBatch, request: ReplyRequest) -> FinishedReply:
     batch.add(request)
     return run(batch)[request.rid]

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swerl.core.errors import EngineError
-from swerl.engines._torch_model import Model, read_shape, read_weights
+from swerl.engines._torch_model import Qwen3Model, read_shape, read_weights
 
 TOLERANCE = 1e-4
 
 
-def load(folder: Path, num_positions: int = 256) -> Model:
+def load(folder: Path, num_positions: int = 256) -> Qwen3Model:
     shape = read_shape(folder)
-    return Model(shape, read_weights(folder, shape), num_positions)
+    return Qwen3Model(shape, read_weights(folder, shape), num_positions)
 
 
 @pytest.mark.parametrize("name", ["tiny_model", "untied_model"])

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from swerl.engines._torch_rows import RECORD
-from swerl.engines._torch_sample import draw, uniforms
+from swerl.engines._torch_batch import RECORD
+from swerl.engines._torch_model import draw, uniforms
 
 PROBS = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2])
 

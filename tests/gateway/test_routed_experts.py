@@ -28,7 +28,7 @@ from swerl.core.expert_spool import ExpertSpool
 from swerl.core.sample import Sample, to_samples
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Completion, RoutedExperts, Sampling, WeightChange
-from swerl.engines.families import _tiny_tokenizer as tokenizer
+from swerl.engines.families import tiny as tokenizer
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.orders import WorkerSetup
 from swerl.gateway.pool import GatewayPool

@@ -9,7 +9,7 @@ import pytest
 
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
@@ -34,7 +34,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("tiny")
     (root / "tokenizer").mkdir()
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), root / "tokenizer")
+    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
     folder = make_tiny_model(root / "model", SHAPE, seed=0, tokenizer=root / "tokenizer", eos_id=2)
     torch.manual_seed(1)
     weights = load_file(folder / "model.safetensors")

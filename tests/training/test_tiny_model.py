@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from swerl.core.errors import InputError
 from swerl.engines._weights import checksum
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
 from swerl.training.tiny_model import make_tiny_model
 
@@ -20,7 +20,7 @@ def tokenizer(tmp_path: Path) -> Path:
     """A folder with a tokenizer."""
     folder = tmp_path / "tokenizer"
     folder.mkdir()
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), folder)
+    tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
     return folder
 
 

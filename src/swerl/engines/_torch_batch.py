@@ -7,17 +7,183 @@ and decodes one token for every row whose prompt is complete. Nothing here knows
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from swerl.core.errors import EngineError
-from swerl.engines._torch_jobs import Counters, Ended, Job, PauseMode, Request
-from swerl.engines._torch_model import Model, Weights
-from swerl.engines._torch_rows import Rows
-from swerl.engines._torch_sample import Draws, draw
+from swerl.engines._torch_model import Draws, Qwen3Model, Qwen3Weights, draw
+
+
+class PauseMode(StrEnum):
+    """What a pause does to running requests."""
+
+    ABORT = "abort"
+    """They end with what they have."""
+    IN_PLACE = "in_place"
+    """They stay in their rows; the cache cannot be flushed meanwhile."""
+    RETRACT = "retract"
+    """They go back to the queue with the tokens sampled so far and are prefilled again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRequest:
+    """One reply to sample."""
+
+    rid: str
+    ids: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_ids: tuple[int, ...] = ()
+    """All ids that end the reply."""
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class ReplyJob:
+    """A request and what has been sampled for it while it is in no row."""
+
+    request: ReplyRequest
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    cached_tokens: int = 0
+    versions: list[tuple[str, int]] = field(default_factory=list)
+    """(weight version, sampled tokens before it), oldest first."""
+
+    def serve_under(self, version: str) -> None:
+        """Note the weight version that samples from here on."""
+        num_sampled = len(self.logprobs)
+        if self.versions and self.versions[-1][1] == num_sampled:
+            self.versions.pop()
+        if not self.versions or self.versions[-1][0] != version:
+            self.versions.append((version, num_sampled))
+
+    def end(self, reason: str) -> FinishedReply:
+        """Close the job with what has been sampled."""
+        return FinishedReply(
+            request=self.request,
+            output_ids=self.ids[len(self.request.ids) :].tolist(),
+            logprobs=self.logprobs.tolist(),
+            reason=reason,
+            cached_tokens=self.cached_tokens,
+            versions=tuple(self.versions),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedReply:
+    """A finished request."""
+
+    request: ReplyRequest
+    output_ids: list[int]
+    logprobs: list[float]
+    reason: str
+    """`stop`, `length` or `abort`."""
+    cached_tokens: int
+    versions: tuple[tuple[str, int], ...]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the batch has done since it began."""
+
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_prefilled_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_steps: int = 0
+
+
+MAX_STOP_IDS = 16
+"""Most stop ids of one request: enough for every chat format, few enough to compare each step."""
+
+RECORD = np.dtype([
+    ("num_tokens", np.int64),  # tokens in the row, prompt and sampled
+    ("num_cached", np.int64),  # of these, tokens whose keys and values are in the cache
+    ("num_prompt", np.int64),
+    ("limit", np.int64),  # the row is full at this many tokens
+    ("temperature", np.float32),
+    ("top_p", np.float32),
+    ("top_k", np.int64),
+    ("seed", np.uint64),
+    ("stop_ids", np.int64, (MAX_STOP_IDS,)),  # padded with -1
+    ("used", np.int64),  # clock of the last use: the smallest free one is evicted first
+])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The row that shares most with a prompt, and how many cached tokens it shares."""
+
+    row: int
+    length: int
+    promised: int
+    """The longest prefix any row will share once its own prefill is done."""
+
+
+class Rows:
+    """Row storage. `table` has one RECORD a row; `tokens_SP` and `logprobs_SP` go with it."""
+
+    def __init__(self, cache: Tensor) -> None:
+        num_rows, num_positions = cache.shape[2], cache.shape[4]
+        self.cache = cache
+        self.num_rows = num_rows
+        self.table = np.zeros(num_rows, dtype=RECORD)
+        self.tokens_SP: NDArray[np.int64] = np.zeros((num_rows, num_positions), dtype=np.int64)
+        self.logprobs_SP: NDArray[np.float32] = np.zeros(
+            (num_rows, num_positions), dtype=np.float32
+        )
+
+    def find_prefix(self, ids: NDArray[np.int64]) -> Prefix:
+        """Find the row whose cached tokens begin most like `ids`; the last id is never matched."""
+        length = min(len(ids) - 1, int(self.table["num_tokens"].max()))
+        if length == 0:
+            return Prefix(0, 0, 0)
+        same_SL = self.tokens_SP[:, :length] == ids[:length]
+        same_S = np.where(same_SL.all(axis=1), length, same_SL.argmin(axis=1))
+        shared_S = np.minimum(same_S, self.table["num_cached"])
+        promised = int(np.minimum(same_S, self.table["num_tokens"]).max())
+        row = int(shared_S.argmax())
+        return Prefix(row, int(shared_S[row]), promised)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy keys and values of the first `length` tokens to another row."""
+        self.cache[:, :, target, :, :length] = self.cache[:, :, source, :, :length]
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange two rows."""
+        if a == b:
+            return
+        pair, crossed = [a, b], [b, a]
+        num_used = int(self.table["num_tokens"][pair].max())
+        for array in (self.tokens_SP[:, :num_used], self.logprobs_SP[:, :num_used], self.table):
+            array[pair] = array[crossed]
+        cached = self.cache[:, :, :, :, : int(self.table["num_cached"][pair].max())]
+        cached[:, :, pair] = cached[:, :, crossed]
+
+    def oldest(self, first: int) -> int:
+        """Return the least recently used row from `first` on."""
+        return first + int(self.table["used"][first:].argmin())
+
+    def forget(self) -> None:
+        """Make no cached key or value reusable."""
+        self.table["num_cached"] = 0
+        self.table["num_tokens"] = 0
+
+    def set_stop_ids(self, row: int, stop_ids: Sequence[int]) -> None:
+        """Store the ids that end a row."""
+        stops = self.table["stop_ids"][row]
+        stops[:] = -1
+        stops[: len(stop_ids)] = stop_ids
+
 
 PREFILL_TOKENS = 4096
 """Most padded prompt tokens of one step: large enough to be efficient, small enough that the rows
@@ -26,10 +192,10 @@ WORTH_WAITING = 32
 """A request waits for a running prefill when that will save it more prompt tokens than this."""
 
 
-class Batch:
+class RunningBatch:
     """All requests in flight. Single-threaded: call its methods from one thread."""
 
-    def __init__(self, model: Model, *, num_rows: int, max_running: int, context: int) -> None:
+    def __init__(self, model: Qwen3Model, *, num_rows: int, max_running: int, context: int) -> None:
         self.model = model
         self.version = "default"
         self.context = context
@@ -37,8 +203,8 @@ class Batch:
         self.paused = False
         self._rows = Rows(model.new_cache(num_rows))
         self._max_running = min(max_running, num_rows)
-        self._waiting: deque[Job] = deque()
-        self._jobs: list[Job] = []
+        self._waiting: deque[ReplyJob] = deque()
+        self._jobs: list[ReplyJob] = []
         """Jobs of the running rows, in row order."""
         self._num_decoding = 0
         self._clock = 0
@@ -58,14 +224,14 @@ class Batch:
         """Whether `step` would do anything."""
         return not self.paused and bool(self._jobs or self._waiting)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ReplyRequest) -> None:
         """Queue a request; it joins at a coming step."""
         ids = np.array(request.ids, dtype=np.int64)
-        self._waiting.append(Job(request, ids, np.zeros(0, dtype=np.float32)))
+        self._waiting.append(ReplyJob(request, ids, np.zeros(0, dtype=np.float32)))
         self.counters.num_requests += 1
         self.counters.num_prompt_tokens += len(ids)
 
-    def step(self) -> list[Ended]:
+    def step(self) -> list[FinishedReply]:
         """Advance every request by one move and return those that ended."""
         self._clock += 1
         self.counters.num_steps += 1
@@ -73,14 +239,14 @@ class Batch:
             self._join()
             return self._prefill() + self._decode()
 
-    def abort(self, chosen: Callable[[Request], bool]) -> list[Ended]:
+    def abort(self, chosen: Callable[[ReplyRequest], bool]) -> list[FinishedReply]:
         """End the chosen requests with what they have so far."""
         gone = [job for job in self._waiting if chosen(job.request)]
         self._waiting = deque(job for job in self._waiting if not chosen(job.request))
         running = [row for row, job in enumerate(self._jobs) if chosen(job.request)]
         return [job.end("abort") for job in gone] + self._leave(dict.fromkeys(running, "abort"))
 
-    def pause(self, mode: PauseMode) -> list[Ended]:
+    def pause(self, mode: PauseMode) -> list[FinishedReply]:
         """Stop stepping until `resume`. Returns the requests that the mode ended."""
         self.paused = True
         if mode is PauseMode.ABORT:
@@ -105,7 +271,7 @@ class Batch:
             )
         self._rows.forget()
 
-    def set_weights(self, weights: Weights, version: str) -> None:
+    def set_weights(self, weights: Qwen3Weights, version: str) -> None:
         """Serve other weights from the next step on. Raises EngineError as `flush` does."""
         self.flush()
         self.model.weights = weights
@@ -119,7 +285,7 @@ class Batch:
                 held_back.append(job)
         self._waiting.extendleft(reversed(held_back))
 
-    def _place(self, job: Job) -> bool:
+    def _place(self, job: ReplyJob) -> bool:
         """Give the job a row, with the longest prefix any row holds; False to wait for a better."""
         rows, row = self._rows, self.num_running
         prefix = rows.find_prefix(job.ids)
@@ -139,7 +305,7 @@ class Batch:
         job.serve_under(self.version)
         return True
 
-    def _fill(self, row: int, job: Job) -> None:
+    def _fill(self, row: int, job: ReplyJob) -> None:
         request, rows = job.request, self._rows
         num_tokens, num_prompt = len(job.ids), len(request.ids)
         rows.tokens_SP[row, :num_tokens] = job.ids
@@ -155,7 +321,7 @@ class Batch:
         record["used"] = self._clock
         rows.set_stop_ids(row, request.stop_ids)
 
-    def _prefill(self) -> list[Ended]:
+    def _prefill(self) -> list[FinishedReply]:
         """Prefill one chunk of the first rows that lack prompt tokens."""
         first, stop = self._num_decoding, self.num_running
         if first == stop:
@@ -178,7 +344,7 @@ class Batch:
             self._num_decoding += 1
         return self._leave(self._finished(first))
 
-    def _decode(self) -> list[Ended]:
+    def _decode(self) -> list[FinishedReply]:
         num_rows = self._num_decoding
         if num_rows == 0:
             return []
@@ -225,7 +391,7 @@ class Batch:
         done = np.flatnonzero(stopped_B | full_B)
         return {first + int(i): "stop" if stopped_B[i] else "length" for i in done}
 
-    def _leave(self, reasons: dict[int, str]) -> list[Ended]:
+    def _leave(self, reasons: dict[int, str]) -> list[FinishedReply]:
         """Free the rows, highest first, so that no row moves before its turn."""
         ended = []
         for row in sorted(reasons, reverse=True):
@@ -238,7 +404,7 @@ class Batch:
             self._jobs.pop()
         return ended
 
-    def _collect(self, row: int) -> Job:
+    def _collect(self, row: int) -> ReplyJob:
         """Take what has been sampled from the row into its job; the row keeps its cached prefix."""
         job, record = self._jobs[row], self._rows.table[row]
         end = int(record["num_tokens"])

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 from torch.nn import functional
@@ -29,7 +31,7 @@ from swerl.engines._weights import digest, shards
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Qwen3Shape:
     """The numbers of a config.json that the forward needs."""
 
     vocab: int
@@ -47,7 +49,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerWeights:
     """Weights of one block; projections that read the same input are stored as one matrix."""
 
     input_norm_H: Tensor
@@ -62,20 +64,20 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Qwen3Weights:
     """All weights, checked and ready: replacing them is one assignment."""
 
     embed_VH: Tensor
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerWeights, ...]
     norm_H: Tensor
     head_VH: Tensor
     checksum: str
 
 
-class Model:
+class Qwen3Model:
     """Weights plus rotary tables; knows nothing of requests."""
 
-    def __init__(self, shape: Shape, weights: Weights, num_positions: int) -> None:
+    def __init__(self, shape: Qwen3Shape, weights: Qwen3Weights, num_positions: int) -> None:
         self.shape = shape
         self.weights = weights
         self._cos_PD, self._sin_PD = _rotary(shape, num_positions)
@@ -124,7 +126,7 @@ class Model:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (self.shape.hidden,), weight, self.shape.eps)
 
-    def _heads(self, x: Tensor, layer: Layer, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def _heads(self, x: Tensor, layer: LayerWeights, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """Return queries, keys and values of all heads [B, T, Q + 2K, D], the first two rotated."""
         shape = self.shape
         heads = (x @ layer.qkv.T).view(*x.shape[:2], -1, shape.head_dim)
@@ -153,7 +155,7 @@ class Model:
         return per_token.reshape(num_rows, num_new, -1)
 
 
-def read_shape(folder: Path) -> Shape:
+def read_shape(folder: Path) -> Qwen3Shape:
     """Read config.json. Raises EngineError when it describes anything but a dense Qwen3."""
     path = folder / "config.json"
     try:
@@ -171,7 +173,7 @@ def read_shape(folder: Path) -> Shape:
         ) from error
 
 
-def read_weights(folder: Path, shape: Shape) -> Weights:
+def read_weights(folder: Path, shape: Qwen3Shape) -> Qwen3Weights:
     """Read and check a folder of weights. Raises EngineError naming the first wrong tensor."""
     blobs = [path.read_bytes() for path in shards(folder)]
     checksum = digest(blobs)
@@ -205,7 +207,7 @@ def _refuse_other_models(config: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is {found!r}, supported is {supported!r}")
 
 
-def _shape(config: Mapping[str, Any]) -> Shape:
+def _shape(config: Mapping[str, Any]) -> Qwen3Shape:
     def count(key: str, default: int | None = None) -> int:
         value = config.get(key, default)
         if type(value) is not int or value < 1:
@@ -215,7 +217,7 @@ def _shape(config: Mapping[str, Any]) -> Shape:
     rope = config.get("rope_parameters") or config
     eos = config.get("eos_token_id")
     num_heads = count("num_attention_heads")
-    return Shape(
+    return Qwen3Shape(
         vocab=count("vocab_size"),
         hidden=count("hidden_size"),
         intermediate=count("intermediate_size"),
@@ -231,7 +233,7 @@ def _shape(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def _expected(shape: Shape) -> dict[str, tuple[int, ...]]:
+def _expected(shape: Qwen3Shape) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor by its Hugging Face name."""
     hidden, inner, dim = shape.hidden, shape.intermediate, shape.head_dim
     query, key = shape.num_heads * dim, shape.num_kv_heads * dim
@@ -259,9 +261,9 @@ def _expected(shape: Shape) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _assemble(shape: Shape, tensors: Mapping[str, Tensor], checksum: str) -> Weights:
+def _assemble(shape: Qwen3Shape, tensors: Mapping[str, Tensor], checksum: str) -> Qwen3Weights:
     embed_VH = tensors["model.embed_tokens.weight"]
-    return Weights(
+    return Qwen3Weights(
         embed_VH=embed_VH,
         layers=tuple(_layer(shape, tensors, index) for index in range(shape.num_layers)),
         norm_H=tensors["model.norm.weight"],
@@ -270,13 +272,13 @@ def _assemble(shape: Shape, tensors: Mapping[str, Tensor], checksum: str) -> Wei
     )
 
 
-def _layer(shape: Shape, tensors: Mapping[str, Tensor], index: int) -> Layer:
+def _layer(shape: Qwen3Shape, tensors: Mapping[str, Tensor], index: int) -> LayerWeights:
     def part(name: str) -> Tensor:
         return tensors[f"model.layers.{index}.{name}.weight"]
 
     q_norm = part("self_attn.q_norm") * shape.head_dim**-0.5
     norms = [q_norm] * shape.num_heads + [part("self_attn.k_norm")] * shape.num_kv_heads
-    return Layer(
+    return LayerWeights(
         input_norm_H=part("input_layernorm"),
         qkv=torch.cat([part(f"self_attn.{name}_proj") for name in "qkv"]),
         qk_norm=torch.stack(norms),
@@ -287,9 +289,67 @@ def _layer(shape: Shape, tensors: Mapping[str, Tensor], index: int) -> Layer:
     )
 
 
-def _rotary(shape: Shape, num_positions: int) -> tuple[Tensor, Tensor]:
+def _rotary(shape: Qwen3Shape, num_positions: int) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines [P, D]; the sign makes a half-roll a quarter turn."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
     angles = torch.arange(num_positions).float()[:, None] / shape.rope_theta**exponents
     sin = angles.sin()
     return angles.cos().repeat(1, 2), torch.cat((-sin, sin), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """One sampled token a row."""
+
+    ids_B: NDArray[np.int64]
+    logprobs_B: NDArray[np.float32]
+    """Under the temperature-scaled distribution, before top-k and top-p cut it, as SGLang does;
+    for greedy rows (temperature 0) at temperature 1."""
+
+
+def draw(logits_BV: Tensor, table: NDArray[np.void]) -> Draws:
+    """Sample each row by its settings in `table` (RECORDs of the rows of the batch)."""
+    greedy_B = table["temperature"] == 0.0
+    temperature_B = torch.from_numpy(np.where(greedy_B, np.float32(1.0), table["temperature"]))
+    logprobs_BV = torch.log_softmax(logits_BV / temperature_B[:, None], -1)
+    probs_BV = logprobs_BV.exp().double()
+    if (table["top_k"] > 0).any() or (table["top_p"] < 1.0).any():
+        probs_BV = _cut(probs_BV, table)
+    cdf_BV = probs_BV.cumsum(-1)
+    uniform_B = uniforms(table["seed"], table["num_tokens"] - table["num_prompt"])
+    target_B1 = torch.from_numpy(uniform_B)[:, None] * cdf_BV[:, -1:]
+    ids_B1 = torch.searchsorted(cdf_BV, target_B1, right=True)
+    if greedy_B.any():
+        best_B1 = logits_BV.argmax(-1, keepdim=True)
+        ids_B1 = torch.where(torch.from_numpy(greedy_B)[:, None], best_B1, ids_B1)
+    logprobs_B = logprobs_BV.gather(-1, ids_B1)[:, 0]
+    return Draws(ids_B1[:, 0].numpy(), logprobs_B.numpy())
+
+
+def uniforms(seed_B: NDArray[np.uint64], count_B: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the count-th number in [0, 1) of each seed's stream (SplitMix64's mixer)."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        mixed = _mix(_mix(seed_B + golden) + (count_B.astype(np.uint64) + np.uint64(1)) * golden)
+    # 40 bits: u times the total stays below the total, so no draw falls off the end.
+    return (mixed >> np.uint64(24)).astype(np.float64) * 2.0**-40
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _cut(probs_BV: Tensor, table: NDArray[np.void]) -> Tensor:
+    """Zero what lies outside each row's top-k and outside its top-p nucleus."""
+    top_p_B1 = torch.from_numpy(table["top_p"].astype(np.float64))[:, None]
+    num_vocab = probs_BV.shape[-1]
+    top_k = np.where(table["top_k"] > 0, table["top_k"], num_vocab)
+    top_k_B1 = torch.from_numpy(top_k)[:, None]
+    sorted_BV, order_BV = probs_BV.sort(stable=True, dim=-1, descending=True)
+    before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    kept_BV = (before_BV <= top_p_B1) & (torch.arange(num_vocab) < top_k_B1)
+    # The most likely token survives every setting.
+    kept_BV[:, 0] = True
+    return torch.zeros_like(probs_BV).scatter_(-1, order_BV, sorted_BV * kept_BV)

@@ -20,7 +20,6 @@ from swerl.core.events import Emit, Progress
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch, WeightRef
 from swerl.core.secrets import cache_dir
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
 from swerl.engines.families import tiny
 from swerl.recipe.schema import Recipe, WarmStartSection
 from swerl.training import demonstrations
@@ -84,9 +83,9 @@ def _key(recipe: Recipe) -> str:
 def _make_model(work: Path, recipe: Recipe) -> Path:
     shape = recipe.model.shape
     words = work / "tokenizer"
-    tokenizer = tiny_tokenizer.train_tokenizer(_texts(), shape.vocab_size)
+    tokenizer = tiny.train_tokenizer(_texts(), shape.vocab_size)
     with disk_errors(words):
-        tiny_tokenizer.save_tokenizer(tokenizer, words)
+        tiny.save_tokenizer(tokenizer, words)
         return make_tiny_model(
             work / "start",
             shape,
@@ -98,7 +97,7 @@ def _make_model(work: Path, recipe: Recipe) -> Path:
 
 def _texts() -> Iterator[str]:
     """Yield rendered conversations; every fix is a guess, so that all expressions occur."""
-    family, one_id_per_byte = tiny.build(None), tiny_tokenizer.byte_tokenizer()
+    family, one_id_per_byte = tiny.build(None), tiny.byte_tokenizer()
     for row in islice(demonstrations.rows(family, _TEXTS_SEED, 1.0), _NUM_TEXTS):
         yield one_id_per_byte.decode(list(row.ids), skip_special_tokens=False)
 

@@ -11,7 +11,7 @@ import pytest
 
 from swerl.engines.families import tiny
 from swerl.engines.families._calls import CallForm, read_calls
-from swerl.engines.families._tiny_tokenizer import CALL, CALL_END
+from swerl.engines.families.tiny import CALL, CALL_END
 
 MANY = 100_000
 """Repetitions. A reader that looks back at each of them would need an hour or more."""

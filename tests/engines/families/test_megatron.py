@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from swerl.core.errors import InputError
-from swerl.engines.families._megatron.layers import layer_entries
-from swerl.engines.families._megatron.mapping import ModelMapping
-from swerl.engines.families._megatron.plan import plan_of
+from swerl.engines.families._megatron_mapping import ModelMapping, layer_entries
+from swerl.engines.families._megatron_plan import plan_of
 
 from .lines import LINES, build, config_of, per_expert, weights_of
 

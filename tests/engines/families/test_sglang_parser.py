@@ -18,8 +18,7 @@ import pytest
 from swerl.core import plugins
 from swerl.core.contracts import ParserChoice
 from swerl.core.errors import InputError
-from swerl.engines.families._calls import CallForm, read_calls
-from swerl.engines.families._sglang_parser import SglangParser
+from swerl.engines.families._calls import CallForm, SglangParser, read_calls
 from swerl.engines.families._tokenizer import load_tokenizer
 
 XML = "<tool_call>\n<function=bash>\n<parameter=cmd>\n{}\n</parameter>\n</function>\n</tool_call>"

@@ -14,8 +14,7 @@ import pytest
 from swerl.core import plugins
 from swerl.core.chat import ChatRequest, Message, Role, Tool, ToolCall
 from swerl.core.errors import InputError
-from swerl.engines.families._chat_template import ChatTemplate
-from swerl.engines.families._template_family import TemplateFamily
+from swerl.engines.families._template_family import ChatTemplate, TemplateFamily
 from swerl.engines.families._tokenizer import load_tokenizer
 
 MakeFamily = Callable[[str], TemplateFamily]

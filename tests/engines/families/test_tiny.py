@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swerl.core.chat import ChatRequest, Message, Role, ToolCall
 from swerl.core.errors import InputError
 from swerl.engines.families import tiny
-from swerl.engines.families._tiny_tokenizer import (
+from swerl.engines.families.tiny import (
     SPECIAL_TOKENS,
     byte_tokenizer,
     save_tokenizer,

@@ -22,8 +22,8 @@ from swerl.core.patch import edits
 from swerl.core.task import Task, to_row
 from swerl.core.tree import Trajectory
 from swerl.core.turn import RoutedExperts, Turn
-from swerl.engines.families import _tiny_tokenizer as tokenizer
 from swerl.engines.families import tiny
+from swerl.engines.families import tiny as tokenizer
 from swerl.harnesses import builtin
 from swerl.rollout.integrations import slime
 from swerl.rollout.integrations._slime_samples import to_train_samples

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
 from swerl.core.learning import Batch
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.training import batch as batches
 from swerl.training.checkpoint.files import Source
 from swerl.training.checkpoint.meta import read_meta
@@ -111,7 +111,7 @@ def _run(work: Path, random_batch: Callable[..., Batch]) -> list[tuple[float, fl
 def _make_model(folder: Path, line: str) -> None:
     folder.mkdir()
     model = build(line)
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), folder)
+    tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
     (folder / "config.json").write_text(json.dumps(config_of(model), default=str))
     save_file(weights_of(model), folder / "model.safetensors", metadata={"format": "pt"})
 

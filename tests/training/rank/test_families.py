@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.plan.layout import Layout
 from swerl.plan.parameters import rank_params
 from swerl.plan.shape import shape_from_config
@@ -68,7 +68,7 @@ TWO_RANKS = [
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("families")
     (root / "tokenizer").mkdir()
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), root / "tokenizer")
+    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
     return root
 
 

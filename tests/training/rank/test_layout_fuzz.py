@@ -26,7 +26,7 @@ from swerl.core import plugins
 from swerl.core.contracts import Algorithm
 from swerl.core.learning import Batch, LossInputs, Totals
 from swerl.core.sample import Sample
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.training import batch as batches
 from swerl.training.tiny_model import copy_tokenizer
 from tests.engines.families.lines import build, config_of, per_expert, weights_of
@@ -149,7 +149,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]
     """What the ranks and the reference found, by the case's name."""
     root = tmp_path_factory.mktemp("layouts")
     (root / "tokenizer").mkdir()
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), root / "tokenizer")
+    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
     wanted, told = {}, {}
     for case in CASES:
         wanted[case.name], job = _prepare(root, case)

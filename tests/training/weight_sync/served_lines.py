@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from tests.engines.families.lines import config_of, per_expert, weights_of
 
 ARCHITECTURES = {
@@ -25,7 +25,7 @@ ARCHITECTURES = {
 def write_line(model: torch.nn.Module, folder: Path) -> Path:
     """Write a model of `tests.engines.families.lines` with config, weights and tokenizer."""
     folder.mkdir(parents=True)
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), folder)
+    tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
     config, weights = config_of(model), weights_of(model)
     if str(config["model_type"]).startswith("qwen3_5"):
         config, weights = _within_a_vision_model(config, weights)

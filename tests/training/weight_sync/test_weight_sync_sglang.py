@@ -23,7 +23,7 @@ from swerl.core.sample import Sample
 from swerl.core.turn import Completion, Sampling
 from swerl.engines import _sglang_fleet, sglang
 from swerl.engines._sglang_http import HttpEngine
-from swerl.engines.families import _tiny_tokenizer as tiny_tokenizer
+from swerl.engines.families import tiny
 from swerl.recipe.schema import ClusterSection, ModelShape
 from swerl.training.options import TrainerOptions
 from swerl.training.tiny_model import make_tiny_model
@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with random weights."""
     root = tmp_path_factory.mktemp("model")
     (root / "tokenizer").mkdir()
-    tiny_tokenizer.save_tokenizer(tiny_tokenizer.byte_tokenizer(), root / "tokenizer")
+    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
     return make_tiny_model(root / "model", SHAPE, seed=0, tokenizer=root / "tokenizer", eos_id=2)
 
 

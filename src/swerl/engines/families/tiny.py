@@ -7,17 +7,146 @@ context. All argument values are texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role
 from swerl.core.contracts import ParserChoice
 from swerl.core.errors import InputError
-from swerl.engines.families import _tiny_tokenizer as tiny
-from swerl.engines.families._megatron.mapping import ModelMapping
+from swerl.engines.families._calls import read_xml_call, write_xml_call
+from swerl.engines.families._megatron_mapping import ModelMapping
 from swerl.engines.families._tokenizer import Special, SplitTokenizer, load_tokenizer
-from swerl.engines.families._xml_calls import read_call, write_call
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+PAD = Special("<|endoftext|>")
+START = Special("<|im_start|>")
+END = Special("<|im_end|>")
+CALL = Special("<tool_call>")
+CALL_END = Special("</tool_call>")
+RESPONSE = Special("<tool_response>")
+RESPONSE_END = Special("</tool_response>")
+THINK = Special("<think>")
+THINK_END = Special("</think>")
+SPECIAL_TOKENS = (PAD, START, END, CALL, CALL_END, RESPONSE, RESPONSE_END, THINK, THINK_END)
+"""In the order of their ids, from 0."""
+
+_SPLIT = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+_NUM_BYTES = 256
+_WORDS = r"\n?</?(?:function|parameter)[^>\n]*>\n| ?\w+| ?[^\s\w]+|\s+"
+"""What may become one token. A tag of a tool call, with its line ends, is one word: written out it
+would take two thirds of all tokens that a tiny model samples."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages if message.role != 'system' %}
+    {%- if message.role == 'tool' %}
+        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user\n' }}{%- endif %}
+        {{- '<tool_response>\n' + message.content + '\n</tool_response>\n' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content or '' }}
+        {%- if message.content and message.tool_calls %}{{- '\n\n' }}{%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {%- set call = call.function or call %}
+            {{- '<tool_call>\n<function=' + call.name + '>\n' }}
+            {%- for key, value in call.arguments | items %}
+                {{- '<parameter=' + key + '>\n' }}
+                {{- value if value is string else value | tojson }}
+                {{- '\n</parameter>\n' }}
+            {%- endfor %}
+            {{- '</function>\n</tool_call>' }}
+            {%- if not loop.last %}{{- '\n' }}{%- endif %}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+"""What `engines/families/tiny.py` renders, for programs that read a model folder's own template."""
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer with one id per byte and no merges: it works on any text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate((*map(str, SPECIAL_TOKENS), *alphabet))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    return _finish(tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train byte-level BPE on rendered conversations, their special tokens included.
+
+    `vocab_size` counts the special tokens and all 256 bytes, so any text can be encoded. Raises
+    InputError where it leaves no room for them.
+    """
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    least = len(SPECIAL_TOKENS) + _NUM_BYTES
+    if vocab_size < least:
+        raise InputError(
+            f"a vocabulary of {vocab_size} cannot hold every byte and special token",
+            hint=f"use at least {least}",
+        )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[str(token) for token in SPECIAL_TOKENS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    words = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = _finish(Tokenizer(models.BPE()), pre_tokenizers.Sequence([words, to_bytes]))
+    tokenizer.train_from_iterator(_plain(texts), trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` where transformers and SGLang look."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": str(END),
+        "pad_token": str(PAD),
+        "additional_special_tokens": [str(token) for token in SPECIAL_TOKENS],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    written = {
+        "tokenizer.json": tokenizer.to_str(),
+        "tokenizer_config.json": json.dumps(config, indent=1),
+    }
+    for name, text in written.items():
+        temporary = folder / (name + ".part")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(folder / name)
+
+
+def _finish(tokenizer: Tokenizer, pre_tokenizer: PreTokenizer) -> Tokenizer:
+    from tokenizers import AddedToken, decoders
+
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(str(name), special=True) for name in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def _plain(texts: Iterable[str]) -> Iterator[str]:
+    """Yield what stands between special tokens: no merge may be spent on them."""
+    for text in texts:
+        yield from filter(None, _SPLIT.split(text))
+
 
 _GAP = "\n\n"
 """Between thinking and text, and between text and the first call."""
@@ -33,7 +162,7 @@ def build(model: Path | None, parser: ParserChoice | None = None) -> TinyFamily:
             f"the family tiny cannot be read by {parser.name}", hint="leave model.parser out"
         )
     if model is None:
-        return TinyFamily(SplitTokenizer(tiny.byte_tokenizer().to_str()))
+        return TinyFamily(SplitTokenizer(byte_tokenizer().to_str()))
     return TinyFamily(load_tokenizer(model))
 
 
@@ -42,8 +171,8 @@ class TinyFamily:
 
     def __init__(self, tokenizer: SplitTokenizer) -> None:
         self._tokenizer = tokenizer
-        ids = {token: tokenizer.id(token) for token in tiny.SPECIAL_TOKENS}
-        self.stop_ids: tuple[int, ...] = (ids[tiny.END], ids[tiny.PAD])
+        ids = {token: tokenizer.id(token) for token in SPECIAL_TOKENS}
+        self.stop_ids: tuple[int, ...] = (ids[END], ids[PAD])
 
     def render(self, request: ChatRequest) -> list[int]:
         """Return the whole prompt, up to where the assistant begins to speak."""
@@ -51,7 +180,7 @@ class TinyFamily:
 
     def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Return the tokens that follow an assistant turn: new messages and the next opening."""
-        end = ["\n"] if closed else [tiny.END, "\n"]
+        end = ["\n"] if closed else [END, "\n"]
         return self._tokenizer.encode([*end, *_conversation(messages), *_OPENING])
 
     def parse(self, ids: Sequence[int]) -> ParsedReply:
@@ -60,7 +189,7 @@ class TinyFamily:
         found = _read(list(self._tokenizer.pieces(body)))
         if not found.thinking:
             return found
-        return replace(found, thinking_tokens=self._tokenizer.count_through(body, tiny.THINK_END))
+        return replace(found, thinking_tokens=self._tokenizer.count_through(body, THINK_END))
 
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as written, special tokens by their names."""
@@ -68,14 +197,14 @@ class TinyFamily:
 
     def encode_reply(self, message: Message) -> list[int]:
         """Return the ids with which the model would say this message, stop id included."""
-        return self._tokenizer.encode([*_reply(message), tiny.END])
+        return self._tokenizer.encode([*_reply(message), END])
 
     def megatron(self) -> ModelMapping:
         """Return how Hugging Face weights and Megatron-Core parameters correspond."""
         return ModelMapping()
 
 
-_OPENING = (tiny.START, "assistant\n")
+_OPENING = (START, "assistant\n")
 
 
 def _conversation(messages: Sequence[Message]) -> Iterator[str]:
@@ -84,32 +213,32 @@ def _conversation(messages: Sequence[Message]) -> Iterator[str]:
         if message.role is Role.SYSTEM:
             continue
         if previous is Role.TOOL and message.role is not Role.TOOL:
-            yield from (tiny.END, "\n")
+            yield from (END, "\n")
         if message.role is Role.TOOL:
             yield from _tool_result(message, first=previous is not Role.TOOL)
         else:
             body = _reply(message) if message.role is Role.ASSISTANT else iter([message.text])
-            yield from (tiny.START, f"{message.role}\n", *body, tiny.END, "\n")
+            yield from (START, f"{message.role}\n", *body, END, "\n")
         previous = message.role
     if previous is Role.TOOL:
-        yield from (tiny.END, "\n")
+        yield from (END, "\n")
 
 
 def _tool_result(message: Message, *, first: bool) -> Iterator[str]:
     if first:
-        yield from (tiny.START, "user\n")
-    yield from (tiny.RESPONSE, f"\n{message.text}\n", tiny.RESPONSE_END, "\n")
+        yield from (START, "user\n")
+    yield from (RESPONSE, f"\n{message.text}\n", RESPONSE_END, "\n")
 
 
 def _reply(message: Message) -> Iterator[str]:
     if message.thinking:
-        yield from (tiny.THINK, f"\n{message.thinking}\n", tiny.THINK_END, _GAP)
+        yield from (THINK, f"\n{message.thinking}\n", THINK_END, _GAP)
     if message.text:
         yield message.text
         yield _GAP if message.tool_calls else ""
     for number, call in enumerate(message.tool_calls):
         yield "\n" if number else ""
-        yield from (tiny.CALL, write_call(call.name, call.arguments), tiny.CALL_END)
+        yield from (CALL, write_xml_call(call.name, call.arguments), CALL_END)
 
 
 def _read(pieces: list[str]) -> ParsedReply:
@@ -120,11 +249,11 @@ def _read(pieces: list[str]) -> ParsedReply:
     while place < len(pieces):
         piece = pieces[place]
         place += 1
-        if not _is(piece, tiny.CALL):
+        if not _is(piece, CALL):
             text += "" if calls and piece.isspace() else piece
             continue
         end = _end_of_call(pieces, place)
-        call = read_call("".join(pieces[place:end])) if end else None
+        call = read_xml_call("".join(pieces[place:end])) if end else None
         if call is None or end is None:
             malformed += 1
             text += piece
@@ -138,18 +267,18 @@ def _read(pieces: list[str]) -> ParsedReply:
 def _end_of_call(pieces: list[str], place: int) -> int | None:
     """Return where a call is closed; None where another one begins before."""
     for position in range(place, len(pieces)):
-        if _is(pieces[position], tiny.CALL_END):
+        if _is(pieces[position], CALL_END):
             return position
-        if _is(pieces[position], tiny.CALL):
+        if _is(pieces[position], CALL):
             return None
     return None
 
 
 def _split_thinking(pieces: list[str]) -> tuple[str, list[str]]:
     """Return the thinking at the start and the pieces after it; thinking cut short has no end."""
-    if not pieces or not _is(pieces[0], tiny.THINK):
+    if not pieces or not _is(pieces[0], THINK):
         return "", pieces
-    body, rest = _until(pieces[1:], tiny.THINK_END)
+    body, rest = _until(pieces[1:], THINK_END)
     if rest and not isinstance(rest[0], Special):
         rest = [rest[0].removeprefix(_GAP), *rest[1:]]
     return body.removeprefix("\n").removesuffix("\n"), rest or []

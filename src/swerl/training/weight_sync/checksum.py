@@ -17,7 +17,7 @@ import torch
 
 from swerl.core.chat import Json
 from swerl.core.learning import EngineTarget
-from swerl.engines.families._megatron.reading import text_config
+from swerl.engines.families._megatron_plan import text_config
 from swerl.training.weight_sync.cuts import Cut, along, heads, padded, stacked, whole
 from swerl.training.weight_sync.hash import hash_tensor
 

@@ -1,4 +1,4 @@
-"""What a model is made of, read from its config.json: one Plan covers every trained line."""
+"""What a model is made of, read from its config.json: one ModelPlan covers every trained line."""
 
 from __future__ import annotations
 
@@ -7,19 +7,75 @@ from dataclasses import dataclass, replace
 
 from swerl.core.chat import Json
 from swerl.core.errors import InputError
-from swerl.engines.families._megatron.reading import (
-    HfConfig,
-    number,
-    refuse,
-    refuse_unusual,
-    rope_value,
-    text_config,
-    whole_number,
-)
+
+HfConfig = Mapping[str, Json]
+
+
+def text_config(whole: HfConfig) -> HfConfig:
+    """Return the part about the language model; models with a vision tower nest it."""
+    nested = whole.get("text_config")
+    return nested if isinstance(nested, Mapping) else whole
+
+
+def whole_number(config: HfConfig, key: str) -> int:
+    """Return an integer. Raises InputError where there is none."""
+    value = config.get(key)
+    if not isinstance(value, int):
+        raise InputError(
+            f"the model's config.json has no whole number {key!r}: {value!r}",
+            hint="use the config.json that came with the model",
+        )
+    return value
+
+
+def number(value: Json, key: str) -> float:
+    """Return a number as float. Raises InputError on anything else."""
+    if not isinstance(value, int | float):
+        raise InputError(
+            f"{key!r} in the model's config.json must be a number, not {value!r}",
+            hint="use the config.json that came with the model",
+        )
+    return float(value)
+
+
+def rope_value(config: HfConfig, key: str, default: float) -> float:
+    """Return a setting of the rotary embedding, nested in `rope_parameters` or not."""
+    nested = config.get("rope_parameters")
+    found = nested.get(key) if isinstance(nested, Mapping) else None
+    return number(config.get(key, default) if found is None else found, key)
+
+
+def refuse(config: HfConfig, odd: Mapping[str, bool]) -> None:
+    """Raise InputError that names the first key marked as odd."""
+    for key, is_odd in odd.items():
+        if is_odd:
+            kind = config.get("model_type")
+            raise InputError(
+                f"a {kind} model with {key} = {config.get(key)!r} cannot be trained",
+                hint=f"look at {key} in the model's config.json",
+            )
+
+
+def refuse_unusual(config: HfConfig) -> None:
+    """Raise InputError on what no trained line has: scaled rope, windows, other activations."""
+    nested = config.get("rope_parameters") or config.get("rope_scaling")
+    kind = nested.get("rope_type", "default") if isinstance(nested, Mapping) else "default"
+    if kind != "default":
+        raise InputError(
+            f"a model with rope_type {kind!r} cannot be trained",
+            hint="look at rope_type in the model's config.json",
+        )
+    refuse(
+        config,
+        {
+            "use_sliding_window": bool(config.get("use_sliding_window")),
+            "hidden_act": config.get("hidden_act", "silu") != "silu",
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionPlan:
     """Full attention with grouped queries."""
 
     num_heads: int
@@ -34,7 +90,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class DeltaPlan:
     """A gated delta net."""
 
     num_key_heads: int
@@ -46,7 +102,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertsPlan:
     """A feed-forward block of routed experts."""
 
     num: int
@@ -67,14 +123,14 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ModelPlan:
     """A decoder's parts and sizes."""
 
     num_layers: int
     hidden_size: int
     vocab_size: int
     ffn_size: int
-    attention: Attention
+    attention: AttentionPlan
     rope_theta: float
     epsilon: float
     tied: bool
@@ -84,10 +140,10 @@ class Plan:
     """Part of a head that is rotated."""
     norm_adds_one: bool = False
     """Whether norms multiply by one plus their weight."""
-    delta: Delta | None = None
+    delta: DeltaPlan | None = None
     linear_layers: frozenset[int] = frozenset()
     """Layers, counted from 0, that have a gated delta net for attention."""
-    experts: Experts | None = None
+    experts: ExpertsPlan | None = None
     dense_layers: frozenset[int] = frozenset()
     """Layers without experts in a model of experts."""
 
@@ -96,7 +152,7 @@ class Plan:
         return self.experts is not None and layer not in self.dense_layers
 
 
-def plan_of(hf_config: HfConfig) -> Plan:
+def plan_of(hf_config: HfConfig) -> ModelPlan:
     """Return the plan of a model. Raises InputError on one that cannot be trained."""
     config = text_config(hf_config)
     kind = str(config.get("model_type", hf_config.get("model_type", "")))
@@ -112,12 +168,12 @@ def plan_of(hf_config: HfConfig) -> Plan:
     return replace(plan, tied=tied, prefix="model.language_model." if nested else "model.")
 
 
-def _qwen3(config: HfConfig) -> Plan:
+def _qwen3(config: HfConfig) -> ModelPlan:
     refuse(config, {"attention_bias": bool(config.get("attention_bias"))})
     return _base(config)
 
 
-def _qwen3_moe(config: HfConfig) -> Plan:
+def _qwen3_moe(config: HfConfig) -> ModelPlan:
     refuse(config, {"decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1})
     listed = config.get("mlp_only_layers") or []
     assert isinstance(listed, list)
@@ -126,7 +182,7 @@ def _qwen3_moe(config: HfConfig) -> Plan:
     return replace(_qwen3(config), experts=experts, dense_layers=dense)
 
 
-def _qwen3_5(config: HfConfig) -> Plan:
+def _qwen3_5(config: HfConfig) -> ModelPlan:
     refuse(config, {"attention_bias": bool(config.get("attention_bias"))})
     kinds = config.get("layer_types")
     if not isinstance(kinds, list):
@@ -140,7 +196,7 @@ def _qwen3_5(config: HfConfig) -> Plan:
         rotary_share=rope_value(config, "partial_rotary_factor", 0.25),
         norm_adds_one=True,
         linear_layers=frozenset(n for n, kind in enumerate(kinds) if kind == "linear_attention"),
-        delta=Delta(
+        delta=DeltaPlan(
             num_key_heads=whole_number(config, "linear_num_key_heads"),
             num_value_heads=whole_number(config, "linear_num_value_heads"),
             key_dim=whole_number(config, "linear_key_head_dim"),
@@ -150,7 +206,7 @@ def _qwen3_5(config: HfConfig) -> Plan:
     )
 
 
-def _qwen3_5_moe(config: HfConfig) -> Plan:
+def _qwen3_5_moe(config: HfConfig) -> ModelPlan:
     experts = replace(
         _experts(config),
         shared_width=whole_number(config, "shared_expert_intermediate_size"),
@@ -160,7 +216,7 @@ def _qwen3_5_moe(config: HfConfig) -> Plan:
     return replace(_qwen3_5(config), experts=experts)
 
 
-def _glm4_moe(config: HfConfig) -> Plan:
+def _glm4_moe(config: HfConfig) -> ModelPlan:
     refuse(
         config,
         {"n_group": config.get("n_group", 1) != 1, "topk_group": config.get("topk_group", 1) != 1},
@@ -190,7 +246,7 @@ def _glm4_moe(config: HfConfig) -> Plan:
     )
 
 
-_READERS: Mapping[str, Callable[[HfConfig], Plan]] = {
+_READERS: Mapping[str, Callable[[HfConfig], ModelPlan]] = {
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "qwen3_5": _qwen3_5,
@@ -205,19 +261,19 @@ _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """Names for the number of experts; transformers renames it when it writes a config."""
 
 
-def _base(config: HfConfig) -> Plan:
+def _base(config: HfConfig) -> ModelPlan:
     num_heads = whole_number(config, "num_attention_heads")
     hidden_size = whole_number(config, "hidden_size")
     head_dim: Json = config.get("head_dim") or hidden_size // num_heads
     needs_width = "moe_intermediate_size" not in config or "intermediate_size" in config
-    return Plan(
+    return ModelPlan(
         num_layers=whole_number(config, "num_hidden_layers"),
         hidden_size=hidden_size,
         vocab_size=whole_number(config, "vocab_size"),
         ffn_size=whole_number(
             config, "intermediate_size" if needs_width else "moe_intermediate_size"
         ),
-        attention=Attention(
+        attention=AttentionPlan(
             num_heads=num_heads,
             num_groups=whole_number(config, "num_key_value_heads"),
             head_dim=int(number(head_dim, "head_dim")),
@@ -228,9 +284,90 @@ def _base(config: HfConfig) -> Plan:
     )
 
 
-def _experts(config: HfConfig) -> Experts:
-    return Experts(
+def _experts(config: HfConfig) -> ExpertsPlan:
+    return ExpertsPlan(
         num=whole_number(config, next((key for key in _COUNTS if key in config), _COUNTS[0])),
         per_token=whole_number(config, "num_experts_per_tok"),
         width=whole_number(config, "moe_intermediate_size"),
     )
+
+
+def megatron_settings(plan: ModelPlan) -> dict[str, Json]:
+    """Return `transformer`, `model`, `layers` and `router`, as ModelMapping.config says."""
+    layers: list[Json] = [
+        {
+            "attention": "gated_delta" if layer in plan.linear_layers else "full",
+            "experts": plan.has_experts(layer),
+        }
+        for layer in range(plan.num_layers)
+    ]
+    return {
+        "transformer": _transformer(plan),
+        "model": {
+            "vocab_size": plan.vocab_size,
+            "position_embedding_type": "rope",
+            "rotary_base": int(plan.rope_theta),
+            "rotary_percent": plan.rotary_share,
+            "share_embeddings_and_output_weights": plan.tied,
+        },
+        "layers": layers,
+        "router": _router(plan.experts) if plan.experts else {},
+    }
+
+
+def _transformer(plan: ModelPlan) -> dict[str, Json]:
+    attention = plan.attention
+    settings: dict[str, Json] = {
+        "num_layers": plan.num_layers,
+        "hidden_size": plan.hidden_size,
+        "ffn_hidden_size": plan.ffn_size,
+        "num_attention_heads": attention.num_heads,
+        "num_query_groups": attention.num_groups,
+        "kv_channels": attention.head_dim,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": plan.epsilon,
+        "layernorm_zero_centered_gamma": plan.norm_adds_one,
+        "qk_layernorm": attention.normed,
+        "add_qkv_bias": attention.bias,
+        "attention_output_gate": attention.gated,
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    if plan.delta:
+        settings |= {
+            "linear_conv_kernel_dim": plan.delta.kernel,
+            "linear_key_head_dim": plan.delta.key_dim,
+            "linear_value_head_dim": plan.delta.value_dim,
+            "linear_num_key_heads": plan.delta.num_key_heads,
+            "linear_num_value_heads": plan.delta.num_value_heads,
+        }
+    if plan.experts:
+        settings |= _expert_settings(plan.experts)
+    return settings
+
+
+def _expert_settings(experts: ExpertsPlan) -> dict[str, Json]:
+    settings: dict[str, Json] = {
+        "num_moe_experts": experts.num,
+        "moe_router_topk": experts.per_token,
+        "moe_ffn_hidden_size": experts.width,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_dtype": "fp32",
+    }
+    if experts.shared_width:
+        settings["moe_shared_expert_intermediate_size"] = experts.shared_width
+        settings["moe_shared_expert_gate"] = experts.shared_gate
+    return settings
+
+
+def _router(experts: ExpertsPlan) -> dict[str, Json]:
+    return {
+        "sigmoid": experts.sigmoid,
+        "normalised": experts.normalised,
+        "scale": experts.scale,
+        "bias": experts.bias,
+    }

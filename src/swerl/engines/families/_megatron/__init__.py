@@ -1,1 +1,0 @@
-"""How the weights of model lines correspond to Megatron-Core's parameters."""
