@@ -45,7 +45,7 @@ import torch
 
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Group, Status
-from swerl.core.expert_spool import ExpertSpool
+from swerl.core.experts import ExpertSpool
 from swerl.core.grade import Grade, Verdict
 from swerl.core.tree import Trajectory
 from swerl.core.turn import RoutedExperts, Turn

@@ -40,5 +40,5 @@ def test_file_without_tasks_is_refused(
 
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TaskError, match="no text in UTF-8"):
+    with pytest.raises(TaskError, match="is not UTF-8 text"):
         run("sandbox smoke {file}", tmp_path / "tasks.jsonl")

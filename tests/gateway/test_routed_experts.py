@@ -21,10 +21,10 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.chat import Message, Role
 from swerl.core.contracts import EngineAddress
-from swerl.core.expert_spool import ExpertSpool
+from swerl.core.experts import ExpertSpool
 from swerl.core.sample import Sample, to_samples
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Completion, RoutedExperts, Sampling, WeightChange
@@ -41,7 +41,7 @@ from tests.gateway.test_exact_tokens import live
 LAYERS, TOP_K, EXPERTS = 3, 2, 256
 
 
-def experts(prefix: Sequence[int], noise: str) -> bytes:
+def experts_of(prefix: Sequence[int], noise: str) -> bytes:
     """Return the experts of the last position of a prefix."""
     told = array("i", prefix).tobytes() + noise.encode()
     return hashlib.blake2b(told, digest_size=LAYERS * TOP_K).digest()
@@ -72,7 +72,7 @@ class RoutingEngine(RecordingEngine):
         for position in range(sampling.num_routed, len(whole) - 1):
             is_new = change and position >= len(ids) + change.at
             noise = f"{len(self.calls)} {change.version if change and is_new else ''}"
-            found = experts(whole[: position + 1], noise)
+            found = experts_of(whole[: position + 1], noise)
             self.chosen.setdefault(whole[: position + 1], set()).add(found)
             data += found
         record = RoutedExperts(sampling.num_routed, LAYERS, TOP_K, 1, bytes(data))
@@ -84,7 +84,7 @@ def by_position(sample: Sample) -> dict[int, bytes]:
     size = LAYERS * TOP_K
     return {
         piece.start + n: bytes(data[n * size : (n + 1) * size])
-        for piece, data in zip(sample.routed, expert_files.read(sample.routed), strict=True)
+        for piece, data in zip(sample.routed, experts.read(sample.routed), strict=True)
         for n in range(piece.num_positions)
     }
 

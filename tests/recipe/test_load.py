@@ -33,9 +33,9 @@ def test_a_plug_in_section_keeps_its_own_settings(tmp_path: Path) -> None:
         ('name = "a"\nstesp = 3\n', "unknown recipe key 'stesp'", "steps"),
         ('name = "a"\n[trainer]\nlearning = 1\n', "unknown recipe key 'trainer.learning'", "lr"),
         ('name = "a"\n[rollout]\ngroups_per_stp = 1\n', "groups_per_stp", "groups_per_step"),
-        ("steps = 3\n", "lacks 'name'", "name ="),
+        ("steps = 3\n", "has no 'name'", "name ="),
         ('name = "a"\nsteps = 0\n', "steps = 0", "docs/reference/recipe.md"),
-        ('name = "a"\n[sandbox]\n', "lacks 'sandbox.type'", "add"),
+        ('name = "a"\n[sandbox]\n', "has no 'sandbox.type'", "add"),
     ],
 )
 def test_a_wrong_key_is_named_with_what_to_do(
@@ -104,7 +104,7 @@ def test_sandboxes_need_machines_to_be_spread_over() -> None:
         check(Recipe.model_validate(spread))
     spread["cluster"] = {"sandbox_cpus": 4, "launcher": "ray"}
     check(Recipe.model_validate(spread))
-    with pytest.raises(RecipeError, match="'e2b' are elsewhere"):
+    with pytest.raises(RecipeError, match="'e2b' run elsewhere"):
         check(Recipe.model_validate({**spread, "sandbox": {"type": "e2b"}}))
 
 
@@ -129,7 +129,7 @@ def test_experts_that_nobody_records_cannot_be_replayed(tmp_path: Path) -> None:
         ({"cluster": {"gpus_per_node": 8}}, "needs engines beside the trainer"),
         ({"gateway": {"processes": 2}, "replies": "finish"}, "needs gateway.processes = 1"),
         ({"rollout": {"oversample": 2.0, "group_filter": "zero-variance"}}, "for whole steps"),
-        ({"engine": {"type": "sglang", "pause_mode": "abort"}}, "ends replies"),
+        ({"engine": {"type": "sglang", "pause_mode": "abort"}}, "contradicts schedule.replies"),
     ],
 )
 def test_a_schedule_that_cannot_be_kept_is_refused(keys: dict[str, Any], message: str) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core import expert_files, plugins
+from swerl.core import experts, plugins
 from swerl.core.chat import Finish, Message, Role, ToolCall
 from swerl.core.contracts import Engine, Sandbox, SandboxBackend
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import EngineLostError, SandboxError
 from swerl.core.events import ignore
-from swerl.core.expert_spool import ExpertSpool, open_spool
+from swerl.core.experts import ExpertSpool, open_spool
 from swerl.core.grade import Verdict
 from swerl.core.learning import WeightRef
 from swerl.core.patch import edits
@@ -253,7 +253,7 @@ async def test_experts_go_from_the_reply_to_the_episodes_folder_and_leave_nothin
     assert record.read(path) == result
     [row] = to_samples(result.trajectory, episode=result.id, task=task.id)
     assert {piece.data.file for piece in row.routed} == {path / "experts.bin"}
-    recorded = b"".join(expert_files.read(row.routed))
+    recorded = b"".join(experts.read(row.routed))
     assert recorded == bytes(position % 256 for position in range(len(row.ids) - 1))
 
 

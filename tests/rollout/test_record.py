@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import RunError
@@ -61,7 +61,7 @@ def _in_memory(episode: Episode) -> Episode:
     turns = list(episode.trajectory.turns)
     for place, turn in enumerate(turns):
         if turn.routed:
-            [data] = expert_files.read([turn.routed])
+            [data] = experts.read([turn.routed])
             turns[place] = replace(turn, routed=replace(turn.routed, data=bytes(data)))
     return replace(episode, trajectory=replace(episode.trajectory, turns=tuple(turns)))
 

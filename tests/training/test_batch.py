@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.errors import RunError, TrainerError
 from swerl.core.learning import Batch
 from swerl.core.turn import RoutedExperts
@@ -59,7 +59,7 @@ def test_routed_experts_are_read_back_row_by_row(
 
 
 def _in_memory(pieces: Sequence[RoutedExperts]) -> tuple[RoutedExperts, ...]:
-    data = expert_files.read(pieces)
+    data = experts.read(pieces)
     return tuple(replace(piece, data=bytes(ids)) for piece, ids in zip(pieces, data, strict=True))
 
 
@@ -69,7 +69,7 @@ def test_a_batch_names_the_experts_of_its_episodes_wherever_the_run_goes(
     run = tmp_path / "run"
     (run / "episodes").mkdir(parents=True)
     pieces = (_experts(0, 4), _experts(6, 9))
-    stored = expert_files.store(run / "episodes" / "experts.bin", pieces)
+    stored = experts.store(run / "episodes" / "experts.bin", pieces)
     rows = list(random_batch(0).samples)
     rows[2] = replace(rows[2], routed=tuple(stored))
     batches.write(run / "samples" / "b.parquet", Batch(0, tuple(rows), 6))
@@ -84,7 +84,7 @@ def test_a_batch_names_the_experts_of_its_episodes_wherever_the_run_goes(
 def test_a_batch_whose_experts_are_gone_is_not_written(
     tmp_path: Path, random_batch: MakeBatch
 ) -> None:
-    [stored] = expert_files.store(tmp_path / "experts.bin", [_experts(0, 4)])
+    [stored] = experts.store(tmp_path / "experts.bin", [_experts(0, 4)])
     row = replace(random_batch(0).samples[2], share=1.0, routed=(stored,))
     (tmp_path / "experts.bin").unlink()
     with pytest.raises(RunError, match=r"experts\.bin: No such file"):

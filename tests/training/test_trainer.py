@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import TrainerError
 from swerl.core.learning import Batch
@@ -229,7 +229,7 @@ async def test_a_damaged_record_of_one_rank_is_an_error_and_the_trainer_lives_on
 ) -> None:
     two = options.model_copy(update={"ranks": 2, "routing_replay": True})
     path = tmp_path / "experts.bin"
-    [stored] = expert_files.store(path, [RoutedExperts(0, 1, 1, 1, b"abc")])
+    [stored] = experts.store(path, [RoutedExperts(0, 1, 1, 1, b"abc")])
     batch = random_batch(0)
     rows = (replace(batch.samples[0], routed=(stored,)), *batch.samples[1:])
     async with _trainer(tiny_model, two, "sft") as trainer:

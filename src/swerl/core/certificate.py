@@ -1,9 +1,8 @@
-"""Certificate: what vetting found out about a Task, and whether it still speaks of the same one.
+"""Certificate: the result of vetting a Task, tied to the Task's row by a digest.
 
-It stands in the Task's row and holds what vetting settled (the grader's time limit, its canary,
-tests that were dropped), so that the certified Task follows from the Task and its Certificate. A
-digest of the row ties the two together: what decides how an agent is asked or graded is in it, the
-dataset's own facts and the Certificate itself are not.
+The row stores the Certificate. It includes the decisions of vetting (time limit of the grader,
+canary, dropped tests), so that Task and Certificate give the certified Task. The digest covers
+every field that decides how an agent is prompted or graded, but not the dataset's own facts.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _DIGEST_CHARS = 32
 
 
 class Defect(StrEnum):
-    """Why a Task is not admitted."""
+    """Reason why a Task is not admitted."""
 
     NO_SOLUTION = "no solution"
-    """It brings no known solution, so nothing can be proven."""
+    """It has no known solution, so nothing can be proven."""
     BROKEN = "broken"
-    """Its image, setup or tests do not fit it."""
+    """Its image, setup or tests do not work."""
     NOOP_SOLVED = "solved by nothing"
-    """It counts as solved without a change."""
+    """An empty patch solves it."""
     PASSES_BEFORE = "passes before"
-    """A test to mend passes without the solution."""
+    """A test that must fail first passes without the solution."""
     FAILS_BEFORE = "fails before"
-    """A test to keep does not pass without the solution."""
+    """A test that must always pass fails without the solution."""
     GOLD_FAILS = "solution fails"
     """The known solution does not solve it."""
     UNSEEN = "tests not seen"
@@ -43,14 +42,14 @@ class Defect(StrEnum):
     FLAKY = "flaky"
     """A test's status differs from run to run."""
     LEAK = "leak"
-    """An agent would find the solution, the tests or the Task's name in its sandbox."""
+    """The agent's sandbox contains the solution, the tests or the Task's name."""
     CHEAT = "cheat solves"
-    """A patch that mends nothing counts as solved."""
+    """A patch that fixes nothing is graded as solved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One Defect, with what a person needs to see it."""
+    """One Defect with its evidence."""
 
     defect: Defect
     detail: str
@@ -58,47 +57,47 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What grading the known solution took, the most of all runs."""
+    """Maximum resources of grading the known solution, over all runs."""
 
     grading_s: float = 0.0
     """Seconds of one grading in its open sandbox."""
     test_s: float = 0.0
     """Seconds of the test command."""
     peak_memory_mib: float | None = None
-    """None where the sandbox cannot tell."""
+    """None if the sandbox does not measure it."""
     disk_mib: float | None = None
-    """None where the sandbox cannot tell."""
+    """None if the sandbox does not measure it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What vetting found out about one Task."""
+    """Result of vetting one Task."""
 
     source: str
     """Digest of the row that was vetted."""
     row: str
-    """Digest of the row that is certified; empty where it is rejected."""
+    """Digest of the certified row; empty if it is rejected."""
     findings: tuple[Finding, ...]
-    """Why it is rejected; empty where it is certified."""
+    """Reasons of a rejection; empty if it is certified."""
     image: str
-    """Digest of the image; empty where nobody tells one."""
+    """Digest of the image; empty if unknown."""
     backend: str
-    """Kind of sandbox that it was vetted in."""
+    """Sandbox backend of the vetting."""
     swerl: str
-    """Version that vetted it."""
+    """Version of swerl that vetted it."""
     gold_runs: int
     canary: bool | None = None
     """Becomes the Task's `grading.canary`."""
     timeout_s: float = 0.0
-    """Becomes the Task's `grading.timeout_s`; 0 where no run was measured."""
+    """Becomes the Task's `grading.timeout_s`; 0 if no run was measured."""
     flaky: tuple[str, ...] = ()
     """Declared tests whose status differed between runs."""
     dropped: tuple[str, ...] = ()
-    """Tests to keep that were taken out of the spec, as they did not pass in every run."""
+    """Pass-to-pass tests removed from the spec because they did not pass in every run."""
     probes: Mapping[str, str] = field(default_factory=dict)
-    """Cheat that was tried -> its verdict, or why it does not apply."""
+    """Cheat -> its verdict, or why it does not apply."""
     unchecked: tuple[str, ...] = ()
-    """What the sweep for leaks could not look at."""
+    """Parts of the image that the leak scan could not read."""
     measured: Measured = field(default_factory=Measured)
 
     @property
@@ -108,14 +107,14 @@ class Certificate:
 
 
 def row_digest(task: Task) -> str:
-    """Name all of a Task that decides how an agent is asked and graded."""
+    """Return the digest of every field that decides how an agent is prompted and graded."""
     bare = to_row(replace(task, certificate={}, metadata={}))
     text = json.dumps(bare, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
 def settled(task: Task, certificate: Certificate) -> Task:
-    """Return the Task with what vetting settled about its grading."""
+    """Return the Task with vetting's decisions about its grading."""
     spec, dropped = task.grading, set(certificate.dropped)
     grading = replace(
         spec,
@@ -127,13 +126,13 @@ def settled(task: Task, certificate: Certificate) -> Task:
 
 
 def certified(task: Task, certificate: Certificate) -> Task:
-    """Return the Task with its Certificate in it; a rejected one keeps its grading."""
+    """Return the Task with its Certificate; a rejected Task keeps its grading."""
     found = settled(task, certificate) if certificate.ok else task
     return replace(found, certificate=to_json(certificate))
 
 
 def objection(task: Task) -> str:
-    """Return why a Task is not certified, or nothing where it is."""
+    """Return why a Task is not certified; empty if it is."""
     if not task.certificate:
         return "it was never vetted"
     findings = task.certificate.get("findings")

@@ -1,4 +1,4 @@
-"""A conversation as every dialect, family and engine sees it: messages, tools, request, reply."""
+"""The conversation types of every dialect, family and engine: messages, tools, request, reply."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 class Role(StrEnum):
-    """Who speaks."""
+    """Author of a message."""
 
     SYSTEM = "system"
     USER = "user"
@@ -20,7 +20,7 @@ class Role(StrEnum):
 
 
 class Finish(StrEnum):
-    """Why a reply ended."""
+    """Reason why a reply ended."""
 
     STOP = "stop"
     """The model ended its turn."""
@@ -40,7 +40,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Json]
     is_text: bool = False
-    """Whether its tool takes one free text, which is the argument `input`."""
+    """Whether its tool accepts one free text, which is the argument `input`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Json] = field(default_factory=dict)
     is_text: bool = False
-    """Whether it takes one free text, which is the argument `input`."""
+    """Whether it accepts one free text, which is the argument `input`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     max_tokens: int | None = None
-    """Most tokens the client wants back; None leaves it to the session's limit."""
+    """Maximum tokens of the reply as the client set it; None: the session's limit."""
     stream: bool = False
     model: str = ""
     late_tools: tuple[Tool, ...] = ()
-    """Tools that came after the beginning: a message says what they take, as it was then."""
+    """Tools that arrived after the first message; a message describes them at that point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     thinking_tokens: int = 0
-    """Part of the completion that is thinking, with what opens and closes it."""
+    """Part of the completion that is thinking, with its opening and closing tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class ParsedReply:
     calls: tuple[tuple[str, Mapping[str, Json]], ...]
     malformed_calls: int = 0
     thinking_tokens: int = field(default=0, compare=False)
-    """Sampled ids that are thinking, with what opens and closes it."""
+    """Sampled ids that are thinking, with its opening and closing tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """The next assistant message as the client gets it."""
+    """The next assistant message as the client receives it."""
 
     id: str
     message: Message

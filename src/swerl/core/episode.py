@@ -20,40 +20,39 @@ class Status(StrEnum):
     TIMEOUT = "timeout"
     """A time budget stopped it."""
     FAILED = "failed"
-    """The harness or what carries it broke."""
+    """The harness or its infrastructure failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One finished attempt with everything that it left."""
+    """One finished attempt with all its results."""
 
     id: str
     task_id: str
     status: Status
     grade: Grade
     reward: float
-    """Number computed from grade and status by a named rule; meaningless unless `learnable`."""
+    """Number from grade and status by a named rule; meaningless unless `learnable`."""
     trajectory: Trajectory
     patch: str = ""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds per phase: boot, install, agent, diff, grade_boot, test, …"""
     log: str = ""
-    """What the harness printed."""
+    """Output of the harness."""
     records: bytes = b""
-    """What the agent wrote down of its session in files of its own, where it does; JSON lines."""
+    """The agent's own session files as JSON lines; empty if it writes none."""
     error: str = ""
-    """One line on what broke, where something did."""
+    """One line about a failure; empty if there was none."""
     lost_tokens: int = 0
-    """Tokens sampled in attempts before this one, which machinery lost."""
+    """Tokens sampled in earlier attempts that infrastructure failures lost."""
 
     @property
     def verdict(self) -> Verdict:
-        """The Verdict of its grade."""
         return self.grade.verdict
 
     @property
     def learnable(self) -> bool:
-        """Whether the Episode says something about the policy."""
+        """Whether the Episode is a result of the policy."""
         return self.grade.verdict in LEARNABLE
 
 
@@ -66,5 +65,5 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Whether learnable Episodes have different rewards: there is something to compare."""
+        """Whether its learnable Episodes have different rewards."""
         return len({episode.reward for episode in self.episodes if episode.learnable}) > 1

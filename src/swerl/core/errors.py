@@ -1,15 +1,15 @@
-"""Every error that swerl raises on purpose, in one tree.
+"""Every error that swerl raises on purpose, as one tree.
 
 SwerlError
 ├── InputError            your input: recipe, command line, dataset row, file (exit code 2)
 │   ├── RecipeError       a recipe that cannot be run as written
 │   ├── TaskError         a task or dataset row that cannot be used
-│   └── UnknownNameError  a name that nothing answers to; the hint lists the nearest ones
+│   └── UnknownNameError  an unknown name; the hint lists the nearest ones
 ├── SandboxError          a sandbox could not be created or used
 │   ├── SandboxUnavailableError  this machine cannot run the backend at all
-│   └── SandboxLostError         the sandbox died under us
-├── ImageError            an image or source tree could not be had
-│   └── BrokenImageError  it is there, and no Task can be worked on in it
+│   └── SandboxLostError         the sandbox died during use
+├── ImageError            an image or source tree is not available
+│   └── BrokenImageError  it exists, but no Task can run in it
 ├── GatewayError          the gateway refused or could not answer a request
 ├── EngineError           the engine answered wrongly
 │   └── EngineLostError   the engine is gone
@@ -30,7 +30,7 @@ from enum import StrEnum
 class SwerlError(Exception):
     """Base of all errors raised on purpose.
 
-    `hint` says what to do about it; `retryable` says that the same call may work a moment later.
+    `hint` is a remedy; `retryable` means that the same call may succeed later.
     """
 
     retryable = False
@@ -55,14 +55,14 @@ class TaskError(InputError):
 
 
 class UnknownNameError(InputError, LookupError):
-    """Nothing answers to this name."""
+    """Nothing has this name."""
 
 
 class SandboxError(SwerlError, RuntimeError):
     """A sandbox could not be created or used.
 
-    `from_inside` says that what ran in the sandbox brought it about: by using up a limit, or by
-    putting something else where a file must be. An Episode is then unsolved and not lost.
+    `from_inside` means that code in the sandbox caused it, by exhausting a limit or by replacing a
+    file. The Episode then counts as unsolved, not as an infrastructure failure.
     """
 
     def __init__(
@@ -82,24 +82,24 @@ class SandboxUnavailableError(SandboxError):
 
 
 class SandboxLostError(SandboxError, ConnectionError):
-    """A sandbox died while in use; its state is gone."""
+    """A sandbox died during use; its state is lost."""
 
 
 class ImageError(SwerlError, RuntimeError):
-    """An image or source tree could not be had."""
+    """An image or source tree is not available."""
 
 
 class BrokenImageError(ImageError):
-    """An image is there, and no Task can be worked on in it; trying again does not help."""
+    """An image exists, but no Task can run in it; a retry does not help."""
 
 
 class Refusal(StrEnum):
-    """Why the gateway refuses a request; each dialect has its own status and shape for it."""
+    """Reason why the gateway refuses a request; each dialect has its own status and body."""
 
     INVALID = "invalid"
     """The request is malformed."""
     AUTHENTICATION = "authentication"
-    """No open session answers to the key."""
+    """No open session has this key."""
     NOT_FOUND = "not_found"
     """Nothing is served at this path."""
     TOO_LARGE = "too_large"
@@ -107,9 +107,9 @@ class Refusal(StrEnum):
     CONTEXT = "context"
     """The prompt is over the session's context limit."""
     LIMIT = "limit"
-    """The session used up its turns; asking again does not help."""
+    """The session has no turns left; a retry does not help."""
     OVERLOADED = "overloaded"
-    """No answer for the moment; asking again may help."""
+    """No capacity at the moment; a retry may help."""
 
 
 class GatewayError(SwerlError, RuntimeError):
@@ -125,7 +125,7 @@ class EngineError(SwerlError, RuntimeError):
 
 
 class EngineLostError(EngineError, ConnectionError):
-    """The engine cannot be reached any more."""
+    """The engine is no longer reachable."""
 
     retryable = True
 
@@ -135,11 +135,11 @@ class TrainerError(SwerlError, RuntimeError):
 
 
 class RankLostError(TrainerError):
-    """A rank died or hangs; its last checkpoint is whole, so the run can be started again."""
+    """A rank died or hangs; the last checkpoint is whole, so the run can restart."""
 
 
 class ClusterError(SwerlError, RuntimeError):
-    """A machine of the run is gone or not as it should be."""
+    """A machine of the run is lost or unfit."""
 
 
 class NotFiniteError(TrainerError):
@@ -159,11 +159,11 @@ class RunError(SwerlError, RuntimeError):
 
 
 class RunStoppedError(SwerlError, RuntimeError):
-    """Somebody asked the run to end, and it did."""
+    """The run stopped because a user requested it."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for a name that nothing answers to, naming the nearest known ones."""
+    """Build the error for an unknown name, with the nearest known ones as its hint."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or names[:8]
     hint = f"did you mean {', '.join(near)}?" if near else f"no {kind} is known here"

@@ -1,4 +1,4 @@
-"""Typed events: what the core tells to progress bars, metrics and the run folder."""
+"""Typed events for progress bars, metrics and the run folder. The core never prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swerl.core.grade import Verdict
 
 @dataclass(frozen=True, slots=True)
 class PhaseStarted:
-    """An Episode entered a phase: boot, scrub (a part of boot), agent, diff, grade."""
+    """An Episode entered a phase: boot (with scrub, hiding the future), agent, diff, grade."""
 
     episode: str
     phase: str
@@ -37,16 +37,16 @@ class TurnEnded:
     output_tokens: int
     seconds: float
     said: str
-    """First line of what the model said."""
+    """First line of the model's reply."""
     calls: tuple[str, ...]
-    """Tool calls, as `name(arguments)` in short."""
+    """Tool calls as short `name(arguments)`."""
     results: tuple[str, ...] = ()
-    """First lines of the tool results that the request brought."""
+    """First lines of the tool results in the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
-    """An Episode is over and written."""
+    """An Episode ended and is on disk."""
 
     episode: str
     task: str
@@ -59,7 +59,7 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The run begins the rollouts of a step; again where Groups are replaced by others."""
+    """The rollouts of a step start; emitted again if Groups are replaced."""
 
     step: int
     num_episodes: int
@@ -67,7 +67,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """A step is over; it is committed once its checkpoint is whole."""
+    """A step ended; it is committed when its checkpoint is whole."""
 
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepSkipped:
-    """A step was not taken: its loss or gradients are not finite; the weights are unchanged."""
+    """A step was skipped: its loss or gradients are not finite; the weights are unchanged."""
 
     step: int
     reason: str
@@ -85,16 +85,16 @@ class StepSkipped:
 
 @dataclass(frozen=True, slots=True)
 class EvalEnded:
-    """An evaluation is over."""
+    """An evaluation ended."""
 
     step: int
     split: str
     solve_rate: float
-    """pass@1: the mean over Tasks of the share of attempts that solved it."""
+    """pass@1: mean over Tasks of the fraction of solved attempts."""
     num_episodes: int
-    """Attempts that count: those that machinery lost do not."""
+    """Attempts without infrastructure failures."""
     low: float = 0.0
-    """Ends of the 95 % confidence interval of `solve_rate`."""
+    """Lower end of the 95 % confidence interval of `solve_rate`; `high` is the upper end."""
     high: float = 1.0
     k: int = 1
     """Attempts at each Task."""
@@ -103,44 +103,44 @@ class EvalEnded:
     pass_at_k_high: float = 1.0
     num_tasks: int = 0
     num_lost: int = 0
-    """Attempts lost to machinery."""
+    """Attempts lost to infrastructure failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A stage other than rollouts moved on: warm start, building, starting."""
+    """Progress of a stage other than rollouts: warm start, building, starting."""
 
     stage: str
     done: int
     total: int
-    """1 for a stage without parts that could be counted."""
+    """1 for a stage without countable parts."""
     note: str = ""
 
     def in_words(self) -> str:
-        """Return the stage and how far it is."""
+        """Return the stage and its progress as text."""
         how_far = f" {self.done}/{self.total}" if self.total > 1 else ""
         return f"{self.stage}{how_far} {self.note}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that a person should know and that stops nothing."""
+    """A message for the user; the run continues."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLoad:
-    """How busy one process of the gateway was since it last said so."""
+    """Load of the gateway since the last such event."""
 
     process: int
     lag_s: float
-    """The longest for which its event loop answered nobody."""
+    """Maximum event-loop lag in seconds."""
     at_work: int
-    """Requests at work, waiting ones not counted."""
+    """Requests in progress, without waiting ones."""
     waiting: int
     refused: int
-    """Requests that found no place in that time, and were told to ask again."""
+    """Requests refused for lack of a slot; the client was asked to retry."""
     sessions: int
 
 
@@ -161,11 +161,11 @@ Emit: TypeAlias = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Take an event and do nothing with it."""
+    """Drop an event."""
 
 
 def fan_out(*listeners: Emit) -> Emit:
-    """Return a function that hands every event to each listener in turn."""
+    """Return a function that passes every event to each listener in order."""
 
     def emit(event: Event) -> None:
         for listener in listeners:
@@ -175,5 +175,5 @@ def fan_out(*listeners: Emit) -> Emit:
 
 
 def as_json(event: Event) -> dict[str, Any]:
-    """Return the event as one line of `events.jsonl`: its name, the time and its fields."""
+    """Return the event as one line of `events.jsonl`: name, time and fields."""
     return {"event": type(event).__name__, "time": round(time.time(), 3), **asdict(event)}

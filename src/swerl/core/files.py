@@ -1,4 +1,4 @@
-"""Writing files that are either whole or absent, and errors that say what a full disk means."""
+"""Write files atomically, and turn file system errors into clear messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises RunError where it is missing or damaged."""
+    """Read a JSON file. Raises RunError if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -47,12 +47,12 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one RunError that says what to do."""
+    """Turn an OSError into one RunError with a remedy."""
     try:
         yield
     except OSError as error:
         hint = {
-            errno.ENOSPC: "free some space, then run the same command again: it resumes",
+            errno.ENOSPC: "free some disk space, then run the same command again: it resumes",
             errno.EDQUOT: "raise the quota, then run the same command again: it resumes",
             errno.EACCES: "choose a folder you may write to",
             errno.EROFS: "choose a folder you may write to",

@@ -8,16 +8,16 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What an Episode came to."""
+    """Result of an Episode."""
 
     SOLVED = "solved"
     """Every declared test has the status it must have."""
     UNSOLVED = "unsolved"
-    """The tests ran and at least one declared test says no, or there was nothing to grade."""
+    """The tests ran and at least one declared test failed, or there was nothing to grade."""
     INFRA = "infra"
-    """The machinery failed; says nothing about the policy and never enters a statistic."""
+    """The infrastructure failed; this is no result of the policy and never enters a statistic."""
     TIMEOUT = "timeout"
-    """A declared budget ran out; a named reward rule decides what it is worth."""
+    """A declared budget ran out; a named reward rule gives its reward."""
     CHEAT = "cheat"
     """The patch tried to forge its grade."""
     INVALID = "invalid"
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 
 LEARNABLE = frozenset({Verdict.SOLVED, Verdict.UNSOLVED, Verdict.TIMEOUT, Verdict.CHEAT})
-"""Verdicts that say something about the policy."""
+"""Verdicts that are results of the policy."""
 
 
 class TestStatus(StrEnum):
@@ -49,10 +49,10 @@ class TestStatus(StrEnum):
 
 
 class Canary(StrEnum):
-    """What became of the tests that were put among the hidden ones in order to fail."""
+    """State of the canaries: tests among the hidden ones that must fail."""
 
     NONE = "none"
-    """None was put in: no test file that it could stand in, or a command that picks its tests."""
+    """None was added: no test file fits, or the command selects its tests."""
     FAILED = "failed"
     """All failed, as they must."""
     MISSING = "missing"
@@ -67,18 +67,18 @@ class Grade:
 
     verdict: Verdict
     reason: str = ""
-    """One line that a person reads first."""
+    """One line for people."""
     tests: Mapping[str, TestStatus] = field(default_factory=dict)
     """Status per declared test id."""
     restored: tuple[str, ...] = ()
-    """Paths in which the patch touched tests or their configuration and was overruled."""
+    """Paths of tests or test configuration in the patch that were restored."""
     canary: Canary = Canary.NONE
-    """Whether the report could still say "failed"."""
+    """Whether the report could still contain a failure."""
     durations: Mapping[str, float] = field(default_factory=dict)
-    """Seconds per test id, where the test runner tells them."""
+    """Seconds per test id, if the test runner reports them."""
     duration_s: float = 0.0
     """Seconds of the whole grading."""
     test_s: float = 0.0
     """Seconds of the test command alone."""
     log: str = ""
-    """What the test command printed, capped."""
+    """Output of the test command, capped."""

@@ -1,4 +1,4 @@
-"""Image names: registry, repository, tag and digest, and where a mirror puts them."""
+"""Image names: registry, repository, tag, digest, and their names in a mirror."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One image name in parts. `str` gives it back in full."""
+    """One image name in parts; `str` returns the full name."""
 
     registry: str
-    """Host, with its port where it has one."""
+    """Host, with a port if it has one."""
     repository: str
     tag: str = "latest"
     digest: str = ""
-    """Digest of the manifest; it decides where both it and the tag are given."""
+    """Digest of the manifest; it takes precedence over the tag."""
 
     def __str__(self) -> str:
         ending = f"@{self.digest}" if self.digest else f":{self.tag}"
@@ -33,7 +33,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What to ask the registry for: the digest where known, else the tag."""
+        """The digest if known, else the tag."""
         return self.digest or self.tag
 
     def pinned(self, digest: str) -> Reference:
@@ -43,19 +43,19 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where mirrored images go: a registry and a prefix of repository names."""
+    """Destination of mirrored images: a registry and a prefix of repository names."""
 
     registry: str
     prefix: str = ""
 
     def place(self, source: Reference) -> Reference:
-        """Return the name under which the image `source` is kept here."""
+        """Return the name of the image `source` in this mirror."""
         repository = f"{self.prefix}/{source.repository}".strip("/")
         return Reference(self.registry, repository, source.tag)
 
 
 def parse(text: str) -> Reference:
-    """Read an image name as Docker does. Raises InputError on what no registry would take."""
+    """Read an image name as Docker does. Raises InputError on an invalid name."""
     name, _, digest = text.partition("@")
     registry, repository = _split_registry(name)
     head, _, last = repository.rpartition("/")
@@ -70,7 +70,7 @@ def parse(text: str) -> Reference:
     )
     if not well_formed:
         raise InputError(
-            f"{text!r} is no image name",
+            f"{text!r} is not an image name",
             hint="write [HOST[:PORT]/]NAME[:TAG][@sha256:…], in lower case",
         )
     return Reference(registry, repository, tag or "latest", digest)
@@ -81,14 +81,14 @@ def parse_target(text: str) -> Target:
     registry, _, prefix = text.strip("/").partition("/")
     if not _is_host(registry) or (prefix and not _REPOSITORY.fullmatch(prefix)):
         raise InputError(
-            f"{text!r} is no place for images",
+            f"{text!r} is not a registry with an optional prefix",
             hint="write HOST:PORT/PREFIX, for example 127.0.0.1:5000/swe",
         )
     return Target(registry, prefix)
 
 
 def is_local(image: str) -> bool:
-    """Say whether the image lives on this machine only, so that no registry has it."""
+    """Whether the image exists only on this machine and in no registry."""
     return image == "host" or image.startswith(("built:", "dir:"))
 
 

@@ -1,4 +1,4 @@
-"""What passes between the training loop, its trainer and its algorithms."""
+"""The values that pass between the training loop, its trainer and its algorithms."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ class WeightRef:
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """A running engine server that weights are sent to."""
+    """A running engine server that receives weights."""
 
     url: str
     num_ranks: int
-    """Its tensor-parallel ranks, each of which receives."""
+    """Its tensor-parallel ranks; each one receives."""
     dtype: str
-    """Type in which it keeps most weights, by torch's name."""
+    """Type of most of its weights, by torch's name."""
     device: str
     """`cuda` or `cpu`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What came of sending weights to engine servers."""
+    """Result of sending weights to engine servers."""
 
     version: str
     num_tensors: int
     failures: Mapping[str, str]
-    """URL -> why that server did not take all of them; what it holds is mixed."""
+    """URL -> why that server did not load all weights; its weights are mixed."""
     checksums: tuple[Mapping[str, tuple[str, ...]], ...]
-    """For each rank of a server: its parameter -> the checksums that it may have."""
+    """For each rank of a server: parameter -> its valid checksums."""
     certain: frozenset[str] = frozenset()
-    """Parameters that can have no other; the rest an engine's kernels may have laid out anew."""
+    """Parameters with no other valid checksum; an engine's kernels may rearrange the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What an engine says of weights that were sent to it."""
+    """An engine's report on the weights that it received."""
 
     version: str
     num_confirmed: int
-    """Parameters whose checksum the server stated, and that is the trainer's."""
+    """Parameters with a server checksum equal to the trainer's."""
     num_parameters: int = 0
-    """Parameters of which the server stated a checksum at all."""
+    """Parameters with a server checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class CheckpointRef:
     step: int
     num_bytes: int
     write_s: float
-    """Seconds from the copy to the end, most of them beside training."""
+    """Seconds from the copy to the end, mostly in parallel with training."""
     warning: str = ""
-    """What a reader should know, such as a disk that is nearly full."""
+    """A warning for the user, such as a disk that is nearly full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sizes of a whole Batch, which a micro-batch cannot see."""
+    """Sizes of a whole Batch, for the loss of a micro-batch."""
 
     num_episodes: int
     num_tokens: int
@@ -90,22 +90,21 @@ class Batch:
     num_episodes: int
     """Episodes behind the samples: the divisor that gives each one vote."""
     path: Path | None = None
-    """The file that holds it, where one does already."""
+    """Its file, if it has been written."""
 
     @property
     def totals(self) -> Totals:
-        """Its sizes."""
         return Totals(self.num_episodes, sum(sample.num_trained_tokens for sample in self.samples))
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one optimizer step reports."""
+    """Report of one optimizer step."""
 
     loss: float
     grad_norm: float
     num_tokens: int
-    """Tokens that entered the loss."""
+    """Number of tokens in the loss."""
     mismatch: float
     """Mean absolute difference of the trainer's and the engine's log-probabilities."""
     duration_s: float
@@ -114,23 +113,23 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a loss reads, for one micro-batch. Axes: B rows, T positions."""
+    """Inputs of a loss for one micro-batch. Axes: B rows, T positions."""
 
     logp_BT: torch.Tensor
     """Log-probability of each token under the weights in training, with gradient."""
     old_logp_BT: torch.Tensor
-    """Under the policy that sampled it, as the engine recorded it; of any weight version."""
+    """Under the policy that sampled it, as the engine recorded it, at any weight version."""
     ref_logp_BT: torch.Tensor | None
-    """Under the reference policy, where the algorithm asks for one."""
+    """Under the reference policy, if the algorithm needs one."""
     mask_BT: torch.Tensor
     """1 on trained tokens."""
     token_BT: torch.Tensor
-    """1 on tokens, 0 on padding. Log-probabilities are 0 where nothing reads them."""
+    """1 on tokens, 0 on padding. Unused log-probabilities are 0."""
     advantage_B: torch.Tensor
     weight_B: torch.Tensor
     """Each row's part of the batch's mean; sums to one over a whole batch."""
     totals: Totals
-    """Sizes of the whole batch that this is a part of."""
+    """Sizes of the whole Batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +138,4 @@ class LossResult:
 
     loss: torch.Tensor
     stats: Mapping[str, float]
-    """Parts of the batch's means, weighted like the loss: those of micro-batches add up."""
+    """Parts of the batch's means, weighted like the loss; parts of micro-batches add up."""

@@ -1,4 +1,4 @@
-"""Unified diffs: which files they touch, and the edits by which an agent would make them."""
+"""Read unified diffs: the files that they touch, and the edits with which an agent makes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 @dataclass(frozen=True, slots=True)
 class FileEdit:
-    """One replacement in one file; `old` is empty where the file is new."""
+    """One replacement in one file; `old` is empty if the file is new."""
 
     path: str
     old: str
@@ -46,7 +46,7 @@ def edits(patch: str) -> list[FileEdit]:
 
 
 def _hunk(lines: deque[str], num_old: int, num_new: int) -> tuple[str, str]:
-    """Take one hunk off `lines`; a file may end without a newline, on either side."""
+    """Remove one hunk from `lines`; a file may end without a newline, on either side."""
     old: list[str] = []
     new: list[str] = []
     while lines and (len(old) < num_old or len(new) < num_new):

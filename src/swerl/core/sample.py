@@ -1,4 +1,4 @@
-"""Sample: one root-to-leaf token row, what the trainer eats; every sampled token in exactly one."""
+"""Sample: one root-to-leaf token row for the trainer; every sampled token is in exactly one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FLOAT_BYTES = array("d").itemsize
 class Sample:
     """One token row of length T.
 
-    `mask[t]` is 1 where token t was sampled and is trained here; everywhere else the token is
-    context. The prefix `ids[:t]` of a trained token is exactly what the engine saw. Rows are held
-    as arrays of numbers, 13 bytes a token where tuples take a hundred; nobody changes them.
+    `mask[t]` is 1 if token t was sampled and is trained here; all other tokens are context. The
+    prefix `ids[:t]` of a trained token is exactly the engine's prompt. Rows are arrays of numbers,
+    13 bytes a token instead of a hundred in tuples; they are never changed.
     """
 
     episode: str
@@ -32,10 +32,10 @@ class Sample:
     """Weight versions of the trained Turns, oldest first, without repeats."""
     advantage: float = 0.0
     share: float = 1.0
-    """Trained tokens of this Sample over those of its whole Episode: its part of one vote."""
+    """Trained tokens of this Sample divided by those of its Episode: its part of one vote."""
     routed: Sequence[RoutedExperts] = ()
-    """Experts that the engine chose, in pieces by rising `start`; positions in no piece have no
-    record. They end before T - 1: the last id is never fed to a model."""
+    """Experts that the engine chose, in pieces by rising `start`; other positions have no record.
+    The pieces end before T - 1: the last id is never a model input."""
 
     def __post_init__(self) -> None:
         for name, code in _COLUMNS:
@@ -45,12 +45,12 @@ class Sample:
 
     @property
     def num_trained_tokens(self) -> int:
-        """Tokens that enter the loss."""
+        """Number of tokens in the loss."""
         return array("b", self.mask).tobytes().count(1)
 
     @property
     def num_routed(self) -> int:
-        """Positions, of T - 1, whose experts are recorded."""
+        """Number of positions, of T - 1, with recorded experts."""
         return sum(piece.num_positions for piece in self.routed)
 
 
@@ -75,7 +75,7 @@ def to_samples(trajectory: Trajectory, *, episode: str, task: str) -> list[Sampl
 
 
 def _row(path: tuple[Turn, ...], fresh: set[int], episode: str, task: str) -> Sample:
-    """Join a path's Turns. A shared Turn's experts stand in every row that it is context of."""
+    """Join a path's Turns. A shared Turn's experts are in every row that contains it."""
     ids, mask, logprobs = array("i"), bytearray(), array("d")
     versions: dict[str, None] = {}
     for turn in path:

@@ -1,4 +1,4 @@
-"""The only reader of the environment's variables: secrets, and where a user keeps files."""
+"""Read environment variables, in this file only: secrets and the user's folders."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SHORTEST_SECRET = 8
 
 
 def secret(name: str) -> str | None:
-    """Return the secret in this variable, or None where it is unset or empty."""
+    """Return the secret in this variable, or None if it is unset or empty."""
     return os.environ.get(name) or None
 
 
 def secret_values() -> dict[str, str]:
-    """Return the variables that sound like secrets, to look for them where they must not be.
+    """Return the variables with names of secrets, for checks that no secret leaks.
 
-    GPG_KEY is none: images of Python name the public key of its releases so.
+    GPG_KEY is excluded: Python's images use it for the public key of its releases.
     """
     return {
         name: value
@@ -32,7 +32,7 @@ def secret_values() -> dict[str, str]:
 
 @contextmanager
 def lent(name: str, value: str) -> Iterator[None]:
-    """Hold a variable in this process's environment, and so in that of its children."""
+    """Set a variable in this process's environment and that of its children."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -44,9 +44,9 @@ def lent(name: str, value: str) -> Iterator[None]:
 
 
 def cache_dir() -> Path:
-    """Return the folder for what can be made again: images, bundles, warm starts.
+    """Return the folder of files that can be recreated: images, bundles, warm starts.
 
-    `SWERL_CACHE` names it; otherwise it is `swerl` in the user's cache folder.
+    `SWERL_CACHE`, or `swerl` in the user's cache folder.
     """
     if named := os.environ.get("SWERL_CACHE"):
         return Path(named)
@@ -55,9 +55,9 @@ def cache_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Return the folder for what must outlive a cache: the ledger of sandboxes, their probes.
+    """Return the folder of files that must outlive a cache: the ledger of sandboxes.
 
-    `SWERL_STATE` names it; otherwise it is `swerl` in the user's state folder.
+    `SWERL_STATE`, or `swerl` in the user's state folder.
     """
     if named := os.environ.get("SWERL_STATE"):
         return Path(named)
@@ -66,10 +66,10 @@ def state_dir() -> Path:
 
 
 def slurm_node_list() -> str:
-    """Return the hosts of the Slurm allocation around this process in Slurm's own short form."""
+    """Return the hosts of the current Slurm allocation in Slurm's compressed form."""
     return os.environ.get("SLURM_JOB_NODELIST", "")
 
 
 def child_environment(**extra: str) -> dict[str, str]:
-    """Return this process's environment for a child of ours, with `extra` on top."""
+    """Return this process's environment with `extra` on top, for a child process."""
     return {**os.environ, **extra}

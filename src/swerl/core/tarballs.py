@@ -1,4 +1,4 @@
-"""Unpacking archives that others made, whatever they hold."""
+"""Unpack untrusted archives."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from types import ModuleType
 def unpack(archive: Path, folder: Path, *, keep: str = ".*", programs: str = "") -> None:
     """Unpack a tarball into a folder.
 
-    Members are kept whose whole name matches the pattern `keep`; those that match `programs` may
-    be executed, whatever the tarball says. Raises ValueError where it is no tarball, or a member
-    would lie outside the folder, and OSError where the disk refuses.
+    Only members with a whole name that matches `keep` are unpacked; those that match `programs`
+    become executable. Raises ValueError if it is not a tarball or a member leads out of the
+    folder, and OSError if the disk refuses.
     """
     tar = _tarfile()
     try:
@@ -25,9 +25,9 @@ def unpack(archive: Path, folder: Path, *, keep: str = ".*", programs: str = "")
                 member.mode |= 0o111 if re.fullmatch(programs, member.name) else 0
             file.extractall(folder, members, filter="data")
     except tar.TarError as error:
-        raise ValueError(f"{archive.name} is no archive to unpack: {error}") from error
+        raise ValueError(f"{archive.name} cannot be unpacked: {error}") from error
 
 
 def _tarfile() -> ModuleType:
-    """Return the library's module, or its backport: before 3.11.4 it refuses nothing."""
+    """Return `tarfile`, or its backport: before Python 3.11.4 it has no safe filter."""
     return tarfile if hasattr(tarfile, "data_filter") else import_module("backports.tarfile")

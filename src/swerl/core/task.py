@@ -15,7 +15,7 @@ from swerl.core.errors import TaskError, unknown
 
 @dataclass(frozen=True, slots=True)
 class GradingSpec:
-    """What decides whether a patch solves a Task. Never shown to the agent."""
+    """The tests that decide whether a patch solves a Task. Never shown to the agent."""
 
     grader: str
     """Name of the grader: `swebench`, `command`, …"""
@@ -26,13 +26,13 @@ class GradingSpec:
     expected: Mapping[str, str] = field(default_factory=dict)
     """Status of every test after the solution, for datasets that fix the whole report."""
     test_patch: str = ""
-    """Unified diff that brings the hidden tests; applied after the agent's patch."""
+    """Unified diff that adds the hidden tests; applied after the agent's patch."""
     test_files: Mapping[str, str] = field(default_factory=dict)
     """Hidden files by path relative to the workdir; written after the agent's patch."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Hidden files by absolute path in the sandbox; `file_bytes` reads a value."""
     test_setup: str = ""
-    """Shell command that brings what no diff or file brings; run after the agent's patch."""
+    """Shell command for other preparation of the tests; run after the agent's patch."""
     test_command: str = ""
     """Shell command that runs the tests in the workdir."""
     log_parser: str = ""
@@ -40,15 +40,15 @@ class GradingSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment of the test command."""
     timeout_s: float = 600.0
-    """Most seconds for the test command."""
+    """Time limit of the test command in seconds."""
     canary: bool | None = None
-    """Whether a test that must fail can be put among the hidden ones: vetting finds out. Where it
-    is True, a report without it is a forged one; where it is None, such a report does not count."""
+    """Whether a canary (a test that must fail) can be added to the hidden tests; vetting measures
+    it. If True, a report without the canary is forged; if None, a missing one has no effect."""
     report_path: str = ""
-    """Absolute path of the report or reward that the test command leaves, where it leaves one."""
+    """Absolute path of the report or reward that the test command writes; empty if none."""
     report_command: str = ""
     """Shell command that makes the report from the test log on its standard input, for test
-    commands that leave none; run when the tests are over and `files` are written anew."""
+    commands that write none; run after the tests, when `files` have been written again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +64,25 @@ class Task:
     prompt: str
     grading: GradingSpec
     base_commit: str = ""
-    """Commit that the image's work tree stands at; empty for its HEAD."""
+    """Commit of the image's work tree; empty for its HEAD."""
     gold_patch: str = ""
     """The known solution as a unified diff. Never shown to the agent."""
     dataset: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files by absolute path that every sandbox of the Task holds; `file_bytes` reads a value."""
+    """Files by absolute path in every sandbox of the Task; `file_bytes` reads a value."""
     setup: str = ""
     """Shell command that root runs in the workdir of every new sandbox, the agent's too."""
     metadata: Mapping[str, Json] = field(default_factory=dict)
-    """What the dataset says of it, and what probing measured; nothing that decides a Grade."""
+    """Facts from the dataset and measured solve rates; nothing here decides a Grade."""
     certificate: Mapping[str, Json] = field(default_factory=dict)
-    """What vetting found out about it; empty where it was never vetted."""
+    """Result of vetting; empty if it was never vetted."""
 
 
 _BASE64 = "data:;base64,"
 
 
 def file_text(data: bytes) -> str:
-    """Return a file's content as the text that Tasks hold; `file_bytes` reverses it."""
+    """Return a file's content as the text that a Task stores; `file_bytes` reverses it."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -91,7 +91,7 @@ def file_text(data: bytes) -> str:
 
 
 def file_bytes(text: str) -> bytes:
-    """Return the content of a file that a Task holds: UTF-8 text, or a data URL in base64."""
+    """Return the content of a file that a Task stores: UTF-8 text, or a data URL in base64."""
     if text.startswith(_BASE64):
         return b64decode(text.removeprefix(_BASE64))
     return text.encode()
@@ -105,7 +105,7 @@ _SPEC_FIELDS = [each.name for each in fields(GradingSpec) if each.name not in _S
 def to_row(task: Task) -> dict[str, Json]:
     """Turn a Task into one row of slime-compatible JSONL; `from_row` reverses it without loss.
 
-    What slime's trainer reads stands once, where it looks for it; the rest stands under `swerl`.
+    Fields that slime's trainer reads are stored once, at slime's keys; the rest is under `swerl`.
     """
     spec = task.grading
     return {
@@ -163,7 +163,7 @@ def from_row(row: Mapping[str, Json]) -> Task:
         )
     except (KeyError, TypeError) as error:
         raise TaskError(
-            f"a task row lacks or misnames a field: {error}",
+            f"a task row has a missing or unknown field: {error}",
             hint="write the file with `swerl convert`",
         ) from error
 
@@ -177,7 +177,7 @@ def read_tasks(path: Path) -> Iterator[Task]:
                     yield _parse_line(path, number, line)
     except UnicodeDecodeError as error:
         raise TaskError(
-            f"task file {path} is no text in UTF-8: {error.reason}",
+            f"task file {path} is not UTF-8 text: {error.reason}",
             hint="make one with `swerl convert`",
         ) from error
     except OSError as error:
@@ -218,7 +218,7 @@ def _parse_line(path: Path, number: int, line: str) -> Task:
 
 
 def _json(value: Any) -> Any:
-    """Return what JSON writers take; the type of nearly every value is looked up, not asked for."""
+    """Return the value as a JSON type; a look-up by type is faster than isinstance here."""
     return value if type(value) in _PLAIN or not isinstance(value, Mapping) else dict(value)
 
 

@@ -10,18 +10,17 @@ from swerl.core.turn import Turn
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Turns in the order of their replies; a Turn's parent always stands before it."""
+    """Turns in the order of their replies; a Turn's parent always comes before it."""
 
     session: str
     turns: tuple[Turn, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Counted losses by reason, in tokens: aborted replies, replies that no client received."""
     rewritten: int = 0
-    """Turns that begin a new root because the chat template wrote their past anew."""
+    """Turns that start a new root because the chat template rewrote their past."""
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Sampled tokens of every Turn."""
         return sum(len(turn.output_ids) for turn in self.turns)
 
     def leaves(self) -> Iterator[Turn]:

@@ -18,29 +18,29 @@ class Sampling:
     top_k: int = -1
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
-    """Seed of this reply's draws; None leaves it to the engine."""
+    """Seed of this reply's draws; None: the engine's choice."""
     num_routed: int = 0
     """Leading prompt positions whose routed experts are recorded already."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """New weights in the middle of a reply."""
+    """A change of weights inside a reply."""
 
     at: int
-    """Index of the first sampled id that they gave."""
+    """Index of the first id that the new weights sampled."""
     version: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """Where bytes lie in a file; `core/expert_files.py` reads them."""
+    """A range of bytes in a file; `core/experts.py` reads it."""
 
     file: Path
     offset: int
     num_bytes: int
     checksum: int
-    """CRC-32, as zlib has it."""
+    """CRC-32 as zlib computes it."""
 
     def __len__(self) -> int:
         return self.num_bytes
@@ -63,26 +63,26 @@ class RoutedExperts:
 
     @property
     def num_positions(self) -> int:
-        """Positions that are covered."""
+        """Number of positions with a record."""
         return len(self.data) // (self.bytes_per_id * self.num_layers * self.top_k)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled."""
+    """The tokens that an engine sampled for one reply."""
 
     ids: tuple[int, ...]
-    """Sampled token ids, the stop token included where the model sampled it."""
+    """Sampled token ids, with the stop token if the model sampled it."""
     logprobs: tuple[float, ...]
-    """Log-probability of each sampled token at temperature and weights it was sampled with."""
+    """Log-probability of each token at the temperature and weights that sampled it."""
     finish: Finish
     weight_version: str
-    """Version of the weights that gave the first id."""
+    """Version of the weights that sampled the first id."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
-    """What an engine records when it is asked to."""
+    """Recorded experts, if the engine records them."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -103,7 +103,7 @@ class Turn:
     parent: int | None
     """Index of the Turn that this one continues; None for a root."""
     prompt_ids: tuple[int, ...]
-    """Tokens added after the parent's output: what the client said since."""
+    """Tokens added after the parent's output: the client's new messages."""
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish
@@ -112,7 +112,7 @@ class Turn:
     """Seconds since the Session opened."""
     duration_s: float = 0.0
     trainable: bool = True
-    """False where the engine gave no token ids (a debugging engine)."""
+    """False if the engine returned no token ids (a debugging engine)."""
     malformed_calls: int = 0
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None

@@ -18,7 +18,7 @@ from aiohttp import web
 from swerl.core.contracts import ChatEngine, Endpoint, Engine, Family
 from swerl.core.errors import GatewayError
 from swerl.core.events import ignore
-from swerl.core.expert_spool import ExpertSpool
+from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Sampling
 from swerl.gateway.connections import Server
 from swerl.gateway.intake import Bounds, Intake

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from swerl.core.contracts import EngineAddress, ParserChoice
 from swerl.core.errors import BudgetError, EngineError, EngineLostError, SwerlError
 from swerl.core.events import GatewayLoad
-from swerl.core.expert_spool import ExpertSpool
+from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Sampling
 from swerl.gateway.intake import Bounds
 from swerl.gateway.limits import SessionLimits

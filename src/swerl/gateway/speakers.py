@@ -12,7 +12,7 @@ from typing import Protocol
 from swerl.core.chat import ChatRequest, Message, ParsedReply, Usage
 from swerl.core.contracts import ChatEngine, Engine, Family
 from swerl.core.errors import GatewayError, Refusal
-from swerl.core.expert_spool import ExpertSpool
+from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Completion, Sampling
 from swerl.gateway.history import Match, Node, path_ids
 from swerl.gateway.limits import SessionLimits

@@ -1,4 +1,4 @@
-"""Checks across a recipe's sections: budgets nest, plug-ins exist and accept their settings."""
+"""Check a recipe across its sections: nested budgets, installed plug-ins, valid settings."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PLUGIN_SECTIONS = {
 
 
 def check(recipe: Recipe) -> None:
-    """Raise on the first thing that cannot run as written; starts nothing.
+    """Raise on the first setting that cannot run; start nothing.
 
-    Raises RecipeError, and UnknownNameError on a `type` that nothing answers to.
+    Raises RecipeError, and UnknownNameError on an unknown `type`.
     """
     check_budgets(recipe.budgets)
     check_rollout(recipe.rollout)
@@ -37,12 +37,13 @@ def check(recipe: Recipe) -> None:
     trainer, model = recipe.trainer, recipe.model.path
     if trainer.ranks % trainer.tensor_parallel:
         raise RecipeError(
-            f"trainer.ranks = {trainer.ranks} is no multiple of trainer.tensor_parallel",
+            f"trainer.ranks = {trainer.ranks} is not a multiple of trainer.tensor_parallel",
             hint=f"tensor_parallel is {trainer.tensor_parallel}",
         )
     if model is not None and not (model / "config.json").exists():
         raise RecipeError(
-            f"model.path = {model} holds no model", hint="give a folder in Hugging Face format"
+            f"model.path = {model} is not a model folder",
+            hint="give a folder in Hugging Face format",
         )
     for obstacle in obstacles(recipe):
         raise RecipeError(obstacle, hint="`swerl train RECIPE --dry-run` prints its plan")
@@ -57,7 +58,7 @@ def check_rollout(rollout: RolloutSection) -> None:
 
 
 def check_replay(recipe: Recipe) -> None:
-    """Raise RecipeError where experts are to be replayed that nobody has or nobody records."""
+    """Raise RecipeError if replay is on but the model has no experts or no one records them."""
     if not recipe.trainer.routing_replay:
         return
     if not recipe.engine.options.get("routed_experts"):
@@ -73,7 +74,7 @@ def check_replay(recipe: Recipe) -> None:
 
 
 def _num_experts(model: Path) -> int:
-    """Return what the config.json of a model folder states, by the names of all model lines."""
+    """Return the number of experts in a model folder's config.json; 0 for a dense model."""
     config = read_json(model / "config.json")
     text = config.get("text_config") or config
     names = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -81,7 +82,7 @@ def _num_experts(model: Path) -> int:
 
 
 def check_schedule(recipe: Recipe) -> None:
-    """Raise RecipeError where rollouts and steps cannot run side by side as the schedule says."""
+    """Raise RecipeError if rollouts and steps cannot overlap as the schedule requires."""
     schedule, cluster = recipe.schedule, recipe.cluster
     if schedule.mode != "sync" and cluster.gpus_per_node and cluster.colocate:
         raise RecipeError(
@@ -97,18 +98,18 @@ def check_schedule(recipe: Recipe) -> None:
         )
     if schedule.replies == "keep" and recipe.engine.options.get("pause_mode") == "abort":
         raise RecipeError(
-            "engine.pause_mode = 'abort' ends replies, and schedule.replies says to keep them",
+            "engine.pause_mode = 'abort' contradicts schedule.replies = 'keep'",
             hint="set schedule.replies = 'retry', or another pause_mode",
         )
     if recipe.rollout.oversample > 1:
         raise RecipeError(
-            "rollout.oversample is for whole steps; the pool of `async` replaces Groups alone",
+            "rollout.oversample is for whole steps; the pool of `async` replaces single Groups",
             hint="set it to 1, and schedule.pool higher",
         )
 
 
 def check_sandboxes(recipe: Recipe) -> None:
-    """Raise RecipeError where sandboxes cannot be on the cluster's machines, as the recipe says."""
+    """Raise RecipeError if sandboxes cannot run on the cluster's machines."""
     if not recipe.cluster.sandbox_cpus:
         return
     asked = f"cluster.sandbox_cpus = {recipe.cluster.sandbox_cpus}"
@@ -118,15 +119,15 @@ def check_sandboxes(recipe: Recipe) -> None:
             hint="set cluster.launcher to ray, ssh or slurm, or leave it 0",
         )
     if recipe.sandbox.type == "e2b":
-        message = f"{asked}, but those of sandbox.type = 'e2b' are elsewhere"
-        hint = "set sandbox.type to what the machines have, such as 'local', or sandbox_cpus = 0"
+        message = f"{asked}, but sandboxes of sandbox.type = 'e2b' run elsewhere"
+        hint = "set sandbox.type = 'local' or 'docker', or cluster.sandbox_cpus = 0"
         raise RecipeError(message, hint=hint)
 
 
 def obstacles(recipe: Recipe) -> Iterator[str]:
-    """Yield what keeps this version from launching a recipe that is right in itself.
+    """Yield the reasons why a valid recipe cannot be launched here.
 
-    Raises RecipeError on settings that an installed plug-in does not take.
+    Raises RecipeError on settings that an installed plug-in refuses.
     """
     for section, kind in PLUGIN_SECTIONS.items():
         chosen = getattr(recipe, section)
@@ -142,7 +143,7 @@ def obstacles(recipe: Recipe) -> Iterator[str]:
 
 
 def check_budgets(budgets: BudgetsSection) -> None:
-    """Raise RecipeError unless every budget fits into the one around it."""
+    """Raise RecipeError unless every budget is below the one that contains it."""
     chain = [
         ("model_call_s", budgets.model_call_s),
         ("tool_s", budgets.tool_s),
@@ -166,9 +167,9 @@ def check_budgets(budgets: BudgetsSection) -> None:
 
 
 def plugin_options(kind: str, chosen: PluginSection, *, section: str) -> BaseModel | None:
-    """Return the plug-in's validated `Options`, or None where it has none to set.
+    """Return the plug-in's validated `Options`, or None if it has none.
 
-    Raises UnknownNameError on an unknown `type`, RecipeError on settings it does not take.
+    Raises UnknownNameError on an unknown `type`, RecipeError on settings that it refuses.
     """
     model = plugins.options_of(kind, chosen.type)
     if model is None:

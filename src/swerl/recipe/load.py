@@ -1,4 +1,4 @@
-"""From TOML files and `--set` to a Recipe: defaults < files left to right < settings."""
+"""Load a Recipe from TOML files and `--set`: defaults < files left to right < settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load(files: Sequence[Path], settings: Iterable[str] = ()) -> Recipe:
 
 
 def read_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """Return what `key=value` settings say, later ones on top. Raises RecipeError."""
+    """Return `key=value` settings as nested keys; later ones win. Raises RecipeError."""
     merged: dict[str, Any] = {}
     for setting in settings:
         merged = _merge(merged, _parse_setting(setting))
@@ -85,7 +85,7 @@ def _explain(error: ValidationError) -> RecipeError:
         hint = f"did you mean {', '.join(near)}?" if near else f"known here: {', '.join(known)}"
         return RecipeError(f"unknown recipe key {key!r}", hint=hint)
     if first["type"] == "missing":
-        return RecipeError(f"the recipe lacks {key!r}", hint=f"add {key} = … to it")
+        return RecipeError(f"the recipe has no {key!r}", hint=f"add {key} = …")
     message = f"recipe key {key} = {first['input']!r}: {first['msg']}"
     return RecipeError(message, hint="docs/reference/recipe.md lists every key with its unit")
 

@@ -1,4 +1,4 @@
-"""Every recipe key as pages of Markdown, read from the schema and the algorithms themselves."""
+"""Generate the reference pages of all recipe keys from the schema and the algorithms."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ applies. This page is generated:
 PAGES = tuple(_HEADS)
 """Names of the pages, without `.md`."""
 _LEARNING = ("Top level", "`[tasks", "`[model", "`[rollout", "`[schedule", "`[eval")
-"""How the titles of the first page's sections begin; the second page has the rest."""
+"""Prefixes of the section titles on the first page; the second page has the others."""
 
 
 def as_markdown(page: str) -> str:
-    """Return a page: one table a section, in the order of the schema."""
+    """Return a page with one table per section, in the order of the schema."""
     if page == "recipe-algorithm":
         tables = list(_plugins("algorithms"))
     else:
@@ -70,7 +70,7 @@ def _sections(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _plugins(kind: str) -> Iterator[tuple[str, str]]:
-    """Yield a table of each plug-in's own keys, then those that several have."""
+    """Yield a table of each plug-in's own keys, then of the keys that several share."""
     shared: dict[type[BaseModel], list[str]] = {}
     for name in plugins.names(kind):
         options = plugins.options_of(kind, name)
@@ -104,7 +104,7 @@ def _shown(default: object) -> str:
 
 
 def _meanings(source: str) -> dict[tuple[str, str], str]:
-    """Return (class, field) -> the string that stands right below the field."""
+    """Return (class, field) -> the string right below the field."""
     found = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):

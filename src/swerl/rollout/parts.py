@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from swerl.core.contracts import Harness
 from swerl.core.events import Emit
-from swerl.core.expert_spool import ExpertSpool
+from swerl.core.experts import ExpertSpool
 from swerl.gateway.sessions import SessionSource, TurnRecord
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.provision import Provisioner

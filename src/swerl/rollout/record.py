@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.chat import Finish, Message
 from swerl.core.episode import Episode, Status
 from swerl.core.files import disk_errors, read_json, write_bytes, write_json
@@ -60,14 +60,14 @@ def write_trajectory(folder: Path, trajectory: Trajectory) -> Trajectory:
 
     Raises RunError where the disk refuses.
     """
-    kept = _with_stored_experts(folder / expert_files.NAME, trajectory)
+    kept = _with_stored_experts(folder / experts.NAME, trajectory)
     write_bytes(folder / "trajectory.json", _dump(kept))
     return kept
 
 
 def _with_stored_experts(path: Path, trajectory: Trajectory) -> Trajectory:
     recorded = [turn for turn in trajectory.turns if turn.routed]
-    stored = expert_files.store(path, [turn.routed for turn in recorded if turn.routed])
+    stored = experts.store(path, [turn.routed for turn in recorded if turn.routed])
     by_turn = {turn.index: piece for turn, piece in zip(recorded, stored, strict=True)}
     turns = (replace(turn, routed=by_turn.get(turn.index)) for turn in trajectory.turns)
     return replace(trajectory, turns=tuple(turns))
@@ -153,7 +153,7 @@ def _grade(value: dict[str, Any]) -> Grade:
 
 def _trajectory(value: dict[str, Any], folder: Path) -> Trajectory:
     turns = tuple(_turn(turn, folder) for turn in value.pop("turns"))
-    expert_files.check([turn.routed for turn in turns if turn.routed])
+    experts.check([turn.routed for turn in turns if turn.routed])
     return Trajectory(turns=turns, **value)
 
 

@@ -31,7 +31,7 @@ from swerl.core.contracts import (
 )
 from swerl.core.errors import RecipeError
 from swerl.core.events import Emit, Notice, ignore
-from swerl.core.expert_spool import ExpertSpool
+from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, read_tasks
 from swerl.engines import sglang

@@ -9,7 +9,7 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts, StoredBytes
 
@@ -41,7 +41,7 @@ def stored(path: Path, samples: Sequence[Sample]) -> Sequence[Sample]:
     }
     if not held:
         return samples
-    moved = dict(zip(held, expert_files.store(path, list(held.values())), strict=True))
+    moved = dict(zip(held, experts.store(path, list(held.values())), strict=True))
     return [
         replace(sample, routed=tuple(moved.get(id(piece), piece) for piece in sample.routed))
         for sample in samples

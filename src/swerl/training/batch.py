@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.errors import RunError, TrainerError
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
@@ -41,7 +41,7 @@ def write(path: Path, batch: Batch) -> Batch:
     """
     for sample in batch.samples:
         _check_experts(sample)
-    expert_files.check([piece for sample in batch.samples for piece in sample.routed])
+    experts.check([piece for sample in batch.samples for piece in sample.routed])
     about = {"step": str(batch.step), "num_episodes": str(batch.num_episodes)}
     sample_table.write(path, batch.samples, weights(batch), about)
     return replace(batch, path=path)

@@ -14,7 +14,7 @@ from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import require_fit
 from swerl.core.contracts import EngineSetup
 from swerl.core.events import Emit, Notice, Progress, fan_out
-from swerl.core.expert_spool import open_spool
+from swerl.core.experts import open_spool
 from swerl.plan.disk import plan_disk
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe

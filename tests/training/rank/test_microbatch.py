@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.errors import TrainerError
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
@@ -152,7 +152,7 @@ def test_experts_stand_at_the_positions_that_they_were_chosen_at(
     assert routed_NLK.shape == (len(first.ids) + len(second.ids) - 2, 3, 2)
     assert routed_NLK[0].tolist() == [[250, 251], [252, 253], [254, 255]]
     assert routed_NLK[2].tolist() == [[300, 301], [302, 303], [304, 305]]
-    stored = tuple(expert_files.store(tmp_path / "experts.bin", pieces))
+    stored = tuple(experts.store(tmp_path / "experts.bin", pieces))
     rows[0] = Row(0, replace(first, routed=stored), 0.5)
     again_NLK = to_tensors(rows, all_tokens=False, device=CPU).rows.routed_NLK
     assert again_NLK is not None

@@ -6,7 +6,7 @@ import copy
 import math
 from typing import Any, TypeVar
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.chat import Finish
 from swerl.core.contracts import Family
 from swerl.core.episode import Episode
@@ -125,7 +125,7 @@ def _experts(row: Sample) -> Any:
     """Return the experts of every position, int32 [T - 1, layers, top k]."""
     import numpy as np
 
-    data = expert_files.read(row.routed)
+    data = experts.read(row.routed)
     pieces = [
         np.frombuffer(ids, f"u{piece.bytes_per_id}").reshape(-1, piece.num_layers, piece.top_k)
         for piece, ids in zip(row.routed, data, strict=True)

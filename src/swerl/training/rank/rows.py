@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.errors import TrainerError
 from swerl.core.sample import Sample
 from swerl.training.rank.context import Share
@@ -102,8 +102,8 @@ def _routed(
         )
     (shape,) = shapes
     found = np.full((num_positions, *shape), -1, np.int16)
-    data = expert_files.read([piece for _, piece in pieces])
+    data = experts.read([piece for _, piece in pieces])
     for (start, piece), ids in zip(pieces, data, strict=True):
-        experts = np.frombuffer(ids, f"u{piece.bytes_per_id}").reshape(-1, *shape)
-        found[start : start + piece.num_positions] = experts
+        chosen = np.frombuffer(ids, f"u{piece.bytes_per_id}").reshape(-1, *shape)
+        found[start : start + piece.num_positions] = chosen
     return torch.from_numpy(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core import expert_files
+from swerl.core import experts
 from swerl.core.errors import RunError
 from swerl.core.turn import RoutedExperts, StoredBytes
 
@@ -20,48 +20,48 @@ PIECES = [piece(0, b"\x00\xff\x80\x01"), piece(2, b""), piece(4, bytes(range(200
 
 
 def test_records_are_read_as_they_were_given(tmp_path: Path) -> None:
-    stored = expert_files.store(tmp_path / "e.bin", PIECES)
-    assert [bytes(data) for data in expert_files.read(stored)] == [one.data for one in PIECES]
+    stored = experts.store(tmp_path / "e.bin", PIECES)
+    assert [bytes(data) for data in experts.read(stored)] == [one.data for one in PIECES]
     assert [one.num_positions for one in stored] == [2, 0, 100]
     assert [one.start for one in stored] == [0, 2, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["e.bin"]
     mixed = [stored[2], PIECES[0]]
-    assert [bytes(data) for data in expert_files.read(mixed)] == [PIECES[2].data, PIECES[0].data]
+    assert [bytes(data) for data in experts.read(mixed)] == [PIECES[2].data, PIECES[0].data]
 
 
 def test_records_that_one_file_holds_are_not_written_again(tmp_path: Path) -> None:
     path = tmp_path / "spool"
-    spooled = [expert_files.append(path, one) for one in PIECES]
-    stored = expert_files.store(tmp_path / "e.bin", spooled)
+    spooled = [experts.append(path, one) for one in PIECES]
+    stored = experts.store(tmp_path / "e.bin", spooled)
     assert (tmp_path / "e.bin").samefile(path)
     path.unlink()
-    assert [bytes(data) for data in expert_files.read(stored)] == [one.data for one in PIECES]
-    assert expert_files.store(tmp_path / "e.bin", stored) == stored
+    assert [bytes(data) for data in experts.read(stored)] == [one.data for one in PIECES]
+    assert experts.store(tmp_path / "e.bin", stored) == stored
 
 
 def test_records_of_several_places_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spooled = [expert_files.append(tmp_path / "a", PIECES[0]), PIECES[1]]
-    spooled.append(expert_files.append(tmp_path / "b", PIECES[2]))
-    stored = expert_files.store(tmp_path / "e.bin", spooled)
-    assert [bytes(data) for data in expert_files.read(stored)] == [one.data for one in PIECES]
+    spooled = [experts.append(tmp_path / "a", PIECES[0]), PIECES[1]]
+    spooled.append(experts.append(tmp_path / "b", PIECES[2]))
+    stored = experts.store(tmp_path / "e.bin", spooled)
+    assert [bytes(data) for data in experts.read(stored)] == [one.data for one in PIECES]
 
     def refused(*_: object) -> None:
         raise OSError("this disk knows no links")
 
     monkeypatch.setattr(Path, "hardlink_to", refused)
-    copied = expert_files.store(tmp_path / "c.bin", stored)
-    assert [bytes(data) for data in expert_files.read(copied)] == [one.data for one in PIECES]
+    copied = experts.store(tmp_path / "c.bin", stored)
+    assert [bytes(data) for data in experts.read(copied)] == [one.data for one in PIECES]
 
 
 def test_a_file_that_cannot_be_finished_replaces_nothing(tmp_path: Path) -> None:
     path = tmp_path / "e.bin"
-    stored = expert_files.store(path, PIECES)
+    stored = experts.store(path, PIECES)
     missing = piece(9, StoredBytes(tmp_path / "gone", 0, 4, 0))
     with pytest.raises(RunError, match="gone"):
-        expert_files.store(path, [PIECES[0], missing])
-    assert [bytes(data) for data in expert_files.read(stored)] == [one.data for one in PIECES]
+        experts.store(path, [PIECES[0], missing])
+    assert [bytes(data) for data in experts.read(stored)] == [one.data for one in PIECES]
     assert [found.name for found in tmp_path.iterdir()] == ["e.bin"]
 
 
@@ -79,21 +79,21 @@ def change(path: Path) -> None:
     ("harm", "message"),
     [
         (cut, "it has 203 bytes of 204"),
-        (change, "the 200 bytes at 4 are not those that were written"),
+        (change, "the checksum of the 200 bytes at 4 differs"),
         (Path.unlink, "No such file"),
     ],
 )
 def test_a_record_that_is_gone_or_changed_is_one_error(
     tmp_path: Path, harm: Callable[[Path], object], message: str
 ) -> None:
-    path = tmp_path / "t.0" / expert_files.NAME
+    path = tmp_path / "t.0" / experts.NAME
     path.parent.mkdir()
-    stored = expert_files.store(path, PIECES)
+    stored = experts.store(path, PIECES)
     harm(path)
     with pytest.raises(RunError, match=message) as error:
-        expert_files.read(stored)
+        experts.read(stored)
     assert str(path) in str(error.value)
     assert f"delete {path.parent}" in error.value.hint
     if harm is not change:
         with pytest.raises(RunError, match=message):
-            expert_files.check(stored)
+            experts.check(stored)

@@ -1,18 +1,19 @@
-"""Expert ids in plain files: written once, named by offset, length and checksum, mapped by ranks.
+"""Expert ids in plain files: written once, mapped by ranks; the spool of open Sessions.
 
-A token of a large model has hundreds of bytes of them, so whatever else stands on disk, such as
-`trajectory.json` and the file of a Batch, says only where they lie. Files are never changed in
-place, so that what was named stays as it was.
+A token of a large model has hundreds of bytes of expert ids. Other files, such as `trajectory.json`
+and the file of a Batch, therefore store only file, offset, length and checksum. Files are never
+changed in place, so these references stay valid.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -25,7 +26,7 @@ NAME = "experts.bin"
 
 
 def append(path: Path, piece: RoutedExperts) -> RoutedExperts:
-    """Write a record at a file's end and return it as it lies there; threads may do so at once.
+    """Append a record to a file and return its reference; threads may append at the same time.
 
     Raises RunError.
     """
@@ -35,15 +36,17 @@ def append(path: Path, piece: RoutedExperts) -> RoutedExperts:
         with path.open("ab", buffering=0) as file:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            offset = file.tell() - len(data)  # where the system put it, whoever else appends
+            offset = file.tell() - len(
+                data
+            )  # the position that the kernel chose: others may append, too
     return replace(piece, data=StoredBytes(path, offset, len(data), zlib.crc32(data)))
 
 
 def store(path: Path, pieces: Sequence[RoutedExperts]) -> list[RoutedExperts]:
-    """Make a file of these records, whole or not at all, in place of one that was there.
+    """Write a file of these records atomically; it replaces an older one.
 
-    No records leave no file. One that holds all of them already is not copied where the disk knows
-    links. Raises RunError, also where a record is damaged.
+    Without records there is no file. A file with exactly these records is linked and not copied, if
+    the disk supports links. Raises RunError, also if a record is damaged.
     """
     files = _files(pieces)
     if files == {path}:
@@ -64,7 +67,7 @@ def store(path: Path, pieces: Sequence[RoutedExperts]) -> list[RoutedExperts]:
 
 
 def check(pieces: Sequence[RoutedExperts]) -> None:
-    """Raise RunError where a file of these records is missing or cut off. Reads none of them."""
+    """Raise RunError if a file of these records is missing or truncated. Reads no record."""
     ends: dict[Path, int] = {}
     for piece in pieces:
         if isinstance(where := piece.data, StoredBytes):
@@ -79,9 +82,9 @@ def check(pieces: Sequence[RoutedExperts]) -> None:
 
 
 def read(pieces: Sequence[RoutedExperts]) -> list[bytes | memoryview]:
-    """Return the ids of records, those in files as parts of a map that lives as long as they do.
+    """Return the ids of records; those in files are views of a memory map.
 
-    Raises RunError where a file is missing or cut off, or a record is not what was written.
+    Raises RunError if a file is missing or truncated, or a record's checksum differs.
     """
     check(pieces)
     maps = {path: _mapped(path) for path in _files(pieces)}
@@ -100,7 +103,7 @@ def _files(pieces: Sequence[RoutedExperts]) -> set[Path]:
 def _linked(
     path: Path, files: set[Path], pieces: Sequence[RoutedExperts]
 ) -> list[RoutedExperts] | None:
-    """Give the one file that holds all of the records another name; None where that cannot be."""
+    """Link the one file with all of the records to `path`; None if that is impossible."""
     if len(files) != 1 or not all(isinstance(piece.data, StoredBytes) for piece in pieces):
         return None
     with suppress(OSError):
@@ -126,7 +129,7 @@ def _mapped(path: Path) -> memoryview:
 def _part(whole: memoryview, where: StoredBytes) -> memoryview:
     part = whole[where.offset : where.offset + where.num_bytes]
     if zlib.crc32(part) != where.checksum:
-        at = f"the {where.num_bytes} bytes at {where.offset} are not those that were written"
+        at = f"the checksum of the {where.num_bytes} bytes at {where.offset} differs"
         raise _damaged(where.file, at)
     return part
 
@@ -134,4 +137,47 @@ def _part(whole: memoryview, where: StoredBytes) -> memoryview:
 def _damaged(path: Path, why: str) -> RunError:
     message = f"cannot read the experts in {path}: {why}"
     owner = path.parent if path.name == NAME else path
-    return RunError(message, hint=f"delete {owner}; the same command makes it again")
+    return RunError(message, hint=f"delete {owner}; the same command creates it again")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpool:
+    """Expert ids of open Sessions on disk, one file per Session, so that memory stays bounded.
+
+    The writer of an Episode links the Session's file and drops it here. Opening a run removes the
+    files of a killed one. Any thread or process of this machine may write.
+    """
+
+    folder: Path
+
+    def keep(self, session: str, piece: RoutedExperts) -> RoutedExperts:
+        """Store a reply's record and return its reference; return it unchanged if the disk refuses.
+
+        The agent still gets its reply; writing the Episode then reports the full disk.
+        """
+        try:
+            return append(self._file(session), piece)
+        except RunError:
+            return piece
+
+    def drop(self, session: str) -> None:
+        """Delete a Session's file; other links to it stay."""
+        with suppress(OSError):
+            self._file(session).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _file(self, session: str) -> Path:
+        return self.folder / f"{session}.bin"
+
+
+@contextmanager
+def open_spool(folder: Path) -> Iterator[ExpertSpool]:
+    """Open an empty spool and delete it at the end."""
+    spool = ExpertSpool(folder)
+    spool.clear()
+    try:
+        yield spool
+    finally:
+        spool.clear()
