@@ -22,10 +22,10 @@ from pathlib import Path
 from swerl.core.files import write_json
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape, Recipe
-from swerl.training.checkpoint.meta import read_meta
+from swerl.training.checkpoint.folder import read_meta
 from swerl.training.options import TrainerOptions
-from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
+from swerl.training.warm_start import make_tiny_model
 
 SHAPES = {
     "twin": ModelShape(),

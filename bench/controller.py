@@ -56,7 +56,7 @@ from swerl.rollout import record
 from swerl.runs import tables
 from swerl.training import batch as batches
 from swerl.training.algorithms import gspo
-from swerl.training.collect import collect
+from swerl.training.batch import collect
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
 
 NUM_TASKS, NUM_EPISODES, NUM_TURNS = 8, 8, 200

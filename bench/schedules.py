@@ -33,7 +33,7 @@ from swerl.rollout.supply import Site, open_supply
 from swerl.rollout.versions import Staleness, Versions, staleness
 from swerl.runs.layout import Cursor, RunFolder
 from swerl.runs.prompts import Fate, entry
-from swerl.training.outcome import entries
+from swerl.training.step_metrics import entries
 
 TRAIN_S = 1.0
 LOAD_S = 0.05

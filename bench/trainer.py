@@ -25,8 +25,8 @@ from swerl.core.sample import Sample
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
 from swerl.training.options import TrainerOptions
-from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
+from swerl.training.warm_start import make_tiny_model
 
 NUM_ROWS = {"gspo": 64, "sft": 32}
 """Rows of a step: the twin's 8 Tasks x 8 Episodes, and its warm start's batch."""

@@ -26,8 +26,8 @@ from swerl.engines import sglang
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ClusterSection, ModelShape
 from swerl.training.options import TrainerOptions
-from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
+from swerl.training.warm_start import make_tiny_model
 from swerl.training.weight_sync import sync as weight_sync
 
 UPDATES = 10

@@ -36,7 +36,7 @@ from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
 from swerl.sandboxes import local
 from swerl.training import batch
-from swerl.training.tiny_model import make_tiny_model
+from swerl.training.warm_start import make_tiny_model
 from tests.harnesses import helpers as agents
 from tests.sandboxes.e2b_server.helpers import eventually
 from tests.sandboxes.helpers import host_processes

@@ -23,7 +23,7 @@ from swerl.core.learning import Batch
 from swerl.core.turn import Sampling
 from swerl.engines import _sglang_fleet, sglang
 from swerl.recipe.schema import ClusterSection
-from swerl.training import ranks
+from swerl.training import trainer as ranks
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from tests.engines._fake_python import fake_python, process_at

@@ -23,7 +23,7 @@ from swerl.engines._sglang_connect import connect
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines._sglang_settings import ClientSettings
 from swerl.engines._sglang_wire import ModelShape
-from swerl.training.weight_sync.http import Caller, failures
+from swerl.training.weight_sync.transport import Caller, failures
 from tests.engines._fake_sglang import VOCAB, FakeServer, fakes
 
 Fault = Callable[[], None]

@@ -15,8 +15,8 @@ from swerl.core.events import ignore
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.recipe.schema import Recipe, TasksSection
 from swerl.rollout import wiring
-from swerl.training import training_run
-from swerl.training.training_run import train
+from swerl.training import train as training_run
+from swerl.training.train import train
 
 PLAIN = Task("a-1", "r", "host", "/w", "p", GradingSpec("command", timeout_s=60.0))
 

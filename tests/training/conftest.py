@@ -12,7 +12,7 @@ from swerl.core.sample import Sample
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
 from swerl.training.options import TrainerOptions
-from swerl.training.tiny_model import make_tiny_model
+from swerl.training.warm_start import make_tiny_model
 
 SHAPE = ModelShape(
     init_std=0.02,

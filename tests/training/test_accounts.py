@@ -16,7 +16,7 @@ from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
 from swerl.runs.layout import open_run
-from swerl.training.accounts import Accounts
+from swerl.training.usage import Accounts
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
 HOUR = 64 * 2.5

@@ -13,7 +13,7 @@ from swerl.core.errors import TrainerError
 from swerl.core.events import Event, Notice
 from swerl.core.learning import CheckpointRef
 from swerl.runs.layout import Best, State, open_run
-from swerl.training.commits import Commits
+from swerl.training.loop import Commits
 
 
 class Saves:

@@ -19,7 +19,7 @@ from swerl.harnesses import builtin
 from swerl.sandboxes import local
 from swerl.tasks._twin_templates import TRAINED
 from swerl.tasks.twin import make_tasks, make_variants
-from swerl.training import demonstrations
+from swerl.training.warm_start import Demonstration, repairs, to_row
 
 
 @pytest.mark.parametrize(("seed", "slip"), [(0, ""), (1, ""), (1, "c ** d")])
@@ -29,7 +29,7 @@ async def test_a_row_is_what_a_real_scripted_episode_records(
     (task,) = make_tasks(tmp_path, split="train", count=1, seed=seed)
     (variant,) = make_variants(split="train", count=1, seed=seed)
     family = tiny.build(None)
-    demonstration = demonstrations.Demonstration(variant, variant.good, slip)
+    demonstration = Demonstration(variant, variant.good, slip)
     replies = _replies(demonstration)
     engine = ScriptedEngine(family, lambda _: replies)
     backend = local.build(local.Options())
@@ -42,14 +42,14 @@ async def test_a_row_is_what_a_real_scripted_episode_records(
         done = await agent.run(sandbox, task, session.endpoint(session.url), 60)
         edited = (await sandbox.read(f"{task.workdir}/{variant.file}")).decode()
         (sample,) = to_samples(await session.close(), episode="s", task="t")
-    row = demonstrations.to_row(family, demonstration, "row")
+    row = to_row(family, demonstration, "row")
     assert done.code == 0, done.log
     assert edited == variant.fixed
     assert sample.ids == row.ids
     assert sample.mask == row.mask or slip
 
 
-def _replies(demonstration: demonstrations.Demonstration) -> list[Message]:
+def _replies(demonstration: Demonstration) -> list[Message]:
     said = [one.message for one in demonstration.conversation()]
     return [message for message in said if message.role is Role.ASSISTANT]
 
@@ -58,8 +58,8 @@ def _replies(demonstration: demonstrations.Demonstration) -> list[Message]:
 def test_every_reply_but_a_slip_is_trained(slip: str) -> None:
     family = tiny.build(None)
     (variant,) = make_variants(split="train", count=1, seed=0)
-    demonstration = demonstrations.Demonstration(variant, variant.good, slip)
-    row = demonstrations.to_row(family, demonstration, "row")
+    demonstration = Demonstration(variant, variant.good, slip)
+    row = to_row(family, demonstration, "row")
     replies = [family.encode_reply(message) for message in _replies(demonstration)]
     if slip:
         del replies[1]
@@ -68,7 +68,7 @@ def test_every_reply_but_a_slip_is_trained(slip: str) -> None:
 
 
 def test_a_slip_is_never_in_the_file() -> None:
-    some = list(islice(demonstrations.demonstrations(0, 0.5), 500))
+    some = list(islice(repairs(0, 0.5), 500))
     slips = [one for one in some if one.slip]
     assert 0.08 < len(slips) / len(some) < 0.22
     assert not [one for one in slips if f"return {one.slip}" in one.variant.source]
@@ -76,7 +76,7 @@ def test_a_slip_is_never_in_the_file() -> None:
 
 def test_the_wrong_share_sets_how_many_fixes_are_random() -> None:
     def right(wrong_share: float) -> float:
-        some = list(islice(demonstrations.demonstrations(0, wrong_share), 300))
+        some = list(islice(repairs(0, wrong_share), 300))
         return sum(one.fix == one.variant.good for one in some) / len(some)
 
     assert right(0.0) == 1.0
@@ -85,5 +85,5 @@ def test_the_wrong_share_sets_how_many_fixes_are_random() -> None:
 
 
 def test_demonstrations_come_from_training_templates_alone() -> None:
-    some = islice(demonstrations.demonstrations(0, 0.5), 300)
+    some = islice(repairs(0, 0.5), 300)
     assert {one.variant.template for one in some} <= set(TRAINED)

@@ -12,7 +12,7 @@ from swerl.core.errors import RunError
 from swerl.core.events import ignore
 from swerl.recipe.schema import Recipe
 from swerl.runs.layout import RunFolder
-from swerl.training import learning_side as learning
+from swerl.training import train as learning
 
 
 async def test_a_copy_that_a_full_disk_cut_short_is_one_error_and_made_anew(

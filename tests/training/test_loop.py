@@ -17,7 +17,7 @@ from swerl.recipe.schema import Recipe
 from swerl.rollout.supply import Supply
 from swerl.runs.layout import State, open_run
 from swerl.training import loop
-from swerl.training.mini_batches import Learned
+from swerl.training.updates import Learned
 
 
 class Trainer:

@@ -7,7 +7,7 @@ import pytest
 from swerl.core.learning import Batch, StepStats
 from swerl.core.sample import Sample
 from swerl.training import batch as batches
-from swerl.training.mini_batches import join, learned, split
+from swerl.training.updates import join, learned, split
 
 
 def row(task: str, episode: str, share: float = 1.0) -> Sample:

@@ -17,7 +17,7 @@ from swerl.core.tree import Trajectory
 from swerl.core.turn import Turn
 from swerl.plan.flops import RowCost
 from swerl.training import batch as batches
-from swerl.training.collect import collect
+from swerl.training.batch import collect
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
 
 NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")

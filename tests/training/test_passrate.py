@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from swerl.training.passrate import pass_at_k, rate
+from swerl.training.evaluation import pass_at_k, rate
 
 
 @pytest.mark.parametrize("num_solved", range(6))

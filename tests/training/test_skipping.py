@@ -12,7 +12,7 @@ from swerl.core.errors import NotFiniteError
 from swerl.core.events import Event, StepSkipped
 from swerl.core.learning import Batch
 from swerl.training.options import TrainerOptions
-from swerl.training.skipping import Skipping
+from swerl.training.updates import Skipping
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 

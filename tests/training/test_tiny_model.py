@@ -12,7 +12,7 @@ from swerl.core.errors import InputError
 from swerl.engines._weights import checksum
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
-from swerl.training.tiny_model import make_tiny_model
+from swerl.training.warm_start import make_tiny_model
 
 
 @pytest.fixture

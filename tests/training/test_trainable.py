@@ -9,7 +9,7 @@ import pytest
 
 from swerl.core.errors import InputError
 from swerl.engines.families import tiny
-from swerl.training.trainable import check_trainable
+from swerl.training.train import check_trainable
 
 
 def test_a_model_of_an_unknown_line_is_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from swerl.training.walltime import covered
+from swerl.training.step_metrics import covered
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from swerl.core.events import (
 )
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
-from swerl.training.memory_check import MEASURED, PLANNED, describe
+from swerl.training.usage import MEASURED, PLANNED, describe
 
 if TYPE_CHECKING:
     from rich.live import Live

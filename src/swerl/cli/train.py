@@ -91,7 +91,7 @@ def _train(recipe: Recipe, root: Path, after: str) -> None:
     from swerl.cli._train_view import TrainView, show_summary
     from swerl.core.errors import RunStoppedError
     from swerl.runs.layout import RunFolder
-    from swerl.training.training_run import train
+    from swerl.training.train import train
 
     with TrainView(recipe) as view:
         try:

@@ -17,7 +17,7 @@ from swerl.plan.shape import Shape
 _BF16 = 2
 _FP32 = 4
 CHUNK_LOGITS = 1 << 28
-"""Most logits that a rank makes at a time (`training/rank/output.py`): 1 GiB of fp32."""
+"""Most logits that a rank makes at a time (`training/rank/model.py`): 1 GiB of fp32."""
 _CHUNK = 64
 """Positions that the gated delta rule's kernels work on at a time."""
 

@@ -1,6 +1,6 @@
 """Wire the rollout side of a Recipe: Tasks, family, engine, gateway, sandboxes, Episode parts.
 
-`training/machine.py` adds the trainer. Commands that need only some parts build them from here.
+`training/train.py` adds the trainer. Commands that need only some parts build them from here.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -22,14 +24,12 @@ from swerl.core.contracts import MegatronMapping
 from swerl.core.errors import InputError, RunError
 from swerl.core.files import disk_errors, read_json, write_json, write_text
 from swerl.recipe.schema import Recipe
+from swerl.runs import history
 from swerl.runs.layout import RunFolder
-from swerl.training.checkpoint import meta as checkpoint_meta
+from swerl.training.checkpoint import folder as checkpoint_meta
 from swerl.training.checkpoint.files import Source
-from swerl.training.checkpoint.folder import folder_of
-from swerl.training.checkpoint.meta import CheckpointMeta
-from swerl.training.export_card import model_card
-from swerl.training.safetensors_files import SHARD_BYTES, LazyTensors, ShardWriter
-from swerl.training.tiny_model import copy_tokenizer
+from swerl.training.checkpoint.folder import CheckpointMeta, folder_of
+from swerl.training.model_folder import SHARD_BYTES, LazyTensors, ShardWriter, copy_tokenizer
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """Types to export in, besides `auto`: those that the weights had in training."""
@@ -185,3 +185,52 @@ def _write_sums(folder: Path) -> None:
     files = sorted(path for path in folder.iterdir())
     lines = [f"{checkpoint_meta.mark(path).sha256}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(lines))
+
+
+class Facts(Protocol):
+    """What a card says of the weights."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+
+    @property
+    def num_params(self) -> int:
+        """Parameters."""
+
+    @property
+    def checksum(self) -> str:
+        """Name of the weights' content."""
+
+
+def model_card(run: RunFolder, recipe: Recipe, facts: Facts, source: Path) -> str:
+    """Return a README.md in the Hugging Face hub's form."""
+    return "\n".join(_lines(run, recipe, facts, source)) + "\n"
+
+
+def _lines(run: RunFolder, recipe: Recipe, facts: Facts, source: Path) -> Iterator[str]:
+    name = f"{recipe.name}, step {facts.step}"
+    yield from ("---", "library_name: transformers", "pipeline_tag: text-generation")
+    yield from ("tags:", "- reinforcement-learning", "- swerl", "---", f"# {name}", "")
+    yield f"`{source.name}`, trained as a coding agent by reinforcement learning with swerl."
+    yield from ("", "| fact | value |", "|---|---|")
+    yield f"| run | {recipe.name} |"
+    yield f"| optimizer steps | {facts.step} of {recipe.steps} |"
+    yield f"| parameters | {facts.num_params:,} |"
+    yield f"| model family | {recipe.model.family} |"
+    yield f"| algorithm | {recipe.algorithm.type} |"
+    yield f"| harness | {recipe.harness.type} |"
+    yield f"| tasks | {Path(recipe.tasks.source).name} |"
+    yield f"| peak learning rate | {recipe.trainer.lr:g} |"
+    yield f"| weights' checksum | `{facts.checksum}` |"
+    yield f"| swerl | {version('swerl')} |"
+    evals = history.read(run.events).evals if run.events.exists() else {}
+    found = [(split, step, rate) for split, points in evals.items() for step, rate in points]
+    past = [row for row in found if row[1] <= facts.step]
+    if past:
+        yield from ("", "| evaluation | after step | solve rate |", "|---|---|---|")
+        yield from (f"| {split} | {step} | {rate:.3f} |" for split, step, rate in past)
+    yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
+    yield from ('model = AutoModelForCausalLM.from_pretrained(".", dtype="auto")',)
+    yield from ('tokenizer = AutoTokenizer.from_pretrained(".")', "```")
+    yield from ("", "`sha256sum -c SHA256SUMS` checks the files.")

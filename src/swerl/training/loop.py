@@ -7,11 +7,13 @@ optimizer steps take turns or run side by side; the loop is the same (`rollout/s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 from swerl.core.contracts import Algorithm, Engine, Trainer
-from swerl.core.events import Notice, StepEnded
+from swerl.core.events import Emit, Notice, StepEnded
 from swerl.core.task import Task
 from swerl.recipe.schema import Recipe
 from swerl.rollout import lost_weights
@@ -24,13 +26,12 @@ from swerl.rollout.versions import Versions
 from swerl.runs import history, prompts, tables
 from swerl.runs.layout import Cursor, RunFolder, State
 from swerl.training import batch as batches
-from swerl.training import mini_batches, outcome
-from swerl.training.collect import Collected, collect
-from swerl.training.commits import Commits
+from swerl.training import step_metrics as outcome
+from swerl.training import updates as mini_batches
+from swerl.training.batch import Collected, collect
 from swerl.training.evaluation import evaluate, is_due
-from swerl.training.meter import Meter
-from swerl.training.mini_batches import Learned
-from swerl.training.skipping import Skipping
+from swerl.training.step_metrics import Meter
+from swerl.training.updates import Learned, Skipping
 from swerl.training.weight_sync import sync as weight_sync
 
 
@@ -196,3 +197,52 @@ def _is_saved(step: int, recipe: Recipe) -> bool:
     return (
         step % recipe.trainer.save_every == 0 or is_due(step, recipe.eval) or step == recipe.steps
     )
+
+
+class Commits:
+    """Begins checkpoints and commits their steps; leaving the context waits for the last one."""
+
+    def __init__(self, trainer: Trainer, folder: RunFolder, emit: Emit) -> None:
+        self._trainer = trainer
+        self._folder = folder
+        self._emit = emit
+        self._under_way: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Commits:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error and self._under_way:
+            self._under_way.cancel()
+            await asyncio.wait({self._under_way})
+        else:
+            await self.finish()
+
+    async def begin(self, state: State) -> None:
+        """Begin the checkpoint of `state.step`, after the one before it; `state` is its commit.
+
+        Raises TrainerError where the one before could not be written.
+        """
+        await self.finish()
+        best = self._folder.read_state().best
+        await self._trainer.save(state.step, kept=() if best is None else (best.step,))
+        self._under_way = asyncio.create_task(self._commit(state))
+
+    async def finish(self) -> None:
+        """Wait until the checkpoint under way is whole and its step committed."""
+        if self._under_way:
+            await self._under_way
+            self._under_way = None
+
+    async def _commit(self, state: State) -> None:
+        saved = await self._trainer.saved()
+        if saved and saved.warning:
+            self._emit(Notice(saved.warning))
+        # Evaluations commit themselves, and one may have taken place since.
+        held = self._folder.read_state()
+        self._folder.write_state(replace(state, evals_done=held.evals_done, best=held.best))

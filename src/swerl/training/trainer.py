@@ -10,20 +10,26 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swerl.cluster.local import LocalNode
-from swerl.cluster.node import Node
-from swerl.core.errors import NotFiniteError, TrainerError
+from swerl.cluster.network import free_port
+from swerl.cluster.node import PYTHON, Ended, Node, Order, Running
+from swerl.cluster.oom import num_oom_kills
+from swerl.core.errors import ClusterError, NotFiniteError, RankLostError, RecipeError, TrainerError
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef
 from swerl.training import batch as batches
-from swerl.training.checkpoint.wait import wait_until_whole
-from swerl.training.options import TrainerOptions
-from swerl.training.ranks import RankPlan, Ranks
+from swerl.training import crash_reason as last_words
+from swerl.training.checkpoint.folder import wait_until_whole
+from swerl.training.crash_reason import Cause
+from swerl.training.options import TrainerOptions, WorkerSettings
 
 
 class MegatronTrainer:
@@ -183,3 +189,214 @@ class MegatronTrainer:
             kind = NotFiniteError if answer.get("kind") == "NotFiniteError" else TrainerError
             raise kind(answer["error"], hint=answer["hint"])
         return answer["result"]
+
+
+CLOSE_S = 10.0
+"""Seconds for the ranks to end by themselves before they are killed."""
+LAST_WORDS_S = 2.0
+"""Seconds for an answer that was on its way when a rank ended."""
+STACKS_S = 10.0
+"""Seconds for the stacks of hanging ranks to reach their logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What the ranks train, and where they run."""
+
+    model: Path
+    family: str
+    algorithm: str
+    algorithm_options: Mapping[str, Any]
+    options: TrainerOptions
+    nodes: tuple[Node, ...]
+
+    def node_of(self, rank: int) -> tuple[Node, int]:
+        """Return a rank's node and its number there. Raises RecipeError on a remainder."""
+        each, rest = divmod(self.options.ranks, len(self.nodes))
+        if rest:
+            raise RecipeError(
+                f"trainer.ranks = {self.options.ranks} on {len(self.nodes)} nodes",
+                hint="give every node the same number of ranks",
+            )
+        return self.nodes[rank // each], rank % each
+
+    def log(self, rank: int) -> Path:
+        """Return the file of what a rank says."""
+        return self.options.log_dir.resolve() / f"trainer-rank{rank}.log"
+
+
+class Ranks:
+    """The processes of one start of the trainer."""
+
+    def __init__(self, plan: RankPlan, work: Path) -> None:
+        self.all: list[Running] = []
+        self._plan = plan
+        self._work = work
+        self._dead: list[int] = []
+        """Ranks that ended, the first one first."""
+        self._asking = asyncio.Lock()
+        self._oom_kills: dict[str, int] = {}
+        """Processes beside the ranks that a node's kernel had killed for want of memory before."""
+
+    @property
+    def has_died(self) -> bool:
+        """Whether a rank ended."""
+        return bool(self._dead)
+
+    async def start(self) -> None:
+        """Start every rank and wait until all are ready. Raises TrainerError."""
+        rendezvous = await self._rendezvous()
+        try:
+            for node in self._plan.nodes:
+                self._oom_kills[node.name] = await node.call(num_oom_kills)
+            for rank in range(self._plan.options.ranks):
+                process = await self._start(rank, rendezvous)
+                process.ended.add_done_callback(partial(self._note_death, rank))
+                self.all.append(process)
+        except ClusterError as error:
+            raise RankLostError(f"cannot start the trainer: {error}", hint=error.hint) from error
+        answer = await self._answer("start", timeout_s=self._plan.options.start_timeout_s)
+        if "error" in answer:
+            raise TrainerError(answer["error"], hint=answer["hint"])
+
+    async def ask(self, line: str) -> Any:
+        """Send a command to rank 0 and return its answer. Raises RankLostError."""
+        command = json.loads(line)["command"]
+        async with self._asking:
+            try:
+                await self.all[0].send(line.encode() + b"\n")
+            except ConnectionError:
+                raise await self._lost(command) from None
+            return await self._answer(command, timeout_s=self._plan.options.step_timeout_s)
+
+    async def close(self) -> None:
+        """Ask the ranks to end, and kill those that do not."""
+        deaths = [rank.ended for rank in self.all]
+        if deaths:
+            with suppress(ConnectionError):
+                await self.all[0].send(b'{"command": "close"}\n')
+            try:
+                await asyncio.wait(deaths, timeout=CLOSE_S)
+            finally:
+                self.kill()
+            await asyncio.gather(*deaths)
+            while await self.all[0].receive():  # what nobody waited for
+                pass
+
+    def kill(self) -> None:
+        """Kill every rank that still runs."""
+        for rank in self.all:
+            if not rank.ended.done():
+                _keep(asyncio.create_task(rank.signal(signal.SIGKILL)))
+
+    async def _rendezvous(self) -> str:
+        nodes = self._plan.nodes
+        if len(nodes) == 1:
+            return f"file://{self._work / 'rendezvous'}"
+        first = nodes[0]
+        return f"tcp://{first.address}:{await first.call(free_port, first.address)}"
+
+    async def _start(self, rank: int, rendezvous: str) -> Running:
+        plan = self._plan
+        node, place = plan.node_of(rank)
+        settings = WorkerSettings(
+            model=plan.model,
+            family=plan.family,
+            algorithm=plan.algorithm,
+            algorithm_options=dict(plan.algorithm_options),
+            options=plan.options,
+            rendezvous=rendezvous,
+            address=node.address,
+            rank=rank,
+        )
+        command = (PYTHON, "-m", "swerl.training.rank.worker", settings.model_dump_json())
+        gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[place]} if place < len(node.gpus) else {}
+        return await node.start(Order(command, plan.log(rank), env=gpu, linked=rank == 0))
+
+    async def _answer(self, command: str, *, timeout_s: float) -> Any:
+        """Wait for rank 0's answer or for the end of any rank. Raises RankLostError."""
+        line = asyncio.create_task(self.all[0].receive())
+        deaths = [rank.ended for rank in self.all]
+        try:
+            await asyncio.wait(
+                [line, *deaths], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not line.done() and self._dead:
+                await asyncio.wait([line], timeout=LAST_WORDS_S)
+            if not line.done() and not self._dead:
+                raise await self._hangs(command, timeout_s)
+        except asyncio.CancelledError:
+            # The answer that is still to come must not be taken for the next command's.
+            self.kill()
+            raise
+        finally:
+            if not line.done():
+                line.cancel()
+        if not line.done() or not (text := line.result()):
+            await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            raise await self._lost(command)
+        return json.loads(text)
+
+    async def _hangs(self, command: str, timeout_s: float) -> RankLostError:
+        """Have every rank write its stack to its log, end them all, and say so."""
+        logs = [self._plan.log(rank) for rank in range(len(self.all))]
+        sizes = [_size(log) for log in logs]
+        for rank in self.all:
+            await rank.signal(signal.SIGUSR1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STACKS_S):
+                for log, size in zip(logs, sizes, strict=True):
+                    # Other machines write these files; nothing tells when, nor that all is there.
+                    before = size
+                    while size == before or before != _size(log):
+                        before = _size(log)
+                        await asyncio.sleep(0.1)
+        self.kill()
+        stand = last_words.places(dict(enumerate(zip(logs, sizes, strict=True))))
+        message = f"the trainer's {command} did not end within {timeout_s:g} s: {stand}"
+        where = self._plan.log(0).with_name("trainer-rank*.log")
+        limit = "start_timeout_s" if command == "start" else "step_timeout_s"
+        hint = f"{where} end with the whole stacks; trainer.{limit} says how long it may take"
+        return RankLostError(message, hint=hint)
+
+    def _note_death(self, rank: int, _: asyncio.Task[Ended]) -> None:
+        self._dead.append(rank)
+
+    async def _lost(self, command: str) -> RankLostError:
+        """Say why a rank died, whose death the others' did not follow, and end them all."""
+        found = [(rank, await self._cause(rank)) for rank in self._dead or [0]]
+        dead, cause = next((each for each in found if not each[1].follows), found[0])
+        how = self._how(dead)
+        self.kill()
+        where = f"rank {dead} on {self.all[dead].node}, {how}"
+        message = f"a rank of the trainer died in `{command}` ({where}): {cause.text}"
+        log = f"the whole log is {self._plan.log(dead)}"
+        advice = (cause.advice, log, "the same command goes on")
+        return RankLostError(message, hint="; ".join(filter(None, advice)))
+
+    def _how(self, rank: int) -> Ended:
+        task = self.all[rank].ended
+        return task.result() if task.done() else Ended(0, "its connection was cut")
+
+    async def _cause(self, rank: int) -> Cause:
+        """Read why a rank ended off its log and off its machine's count of such ends."""
+        killed = 0
+        node, _ = self._plan.node_of(rank)
+        with suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                killed = await node.call(num_oom_kills) - self._oom_kills[node.name]
+        return last_words.cause_of(self._plan.log(rank), self._how(rank), num_oom_kills=killed)
+
+
+def _size(log: Path) -> int:
+    """Return the bytes of a log; of one that a shared disk does not show yet, none."""
+    return log.stat().st_size if log.exists() else 0
+
+
+_kept: set[asyncio.Task[None]] = set()
+
+
+def _keep(task: asyncio.Task[None]) -> None:
+    """Hold a task until it is done: the loop alone does not."""
+    _kept.add(task)
+    task.add_done_callback(_kept.discard)

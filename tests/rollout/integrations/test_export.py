@@ -22,7 +22,7 @@ from swerl.runs import tables
 from swerl.runs.layout import RunFolder
 from swerl.training import batch as batches
 from swerl.training.algorithms import grpo
-from swerl.training.collect import collect
+from swerl.training.batch import collect
 
 
 def turn(index: int, parent: int | None, *, finish: Finish = Finish.STOP) -> Turn:

@@ -13,7 +13,7 @@ from swerl.core.episode import Group
 from swerl.core.sample import to_samples
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Turn
-from swerl.training.collect import collect
+from swerl.training.batch import collect
 
 NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
 BY_DEVIATION = ("gspo", "grpo", "dapo", "cispo")

@@ -13,7 +13,7 @@ import torch
 
 from swerl.core.errors import TrainerError
 from swerl.core.learning import Batch, StepStats
-from swerl.training.checkpoint import meta as checkpoint_meta
+from swerl.training.checkpoint import folder as checkpoint_meta
 from swerl.training.checkpoint.files import Source
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer

@@ -21,7 +21,7 @@ from swerl.core.learning import Batch
 from swerl.engines.families import tiny
 from swerl.training import batch as batches
 from swerl.training.checkpoint.files import Source
-from swerl.training.checkpoint.meta import read_meta
+from swerl.training.checkpoint.folder import read_meta
 from swerl.training.options import TrainerOptions
 from tests.engines.families.lines import build, config_of, weights_of
 

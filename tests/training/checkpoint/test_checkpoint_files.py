@@ -24,9 +24,9 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShard
 from swerl.core.errors import TrainerError
 from swerl.training.checkpoint import files
 from swerl.training.checkpoint import folder as folders
-from swerl.training.checkpoint.meta import CheckpointMeta, check_files, mark, read_meta, steps
-from swerl.training.checkpoint.meta import write_meta as put_meta
-from swerl.training.checkpoint.pieces import Cut, Piece, pieces
+from swerl.training.checkpoint.files import Cut, Piece, pieces
+from swerl.training.checkpoint.folder import CheckpointMeta, check_files, mark, read_meta, steps
+from swerl.training.checkpoint.folder import write_meta as put_meta
 
 WHOLE = {"a": torch.arange(24.0).view(4, 6), "b": torch.randn(3, 2, 8), "c": torch.randn(5)}
 

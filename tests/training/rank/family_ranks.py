@@ -87,7 +87,7 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     from megatron.core import parallel_state
 
     from swerl.training.rank.learner import Learner
-    from swerl.training.rank.parallel import form_groups
+    from swerl.training.rank.worker import form_groups
 
     options = TrainerOptions.model_validate(job["options"])
     form_groups(options)

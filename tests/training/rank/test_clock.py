@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from swerl.training.rank import clock
-from swerl.training.rank.clock import Clock, peak_memory
+from swerl.training.rank import step_stats as clock
+from swerl.training.rank.step_stats import Clock, peak_memory
 
 GIB = 2**30
 GROUP: Any = None

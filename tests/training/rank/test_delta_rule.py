@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from swerl.training.rank.delta_rule import CHUNK, causal_conv, gated_delta_rule
+from swerl.training.rank.gated_delta import CHUNK, causal_conv, gated_delta_rule
 
 HEADS, KEY, VALUE = 2, 8, 12
 ROWS = [0, 5, 5 + 2 * CHUNK + 9, 5 + 2 * CHUNK + 10]

@@ -20,7 +20,7 @@ from swerl.plan.layout import Layout
 from swerl.plan.parameters import rank_params
 from swerl.plan.shape import shape_from_config
 from swerl.training import batch as batches
-from swerl.training.tiny_model import copy_tokenizer
+from swerl.training.model_folder import copy_tokenizer
 from tests.engines.families.lines import LINES, build, config_of, per_expert, weights_of
 from tests.training.rank.family_ranks import run_ranks
 from tests.training.rank.references import record_experts, replaying

@@ -28,7 +28,7 @@ from swerl.core.learning import Batch, LossInputs, Totals
 from swerl.core.sample import Sample
 from swerl.engines.families import tiny
 from swerl.training import batch as batches
-from swerl.training.tiny_model import copy_tokenizer
+from swerl.training.model_folder import copy_tokenizer
 from tests.engines.families.lines import build, config_of, per_expert, weights_of
 from tests.training.rank.family_ranks import digest, run_ranks
 from tests.training.rank.layout_cases import Case, draw, with_holes

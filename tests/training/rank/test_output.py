@@ -17,7 +17,7 @@ from swerl.plan import activations
 from swerl.plan.layout import layout
 from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
-from swerl.training.rank import output
+from swerl.training.rank import model as output
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "qwen06b_1gpu.toml"
 
@@ -32,7 +32,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(weight: torch.Tensor, hidden: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
     weight, hidden = (tensor.clone().requires_grad_() for tensor in (weight, hidden))
-    logp = output.log_probs(lambda h: h @ weight.T, hidden, labels, vocab=VOCAB)
+    logp = output.chunked_log_probs(lambda h: h @ weight.T, hidden, labels, vocab=VOCAB)
     (logp * torch.arange(1.0, len(labels) + 1)).sum().backward()
     assert weight.grad is not None
     assert hidden.grad is not None
@@ -63,7 +63,7 @@ def test_no_more_logits_than_a_chunk_are_made_at_once(monkeypatch: pytest.Monkey
         return hidden @ torch.ones(16, VOCAB)
 
     hidden = torch.zeros(23, 16, requires_grad=True)
-    output.log_probs(to_logits, hidden, torch.zeros(23, dtype=torch.long), vocab=VOCAB)
+    output.chunked_log_probs(to_logits, hidden, torch.zeros(23, dtype=torch.long), vocab=VOCAB)
     assert sizes == [8, 8, 7]
 
 
@@ -114,6 +114,6 @@ def test_no_more_is_alive_at_once_than_the_memory_plan_says(
     hidden = torch.randn(num_positions, 4, dtype=dtype, requires_grad=True)
     labels = torch.randint(0, vocab, (num_positions,))
     with Alive() as alive:
-        logp = output.log_probs(lambda h: h @ weight.T, hidden, labels, vocab=vocab)
+        logp = output.chunked_log_probs(lambda h: h @ weight.T, hidden, labels, vocab=vocab)
         logp.sum().backward()
     assert alive.peak == pytest.approx(planned, rel=0.05)

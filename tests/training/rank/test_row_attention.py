@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from swerl.training.rank import row_attention
-from swerl.training.rank.row_attention import attend, varlen
+from swerl.training.rank import attention as row_attention
+from swerl.training.rank.attention import attend, varlen
 
 ROWS = [((5, 3, 1), (5, 3, 1)), ((4, 2), (9, 7))]
 """Lengths of queries and of keys: as many, or queries that come after more keys."""

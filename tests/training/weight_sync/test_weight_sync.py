@@ -13,11 +13,10 @@ import torch
 from swerl.core.errors import RecipeError
 from swerl.core.learning import EngineTarget, Received
 from swerl.recipe.schema import ClusterSection
-from swerl.training.weight_sync.buckets import Bucket, handle, in_buckets
-from swerl.training.weight_sync.checksum import Expectation
-from swerl.training.weight_sync.hash import hash_tensor
+from swerl.training.weight_sync.checksum import Expectation, hash_tensor
 from swerl.training.weight_sync.send import stored_dtypes
 from swerl.training.weight_sync.sync import choose_way, sync
+from swerl.training.weight_sync.transport import Bucket, handle, in_buckets
 
 ONE = EngineTarget("http://127.0.0.1:1", 1, "float32", "cpu")
 QWEN3 = {"model_type": "qwen3", "tie_word_embeddings": True}

@@ -26,8 +26,8 @@ from swerl.engines._sglang_http import HttpEngine
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ClusterSection, ModelShape
 from swerl.training.options import TrainerOptions
-from swerl.training.tiny_model import make_tiny_model
 from swerl.training.trainer import MegatronTrainer
+from swerl.training.warm_start import make_tiny_model
 from swerl.training.weight_sync import sync as weight_sync
 from swerl.training.weight_sync.sync import TrainerSource
 from tests.engines._served import sglang_python
@@ -194,8 +194,7 @@ class _CutOff:
         """Send one tensor of noise by shared memory, and fail."""
         import torch
 
-        from swerl.training.weight_sync.buckets import Bucket, handle
-        from swerl.training.weight_sync.http import Caller, failures
+        from swerl.training.weight_sync.transport import Bucket, Caller, failures, handle
 
         name = "model.layers.0.mlp.down_proj.weight"
         bucket = Bucket((name,), (torch.randn(256, 512),))

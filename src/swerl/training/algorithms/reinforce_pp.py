@@ -1,6 +1,6 @@
 """REINFORCE++: token ratios, advantages scaled over the whole step (arXiv 2501.03262).
 
-Users type `reinforce-pp`: a module's name has no plus sign.
+Users type `reinforce-pp`, because a module's name cannot hold a plus sign.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from pydantic import Field
 
 from swerl.core.episode import Group
 from swerl.core.learning import LossInputs, LossResult
-from swerl.training.algorithms._advantages import group_advantages, scale_over_step
-from swerl.training.algorithms._options import PolicyOptions
-from swerl.training.algorithms._policy import policy_loss
-from swerl.training.algorithms._surrogate import clipped
+from swerl.training.algorithms._policy_gradient import (
+    PolicyGradient,
+    PolicyOptions,
+    clipped_loss,
+    group_advantages,
+    scale_over_step,
+)
 
 
 class Options(PolicyOptions):
@@ -26,23 +29,17 @@ class Options(PolicyOptions):
     clip_high: float = Field(0.2, gt=0)
     """How far a token's ratio may rise above 1; PPO's value."""
     baseline: Literal["group", "step"] = "group"
-    """What rewards are compared with: their Group's mean (the paper's "w/ Baseline", for several
-    attempts at a Task) or the mean of the step (its plain form)."""
+    """Baseline of a reward: its Group's mean (the paper's "w/ Baseline", for several attempts at a
+    Task) or the mean of the step (its plain form)."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL divergence to the initial policy. The paper puts k1 in the reward for the
     plain form, and k2 in the loss with a baseline."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k2"
-    """How a token's divergence is estimated; k2 has the right gradient in the loss."""
+    """Estimator of a token's divergence; k2 has the right gradient in the loss."""
 
 
-class ReinforcePp:
+class ReinforcePp(PolicyGradient[Options]):
     """Implements Algorithm."""
-
-    needs_context = False
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self.needs_reference = options.kl_coef > 0
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
         """Return rewards less their baseline, over the standard deviation of the step (eq. 10).
@@ -50,7 +47,7 @@ class ReinforcePp:
         Mean and deviation are over Episodes, before any KL: a divergence in the reward is
         subtracted later and is not scaled.
         """
-        if self._options.baseline == "group":
+        if self.options.baseline == "group":
             centred = [group_advantages(group, normalize_std=False) for group in groups]
             return scale_over_step(groups, centred, centre=False)
         rewards = [[episode.reward for episode in group.episodes] for group in groups]
@@ -58,14 +55,8 @@ class ReinforcePp:
 
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the clipped loss on token ratios, the mean over each Episode's tokens."""
-        low, high = self._options.clip_low, self._options.clip_high
-        return policy_loss(
-            inputs,
-            self._options,
-            lambda log_ratio_BT, advantage_BT: clipped(log_ratio_BT, advantage_BT, low, high),
-        )
+        low, high = self.options.clip_low, self.options.clip_high
+        return clipped_loss(inputs, self.options, low=low, high=high)
 
 
-def build(options: Options) -> ReinforcePp:
-    """Build the algorithm."""
-    return ReinforcePp(options)
+build = ReinforcePp

@@ -16,10 +16,8 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     context_weight: float = Field(0.1, ge=0, le=1)
-    """Weight of a context token's cross-entropy against a trained token's.
-
-    A model made from nothing learns the words of its prompts with it; 0 trains the replies alone.
-    """
+    """Weight of a context token's cross-entropy against a trained token's. Above 0, a new model
+    also learns the words of its prompts; 0 trains the replies alone."""
 
 
 class Sft:
@@ -32,7 +30,7 @@ class Sft:
         self.needs_context = options.context_weight > 0
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
-        """Return zeros: the loss reads none."""
+        """Return zeros: the loss reads no advantage."""
         return [[0.0] * len(group.episodes) for group in groups]
 
     def loss(self, inputs: LossInputs) -> LossResult:
@@ -46,6 +44,4 @@ class Sft:
         return LossResult(loss, stats)
 
 
-def build(options: Options) -> Sft:
-    """Build the algorithm."""
-    return Sft(options)
+build = Sft

@@ -6,25 +6,30 @@ how it went while the ranks are busy with a step.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from swerl.core.errors import TrainerError
 from swerl.core.files import disk_errors, write_json
-from swerl.training.checkpoint.meta import steps
+from swerl.core.learning import CheckpointRef
 
 KEPT = 2
 """Newest checkpoints kept: the last, and the one before it in case a run stops while committing."""
+_POLL_S = 0.05
+"""Seconds between looks for the note on a save."""
 _GIB = 2**30
 _MARGIN = 1.02
 """Room that a checkpoint needs over its tensors: names, places and what file systems add."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SaveOutcome:
     """How one save went."""
 
     step: int
@@ -104,16 +109,16 @@ def space_warning(parent: Path, num_bytes: int) -> str:
     )
 
 
-def put_outcome(parent: Path, outcome: Outcome) -> None:
+def put_outcome(parent: Path, outcome: SaveOutcome) -> None:
     """Leave a note of how a save went."""
     write_json(_outcome(parent, outcome.step), asdict(outcome))
 
 
-def take_outcome(parent: Path, step: int) -> Outcome | None:
+def take_outcome(parent: Path, step: int) -> SaveOutcome | None:
     """Return and remove the note on a step's save; None while it is under way."""
     path = _outcome(parent, step)
     try:
-        found = Outcome(**json.loads(path.read_text(encoding="utf-8")))
+        found = SaveOutcome(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     path.unlink(missing_ok=True)
@@ -122,3 +127,131 @@ def take_outcome(parent: Path, step: int) -> Outcome | None:
 
 def _outcome(parent: Path, step: int) -> Path:
     return parent / f".{step:05d}.outcome.json"
+
+
+async def wait_until_whole(parent: Path, step: int, *, lives: Callable[[], bool]) -> CheckpointRef:
+    """Return when the checkpoint of a step is whole; the controller waits while the ranks work.
+
+    Raises TrainerError if the save failed, or if the trainer ended before it was whole.
+    """
+    while True:
+        is_alive = lives()  # before the look: a rank may leave its note and end
+        outcome = take_outcome(parent, step)
+        if outcome is None and not is_alive:
+            raise TrainerError(
+                f"the trainer ended before the checkpoint of step {step} was whole",
+                hint="run the same command again: it resumes from the checkpoint before",
+            )
+        if outcome is not None:
+            break
+        await asyncio.sleep(_POLL_S)
+    if outcome.error:
+        raise TrainerError(outcome.error, hint=outcome.hint)
+    return CheckpointRef(step, outcome.num_bytes, outcome.write_s, outcome.warning)
+
+
+FORMAT = 1
+"""Number of the format that this file writes and reads."""
+META = "meta.json"
+OLDER = "`swerl train rewind RUN --step N` goes back to an older checkpoint"
+"""What to do about a checkpoint that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """Size and content of one file."""
+
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMeta:
+    """What a checkpoint holds, and how it was made."""
+
+    step: int
+    family: str
+    model_type: str
+    """`model_type` of the model's config.json."""
+    num_params: int
+    layout: Mapping[str, int]
+    """Parallel sizes of the run that wrote it; any other may read it."""
+    dtype: str
+    """Of the weights in training; the checkpoint holds their fp32 masters."""
+    other_dtypes: Mapping[str, str]
+    """Parameters that have another type in training, and which."""
+    files: Mapping[str, FileMark]
+    format: int = FORMAT
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensor files."""
+        return sum(file.num_bytes for file in self.files.values())
+
+
+def mark(path: Path) -> FileMark:
+    """Measure one file."""
+    with path.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256")
+    return FileMark(path.stat().st_size, digest.hexdigest())
+
+
+def write_meta(folder: Path, meta: CheckpointMeta) -> None:
+    """Write meta.json. Raises RunError on a full disk."""
+    write_json(folder / META, asdict(meta))
+
+
+def read_meta(folder: Path) -> CheckpointMeta:
+    """Read meta.json. Raises TrainerError: no such step, half-written, or of another format."""
+    if not folder.is_dir():
+        others = ", ".join(str(step) for step in steps(folder.parent)) or "none"
+        raise TrainerError(
+            f"there is no checkpoint {folder}; steps that are there: {others}", hint=OLDER
+        )
+    try:
+        value = json.loads((folder / META).read_text(encoding="utf-8"))
+        found = value["format"]
+        if found != FORMAT:
+            message = f"the checkpoint {folder} has format {found}; this swerl reads {FORMAT}"
+            hint = "restore it with the swerl that wrote it, and `swerl export` the weights there"
+            raise TrainerError(message, hint=hint)
+        return _from_json(value)
+    except FileNotFoundError as error:
+        raise TrainerError(
+            f"the checkpoint {folder} has no {META}: half-written, or of an older swerl", hint=OLDER
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainerError(
+            f"the checkpoint {folder} has a damaged {META}: {error!r}", hint=OLDER
+        ) from error
+
+
+def check_files(folder: Path, meta: CheckpointMeta, *, part: int = 0, num_parts: int = 1) -> None:
+    """Check the size of every file, and the content of one part of them.
+
+    The ranks of a trainer share the reading. Raises TrainerError naming the file.
+    """
+    for number, (name, wanted) in enumerate(sorted(meta.files.items())):
+        path = folder / name
+        if not path.is_file():
+            _refuse(folder, f"its file {name} is missing")
+        size = path.stat().st_size
+        if size != wanted.num_bytes:
+            _refuse(folder, f"its file {name} has {size:,} bytes of {wanted.num_bytes:,}")
+        if number % num_parts == part and mark(path) != wanted:
+            _refuse(folder, f"the content of its file {name} has changed")
+
+
+def steps(parent: Path) -> list[int]:
+    """Return the steps of the whole checkpoints in a folder, in order."""
+    found = parent.iterdir() if parent.is_dir() else ()
+    return sorted(int(p.name) for p in found if p.name.isdecimal() and (p / META).is_file())
+
+
+def _refuse(folder: Path, what: str) -> None:
+    raise TrainerError(f"cannot restore the checkpoint {folder}: {what}", hint=OLDER)
+
+
+def _from_json(value: dict[str, Any]) -> CheckpointMeta:
+    files = {name: FileMark(**file) for name, file in value.pop("files").items()}
+    return CheckpointMeta(**value, files=files)

@@ -11,10 +11,11 @@ killed rank goes on writing.
 
 from __future__ import annotations
 
+import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -24,15 +25,24 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from swerl.core.errors import SwerlError, TrainerError
-from swerl.training.checkpoint import files, state
+from swerl.training.checkpoint import files
 from swerl.training.checkpoint import folder as folders
-from swerl.training.checkpoint.folder import Outcome
-from swerl.training.checkpoint.meta import CheckpointMeta, check_files, mark, read_meta, write_meta
-from swerl.training.checkpoint.pieces import Piece
+from swerl.training.checkpoint.files import Cut, Piece, pieces
+from swerl.training.checkpoint.folder import (
+    CheckpointMeta,
+    SaveOutcome,
+    check_files,
+    mark,
+    read_meta,
+    write_meta,
+)
 from swerl.training.options import WorkerSettings
 from swerl.training.rank.learner import Learner
+from swerl.training.rank.weights import belongs_to_experts, global_name, rank_cuts, tensor_group
 
 _Result = TypeVar("_Result")
 
@@ -53,7 +63,7 @@ class _Job:
     dtypes: dict[str, str]
     meta: CheckpointMeta
     began: float = field(default_factory=time.monotonic)
-    outcome: Outcome | None = None
+    outcome: SaveOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +97,16 @@ class Checkpoints:
         """
         self.finish()
         folder = folders.folder_of(self._parent, step)
-        owned = state.owned(self._learner)
+        owned = owned_pieces(self._learner)
         self._prepare(folder, owned)
         self._job = _Job(
             step=step,
             folder=folder,
             kept=kept,
             pieces=files.copy_to_host(owned),
-            common=state.common(self._learner),
-            random_state=state.random_state(),
-            dtypes=state.dtypes(self._learner),
+            common=common_state(self._learner),
+            random_state=random_state(),
+            dtypes=param_dtypes(self._learner),
             meta=self._meta(step),
         )
         self._thread = threading.Thread(target=self._write, args=(self._job,), daemon=True)
@@ -104,7 +114,7 @@ class Checkpoints:
         if not self._settings.options.async_save:
             self.finish()
 
-    def finish(self) -> Outcome | None:
+    def finish(self) -> SaveOutcome | None:
         """Wait for the checkpoint that is being written; return how it went."""
         if self._thread is None or self._job is None:
             return None
@@ -121,12 +131,12 @@ class Checkpoints:
         """
         self.finish()
         folder = folders.folder_of(self._parent, step)
-        needed = state.load_pieces(self._learner)
+        needed = needed_pieces(self._learner)
         source = self._agree(lambda: self._open(folder, needed))
         self._agree(lambda: source.read(needed))
         common = source.common()
-        state.load_common(self._learner, common)
-        state.load_random_state(common["random_states"], self._rank)
+        load_common_state(self._learner, common)
+        load_random_state(common["random_states"], self._rank)
         self._base = step
 
     def _open(self, folder: Path, needed: Sequence[Piece]) -> files.Source:
@@ -198,7 +208,7 @@ class Checkpoints:
         dist.broadcast_object_list(verdict, src=0, group=self._group)
         job.outcome = verdict[0]
 
-    def _finish(self, job: _Job, parts: Sequence[Any]) -> Outcome:
+    def _finish(self, job: _Job, parts: Sequence[Any]) -> SaveOutcome:
         try:
             meta = _make_whole(job, parts)
             spare = {*job.kept, *(() if self._base is None else (self._base,))}
@@ -206,7 +216,7 @@ class Checkpoints:
                 self._parent, job.step, spare=spare, every=self._settings.options.keep_every
             )
             self._base = job.step
-            outcome = Outcome(
+            outcome = SaveOutcome(
                 job.step,
                 meta.num_bytes,
                 time.monotonic() - job.began,
@@ -214,7 +224,7 @@ class Checkpoints:
             )
         except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
             shutil.rmtree(folders.part_of(job.folder), ignore_errors=True)
-            outcome = Outcome(
+            outcome = SaveOutcome(
                 job.step,
                 error=f"cannot write the checkpoint {job.folder}: {_first_line(error)}",
                 hint="is the disk full? the weights and the checkpoint before it are safe",
@@ -235,7 +245,7 @@ def _make_whole(job: _Job, parts: Sequence[Any]) -> CheckpointMeta:
     shapes = files.finish(written, {**job.common, "random_states": random_states}, folder)
     marks = {name: found for part in written for name, found in part.files.items()}
     marks |= {name: mark(folder / name) for name in files.DESCRIPTIONS}
-    num_params = sum(prod(s) for key, s in shapes.items() if not key.startswith(state.OPTIMIZER))
+    num_params = sum(prod(s) for key, s in shapes.items() if not key.startswith(OPTIMIZER))
     dtypes = {key: dtype for part in parts for key, dtype in part.dtypes.items()}
     others = {key: dtype for key, dtype in dtypes.items() if dtype != job.meta.dtype}
     meta = replace(job.meta, num_params=num_params, other_dtypes=others, files=marks)
@@ -248,3 +258,195 @@ def _make_whole(job: _Job, parts: Sequence[Any]) -> CheckpointMeta:
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or repr(error)).splitlines()[0]
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+OPTIMIZER = "optimizer."
+"""What names of the optimizer's tensors begin with."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's running means of the gradient and of its square."""
+_OUTPUT, _TIED = "output_layer.weight", "embedding.word_embeddings.weight"
+
+
+def owned_pieces(learner: Learner) -> list[Piece]:
+    """Return the pieces that this rank writes: together the ranks hold each element once."""
+    found: list[Piece] = []
+    names = _names(learner)
+    trained = set()
+    for optimizer in _optimizers(learner):
+        for param, start, tensors in _shards(optimizer):
+            trained.add(param)
+            if _is_first_copy(param) and not _is_tied_copy(learner, param):
+                found += _pieces(names, param, tensors, start)
+    for param, key in names.items():
+        if param not in trained and not _is_trained(param) and _is_first_replica(param):
+            found += pieces(key, param, param.shape, _cuts(param))
+    return found
+
+
+def needed_pieces(learner: Learner) -> list[Piece]:
+    """Return all pieces that this rank needs: its parameters, and its range of the moments."""
+    found: list[Piece] = []
+    names = _names(learner)
+    for param, key in names.items():
+        found += pieces(key, param, param.shape, _cuts(param))
+    for optimizer in _optimizers(learner):
+        for param, start, tensors in _shards(optimizer):
+            found += _pieces(names, param, tensors, start)
+    return found
+
+
+def common_state(learner: Learner) -> dict[str, Any]:
+    """Return what is not a piece of a tensor and the same on all ranks."""
+    return {"scheduler": dict(learner.scheduler.state_dict()), "adam_steps": _adam_steps(learner)}
+
+
+def load_common_state(learner: Learner, state: Mapping[str, Any]) -> None:
+    """Take back what `common` returned."""
+    learner.scheduler.num_steps = 0  # loading adds to it
+    learner.scheduler.load_state_dict(dict(state["scheduler"]))
+    for optimizer in _optimizers(learner):
+        _set_steps(optimizer.optimizer, state["adam_steps"])
+
+
+def param_dtypes(learner: Learner) -> dict[str, str]:
+    """Return the type that each parameter of this rank has in training, by torch's name."""
+    names = _names(learner).items()
+    return {key: str(param.dtype).removeprefix("torch.") for param, key in names}
+
+
+def random_state() -> dict[str, Any]:
+    """Return this rank's random state."""
+    on_gpu = torch.cuda.is_available()
+    return {
+        "python": random.getstate(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if on_gpu else None,
+        "megatron": get_cuda_rng_tracker().get_states(),
+    }
+
+
+def load_random_state(states: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Continue from a rank's random state; from the first one's where there were fewer ranks."""
+    state = states[rank] if rank < len(states) else states[0]
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    get_cuda_rng_tracker().set_states(dict(state["megatron"]))
+
+
+def _names(learner: Learner) -> dict[torch.nn.Parameter, str]:
+    """Return the name of each parameter in the whole model.
+
+    A last pipeline stage has a copy of tied embeddings, which goes by the name of the original.
+    """
+    model = learner.model
+    is_tied = model.share_embeddings_and_output_weights
+    names = {param: global_name(model, name) for name, param in model.named_parameters()}
+    return {param: _TIED if is_tied and name == _OUTPUT else name for param, name in names.items()}
+
+
+def _is_tied_copy(learner: Learner, param: torch.nn.Parameter) -> bool:
+    model = learner.model
+    return bool(
+        model.share_embeddings_and_output_weights
+        and not model.pre_process
+        and param is model.shared_embedding_or_output_weight()
+    )
+
+
+def _optimizers(learner: Learner) -> list[Any]:
+    """Return the distributed optimizers: one for dense parameters, one for experts."""
+    chained: Any = learner.optimizer
+    return list(getattr(chained, "chained_optimizers", [chained]))
+
+
+def _shards(
+    optimizer: Any,
+) -> Iterator[tuple[torch.nn.Parameter, int, dict[str, torch.Tensor]]]:
+    """Yield each parameter that this rank's optimizer has a range of: its start, its state."""
+    for buffer in optimizer.gbuf_ranges:
+        for buckets in buffer.values():
+            for bucket in buckets:
+                for param, ranges in bucket["param_map"].items():
+                    master = _master(optimizer, param)
+                    state = optimizer.optimizer.state[master]
+                    if not state:
+                        state.update(_fresh_adam_state(master))
+                    yield param, ranges["param"].start, {"param": master, **state}
+
+
+def _master(optimizer: Any, param: torch.nn.Parameter) -> torch.Tensor:
+    """Return this rank's range of a parameter in the form that Adam updates."""
+    group, order = optimizer.model_param_group_index_map[param]
+    main: torch.Tensor = optimizer.optimizer.param_groups[group]["params"][order]
+    return main
+
+
+def _fresh_adam_state(param: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "step": torch.tensor(0.0),
+        "exp_avg": torch.zeros_like(param),
+        "exp_avg_sq": torch.zeros_like(param),
+    }
+
+
+def _pieces(
+    names: Mapping[torch.nn.Parameter, str],
+    param: torch.nn.Parameter,
+    tensors: Mapping[str, torch.Tensor],
+    start: int,
+) -> Iterator[Piece]:
+    key = names[param]
+    yield from pieces(key, tensors["param"], param.shape, _cuts(param), start=start)
+    for moment in MOMENTS:
+        name = f"{OPTIMIZER}{moment}.{key}"
+        yield from pieces(name, tensors[moment], param.shape, _cuts(param), start=start)
+
+
+def _adam_steps(learner: Learner) -> int:
+    """Return the steps that Adam counts for its bias correction, the same for all parameters."""
+    adams = [optimizer.optimizer for optimizer in _optimizers(learner)]
+    counts = [state["step"] for adam in adams for state in adam.state.values() if "step" in state]
+    counts += [group["step"] for adam in adams for group in adam.param_groups if "step" in group]
+    return int(max(counts, default=0))
+
+
+def _set_steps(adam: Any, steps: int) -> None:
+    for group in adam.param_groups:
+        if "step" in group:  # where fused Adams count
+            group["step"] = steps
+    for state in adam.state.values():
+        if "step" in state:
+            # One tensor each: torch's Adam counts in place.
+            state["step"] = torch.tensor(float(steps))
+
+
+def _is_trained(param: torch.nn.Parameter) -> bool:
+    """Return whether some rank's optimizer has the parameter; this one may have no range of it."""
+    return param.requires_grad
+
+
+def _is_first_replica(param: torch.nn.Parameter) -> bool:
+    if not _is_first_copy(param):
+        return False
+    if belongs_to_experts(param):
+        return bool(parallel_state.get_expert_data_parallel_rank() == 0)
+    return bool(parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0)
+
+
+def _cuts(param: torch.nn.Parameter) -> list[Cut]:
+    """Return how the ranks share a parameter."""
+    shares = rank_cuts(param)
+    return [
+        Cut(each.dim, each.group.rank(), each.group.size(), each.num_stacked) for each in shares
+    ]
+
+
+def _is_first_copy(param: torch.nn.Parameter) -> bool:
+    """Return whether this rank is the first of the tensor ranks that hold the same elements."""
+    return getattr(param, "tensor_model_parallel", False) or tensor_group(param).rank() == 0

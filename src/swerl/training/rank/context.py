@@ -13,8 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import all_to_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +70,93 @@ def whole_order(lengths: tuple[int, ...], num_ranks: int) -> torch.Tensor:
     """Return `order` such that `torch.cat(parts)[order]` is the whole pack, parts in rank order."""
     held = torch.cat([own_positions(lengths, num_ranks, rank) for rank in range(num_ranks)])
     return torch.argsort(held)
+
+
+def gather_context(part: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+    """Return all context ranks' parts, of one shape, end to end along their first axis.
+
+    A part's gradient is the sum of all ranks' gradients for it.
+    """
+    out: torch.Tensor = _GatherContext.apply(part, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _GatherContext(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, part: torch.Tensor, group: torch.distributed.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.group = group
+        out = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
+        torch.distributed.all_gather_into_tensor(out, part.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,) = grads
+        own = grad.new_empty(grad.shape[0] // ctx.group.size(), *grad.shape[1:])
+        torch.distributed.reduce_scatter_tensor(own, grad.contiguous(), group=ctx.group)
+        return own, None
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+@dataclass(frozen=True, slots=True)
+class HeadExchange:
+    """The swap for rows of these padded lengths."""
+
+    lengths: tuple[int, ...]
+    num_groups: int
+    """Groups of heads that this rank's matrices make, of which no group is torn apart."""
+
+    @property
+    def groups(self) -> slice:
+        """Which of the groups this rank computes between `to_whole` and `to_own`."""
+        if not self._divides:
+            return slice(0, self.num_groups)
+        size = self.num_groups // _num_ranks()
+        return slice(_rank() * size, (_rank() + 1) * size)
+
+    def to_whole(self, x_NGD: torch.Tensor) -> torch.Tensor:
+        """Turn all groups at own positions into own groups at all positions, row by row."""
+        num_ranks = _num_ranks()
+        if num_ranks == 1:
+            return x_NGD
+        order = whole_order(self.lengths, num_ranks).to(x_NGD.device)
+        if not self._divides:
+            return gather_context(x_NGD, _group())[order]
+        count, width = len(x_NGD), x_NGD.shape[-1]
+        by_rank = x_NGD.reshape(count, num_ranks, -1, width).transpose(0, 1).contiguous()
+        received: torch.Tensor = all_to_all(_group(), by_rank)
+        return received.flatten(0, 1)[order]
+
+    def to_own(self, y_MGD: torch.Tensor) -> torch.Tensor:
+        """Turn own groups at all positions into all groups at own positions."""
+        num_ranks = _num_ranks()
+        if num_ranks == 1:
+            return y_MGD
+        if not self._divides:
+            return y_MGD[own_positions(self.lengths, num_ranks, _rank()).to(y_MGD.device)]
+        order = whole_order(self.lengths, num_ranks).to(y_MGD.device)
+        ordered = y_MGD[torch.argsort(order)]
+        by_rank = ordered.reshape(num_ranks, -1, *y_MGD.shape[1:])
+        received: torch.Tensor = all_to_all(_group(), by_rank)
+        return received.transpose(0, 1).flatten(1, 2)
+
+    @property
+    def _divides(self) -> bool:
+        return self.num_groups % _num_ranks() == 0
+
+
+def _group() -> torch.distributed.ProcessGroup:
+    group: torch.distributed.ProcessGroup = parallel_state.get_context_parallel_group()
+    return group
+
+
+def _num_ranks() -> int:
+    return int(parallel_state.get_context_parallel_world_size())
+
+
+def _rank() -> int:
+    return int(parallel_state.get_context_parallel_rank())

@@ -9,26 +9,34 @@ whole batch sum to one. So gradients of micro-batches and of ranks are summed, n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from swerl.core.contracts import Algorithm, Family
 from swerl.core.errors import NotFiniteError, SwerlError, TrainerError
 from swerl.core.learning import Batch, StepStats, Totals
 from swerl.plan.flops import row_cost
 from swerl.plan.shape import shape_from_config
-from swerl.training import weights
+from swerl.training.model_folder import read_config
 from swerl.training.options import WorkerSettings
-from swerl.training.rank import gather
-from swerl.training.rank.clock import Clock, peak_memory
-from swerl.training.rank.figures import compare, gather_lists, sum_over_ranks, to_stats
+from swerl.training.rank import weights
+from swerl.training.rank.context import Share
 from swerl.training.rank.microbatch import MicroBatch, Row, rank_micro_batches, to_tensors
 from swerl.training.rank.model import TokenModel, build_model
 from swerl.training.rank.optimizer import build_optimizer, build_scheduler, wrap
-from swerl.training.rank.passes import Figures, counts, gradients, log_probs, own_share
+from swerl.training.rank.step_stats import (
+    Clock,
+    compare,
+    gather_lists,
+    peak_memory,
+    sum_over_ranks,
+    to_stats,
+)
 
 
 class Learner:
@@ -37,7 +45,7 @@ class Learner:
     def __init__(self, settings: WorkerSettings, family: Family, algorithm: Algorithm) -> None:
         self.options = settings.options
         self.mapping = family.megatron()
-        self.hf_config = weights.read_config(settings.model)
+        self.hf_config = read_config(settings.model)
         self._cost = row_cost(shape_from_config(settings.model.name, self.hf_config))
         self._algorithm = algorithm
         self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
@@ -81,7 +89,7 @@ class Learner:
             for rows, micro, logp_S in zip(
                 packed, micro_batches, log_probs(self.model, micro_batches), strict=True
             )
-            if logp_S is not None and counts()
+            if logp_S is not None and reports_figures()
             for row, logp_T in zip(rows, micro.grid(logp_S).tolist(), strict=True)
             if row.weight
         ]
@@ -89,7 +97,7 @@ class Learner:
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights as Hugging Face tensors, on all ranks alike; run it to its end."""
-        for name, tensor in gather.tensors(self.model):
+        for name, tensor in weights.tensors(self.model):
             yield from self.mapping.to_hf({name: tensor}, self.hf_config).items()
 
     def _build(self) -> TokenModel:
@@ -170,3 +178,93 @@ class Learner:
         self.scheduler.step(1)
         self.optimizer.step()
         return grad_norm
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+Figures = Mapping[str, float]
+MicroLoss = Callable[[MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Figures]]
+"""The loss of a micro-batch, from its log-probabilities and the reference's, and its figures."""
+
+
+def own_share() -> Share:
+    """Return which part of every row this rank holds."""
+    return Share(
+        context_ranks=parallel_state.get_context_parallel_world_size(),
+        context_rank=parallel_state.get_context_parallel_rank(),
+        tensor_ranks=parallel_state.get_tensor_model_parallel_world_size(),
+    )
+
+
+def reports_figures() -> bool:
+    """Return whether this rank's figures count: on the last stage, first among equals."""
+    shares = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+    )
+    return shares == (0, 0) and bool(parallel_state.is_pipeline_last_stage())
+
+
+def log_probs(
+    model: torch.nn.Module, micro_batches: Sequence[MicroBatch]
+) -> list[torch.Tensor | None]:
+    """Return `logp_S` of each micro-batch without a gradient; none off the last stage."""
+    with torch.no_grad():
+        found: list[torch.Tensor] = _run(model, micro_batches, _without_loss, forward_only=True)
+    return list(found) or [None] * len(micro_batches)
+
+
+def gradients(
+    model: torch.nn.Module,
+    micro_batches: Sequence[MicroBatch],
+    reference: Sequence[torch.Tensor | None],
+    loss: MicroLoss,
+) -> list[Figures]:
+    """Add up gradients over micro-batches and ranks; return the figures that count here."""
+    inputs = list(zip(micro_batches, reference, strict=True))
+    found: list[Figures] = _run(model, inputs, partial(_with_loss, loss), forward_only=False)
+    return found if reports_figures() else []
+
+
+def _run(
+    model: torch.nn.Module,
+    inputs: Sequence[Any],
+    forward_step: Callable[..., Any],
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    results: list[Any] = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(inputs),
+        model=[model],
+        num_microbatches=len(inputs),
+        seq_length=0,  # each stage tells the next the shape of what it sends
+        micro_batch_size=0,
+        forward_only=forward_only,
+    )
+    return results
+
+
+def _without_loss(
+    inputs: Iterator[MicroBatch], model: torch.nn.Module
+) -> tuple[torch.Tensor, None]:
+    return model(next(inputs).rows), None
+
+
+def _with_loss(
+    loss: MicroLoss,
+    inputs: Iterator[tuple[MicroBatch, torch.Tensor | None]],
+    model: torch.nn.Module,
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, Figures]]]:
+    micro, ref_logp_S = next(inputs)
+
+    def of_output(logp_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Figures]:
+        value, figures = loss(micro, logp_S, ref_logp_S)
+        return value, _NO_TOKENS, figures
+
+    return model(micro.rows), of_output
+
+
+_NO_TOKENS = torch.tensor(0, dtype=torch.int)
+"""What Megatron would divide gradients by; ours need no divisor."""

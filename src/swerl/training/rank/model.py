@@ -13,22 +13,23 @@ between the matrices (sequence parallelism).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.utils.checkpoint import checkpoint
 
 from swerl.core.chat import Json
 from swerl.core.contracts import MegatronMapping
 from swerl.core.errors import TrainerError
+from swerl.plan.activations import CHUNK_LOGITS
 from swerl.training.options import TrainerOptions
-from swerl.training.rank.layer_spec import block_spec, check_divides
-from swerl.training.rank.output import log_probs, over_context
-from swerl.training.rank.packed_layer import RowParams
-from swerl.training.rank.rows import PackedRows
+from swerl.training.rank.layers import RowParams, block_spec, check_divides
+from swerl.training.rank.microbatch import PackedRows
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -50,7 +51,7 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
             )
         hidden_OH = hidden_N1H.squeeze(1).index_select(0, rows.selected_O)
         vocab = self.vocab_size // parallel_state.get_tensor_model_parallel_world_size()
-        logp_O = log_probs(self._logits, hidden_OH, rows.labels_O, vocab=vocab)
+        logp_O = chunked_log_probs(self._logits, hidden_OH, rows.labels_O, vocab=vocab)
         if parallel_state.get_context_parallel_world_size() == 1:
             return logp_O
         return over_context(logp_O, rows.place_O, rows.num_selected)
@@ -170,3 +171,60 @@ def _check_layout(transformer: Mapping[str, Json], options: TrainerOptions) -> N
             "trains wrong weights: experts' gradients are not summed over the ranks in between",
             hint=f"set expert_tensor_parallel={tensor}",
         )
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+ToLogits = Callable[[torch.Tensor], torch.Tensor]
+"""The output layer: (C, H) to (C, V)."""
+
+
+def chunked_log_probs(
+    to_logits: ToLogits, hidden_OH: torch.Tensor, labels_O: torch.Tensor, *, vocab: int
+) -> torch.Tensor:
+    """Return the log-probability of each label, in fp32. `vocab` is V."""
+    size = max(1, CHUNK_LOGITS // vocab)
+    if len(labels_O) <= size:
+        return _chunk(to_logits, hidden_OH, labels_O)
+    chunks = zip(torch.split(hidden_OH, size), torch.split(labels_O, size), strict=True)
+    return torch.cat(
+        [checkpoint(_chunk, to_logits, *chunk, use_reentrant=False) for chunk in chunks]
+    )
+
+
+def over_context(logp_O: torch.Tensor, place_O: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """Return `logp_S`, the same on all context ranks; `place_O` says which of the S `logp_O` are.
+
+    All of them compute the same loss of it. Each takes the gradient of what it put in, so that
+    summed over the ranks it counts once.
+    """
+    logp_S: torch.Tensor = _OverContext.apply(  # type: ignore[no-untyped-call]
+        logp_O, place_O, num_selected
+    )
+    return logp_S
+
+
+class _OverContext(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logp_O: torch.Tensor, place_O: torch.Tensor, num_selected: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(place_O)
+        logp_S = logp_O.new_zeros(num_selected).index_copy(0, place_O, logp_O)
+        group = parallel_state.get_context_parallel_group()
+        torch.distributed.all_reduce(logp_S, group=group)
+        return logp_S
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (place_O,) = ctx.saved_tensors
+        return grads[0][place_O], None, None
+
+
+def _chunk(to_logits: ToLogits, hidden_CH: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
+    logits_CV = to_logits(hidden_CH)
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return -F.cross_entropy(logits_CV.float(), labels_C, reduction="none")
+    loss_C: torch.Tensor = tensor_parallel.vocab_parallel_cross_entropy(logits_CV, labels_C)
+    return -loss_C

@@ -32,7 +32,7 @@ from swerl.core import plugins
 from swerl.core.errors import SwerlError, TrainerError
 from swerl.core.learning import Batch, EngineTarget
 from swerl.training import batch as batches
-from swerl.training.options import WorkerSettings
+from swerl.training.options import TrainerOptions, WorkerSettings
 from swerl.training.rank import megatron_cpu
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ class Commands:
 
     def publish(self) -> dict[str, str]:
         """Write the weights as a model folder named for the number of steps taken."""
-        from swerl.training import weights
+        from swerl.training.model_folder import publish
 
         tensors = self._learner.whole_weights()
         try:
             if dist.get_rank():
                 return {}
             target = self._settings.options.publish_dir / self._version
-            ref = weights.publish(tensors, self._settings.model, target)
+            ref = publish(tensors, self._settings.model, target)
         finally:
             for _ in tensors:  # all ranks come to the end together, also of an error on the first
                 pass
@@ -159,8 +159,6 @@ class Commands:
 
 def _join_ranks(settings: WorkerSettings) -> None:
     megatron_cpu.install()
-    from swerl.training.rank.parallel import form_groups
-
     if torch.cuda.is_available():
         torch.cuda.set_device(settings.rank % torch.cuda.device_count())
     # By default both ask for an address of the host's name, which need not be the one in use.
@@ -174,6 +172,23 @@ def _join_ranks(settings: WorkerSettings) -> None:
         timeout=IDLE,
     )
     form_groups(settings.options)
+
+
+def form_groups(options: TrainerOptions) -> None:
+    """Form Megatron-Core's groups over all ranks, and seed the random states."""
+    # Imported here: Megatron-Core must find the CPU adapter in place.
+    from megatron.core import parallel_state, tensor_parallel
+
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=options.tensor_parallel,
+        pipeline_model_parallel_size=options.pipeline_parallel,
+        context_parallel_size=options.context_parallel,
+        expert_model_parallel_size=options.expert_parallel,
+        expert_tensor_parallel_size=options.expert_tensor_parallel,
+        create_gloo_process_groups=True,
+    )
+    torch.manual_seed(options.seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(options.seed)
 
 
 def _commands(link: socket.socket | None) -> Iterator[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ those of experts do, a checksum is a guess: see `Sent.certain`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -18,8 +19,6 @@ import torch
 from swerl.core.chat import Json
 from swerl.core.learning import EngineTarget
 from swerl.engines.families._megatron_plan import text_config
-from swerl.training.weight_sync.cuts import Cut, along, heads, padded, stacked, whole
-from swerl.training.weight_sync.hash import hash_tensor
 
 CERTAIN_MODELS = frozenset({"qwen3", "qwen3_moe"})
 """Model types of which real engines have confirmed every parameter but the experts."""
@@ -208,3 +207,121 @@ class Expectation:
             types.append(torch.float32)
         kinds = (tensor.to(dtype) for dtype in dict.fromkeys(types))
         return [hash_tensor(kind, self._target.device) for kind in kinds]
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+Cut = list[torch.Tensor]
+"""What each rank holds."""
+
+
+def whole(tensor: torch.Tensor, num_ranks: int) -> Cut:
+    """Every rank holds all of it."""
+    return [tensor] * num_ranks
+
+
+def along(tensor: torch.Tensor, num_ranks: int, dim: int) -> Cut | None:
+    """Each rank holds its share of one dimension."""
+    if tensor.ndim < abs(dim) or tensor.shape[dim] % num_ranks:
+        return None
+    return [part.contiguous() for part in tensor.chunk(num_ranks, dim)]
+
+
+def padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Fill one dimension up with zeros."""
+    missing = size - tensor.shape[dim]
+    return torch.nn.functional.pad(tensor.movedim(dim, -1), (0, missing)).movedim(-1, dim)
+
+
+def heads(tensor: torch.Tensor, num_ranks: int, num_heads: int) -> Cut | None:
+    """Each rank holds the rows of its heads; fewer heads than ranks are held by several each."""
+    if num_heads >= num_ranks:
+        return None if num_heads % num_ranks else along(tensor, num_ranks, 0)
+    if num_ranks % num_heads:
+        return None
+    parts = along(tensor, num_heads, 0)
+    return parts and [parts[rank * num_heads // num_ranks] for rank in range(num_ranks)]
+
+
+def stacked(cuts: Sequence[Cut | None], dim: int = 0) -> Cut | None:
+    """Each rank holds its share of every part, one after the other."""
+    found = [cut for cut in cuts if cut is not None]
+    if len(found) < len(cuts):
+        return None
+    return [torch.cat(parts, dim) for parts in zip(*found, strict=True)]
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+TILE_WORDS = 8192
+_CHUNK_TILES = 512
+"""Tiles hashed at once: each takes 64 KiB for every one of some ten temporaries."""
+_SEED = 0x243F6A88
+_MASK = (1 << 32) - 1
+
+
+def hash_tensor(tensor: torch.Tensor, device: str) -> str:
+    """Return the checksum that SGLang states of a tensor on a `cpu` or a `cuda` engine."""
+    value = _hash_on_gpu(tensor) if device == "cuda" else _hash_on_cpu(tensor)
+    return f"{value:016x}"
+
+
+def _hash_on_cpu(tensor: torch.Tensor) -> int:
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return int.from_bytes(hashlib.sha256(raw.data).digest()[:8], "big")
+
+
+def _hash_on_gpu(tensor: torch.Tensor) -> int:
+    """Sum over tiles of two 32-bit sums of mixed words, each with its position mixed in."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    padding = -raw.numel() % 4
+    words = torch.nn.functional.pad(raw, (0, padding)).view(torch.int32)
+    if not words.numel():
+        return 0
+    num_words, step = words.numel(), TILE_WORDS * _CHUNK_TILES
+    total = sum(
+        _tiles_sum(words[start : start + step], start, num_words)
+        for start in range(0, num_words, step)
+    )
+    return _splitmix64(total)
+
+
+def _tiles_sum(words: torch.Tensor, start: int, num_words: int) -> int:
+    """Return the sum of the hashes of the tiles that begin at word `start`."""
+    place = torch.arange(start, start + words.numel(), device=words.device)
+    value = words.to(torch.int64) & _MASK
+    seeds = _SEED, ((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & _MASK
+    halves = []
+    for seed, factor, turn in zip(seeds, (0x27D4EB2D, 0x165667B1), (15, 13), strict=True):
+        mixed = ((place * factor + seed) & _MASK) ^ _rotated(place & _MASK, turn)
+        mixed = _fmix32(value ^ mixed)
+        mixed = torch.nn.functional.pad(mixed, (0, -mixed.numel() % TILE_WORDS))
+        tile = mixed.view(-1, TILE_WORDS).sum(1) & _MASK
+        halves.append(_fmix32(tile ^ (num_words * 4 & _MASK)))
+    high, low = (half.tolist() for half in halves)
+    return sum((h << 32) | part for h, part in zip(high, low, strict=True))
+
+
+def _rotated(x: torch.Tensor, turn: int) -> torch.Tensor:
+    return ((x << turn) | (x >> (32 - turn))) & _MASK
+
+
+def _fmix32(x: torch.Tensor) -> torch.Tensor:
+    """MurmurHash3's finaliser on 32-bit values kept in int64."""
+    x = x ^ (x >> 16)
+    x = (x * 0x85EBCA6B) & _MASK
+    x = x ^ (x >> 13)
+    x = (x * 0xC2B2AE35) & _MASK
+    return x ^ (x >> 16)
+
+
+def _splitmix64(x: int) -> int:
+    mask = (1 << 64) - 1
+    x &= mask
+    x ^= x >> 30
+    x = (x * 0xBF58476D1CE4E5B9) & mask
+    x ^= x >> 27
+    x = (x * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)

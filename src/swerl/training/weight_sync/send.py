@@ -20,10 +20,16 @@ import torch.distributed as dist
 from swerl.core.chat import Json
 from swerl.core.learning import EngineTarget, Sent
 from swerl.engines._weights import shards
-from swerl.training.weight_sync.buckets import Bucket, handle, in_buckets
 from swerl.training.weight_sync.checksum import Expectation
-from swerl.training.weight_sync.group import EngineGroup, GroupError
-from swerl.training.weight_sync.http import Caller, failures
+from swerl.training.weight_sync.transport import (
+    Bucket,
+    Caller,
+    EngineGroup,
+    GroupError,
+    failures,
+    handle,
+    in_buckets,
+)
 
 Gather = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 """Yields whole Hugging Face tensors; called on all ranks together, and run through to the end."""

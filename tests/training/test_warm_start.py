@@ -11,8 +11,8 @@ from swerl.core.errors import RecipeError, TrainerError
 from swerl.core.events import Event, Progress
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelSection, ModelShape, Recipe, WarmStartSection
-from swerl.training import warmstart
-from swerl.training.warmstart import warm_start
+from swerl.training import warm_start as warmstart
+from swerl.training.warm_start import warm_start
 
 SHAPE = ModelShape(
     hidden_size=32, ffn_hidden_size=32, num_layers=1, num_heads=2, head_dim=16, vocab_size=300

@@ -1,51 +1,123 @@
-"""Safetensors files, one tensor at a time: no more than one is in memory, however large the model.
+"""Read and write model folders in Hugging Face format, one tensor in memory at a time.
 
-A safetensors file begins with a header that lists its tensors. The writer leaves room for it, puts
-tensors behind it as they come, and fills the header in at the end; the format allows the spaces
-that remain.
+A safetensors file begins with a header that lists its tensors. The writer leaves room for it,
+appends tensors as they come, and fills in the header at the end. The format allows the spaces that
+remain.
 """
-
-# heavy imports: this file only runs in the trainer's own processes and in exports
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import torch
-from safetensors import SafetensorError, safe_open
-
+from swerl.core.chat import Json
 from swerl.core.errors import InputError, SwerlError
+from swerl.core.files import disk_errors
+from swerl.core.learning import WeightRef
 from swerl.engines._weights import combine, shards, tensor_digest
 
+if TYPE_CHECKING:
+    import torch
+
 HEADER_BYTES = 1 << 18
-"""Room for a header: about two thousand tensors. A file that would need more is ended."""
+"""Space reserved for a header: about two thousand tensors. A fuller file is closed."""
 SHARD_BYTES = 5 * 10**9
-"""Largest file, as the Hugging Face hub likes them."""
+"""Largest file; the Hugging Face hub recommends 5 GB."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "added_tokens.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+)
+"""Files that are copied with the weights."""
+KEPT_VERSIONS = 2
+"""Published folders kept: the one that serves and the one before it."""
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
 }
+"""torch's name of a type -> its name in a safetensors header."""
+
+
+def read_config(folder: Path) -> dict[str, Json]:
+    """Return the model's config.json. Raises InputError if it is missing or is not JSON."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot read {path}: {error}", hint="name a model folder in Hugging Face format"
+        ) from error
+    assert isinstance(config, dict)
+    return config
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer files that exist."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and source != target:
+            shutil.copyfile(source / name, target / name)
+
+
+def publish(tensors: Iterable[tuple[str, torch.Tensor]], source: Path, target: Path) -> WeightRef:
+    """Write Hugging Face tensors as a model folder, which appears whole under its version.
+
+    Tensors are written one by one as they come. config.json and the tokenizer are copied from
+    `source`. Older versions are removed. Raises RunError on a full disk.
+    """
+    temporary = target.with_name(f".{target.name}.part")
+    try:
+        with disk_errors(target):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            with ShardWriter(temporary) as writer:
+                for name, tensor in tensors:
+                    writer.add(name, tensor)
+            shutil.copyfile(source / "config.json", temporary / "config.json")
+            copy_tokenizer(source, temporary)
+            shutil.rmtree(target, ignore_errors=True)
+            temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _keep_newest(target.parent, KEPT_VERSIONS)
+    return WeightRef(target, target.name, writer.checksum)
+
+
+def _keep_newest(parent: Path, num_kept: int) -> None:
+    """Remove all but the folders written last, whatever their names: a run may step back."""
+    folders = [path for path in parent.iterdir() if path.is_dir() and path.name[0] != "."]
+    folders.sort(key=lambda path: path.stat().st_mtime_ns)
+    for old in folders[:-num_kept]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 class ShardWriter:
-    """Writes a model's tensors into a folder; use it as a context manager.
+    """Write a model's tensors into a folder; use it as a context manager.
 
-    One file is called `model.safetensors`; several are numbered, with an index. After the end,
-    `checksum` names the content as engines do. Every method raises OSError on a full disk.
+    A single file is named `model.safetensors`; several are numbered and indexed. On exit,
+    `checksum` is set, computed as engines compute it. Every method raises OSError on a full disk.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int = SHARD_BYTES) -> None:
@@ -56,7 +128,7 @@ class ShardWriter:
         self._max_bytes = max_bytes
         self._digests: dict[str, bytes] = {}
         self._shards: list[list[str]] = []
-        """Names of the tensors in each file."""
+        """Tensor names, by finished file."""
         self._file: BinaryIO | None = None
         self._header: dict[str, Any] = {}
         self._size = 0
@@ -78,12 +150,14 @@ class ShardWriter:
             self._file.close()
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Write a tensor. Raises ValueError where the name was there before."""
+        """Write a tensor. Raises ValueError if the name was written before."""
         if name in self._digests:
             raise ValueError(f"two tensors are called {name!r}")
+        import torch
+
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().data
-        dtype, shape = _DTYPES[tensor.dtype], list(tensor.shape)
+        dtype, shape = _DTYPES[str(tensor.dtype)], list(tensor.shape)
         entry = {"dtype": dtype, "shape": shape}
         if self._is_full(name, len(data), entry):
             self._end_file()
@@ -138,13 +212,15 @@ class ShardWriter:
         return self._folder / f"model-{number + 1:05d}.part"
 
 
-class LazyTensors(Mapping[str, torch.Tensor]):
-    """The tensors of a model folder, each read from its file when it is asked for.
+class LazyTensors(Mapping[str, "torch.Tensor"]):
+    """The tensors of a model folder, each read from its file on access.
 
-    Use it as a context manager. Raises InputError on a folder that cannot be read.
+    Use it as a context manager. Raises InputError if the folder cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
         self._folder = folder
         self._files: dict[str, Any] = {}
         """Tensor name -> the open file that has it."""
@@ -164,6 +240,8 @@ class LazyTensors(Mapping[str, torch.Tensor]):
         self._open.close()
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        from safetensors import SafetensorError
+
         file = self._files[name]
         try:
             tensor: torch.Tensor = file.get_tensor(name)
@@ -182,4 +260,4 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
     def _unreadable(self, error: BaseException) -> InputError:
         message = f"cannot read the weights in {self._folder}: {error}"
-        return InputError(message, hint="is the folder whole? fetch or publish it again")
+        return InputError(message, hint="the folder may be incomplete: fetch or publish it again")

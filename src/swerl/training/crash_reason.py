@@ -1,8 +1,4 @@
-"""Why a rank ended or hangs, read off its log: the exception, and where in the project it arose.
-
-Warnings that follow an exception, or an old exception that the rank survived, are not taken for it:
-how the process ended says what to look for.
-"""
+"""Find why a rank ended or hangs from its log: the exception and its place in the project."""
 
 from __future__ import annotations
 

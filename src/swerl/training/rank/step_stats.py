@@ -1,9 +1,10 @@
-"""What a step reports: sums over micro-batches and ranks, and the means drawn from them."""
+"""Measure one optimizer step: sums over micro-batches and ranks, phase times, peak memory."""
 
 # heavy imports: this file only runs in the trainer's own processes
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -12,6 +13,9 @@ import torch
 
 from swerl.core.learning import StepStats
 from swerl.training.rank.microbatch import MicroBatch
+
+# heavy imports: this file only runs in the trainer's own processes
+
 
 Item = TypeVar("Item")
 
@@ -74,3 +78,44 @@ def to_stats(
             "trained_tokens_per_s": num_tokens / duration_s,
         },
     )
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+_GIB = 2**30
+
+
+class Clock:
+    """Measures one phase after the other; memory only where there is CUDA."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        """Seconds by phase, the names ending in `_s`."""
+        self.peak_bytes: dict[str, int] = {}
+        """Most memory that tensors took, by phase."""
+        self._last = time.perf_counter()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def lap(self, phase: str) -> None:
+        """End a phase."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            self.peak_bytes[phase] = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        now = time.perf_counter()
+        self.laps[f"{phase}_s"], self._last = now - self._last, now
+
+
+def peak_memory(
+    peak_bytes: Mapping[str, int], group: torch.distributed.ProcessGroup
+) -> dict[str, float]:
+    """Return the fullest rank's peak by phase and over all, in GiB; nothing on CPU."""
+    if not torch.cuda.is_available():
+        return {}
+    peaks: dict[str, float] = {}
+    for phase, size in gather_lists(list(peak_bytes.items()), group):
+        for name in ("peak_memory_gib", f"{phase}_peak_memory_gib"):
+            peaks[name] = max(peaks.get(name, 0.0), size / _GIB)
+    return peaks

@@ -13,7 +13,7 @@ from subprocess import PIPE
 import pytest
 
 from swerl.cluster.node import Ended
-from swerl.training.last_words import Cause, cause_of, places
+from swerl.training.crash_reason import Cause, cause_of, places
 
 NOISE = """
 import faulthandler, sys, warnings

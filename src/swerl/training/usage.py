@@ -1,15 +1,10 @@
-"""What a step cost and how well it used its machines: figures added to every step's metrics.
-
-Dollars are estimates from the price book: GPUs from the start of the command on, also while nothing
-is trained, and every second of a sandbox. What an earlier start of the same run had spent by its
-last step is counted too; what it spent after that is not known.
-"""
+"""x"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from swerl.core.errors import RecipeError, RunError
 from swerl.core.events import Emit, Event, Notice, PhaseEnded, StepEnded
@@ -20,7 +15,6 @@ from swerl.plan.gpus import GPUS
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
-from swerl.training.memory_check import MemoryCheck
 
 _HELD = {"boot", "agent", "diff", "grade_boot", "grade"}
 """Phases of an Episode in which a sandbox is open; others are parts of these."""
@@ -143,3 +137,50 @@ def _peak(recipe: Recipe) -> float:
     if gpu is None or not recipe.cluster.gpus_per_node:
         return 0.0
     return recipe.trainer.ranks * gpu.bf16_flops
+
+
+MEASURED = "peak_memory_gib"
+"""The trainer's metric: what the tensors of its fullest rank took at most."""
+PLANNED = "planned_memory_gib"
+_OUTSIDE = ("contexts", "gaps")
+"""Parts of the plan that are no tensors: CUDA's contexts, NCCL's buffers, the allocator's gaps."""
+_ALLOWED = 0.1
+"""Share by which a plan may be wrong before the run says so."""
+
+
+@dataclass(slots=True)
+class MemoryCheck:
+    """Compares, and warns once."""
+
+    planned_gib: float | None
+    """Of the tensors in training; None on CPU."""
+    _told: bool = field(default=False)
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> MemoryCheck:
+        """Return the check of a recipe. Raises RecipeError where it has no plan."""
+        from swerl.plan.plan import plan
+
+        if not recipe.cluster.gpus_per_node:
+            return cls(None)
+        memory = plan(recipe).memory
+        assert memory is not None
+        train = memory.train
+        return cls(train.total - sum(train.parts[name] for name in _OUTSIDE))
+
+    def figures(self, metrics: Mapping[str, float], emit: Emit) -> dict[str, float]:
+        """Return what to add to a step's metrics; nothing where nothing was measured."""
+        measured = metrics.get(MEASURED)
+        if self.planned_gib is None or measured is None:
+            return {}
+        off = measured / self.planned_gib - 1
+        if abs(off) > _ALLOWED and not self._told:
+            self._told = True
+            emit(Notice(f"memory: {describe(self.planned_gib, measured)}; the plan is off"))
+        return {PLANNED: self.planned_gib}
+
+
+def describe(planned_gib: float, measured_gib: float) -> str:
+    """Return both and how far they are apart, in one line."""
+    off = measured_gib / planned_gib - 1
+    return f"planned {planned_gib:.1f}, measured {measured_gib:.1f} GiB ({off:+.0%})"

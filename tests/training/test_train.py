@@ -15,7 +15,7 @@ from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
 from swerl.runs.layout import RunFolder
 from swerl.runs.presence import Presence, Process
-from swerl.training import training_run
+from swerl.training import train as training_run
 
 
 class Starts:

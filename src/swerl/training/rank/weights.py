@@ -9,15 +9,41 @@ stages hold different layers. No rank ever holds more than one whole tensor that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 
+from swerl.core.chat import Json
+from swerl.core.contracts import MegatronMapping
+from swerl.core.errors import InputError
+from swerl.training.model_folder import LazyTensors
+
 _LAYERS = "decoder.layers."
+
+
+def load(
+    model: GPTModel, folder: Path, mapping: MegatronMapping, hf_config: Mapping[str, Json]
+) -> None:
+    """Fill this rank's parameters from the safetensors files of a folder.
+
+    Raises InputError where the files do not belong to the config.
+    """
+    with LazyTensors(folder) as hf, torch.no_grad():
+        for name, param in model.named_parameters():
+            full = mapping.to_megatron(global_name(model, name), hf, hf_config)
+            part = own_part(full, param)
+            if part.shape != param.shape:
+                raise InputError(
+                    f"{folder} holds a {name} of shape {tuple(part.shape)}, "
+                    f"its config.json asks for {tuple(param.shape)}",
+                    hint="config.json and weights must be of one model",
+                )
+            param.copy_(part)
 
 
 def tensors(model: GPTModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,30 +108,44 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """How ranks share one axis of a parameter."""
+class RankCut:
+    """The ranks of a group share one axis of a parameter."""
 
     dim: int
     group: dist.ProcessGroup
     num_stacked: int = 1
-    """Matrices stacked along the axis, each of which is cut by itself."""
+    """Matrices stacked along the axis; each is cut by itself."""
 
 
-def _cuts(param: torch.nn.Parameter) -> list[_Cut]:
-    # Attributes that Megatron-Core sets on the parameters of its parallel layers.
-    marks = vars(param)
-    of_experts = not marks.get("allreduce", True)
+def rank_cuts(param: torch.nn.Parameter) -> list[RankCut]:
+    """Return how ranks share a parameter, by the marks that Megatron-Core's layers set on it."""
     found = []
-    if of_experts:
-        found.append(_Cut(0, parallel_state.get_expert_model_parallel_group()))
+    if belongs_to_experts(param):
+        found.append(RankCut(0, parallel_state.get_expert_model_parallel_group()))
+    marks = vars(param)
     if marks.get("tensor_model_parallel"):
-        group = (
-            parallel_state.get_expert_tensor_parallel_group()
-            if of_experts
-            else parallel_state.get_tensor_model_parallel_group()
-        )
-        found.append(_Cut(marks["partition_dim"], group, marks["partition_stride"]))
-    return [cut for cut in found if cut.group.size() > 1]
+        group = tensor_group(param)
+        found.append(RankCut(marks["partition_dim"], group, marks["partition_stride"]))
+    return found
+
+
+def belongs_to_experts(param: torch.nn.Parameter) -> bool:
+    """Return whether a parameter holds routed experts, which expert ranks share."""
+    return not getattr(param, "allreduce", True)
+
+
+def tensor_group(param: torch.nn.Parameter) -> dist.ProcessGroup:
+    """Return the tensor-parallel ranks that share a parameter, or hold copies of it."""
+    group: dist.ProcessGroup = (
+        parallel_state.get_expert_tensor_parallel_group()
+        if belongs_to_experts(param)
+        else parallel_state.get_tensor_model_parallel_group()
+    )
+    return group
+
+
+def _cuts(param: torch.nn.Parameter) -> list[RankCut]:
+    return [cut for cut in rank_cuts(param) if cut.group.size() > 1]
 
 
 def _whole_shape(param: torch.nn.Parameter) -> tuple[int, ...]:

@@ -1,0 +1,247 @@
+"""The base of every policy-gradient algorithm: settings, advantages, and the loss.
+
+An algorithm adds its ratio, its clip and its mean. Axes: B rows, T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from swerl.core.episode import Group
+from swerl.core.learning import LossInputs, LossResult
+from swerl.training.algorithms._terms import (
+    MISMATCH_BOUNDS,
+    Mismatch,
+    Surrogate,
+    clipped,
+    episode_mean,
+    kl_estimate,
+    mismatch_weights,
+    sum_to_end,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor], Surrogate]
+    """(log-ratios, advantages) -> each token's part of the objective."""
+    Mean: TypeAlias = Callable[[torch.Tensor, LossInputs], torch.Tensor]
+
+STD_FLOOR = 1e-6
+"""Added to the standard deviation, so that nearly equal rewards do not blow up."""
+
+
+class PolicyOptions(BaseModel):
+    """Settings of every policy-gradient algorithm."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL divergence to the initial policy; above 0, a frozen copy is kept."""
+    kl_place: Literal["loss", "reward"] = "loss"
+    """`loss` differentiates the estimate. `reward` subtracts from each token's advantage the sum of
+    the estimates from that token to the end of its row."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of a token's divergence; k3 is the choice of GRPO's paper."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus; the papers that use it disagree, so it is off."""
+    mismatch: Mismatch = Mismatch.NONE
+    """Correction for the difference between the engine's and the trainer's probabilities."""
+    mismatch_low: float | None = Field(None, ge=0)
+    """Least ratio, trainer over engine; none uses the rule's default."""
+    mismatch_high: float | None = Field(None, gt=0)
+    """Largest ratio, trainer over engine; none uses the rule's default."""
+
+    @field_validator("kl_estimator")
+    @classmethod
+    def _has_a_gradient(cls, value: str, info: ValidationInfo) -> str:
+        if value == "k1" and info.data.get("kl_place") == "loss":
+            raise ValueError("k1 in the loss has a mean gradient of zero; set kl_place to 'reward'")
+        return value
+
+    @field_validator("mismatch_low", "mismatch_high")
+    @classmethod
+    def _has_a_rule(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("mismatch") is Mismatch.NONE:
+            raise ValueError("bounds without a rule do nothing; set mismatch too")
+        return value
+
+    @field_validator("mismatch_high")
+    @classmethod
+    def _is_above_the_low(cls, value: float | None, info: ValidationInfo) -> float | None:
+        rule = info.data.get("mismatch", Mismatch.NONE)
+        if rule is not Mismatch.NONE:
+            low, high = MISMATCH_BOUNDS[rule]
+            low = low if info.data.get("mismatch_low") is None else info.data["mismatch_low"]
+            high = high if value is None else value
+            if high <= low:
+                raise ValueError(f"the upper bound {high:g} must be above the lower bound {low:g}")
+        return value
+
+    @property
+    def mismatch_bounds(self) -> tuple[float, float]:
+        """The least and the largest ratio that pass unchanged; the rule must not be `none`."""
+        low, high = MISMATCH_BOUNDS[self.mismatch]
+        return (
+            low if self.mismatch_low is None else self.mismatch_low,
+            high if self.mismatch_high is None else self.mismatch_high,
+        )
+
+
+class GroupOptions(PolicyOptions):
+    """Settings of the algorithms that scale advantages within a Group."""
+
+    normalize_std: bool = True
+    """Divide advantages by the Group's standard deviation, as the paper does."""
+
+
+OptionsT = TypeVar("OptionsT", bound=PolicyOptions)
+
+
+class PolicyGradient(Generic[OptionsT]):
+    """Base of the algorithms: implements Algorithm but for `loss`."""
+
+    needs_context = False
+
+    def __init__(self, options: OptionsT) -> None:
+        self.options = options
+        self.needs_reference = options.kl_coef > 0
+
+    def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
+        """Return each reward less its Group's mean, over its deviation if the options ask for it.
+
+        The source of each paper: GRPO section 4.1.2, GSPO eq. 6, DAPO eq. 9; Dr. GRPO section 3.2
+        does not divide.
+        """
+        options = self.options
+        normalize_std = isinstance(options, GroupOptions) and options.normalize_std
+        return [group_advantages(group, normalize_std=normalize_std) for group in groups]
+
+
+def group_advantages(group: Group, *, normalize_std: bool) -> list[float]:
+    """Return each Episode's reward less the Group's mean, over the standard deviation if asked.
+
+    Only learnable Episodes are compared: verdicts `infra` and `invalid` enter no mean and no
+    deviation, and get 0. All get 0 if all rewards are equal or one learnable Episode is left. The
+    number of Samples of an Episode changes nothing.
+    """
+    if not group.has_signal:
+        return [0.0] * len(group.episodes)
+    rewards = [episode.reward for episode in group.episodes if episode.learnable]
+    mean = fmean(rewards)
+    scale = stdev(rewards) + STD_FLOOR if normalize_std else 1.0
+    return [
+        (episode.reward - mean) / scale if episode.learnable else 0.0 for episode in group.episodes
+    ]
+
+
+def scale_over_step(
+    groups: Sequence[Group], advantages: Sequence[Sequence[float]], *, centre: bool
+) -> list[list[float]]:
+    """Return advantages over their standard deviation in the whole step, centred first if asked.
+
+    All are 0 if all are equal.
+    """
+    values = [
+        value
+        for group, row in zip(groups, advantages, strict=True)
+        for episode, value in zip(group.episodes, row, strict=True)
+        if episode.learnable
+    ]
+    if len(set(values)) < 2:
+        return [[0.0] * len(group.episodes) for group in groups]
+    mean = fmean(values) if centre else 0.0
+    scale = stdev(values) + STD_FLOOR
+    return [
+        [
+            (value - mean) / scale if episode.learnable else 0.0
+            for episode, value in zip(group.episodes, row, strict=True)
+        ]
+        for group, row in zip(groups, advantages, strict=True)
+    ]
+
+
+def clipped_loss(
+    inputs: LossInputs,
+    options: PolicyOptions,
+    *,
+    low: float,
+    high: float,
+    mean: Mean = episode_mean,
+) -> LossResult:
+    """Return `policy_loss` of token ratios clipped to 1 - low … 1 + high."""
+
+    def objective(log_ratio_BT: torch.Tensor, advantage_BT: torch.Tensor) -> Surrogate:
+        return clipped(log_ratio_BT, advantage_BT, low, high)
+
+    return policy_loss(inputs, options, objective, mean)
+
+
+def policy_loss(
+    inputs: LossInputs, options: PolicyOptions, objective: Objective, mean: Mean = episode_mean
+) -> LossResult:
+    """Return minus the objective, with mismatch correction, KL and entropy as the options ask.
+
+    Statistics are means over Episodes, whatever the loss's own mean is.
+    """
+    log_ratio_BT = (inputs.logp_BT - _old_logp(inputs, options)) * inputs.mask_BT
+    found = objective(log_ratio_BT, _token_advantages(inputs, options))
+    gain_BT = found.gain_BT
+    stats = {
+        "ratio": _statistic(found.ratio_BT, inputs),
+        "clip_fraction": _statistic(found.is_clipped_BT, inputs),
+    }
+    if options.mismatch is not Mismatch.NONE:
+        correction = mismatch_weights(inputs, options.mismatch, options.mismatch_bounds)
+        gain_BT = gain_BT * correction.weight_BT
+        stats["mismatch_weight"] = _statistic(correction.weight_BT, inputs)
+        stats["mismatch_cut"] = _statistic(correction.is_cut_BT, inputs)
+    loss = -mean(gain_BT, inputs)
+    stats["policy_loss"] = float(loss.detach())
+    if inputs.ref_logp_BT is not None:
+        kl_BT = kl_estimate(options.kl_estimator, inputs.logp_BT, inputs.ref_logp_BT)
+        stats["kl"] = _statistic(kl_BT, inputs)
+        if options.kl_place == "loss":
+            loss = loss + options.kl_coef * mean(kl_BT, inputs)
+    if options.entropy_coef:
+        loss = loss - options.entropy_coef * mean(_entropy(inputs, log_ratio_BT), inputs)
+    return LossResult(loss, stats)
+
+
+def _old_logp(inputs: LossInputs, options: PolicyOptions) -> torch.Tensor:
+    """Return the log-probabilities that the ratio is measured against.
+
+    Without a correction they are the engine's. With one they are the trainer's own before the
+    step: a Batch is one step, so they equal the current ones, without gradient, and the difference
+    to the engine is in the correction's weight alone.
+    """
+    if options.mismatch is Mismatch.NONE:
+        return inputs.old_logp_BT
+    return inputs.logp_BT.detach()
+
+
+def _token_advantages(inputs: LossInputs, options: PolicyOptions) -> torch.Tensor:
+    advantage_BT = inputs.advantage_B.unsqueeze(1).expand_as(inputs.logp_BT)
+    if options.kl_place == "loss" or inputs.ref_logp_BT is None:
+        return advantage_BT
+    kl_BT = kl_estimate(options.kl_estimator, inputs.logp_BT.detach(), inputs.ref_logp_BT)
+    return advantage_BT - options.kl_coef * sum_to_end(kl_BT, inputs.mask_BT)
+
+
+def _entropy(inputs: LossInputs, log_ratio_BT: torch.Tensor) -> torch.Tensor:
+    """Return a term whose gradient is, on average, that of the policy's entropy at each token.
+
+    grad H = -E[log p grad log p] (R. Williams and J. Peng, "Function Optimization Using
+    Connectionist Reinforcement Learning Algorithms", 1991). The gradient of -log p itself is 0 on
+    average.
+    """
+    surprise_BT = -inputs.logp_BT.detach() * log_ratio_BT.detach().exp()
+    return surprise_BT * inputs.logp_BT
+
+
+def _statistic(values_BT: torch.Tensor, inputs: LossInputs) -> float:
+    return float(episode_mean(values_BT.detach().to(inputs.logp_BT.dtype), inputs))

@@ -1,0 +1,312 @@
+"""Carry weights to engine servers: flat buckets, HTTP calls, and a broadcast group."""
+
+# heavy imports: this file only runs in the trainer's own processes
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing as torch_multiprocessing
+from torch.distributed import distributed_c10d as c10d
+from torch.multiprocessing import reductions
+
+from swerl.core.chat import Json
+from swerl.core.learning import EngineTarget
+
+
+class CallError(Exception):
+    """A server refused a call; or it is gone: it did not answer."""
+
+    def __init__(self, message: str, *, gone: bool) -> None:
+        super().__init__(message)
+        self.gone = gone
+
+
+class Caller:
+    """Posts to servers from threads of its own; a call ends after `timeout_s`."""
+
+    def __init__(self, num_servers: int, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(max_workers=max(num_servers, 1))
+
+    def start(self, url: str, path: str, body: Mapping[str, Json]) -> Future[None]:
+        """Begin a call; the future fails with CallError."""
+        return self._threads.submit(_post, url + path, body, self.timeout_s)
+
+    def close(self) -> None:
+        """Let calls that are under way end by themselves."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def failures(calls: Mapping[str, Future[None]]) -> dict[str, CallError]:
+    """Wait for all calls, by URL; return what went wrong, by URL."""
+    found = {}
+    for url, call in calls.items():
+        error = call.exception()
+        if isinstance(error, CallError):
+            found[url] = error
+        elif error is not None:
+            raise error
+    return found
+
+
+def _post(url: str, body: Mapping[str, Json], timeout_s: float) -> None:
+    data = json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    # Engines are never behind a proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, data, headers)
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            response.read()
+    except urllib.error.HTTPError as error:
+        said = error.read(500).decode(errors="replace")
+        raise CallError(f"{url} answered {error.code}: {said}", gone=False) from error
+    except (OSError, TimeoutError) as error:
+        raise CallError(f"{url} did not answer: {error}", gone=True) from error
+
+
+def addresses(urls: Sequence[str]) -> list[tuple[str, int]]:
+    """Return host and port of each URL."""
+    split = [url.rpartition("//")[2].partition("/")[0].rpartition(":") for url in urls]
+    return [(host, int(port)) for host, _, port in split]
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+_numbers = count()
+
+
+class GroupError(Exception):
+    """Servers that failed in a group, each with the reason. The group must be closed now."""
+
+    def __init__(self, reasons: Mapping[str, CallError]) -> None:
+        super().__init__("; ".join(map(str, reasons.values())))
+        gone = {url: str(error) for url, error in reasons.items() if error.gone}
+        self.gone = gone
+        """URL -> reason, of those that answer no more."""
+        self.culprits = gone or {url: str(error) for url, error in reasons.items()}
+        """Whom to leave out: who is gone made the others fail."""
+
+
+class EngineGroup:
+    """A live group with these servers in it; make one with `join`."""
+
+    def __init__(self, targets: Sequence[EngineTarget], caller: Caller) -> None:
+        self.targets = tuple(targets)
+        self._caller = caller
+        self._name = f"swerl-{os.getpid()}-{next(_numbers)}"
+        self._group: dist.ProcessGroup | None = None
+
+    def join(self) -> None:
+        """Make the group together with every server. Raises GroupError."""
+        patience = timedelta(seconds=self._caller.timeout_s)
+        host = _address_towards(self.targets[0].url)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, 0, is_master=True, wait_for_workers=False, timeout=patience
+        )
+        world_size = 1 + sum(target.num_ranks for target in self.targets)
+        backend = "nccl" if self.targets[0].device == "cuda" else "gloo"
+        calls, rank = {}, 1
+        for target in self.targets:
+            body: dict[str, Json] = {
+                "master_address": host,
+                "master_port": store.port,
+                "rank_offset": rank,
+                "world_size": world_size,
+                "group_name": self._name,
+                "backend": backend,
+            }
+            calls[target.url] = self._caller.start(target.url, "/init_weights_update_group", body)
+            rank += target.num_ranks
+        # Joining blocks until all have come: one that refuses at once is known before.
+        wait(calls.values(), timeout=0.2, return_when=FIRST_EXCEPTION)
+        refused = {url: call for url, call in calls.items() if call.done() and call.exception()}
+        if refused:
+            raise GroupError(failures(refused))
+        try:
+            self._group = _new_group(store, world_size, self._name, backend, patience)
+        except RuntimeError as error:
+            late = CallError(f"the group did not come together: {error}", gone=False)
+            wrong = failures(calls) or {target.url: late for target in self.targets}
+            raise GroupError(wrong) from error
+        if wrong := failures(calls):
+            raise GroupError(wrong)
+
+    def broadcast(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        """Send one bucket to all. Raises GroupError, with whom it could not be sent to."""
+        assert self._group is not None
+        body: dict[str, Json] = {
+            "names": list(bucket.names),
+            "dtypes": [bucket.dtype] * len(bucket.names),
+            "shapes": list(bucket.shapes),
+            "group_name": self._name,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+        }
+        path = "/update_weights_from_distributed"
+        calls = {each.url: self._caller.start(each.url, path, body) for each in self.targets}
+        sent = dist.broadcast(flat, src=0, group=self._group, async_op=True)
+        wait(calls.values(), return_when=FIRST_EXCEPTION)
+        if any(call.done() and call.exception() for call in calls.values()):
+            self._abort()  # the others wait for a broadcast that will not come
+            raise GroupError(failures(calls))
+        sent.wait()
+
+    def close(self) -> None:
+        """Leave the group; servers that live are told to leave it, too."""
+        if self._group is not None:
+            with suppress(RuntimeError):
+                dist.destroy_process_group(self._group)
+        self._group = None
+        body = {"group_name": self._name}
+        calls = {
+            each.url: self._caller.start(each.url, "/destroy_weights_update_group", body)
+            for each in self.targets
+        }
+        failures(calls)
+
+    def _abort(self) -> None:
+        assert self._group is not None
+        with suppress(RuntimeError):
+            self._group.abort()
+
+
+def _new_group(
+    store: c10d.Store, size: int, name: str, backend: str, timeout: timedelta
+) -> dist.ProcessGroup:
+    """Make a group of processes that share no default group, the way SGLang makes its side.
+
+    torch has no public call for that; SGLang's `init_custom_process_group` uses the same.
+    """
+    group, _ = c10d._new_process_group_helper(
+        size,
+        0,
+        [],
+        c10d.Backend(backend),
+        c10d.PrefixStore(name, store),
+        group_name=c10d.GroupName(name),
+        timeout=timeout,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _address_towards(url: str) -> str:
+    """Return this machine's address as the server at `url` sees it."""
+    (host, port), *_ = addresses([url])
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+# heavy imports: this file only runs in the trainer's own processes
+
+
+_DEVICE = 6
+"""Place of the device among the arguments of torch's `rebuild_cuda_tensor`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors of one type."""
+
+    names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Their type, by torch's name."""
+        return str(self.tensors[0].dtype).removeprefix("torch.")
+
+    @property
+    def shapes(self) -> list[Json]:
+        """Their shapes."""
+        return [list(tensor.shape) for tensor in self.tensors]
+
+    def flat(self) -> torch.Tensor:
+        """Return their bytes end to end, in memory of their own."""
+        return torch.cat([each.contiguous().view(-1).view(torch.uint8) for each in self.tensors])
+
+
+def in_buckets(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[Bucket]:
+    """Yield the tensors in buckets of at most `max_bytes`; a larger one fills a bucket alone."""
+    open_ones: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in tensors:
+        held = open_ones.setdefault(tensor.dtype, [])
+        if held and sum(each.nbytes for _, each in held) + tensor.nbytes > max_bytes:
+            yield _bucket(held)
+            held.clear()
+        held.append((name, tensor))
+    yield from (_bucket(held) for held in open_ones.values() if held)
+
+
+def handle(bucket: Bucket, flat: torch.Tensor) -> str:
+    """Return what lets another process open `flat`, as SGLang's `flattened_bucket` wants it.
+
+    On a CPU `flat` moves into shared memory. The memory must not be used otherwise before the other
+    process has said that it is done.
+    """
+    if not flat.is_cuda:
+        # Named files: a file descriptor could only be had from this process by its children.
+        torch_multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
+        flat.share_memory_()  # type: ignore[no-untyped-call]
+    told = {"flattened_tensor": flat, "metadata": list(_places(bucket))}
+    written = io.BytesIO()
+    _Pickler(written).dump(told)
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def gpu_uuid() -> str:
+    """Return the name of this process's GPU that holds in every process."""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+class _Pickler(ForkingPickler):
+    """Writes a GPU's uuid for its number, which differs where processes see other GPUs."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.is_cuda):
+            return NotImplemented
+        rebuild, arguments = reductions.reduce_tensor(value)  # type: ignore[no-untyped-call]
+        changed = list(arguments)
+        changed[_DEVICE] = gpu_uuid()
+        return rebuild, tuple(changed)
+
+
+def _places(bucket: Bucket) -> Iterator[SimpleNamespace]:
+    start = 0
+    for name, tensor in zip(bucket.names, bucket.tensors, strict=True):
+        yield SimpleNamespace(
+            name=name,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            start_idx=start,
+            end_idx=start + tensor.nbytes,
+            numel=tensor.nbytes,
+        )
+        start += tensor.nbytes
+
+
+def _bucket(held: list[tuple[str, torch.Tensor]]) -> Bucket:
+    return Bucket(tuple(name for name, _ in held), tuple(tensor for _, tensor in held))
