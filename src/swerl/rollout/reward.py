@@ -1,8 +1,12 @@
-"""Reward rules: from a Grade and a status to one number, by name."""
+"""Reward rules by name: a Grade and a status become one number.
+
+A package outside swerl registers a function as an entry point of the group `swerl.rewards`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import entry_points
 
 from swerl.core.episode import Status
 from swerl.core.errors import unknown
@@ -12,10 +16,15 @@ Rule = Callable[[Grade, Status], float]
 
 
 def rule(name: str) -> Rule:
-    """Return the rule of this name. Raises UnknownNameError."""
-    if name not in _RULES:
-        raise unknown("reward rule", name, _RULES)
-    return _RULES[name]
+    """Return the rule of this name, built in or an entry point. Raises UnknownNameError."""
+    if name in _RULES:
+        return _RULES[name]
+    entries = entry_points(group="swerl.rewards")
+    for entry in entries:
+        if entry.name == name:
+            outside: Rule = entry.load()
+            return outside
+    raise unknown("reward rule", name, [*_RULES, *(entry.name for entry in entries)])
 
 
 def _solved(grade: Grade, status: Status) -> float:

@@ -1,0 +1,1 @@
+"""Parts for swerl that live outside its repository."""
