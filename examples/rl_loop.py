@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from swerl.core.contracts import Algorithm, Engine, EngineSetup
 from swerl.core.episode import Episode, Group
@@ -24,12 +25,11 @@ from swerl.core.sample import Sample, to_samples
 from swerl.core.task import Task
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
-from swerl.rollout import episode
+from swerl.rollout import episode, wiring
 from swerl.rollout.parts import Parts
-from swerl.rollout.wiring import family_of, gateway_of, parts_of, plugin, tasks_of
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
-from swerl.training.warmstart import warm_start
+from swerl.training.warm_start import warm_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,12 @@ def line(step: int, groups: Sequence[Group], batch: Batch, stats: StepStats, ver
 @asynccontextmanager
 async def open_loop(recipe: Recipe, folder: Path) -> AsyncIterator[Loop]:
     """Open the parts in the order of their needs; they close in the opposite order."""
-    tasks, _ = tasks_of(recipe, folder / "tasks")
+    tasks, _ = wiring.tasks_of(recipe, folder / "tasks")
     # A tiny model that can call its tools; cached after the first run.
     model = await warm_start(recipe, log_dir=folder / "logs", emit=show)
-    setup = EngineSetup(family=family_of(recipe, model), log_dir=folder / "logs", model=model)
+    setup = EngineSetup(
+        family=wiring.family_of(recipe, model), log_dir=folder / "logs", model=model
+    )
     trainer = MegatronTrainer(
         model=model,
         family=recipe.model.family,
@@ -123,11 +125,12 @@ async def open_loop(recipe: Recipe, folder: Path) -> AsyncIterator[Loop]:
             log_dir=folder / "logs",
         ),
     )
-    async with trainer, plugin(recipe, "engine", setup) as engine:
+    async with trainer, wiring.engine_of(recipe, setup) as opened:
+        engine = cast(Engine, opened)  # a chat engine has no weights, and is for evaluation only
         await engine.load(await trainer.publish())
-        async with gateway_of(recipe, engine, setup) as gateway:
-            parts = parts_of(recipe, gateway, show)
-            yield Loop(tasks, parts, plugin(recipe, "algorithm"), trainer, engine)
+        async with wiring.gateway_of(recipe, engine, setup) as gateway:
+            parts = wiring.parts_of(recipe, gateway, show)
+            yield Loop(tasks, parts, wiring.algorithm_of(recipe), trainer, engine)
 
 
 def show(event: Event) -> None:

@@ -1,28 +1,17 @@
-"""The docs describe main: links lead somewhere, the reference is current, pages stay short."""
+"""The docs describe main: links lead somewhere, pages are indexed and stay short."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-from swerl.recipe import reference
-
 ROOT = Path(__file__).resolve().parents[1]
+UNBOUNDED = ("reference", "measurements")
+"""Shelves whose pages are generated or hold whole tables."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-
-
-@pytest.mark.parametrize("name", reference.PAGES)
-def test_the_recipe_reference_is_current(name: str) -> None:
-    page = (ROOT / "docs" / "reference" / f"{name}.md").read_text()
-    command = f"python -m swerl.recipe.reference {name} > docs/reference/{name}.md"
-    assert page == reference.as_markdown(name), f"run: {command}"
-
-
-def test_every_recipe_key_stands_on_one_page() -> None:
-    pages = [reference.as_markdown(name) for name in reference.PAGES]
-    for section in ("Top level", "`[tasks]`", "`[rollout.shaping]`", "`[trainer]`", "`[metrics]`"):
-        assert sum(page.count(f"## {section}\n") for page in pages) == 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -34,7 +23,8 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_short(page: Path) -> None:
-    assert len(page.read_text().splitlines()) <= 150
+    if page.parent.name not in UNBOUNDED:
+        assert len(page.read_text().splitlines()) <= 150
 
 
 def test_every_recipe_named_in_the_docs_exists() -> None:
@@ -47,3 +37,16 @@ def test_the_index_links_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {index.parent / link for link in LINK.findall(index.read_text())}
     assert not [page for page in (ROOT / "docs").rglob("*.md") if page not in {index, *linked}]
+
+
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_import_names_that_exist(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "swerl":
+            module = importlib.import_module(node.module or "")
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
