@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swerl.checks._vet_runs import Runs
-from swerl.checks.vet import Rigour, Settings, Vetted, vet
+from swerl.checks.vet import Rigour, VetSettings, Vetted, vet
 from swerl.core.sandbox import Exec, Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.sandboxes import local
@@ -78,9 +78,9 @@ def measure(folder: Path) -> Vetting:
 async def _measure(tasks: Sequence[Task]) -> Vetting:
     backend = _Timed()
     heard: list[Vetted] = []
-    settings = Settings("local", Rigour(), WORKERS, LIMITS)
+    settings = VetSettings("local", Rigour(), WORKERS, LIMITS)
     began = time.perf_counter()
-    await vet(backend, tasks, settings, tell=lambda each, _: heard.append(each))
+    await vet(backend, tasks, settings, on_done=lambda each, _: heard.append(each))
     wall_s, test_s = time.perf_counter() - began, backend.test_s
     assert all(each.ok for each in heard), heard
     overheads = [await _overhead(tasks[0]) for _ in range(GRADINGS)]

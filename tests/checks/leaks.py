@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerl.checks.scan_leaks import Kind
+from swerl.checks.scan_leaks import LeakKind as Kind
 from swerl.core.contracts import Sandbox
 from swerl.core.sandbox import Exec, Limits
 from swerl.core.task import GradingSpec, Task
@@ -50,7 +50,7 @@ _IDENTITY = {
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One leak: how it is made, and as what a sweep must report it."""
+    """One leak: how it is made, and how a scan must report it."""
 
     kind: Kind
     name: str

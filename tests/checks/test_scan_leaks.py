@@ -1,4 +1,4 @@
-"""What a sweep finds beside git's history, and that it raises no false alarm."""
+"""A scan finds leaks outside git's history and raises no false alarm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from swerl.checks.scan_leaks import Kind, Leak, sweep
+from swerl.checks.scan_leaks import Leak, LeakKind, scan
 from swerl.cli.main import typer_app
 from swerl.core.contracts import Sandbox
 from swerl.core.sandbox import Exec
@@ -29,13 +29,13 @@ def task(tmp_path: Path) -> Task:
 
 
 async def leaks_after(task: Task, files: dict[str, bytes], script: str = "true") -> Sequence[Leak]:
-    """Write files, run a script, scrub, and return what a sweep still finds."""
+    """Write files, run a script, scrub, and return the leaks that a scan still finds."""
     async with opened(task) as sandbox:
         for path, data in files.items():
             await sandbox.write(path, data)
         await sh(sandbox, script)
         await scrub(sandbox, task)
-        return (await sweep(sandbox, task)).leaks
+        return (await scan(sandbox, task)).leaks
 
 
 def archive(name: str, text: str) -> bytes:
@@ -48,8 +48,8 @@ def archive(name: str, text: str) -> bytes:
 
 async def test_an_image_with_nothing_in_it_raises_no_alarm(task: Task) -> None:
     async with opened(task) as sandbox:
-        raw = await sweep(sandbox, task)
-    assert {leak.kind for leak in raw.leaks} <= {Kind.REFLOG}
+        raw = await scan(sandbox, task)
+    assert {leak.kind for leak in raw.leaks} <= {LeakKind.REFLOG}
     assert not raw.unchecked
 
 
@@ -70,7 +70,7 @@ async def test_lines_of_the_solution_are_found_in_any_file(
     task: Task, path: str, data: bytes
 ) -> None:
     found = await leaks_after(task, {path: data})
-    assert [leak.kind for leak in found] == [Kind.TEXT]
+    assert [leak.kind for leak in found] == [LeakKind.TEXT]
     assert found[0].name.startswith(path)
     assert 0 < len(found[0].evidence) <= 300
 
@@ -84,9 +84,9 @@ async def test_lines_that_the_base_has_give_nothing_away(task: Task) -> None:
     assert await leaks_after(own, {"/srv/copy.py": f"{FIXED_LINE}\n".encode()}) == ()
 
 
-@pytest.mark.parametrize(("version", "kinds"), [("9.0", [Kind.PACKAGE]), ("0.5", [])])
+@pytest.mark.parametrize(("version", "kinds"), [("9.0", [LeakKind.PACKAGE]), ("0.5", [])])
 async def test_an_installed_copy_counts_where_it_is_newer(
-    task: Task, version: str, kinds: list[Kind]
+    task: Task, version: str, kinds: list[LeakKind]
 ) -> None:
     site = "/opt/venv/lib/python3.11/site-packages"
     found = await leaks_after(
@@ -103,13 +103,13 @@ async def test_an_installed_copy_counts_where_it_is_newer(
 async def test_a_private_key_that_everybody_can_read_is_a_secret(task: Task) -> None:
     key = b"-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
     found = await leaks_after(task, {"/root/deploy": key}, "chmod 644 /root/deploy")
-    assert [(leak.kind, leak.name) for leak in found] == [(Kind.SECRET, "/root/deploy")]
+    assert [(leak.kind, leak.name) for leak in found] == [(LeakKind.SECRET, "/root/deploy")]
 
 
 async def test_the_name_of_the_task_is_found_in_files_and_their_names(task: Task) -> None:
     files = {f"/srv/{task.id}.log": b"x", "/srv/job": f"run {task.id}".encode()}
     found = await leaks_after(task, files)
-    assert {(leak.kind, leak.name) for leak in found} == {(Kind.NAME, name) for name in files}
+    assert {(leak.kind, leak.name) for leak in found} == {(LeakKind.NAME, name) for name in files}
 
 
 class Without:
@@ -133,8 +133,8 @@ async def test_variables_with_the_task_or_a_secret_are_found(task: Task) -> None
     async with opened(task) as sandbox:
         await scrub(sandbox, task)
         marked = Without(sandbox, INSTANCE=task.id, FORGE_TOKEN="abc", DATA=task.dataset)
-        found = await sweep(marked, task)
-    names = {(Kind.NAME, "INSTANCE"), (Kind.SECRET, "FORGE_TOKEN"), (Kind.NAME, "DATA")}
+        found = await scan(marked, task)
+    names = {(LeakKind.NAME, "INSTANCE"), (LeakKind.SECRET, "FORGE_TOKEN"), (LeakKind.NAME, "DATA")}
     assert {(leak.kind, leak.name) for leak in found.leaks} == names
     assert all("abc" not in leak.evidence for leak in found.leaks)
 
@@ -142,16 +142,16 @@ async def test_variables_with_the_task_or_a_secret_are_found(task: Task) -> None
 async def test_what_cannot_be_checked_is_said(task: Task) -> None:
     async with opened(task) as sandbox:
         await scrub(sandbox, task)
-        found = await sweep(Without(sandbox, "python3"), task)
+        found = await scan(Without(sandbox, "python3"), task)
     assert any("python3" in reason for reason in found.unchecked)
 
 
-def test_the_command_sweeps_goes_on_and_fails_on_what_is_left(task: Task, tmp_path: Path) -> None:
-    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "swept.jsonl"
+def test_the_command_resumes_and_fails_on_leaks_that_remain(task: Task, tmp_path: Path) -> None:
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "scanned.jsonl"
     folder = Path(task.image.removeprefix("dir:"))
     git(folder, "tag", "v9", git(folder, "commit-tree", "-m", "Mend", "HEAD^{tree}"))
     write_tasks(tasks, [task])
-    command = ["tasks", "sweep", str(tasks), "--out", str(out), "--json"]
+    command = ["tasks", "scan-leaks", str(tasks), "--out", str(out), "--json"]
     first = CliRunner().invoke(typer_app, command)
     assert first.exit_code == 0, first.output
     [row] = json.loads(first.stdout)
@@ -165,14 +165,14 @@ def test_the_command_sweeps_goes_on_and_fails_on_what_is_left(task: Task, tmp_pa
     third = CliRunner().invoke(typer_app, command)
     assert third.exit_code == 1
     assert len(out.read_text().splitlines()) == 2
-    table = CliRunner().invoke(typer_app, ["tasks", "sweep", str(tasks), "--scrubbed"])
+    table = CliRunner().invoke(typer_app, ["tasks", "scan-leaks", str(tasks), "--scrubbed"])
     assert "/repo/answer.txt" in table.stdout
 
 
 def test_a_task_that_cannot_be_opened_is_a_failure_of_its_own(task: Task, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     write_tasks(tasks, [replace(task, id="gone__gone-1", image="dir:/nowhere"), task])
-    done = CliRunner().invoke(typer_app, ["tasks", "sweep", str(tasks), "--json"])
+    done = CliRunner().invoke(typer_app, ["tasks", "scan-leaks", str(tasks), "--json"])
     assert done.exit_code == 1
     gone, here = json.loads(done.stdout)
     assert "/nowhere" in gone["failure"]
@@ -186,15 +186,15 @@ def test_a_file_of_something_else_is_not_written_over(
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out.jsonl"
     write_tasks(tasks, [task])
     out.write_text(line + "\n")
-    done = CliRunner().invoke(typer_app, ["tasks", "sweep", str(tasks), "--out", str(out)])
+    done = CliRunner().invoke(typer_app, ["tasks", "scan-leaks", str(tasks), "--out", str(out)])
     assert done.exit_code != 0
     assert out.read_text() == line + "\n"
 
 
-async def test_a_sweep_changes_nothing(task: Task) -> None:
+async def test_a_scan_changes_nothing(task: Task) -> None:
     async with opened(task) as sandbox:
         await sh(sandbox, f"{MAKE_FIX} fetch_fix; git tag later $fix; rm -rf /tmp/fix")
         listing = "find . -type f -exec sha256sum {} + | sort"
         before = await sh(sandbox, listing)
-        await sweep(sandbox, task)
+        await scan(sandbox, task)
         assert await sh(sandbox, listing) == before

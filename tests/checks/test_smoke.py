@@ -1,4 +1,4 @@
-"""`swerl sandbox smoke`: every image is tried once and told apart from the ready ones."""
+"""`swerl sandbox smoke`: every image is tried once, and broken ones are reported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl.checks import smoke, smoke_file
-from swerl.checks._interpreter import interpreter_of
-from swerl.checks.smoke import ImageFacts, Settings, Smoke
+from swerl.checks import smoke
+from swerl.checks.smoke import ImageFacts, SmokeResult, SmokeSettings, interpreter_of
 from swerl.cli.sandbox import app
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.sandboxes import local
@@ -46,15 +45,15 @@ def file(tasks: list[Task], tmp_path: Path) -> Path:
     return path
 
 
-async def look(task: Task) -> Smoke:
+async def look(task: Task) -> SmokeResult:
     (result,) = await smoke.check(local.build(local.Options()), [task])
     return result
 
 
 async def test_each_image_is_judged_once_in_order(tasks: list[Task]) -> None:
-    heard: list[Smoke] = []
+    heard: list[SmokeResult] = []
     results = await smoke.check(
-        local.build(local.Options()), tasks, tell=lambda each, _: heard.append(each)
+        local.build(local.Options()), tasks, on_done=lambda each, _: heard.append(each)
     )
     assert [(result.num_tasks, result.ok) for result in results] == [
         (2, True),
@@ -138,14 +137,14 @@ def test_the_interpreter_is_read_from_the_test_command(
 
 
 async def test_a_result_stands_until_the_image_is_another_one(tasks: list[Task]) -> None:
-    known = Smoke(tasks[0].image, tasks[0].workdir, digest="sha256:old", interpreter="kept")
+    known = SmokeResult(tasks[0].image, tasks[0].workdir, digest="sha256:old", interpreter="kept")
     seen = []
     for digest in ("sha256:old", "", "sha256:new"):
 
         async def facts(image: str, digest: str = digest) -> ImageFacts:
             return ImageFacts(digest, 7)
 
-        settings = Settings(facts=facts, done={known.place: known})
+        settings = SmokeSettings(facts=facts, done={known.key: known})
         (result,) = await smoke.check(local.build(local.Options()), tasks[:1], settings)
         seen.append((result.interpreter == "kept", result.digest))
     assert seen == [(True, "sha256:old"), (True, "sha256:old"), (False, "sha256:new")]
@@ -165,7 +164,7 @@ def test_the_command_shows_a_table_when_all_is_well(tasks: list[Task], file: Pat
     assert "1 image ready, 0 failed" in done.output
 
 
-def test_the_same_command_goes_on_and_again_retries_failures(file: Path, tmp_path: Path) -> None:
+def test_the_same_command_resumes_and_again_retries_failures(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "new folder" / "results.jsonl"
     command = ["smoke", str(file), "--json", "--out", str(out)]
 
@@ -185,17 +184,17 @@ def test_a_line_cut_short_is_checked_again_and_a_foreign_file_refused(
     file: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "results.jsonl"
-    smoke_file.append(out, Smoke("a", "/w"), "local")
-    smoke_file.append(out, Smoke("b", "/w"), "docker")
+    smoke.append(out, SmokeResult("a", "/w"), "local")
+    smoke.append(out, SmokeResult("b", "/w"), "docker")
     out.write_bytes(out.read_bytes() + b'{"image":"c"')
-    smoke_file.append(out, Smoke("d", "/w", failure="broken"), "local")
-    assert [each.image for each in smoke_file.read(out, "local").values()] == ["a", "d"]
+    smoke.append(out, SmokeResult("d", "/w", failure="broken"), "local")
+    assert [each.image for each in smoke.read(out, "local").values()] == ["a", "d"]
     done = CliRunner().invoke(app, ["smoke", str(file), "--out", str(file)])
-    assert "no smoke results" in str(done.exception)
+    assert "is not a smoke result" in str(done.exception)
     assert done.exit_code != 0
 
 
-def test_ctrl_c_leaves_a_file_to_go_on_from_and_no_sandbox(
+def test_ctrl_c_leaves_a_file_to_resume_from_and_no_sandbox(
     tasks: list[Task], file: Path, tmp_path: Path
 ) -> None:
     waits = GradingSpec("command", test_command="export PATH=$(sleep 60):$PATH\npython3 -m pytest")
@@ -208,7 +207,7 @@ def test_ctrl_c_leaves_a_file_to_go_on_from_and_no_sandbox(
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
     assert process.returncode == 130, said
-    assert "the same command goes on from" in " ".join(said.split())
+    assert "the same command resumes from" in " ".join(said.split())
     (page,) = [page for page in default_ledger().pages() if page.head.owner.pid == process.pid]
     assert len(page.entries) == 2
     assert page.unfinished == []

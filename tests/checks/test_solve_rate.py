@@ -1,4 +1,4 @@
-"""Probing: solve rates of real attempts, kept across interruptions, read by filters and tables."""
+"""Solve rates come from real attempts, survive interruptions, and feed filters and tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl.checks import solve_rate as probe
+from swerl.checks import solve_rate
 from swerl.cli import _output
 from swerl.cli.main import typer_app
 from swerl.core.certificate import objection
@@ -19,8 +19,7 @@ from swerl.core.grade import Grade, Verdict
 from swerl.core.task import Task, read_tasks, write_tasks
 from swerl.core.tree import Trajectory
 from swerl.tasks import twin
-
-from .test_admission import with_certificate
+from tests.tasks.test_admission import with_certificate
 
 
 @pytest.fixture
@@ -40,9 +39,9 @@ def call(*arguments: object) -> str:
     return done.stdout
 
 
-def probed(file: Path, *arguments: object) -> list[Task]:
+def measured(file: Path, *arguments: object) -> list[Task]:
     out = file.with_name("out.jsonl")
-    call("probe", file, "--runs", file.parent / "runs", "-o", out, *arguments)
+    call("solve-rate", file, "--runs", file.parent / "runs", "-o", out, *arguments)
     return list(read_tasks(out))
 
 
@@ -52,24 +51,24 @@ def episodes(file: Path) -> dict[Path, int]:
 
 
 def test_the_solve_rate_goes_into_the_row_and_the_certificate_stays_good(file: Path) -> None:
-    solved = probed(file, "--engine", "scripted:gold", "-k", 2)
+    solved = measured(file, "--engine", "scripted:gold", "-k", 2)
     assert [task.metadata["solve_rate"] for task in solved] == [1.0, 1.0]
     assert [objection(task) for task in solved] == ["", ""]
     told = solved[0].metadata["probe"]
     assert isinstance(told, dict)
     assert (told["agent"], told["engine"], told["attempts"]) == ("builtin", "scripted:gold", 2)
     assert told["tokens"] > 0 < told["turns"]
-    unsolved = probed(file, "--engine", "scripted:noop", "-k", 1, "--set", "name=nothing")
+    unsolved = measured(file, "--engine", "scripted:noop", "-k", 1, "--set", "name=nothing")
     assert [task.metadata["solve_rate"] for task in unsolved] == [0.0, 0.0]
 
 
 def test_finished_attempts_are_kept_and_more_are_added(file: Path) -> None:
-    probed(file, "--engine", "scripted:gold", "-k", 1)
+    measured(file, "--engine", "scripted:gold", "-k", 1)
     first = episodes(file)
     assert len(first) == 2
     [changed, other] = read_tasks(file)
     write_tasks(file, [replace(changed, prompt="Mend it another way."), other])
-    solved = probed(file, "--engine", "scripted:gold", "-k", 2)
+    solved = measured(file, "--engine", "scripted:gold", "-k", 2)
     later = episodes(file)
     assert first.items() <= later.items()
     assert len(later) == 2 + 1 + 2
@@ -99,7 +98,7 @@ def test_a_filter_that_says_nothing_is_refused(file: Path, arguments: tuple[str,
     assert "--solve-rate" in done.exception.hint  # type: ignore[union-attr]
 
 
-def test_what_the_machinery_lost_counts_for_nothing() -> None:
+def test_attempts_that_the_infrastructure_lost_do_not_count() -> None:
     verdicts = [Verdict.SOLVED, Verdict.UNSOLVED, Verdict.TIMEOUT, Verdict.INFRA, Verdict.INVALID]
     tried = tuple(
         Episode(
@@ -108,7 +107,7 @@ def test_what_the_machinery_lost_counts_for_nothing() -> None:
         )
         for n, verdict in enumerate(verdicts)
     )
-    found = probe.summary(Group("a", tried))
+    found = solve_rate.summary(Group("a", tried))
     assert (found.attempts, found.solved, found.lost, found.seconds) == (3, 1, 2, 3.0)
     assert found.solve_rate == 0.3333
-    assert probe.summary(Group("a", tried[3:])).solve_rate is None
+    assert solve_rate.summary(Group("a", tried[3:])).solve_rate is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swerl.checks.smoke import ImageFacts
-from swerl.checks.vet import Rigour, Settings, Vetted, fitting_workers, vet
+from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers, vet
 from swerl.core.certificate import Defect, certified, from_json, objection, to_json
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, file_text, from_row, to_row
@@ -46,8 +46,8 @@ async def run(
     async def facts(_: str) -> ImageFacts:
         return ImageFacts(image)
 
-    settings = Settings("local", rigour or Rigour(2), 2, facts=facts, done=done or {})
-    await vet(backend or Numbered(), tasks, settings, tell=lambda *each: heard.append(each))
+    settings = VetSettings("local", rigour or Rigour(2), 2, facts=facts, done=done or {})
+    await vet(backend or Numbered(), tasks, settings, on_done=lambda *each: heard.append(each))
     return heard
 
 
@@ -210,8 +210,8 @@ async def test_an_image_that_the_first_run_pulls_has_its_digest_afterwards(
 
     for _ in range(2):
         known = {vetted.task: vetted for vetted, _ in heard}
-        settings = Settings("local", Rigour(1), facts=facts, done=known)
-        await vet(backend, [task], settings, tell=lambda *each: heard.append(each))
+        settings = VetSettings("local", Rigour(1), facts=facts, done=known)
+        await vet(backend, [task], settings, on_done=lambda *each: heard.append(each))
     assert [is_new for _, is_new in heard] == [True, False]
     assert heard[0][0].certificate
     assert heard[0][0].certificate.image == "sha256:pulled"
@@ -241,8 +241,8 @@ async def test_a_task_is_vetted_in_containers_too(
     task = replace(task, image=docker_image, files=repository)
     backend = docker.build(docker.Options(base_url=dockerd))
     heard: list[Vetted] = []
-    settings = Settings("docker", Rigour(1))
-    await vet(backend, [task], settings, tell=lambda each, _: heard.append(each))
+    settings = VetSettings("docker", Rigour(1))
+    await vet(backend, [task], settings, on_done=lambda each, _: heard.append(each))
     assert heard[0].ok, heard[0].certificate and heard[0].certificate.findings
     assert heard[0].certificate
     assert heard[0].certificate.measured.disk_mib is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks._vet_cheats import CONFTEST, cheats
+from swerl.checks._vet_runs import CONFTEST, cheats
 from swerl.core.task import Task
 
 from .vetting import BROKEN, make_task

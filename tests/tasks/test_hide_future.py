@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks.scan_leaks import sweep
+from swerl.checks.scan_leaks import scan
 from swerl.core.task import Task
 from swerl.tasks.hide_future import History, scrub
 
@@ -65,7 +65,7 @@ async def test_a_planted_leak_is_found_and_gone_after_the_scrub(task: Task, name
         if name not in {"borrowed objects"}:
             await sh(sandbox, "rm -rf /tmp/fix /tmp/r /tmp/p-*")
         files = await sh(sandbox, FILES)
-        raw = await sweep(sandbox, task)
+        raw = await scan(sandbox, task)
         found = [
             leak for leak in raw.leaks if leak.kind is planted.kind and planted.name in leak.name
         ]
@@ -73,7 +73,7 @@ async def test_a_planted_leak_is_found_and_gone_after_the_scrub(task: Task, name
         done = await scrub(sandbox, task)
         assert done.changed
         assert done.base == task.base_commit
-        left = await sweep(sandbox, task)
+        left = await scan(sandbox, task)
         assert left.leaks == ()
         assert await sh(sandbox, STATE) == before
         if name not in LEAKS_BESIDE_HISTORY:
@@ -137,7 +137,7 @@ async def test_the_past_is_kept_or_cut(task: Task, history: History, commits: in
         assert "words of the image" in await sh(sandbox, "git --no-pager diff")
         assert len((await sh(sandbox, "git --no-pager blame pkg/total.py")).splitlines()) == 5
         assert not (await sh(sandbox, "git fsck --no-progress --full 2>&1")).strip()
-        assert (await sweep(sandbox, task)).leaks == ()
+        assert (await scan(sandbox, task)).leaks == ()
 
 
 async def test_a_past_that_holds_the_solution_is_cut(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ async def test_tags_of_the_past_stay_so_that_a_project_knows_its_version(task: T
         everything = await sh(sandbox, "git cat-file --batch-all-objects --batch")
         assert "filter" not in everything
         assert not (await sh(sandbox, "git fsck --no-progress --full 2>&1")).strip()
-        assert (await sweep(sandbox, task)).leaks == ()
+        assert (await scan(sandbox, task)).leaks == ()
         assert not (await scrub(sandbox, task)).changed
         await scrub(sandbox, task, history=History.NONE)
         assert (await sh(sandbox, "git tag")) == ""
@@ -257,5 +257,5 @@ async def test_a_file_of_the_base_stays_where_datasets_leave_one_of_that_name(ta
     async with opened(own) as sandbox:
         done = await scrub(sandbox, own)
         assert done.removed == ("/workspace/output.json",)
-        assert (await sweep(sandbox, own)).leaks == ()
+        assert (await scan(sandbox, own)).leaks == ()
         assert await sandbox.read("/workspace/parser.py") == b"the project's own\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks.scan_leaks import sweep
+from swerl.checks.scan_leaks import scan
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import docker
 from swerl.tasks.hide_future import scrub
@@ -49,4 +49,4 @@ async def test_whoever_owns_the_repository_it_is_scrubbed_and_stays_theirs(
         assert "mended" not in told.text
         owners = set(told.text.split("\n")[-5:-1])
         assert len(owners) == 1
-        assert (await sweep(sandbox, task)).leaks == ()
+        assert (await scan(sandbox, task)).leaks == ()

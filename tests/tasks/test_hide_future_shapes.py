@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swerl.checks.scan_leaks import Kind, sweep
+from swerl.checks.scan_leaks import LeakKind, scan
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import BrokenImageError, SandboxError
 from swerl.core.sandbox import Exec
@@ -52,7 +52,7 @@ async def test_submodules_keep_their_commit_and_lose_their_history(task: Task) -
         assert done.changed
         assert await sh(sandbox, "git status --porcelain; git -C lib rev-parse HEAD") == before
         assert (await sh(sandbox, "git -C lib log --all --oneline | wc -l")).strip() == "1"
-        assert (await sweep(sandbox, own)).leaks == ()
+        assert (await scan(sandbox, own)).leaks == ()
 
 
 async def test_repositories_with_sha256_names_are_scrubbed(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_repositories_with_sha256_names_are_scrubbed(tmp_path: Path) -> No
         await sh(sandbox, f"{MAKE_FIX} fetch_fix; git tag later $fix; rm -rf /tmp/fix")
         assert (await scrub(sandbox, task)).base == task.base_commit
         assert FIXED_LINE not in await sh(sandbox, "git cat-file --batch-all-objects --batch")
-        assert (await sweep(sandbox, task)).leaks == ()
+        assert (await scan(sandbox, task)).leaks == ()
 
 
 async def test_a_partial_clone_fetches_nothing(task: Task) -> None:
@@ -80,7 +80,7 @@ async def test_a_partial_clone_fetches_nothing(task: Task) -> None:
         assert (done.base, done.history) == (task.base_commit, "none")
         assert (await run(sandbox, "test -e /tmp/fetched")).exit_code == 1
         assert "words of the image" in await sh(sandbox, "git --no-pager diff")
-        assert (await sweep(sandbox, task)).leaks == ()
+        assert (await scan(sandbox, task)).leaks == ()
 
 
 async def test_a_shallow_clone_stays_one(task: Task) -> None:
@@ -93,7 +93,7 @@ async def test_a_shallow_clone_stays_one(task: Task) -> None:
         done = await scrub(sandbox, task)
         assert (done.base, done.history) == (task.base_commit, "full")
         assert len((await sh(sandbox, "git log --oneline")).splitlines()) == 2
-        assert (await sweep(sandbox, task)).leaks == ()
+        assert (await scan(sandbox, task)).leaks == ()
 
 
 async def test_a_workdir_inside_a_repository_is_scrubbed_at_its_top(task: Task) -> None:
@@ -192,13 +192,15 @@ async def test_an_image_with_little_more_than_git_is_enough(task: Task) -> None:
             for each in $(busybox --list); do ln -s $(command -v busybox) /tmp/busybox/$each; done
             ln -s $(command -v git) /tmp/busybox/git""",
         )
-        raw = await sweep(OnBusybox(sandbox), task)
-        assert {Kind.REFERENCE, Kind.SETTING, Kind.STATE} <= {leak.kind for leak in raw.leaks}
+        raw = await scan(OnBusybox(sandbox), task)
+        assert {LeakKind.REFERENCE, LeakKind.SETTING, LeakKind.STATE} <= {
+            leak.kind for leak in raw.leaks
+        }
         assert any("python3" in reason for reason in raw.unchecked)
         done = await scrub(OnBusybox(sandbox), task)
         assert done.base == task.base_commit
-        assert (await sweep(OnBusybox(sandbox), task)).leaks == ()
-        assert (await sweep(sandbox, task)).leaks == ()
+        assert (await scan(OnBusybox(sandbox), task)).leaks == ()
+        assert (await scan(sandbox, task)).leaks == ()
 
 
 async def test_a_full_disk_is_no_fault_of_the_image(tmp_path: Path) -> None:

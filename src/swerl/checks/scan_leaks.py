@@ -1,53 +1,63 @@
-"""Find what a sandbox still tells of its Task's solution, tests or name.
+"""Find what a sandbox reveals of its Task's solution, hidden tests or name.
 
-Sweep a sandbox of its own, never an agent's: the lines looked for enter it. git's side is read by
-a shell script, files by a Python script; both live in `_scan_leaks/` and run inside. What a sandbox
-lacks the tools for is said, and never counted as clean.
+Scan a sandbox that no agent uses: the lines to look for enter it. A shell script reads git's side
+and a Python script reads files; both live in `_scan_leaks/` and run inside. If the sandbox lacks
+the tools for a check, the check is reported as unchecked and never counts as clean.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from swerl.checks import _scan_leaks_lines as _sweep_lines
-from swerl.core.contracts import Sandbox
-from swerl.core.errors import SandboxError
-from swerl.core.task import Task
-from swerl.tasks.hide_future import Facts, orders
+from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.errors import SandboxError, SandboxUnavailableError, SwerlError
+from swerl.core.jobs import append_result, read_results, run_jobs
+from swerl.core.patch import edits, touched
+from swerl.core.sandbox import Limits
+from swerl.core.task import Task, to_row
+from swerl.tasks.hide_future import Facts, History, orders, scrub
 
 _GIT_TIMEOUT_S = 600.0
-_SCAN_S = 120.0
-"""Seconds for reading files; a large image takes some twenty."""
+_FILES_S = 120.0
+"""Seconds for reading files; a large image takes about twenty."""
 _SECRET_NAME = re.compile(r"(TOKEN|API_?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _MAX_EVIDENCE = 300
+_MARKS = " \t\r\f+->|"
+"""Stripped from both ends of a line, so that a line of a diff equals that of a file."""
+_MIN_CHARS = 24
+_MIN_LETTERS = 10
+_MAX_LINES = 400
+_PLAIN = ("#", "//", "/*", "*", "import ", "from ", '"""', "'''", "@", "use ", "package ")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{11,}")
 
 
-class Kind(StrEnum):
-    """Ways in which an image tells what it should not."""
+class LeakKind(StrEnum):
+    """Ways in which an image reveals the solution."""
 
     REFERENCE = "reference"
     """A branch, tag, remote branch, note or stash that leads past the base commit."""
     REFLOG = "reflog"
-    """A log of git's that names commits after the base."""
+    """A git log that names commits after the base."""
     OBJECT = "object"
     """Commits or files in the object store that the base commit does not need."""
     STATE = "state"
-    """What git noted of fetches, merges, work trees or submodules."""
+    """Git's notes of fetches, merges, work trees or submodules."""
     SETTING = "setting"
-    """A setting that names another place or runs a program, or a hook."""
+    """A hook, or a setting that names another place or runs a program."""
     LINK = "link"
-    """The repository lies, or borrows objects from, elsewhere."""
+    """The repository lies in, or borrows objects from, another place."""
     COPY = "copy"
     """Another repository on the machine, or a bundle, with the same objects."""
     FILE = "file"
-    """A file that datasets or tools leave behind and that gives the Task away."""
+    """A file that datasets or tools leave behind and that reveals the solution."""
     TEXT = "text"
     """Lines of the solution or of the hidden tests in a file that the base does not have."""
     PACKAGE = "package"
@@ -58,19 +68,19 @@ class Kind(StrEnum):
     """A key or token that every user can read."""
 
 
-REASONS: Mapping[Kind, str] = {
-    Kind.REFERENCE: "it leads to commits after the base.",
-    Kind.REFLOG: "it names commits after the base.",
-    Kind.OBJECT: "git can list and show what the base commit does not need.",
-    Kind.STATE: "git keeps it beside the history, and it may name commits after the base.",
-    Kind.SETTING: "it names another place, or a program that git would run.",
-    Kind.LINK: "the repository's objects lie elsewhere.",
-    Kind.COPY: "it holds objects of the same project.",
-    Kind.FILE: "datasets and tools leave such files, and they give the Task away.",
-    Kind.TEXT: "it holds lines that only the solution or the hidden tests bring.",
-    Kind.PACKAGE: "an installed copy of the project is newer than the base.",
-    Kind.NAME: "who reads it can look the solution up.",
-    Kind.SECRET: "every user of the sandbox can read it.",
+REASONS: Mapping[LeakKind, str] = {
+    LeakKind.REFERENCE: "it leads to commits after the base.",
+    LeakKind.REFLOG: "it names commits after the base.",
+    LeakKind.OBJECT: "git can list and show objects that the base commit does not need.",
+    LeakKind.STATE: "git keeps it beside the history, and it may name commits after the base.",
+    LeakKind.SETTING: "it names another place, or a program that git would run.",
+    LeakKind.LINK: "the repository's objects lie elsewhere.",
+    LeakKind.COPY: "it holds objects of the same project.",
+    LeakKind.FILE: "datasets and tools leave such files, and they reveal the solution.",
+    LeakKind.TEXT: "it holds lines that only the solution or the hidden tests add.",
+    LeakKind.PACKAGE: "an installed copy of the project is newer than the base.",
+    LeakKind.NAME: "a reader can look the solution up by it.",
+    LeakKind.SECRET: "every user of the sandbox can read it.",
 }
 
 
@@ -78,70 +88,191 @@ REASONS: Mapping[Kind, str] = {
 class Leak:
     """One thing that an agent could read."""
 
-    kind: Kind
+    kind: LeakKind
     name: str
     """Reference, setting, path or variable."""
     reason: str
     """One sentence."""
     evidence: str = ""
-    """What was seen there, at most 300 characters."""
+    """An excerpt, at most 300 characters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """The leaks of one sandbox, and what could not be looked at."""
+class LeakScan:
+    """The leaks of one sandbox, and the checks that could not be made."""
 
     leaks: tuple[Leak, ...]
     unchecked: tuple[str, ...] = ()
-    """Sentences; a sandbox is not known to be clean where there are any."""
+    """Sentences; if there are any, the sandbox is not known to be clean."""
 
 
-async def sweep(sandbox: Sandbox, task: Task) -> Sweep:
-    """Look for every known leak. Raises SandboxError where the sandbox runs no shell."""
-    told = await _ask_git(sandbox, task)
-    leaks = [_leak(Kind(line[1]), line[2], line[3]) for line in told if line[0] == "leak"]
-    unchecked = [line[1] for line in told if line[0] == "unchecked"]
-    scan = await _scan(sandbox, task)
-    if scan is None:
+@dataclass(frozen=True, slots=True)
+class TaskScan:
+    """The scans of one Task's image."""
+
+    task: str
+    image: str
+    digest: str
+    """Digest of the Task's row; a changed Task is scanned again."""
+    raw: LeakScan | None = None
+    """The image as it is; None if not requested."""
+    scrubbed: LeakScan | None = None
+    """The image as an agent gets it; None if not requested."""
+    history: str = ""
+    """The past that an agent still sees: `full` or `none`."""
+    scrub_s: float = 0.0
+    """Seconds that hiding the future took."""
+    failure: str = ""
+    """The problem and its remedy; empty if the scan ended."""
+
+    @property
+    def ok(self) -> bool:
+        """True if the Task was scanned and an agent finds nothing."""
+        return not self.failure and not (self.scrubbed and self.scrubbed.leaks)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSettings:
+    raw: bool = True
+    """Scan the image as it is."""
+    scrubbed: bool = True
+    """Hide the future, and scan again."""
+    history: History = History.AUTO
+    num_workers: int = 4
+    """Sandboxes at once."""
+    limits: Limits = field(default_factory=Limits)
+    done: Mapping[str, TaskScan] = field(default_factory=dict)
+    """Earlier results by Task id."""
+
+
+async def scan_tasks(
+    backend: SandboxBackend,
+    tasks: Iterable[Task],
+    settings: ScanSettings,
+    *,
+    on_done: Callable[[TaskScan, bool], None] = lambda _, __: None,
+) -> list[TaskScan]:
+    """Scan every Task in a sandbox of its own, and return the results in the Tasks' order.
+
+    `on_done` gets each result, and True if it is new. Raises SandboxUnavailableError if the backend
+    cannot run at all.
+    """
+
+    async def scan_one(task: Task) -> TaskScan:
+        known = settings.done.get(task.id)
+        if known and not _is_answered(known, task, settings):
+            known = None
+        result = known or await _scan_task(backend, task, settings)
+        on_done(result, known is None)
+        return result
+
+    return await run_jobs(tasks, scan_one, limit=settings.num_workers)
+
+
+def read(path: Path) -> dict[str, TaskScan]:
+    """Return the results in a file by Task id. Raises InputError on a file of something else."""
+    return {each.task: each for each in read_results(path, _from_row, kind="result of a leak scan")}
+
+
+def append(path: Path, result: TaskScan) -> None:
+    """Append a result to a file as one line. Raises RunError."""
+    append_result(path, as_row(result))
+
+
+def as_row(result: TaskScan) -> dict[str, Any]:
+    """Return a result as JSON types."""
+    return {**asdict(result), "ok": result.ok}
+
+
+async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
+    """Look for every known leak. Raises SandboxError if the sandbox runs no shell."""
+    lines = await _scan_git(sandbox, task)
+    leaks = [_leak(LeakKind(line[1]), line[2], line[3]) for line in lines if line[0] == "leak"]
+    unchecked = [line[1] for line in lines if line[0] == "unchecked"]
+    files = await _scan_files(sandbox, task)
+    if files is None:
         unchecked.append("text, packages, names: the image has no python3 to read files with")
     else:
-        leaks += _files(scan)
+        leaks += _hits(files)
         own = await _own_version(sandbox, task)
-        leaks += _packages(scan, own)
-        leaks += _surroundings(scan, task)
-        unchecked += [*scan["unchecked"], *_packages_unchecked(scan, own)]
-    return Sweep(tuple(dict.fromkeys(leaks)), tuple(dict.fromkeys(unchecked)))
+        leaks += _packages(files, own)
+        leaks += _surroundings(files, task)
+        unchecked += [*files["unchecked"], *_packages_unchecked(files, own)]
+    return LeakScan(tuple(dict.fromkeys(leaks)), tuple(dict.fromkeys(unchecked)))
 
 
-async def _ask_git(sandbox: Sandbox, task: Task) -> list[list[str]]:
-    argv = ["sh", "-c", _script(), "sweep", task.workdir, task.base_commit]
+async def _scan_task(backend: SandboxBackend, task: Task, settings: ScanSettings) -> TaskScan:
+    raw = scrubbed = None
+    history, scrub_s, failure = "", 0.0, ""
+    try:
+        async with backend.open(task.image, settings.limits, workdir=task.workdir) as sandbox:
+            if settings.raw:
+                raw = await scan(sandbox, task)
+            if settings.scrubbed:
+                done = await scrub(sandbox, task, history=settings.history)
+                history, scrub_s = done.history, done.duration_s
+                scrubbed = await scan(sandbox, task)
+    except SandboxUnavailableError:
+        raise
+    except SwerlError as error:
+        failure = error.explained()
+    return TaskScan(task.id, task.image, _digest(task), raw, scrubbed, history, scrub_s, failure)
+
+
+def _is_answered(known: TaskScan, task: Task, settings: ScanSettings) -> bool:
+    """Return True if an earlier result is of this Task and has every scan that is requested."""
+    has_all = not (settings.raw and known.raw is None) and not (
+        settings.scrubbed and known.scrubbed is None
+    )
+    return known.digest == _digest(task) and has_all and not known.failure
+
+
+def _digest(task: Task) -> str:
+    return hashlib.sha256(json.dumps(to_row(task), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _from_row(row: Mapping[str, Any]) -> TaskScan:
+    plain = {key: row[key] for key in ("task", "image", "digest", "history", "scrub_s", "failure")}
+    return TaskScan(**plain, raw=_scan_of(row["raw"]), scrubbed=_scan_of(row["scrubbed"]))
+
+
+def _scan_of(row: Mapping[str, Any] | None) -> LeakScan | None:
+    if row is None:
+        return None
+    leaks = [Leak(LeakKind(x["kind"]), x["name"], x["reason"], x["evidence"]) for x in row["leaks"]]
+    return LeakScan(tuple(leaks), tuple(row["unchecked"]))
+
+
+async def _scan_git(sandbox: Sandbox, task: Task) -> list[list[str]]:
+    argv = ["sh", "-c", _script(), "scan", task.workdir, task.base_commit]
     stdin = "\n".join(orders(task, Facts())).encode("utf-8", "surrogateescape")
     done = await sandbox.run(argv, cwd="/", timeout_s=_GIT_TIMEOUT_S, stdin=stdin)
     if done.exit_code:
-        said = done.stderr.decode("utf-8", "replace").strip()[-300:] or f"code {done.exit_code}"
+        answer = done.stderr.decode("utf-8", "replace").strip()[-300:] or f"code {done.exit_code}"
         raise SandboxError(
-            f"cannot sweep {task.image}: {said}",
-            hint="`swerl sandbox smoke` checks whether the image boots",
+            f"cannot scan {task.image} for leaks: {answer}",
+            hint="`swerl sandbox smoke` checks if the image boots",
         )
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     return [[*line.split("\t"), "", "", ""] for line in lines if line]
 
 
-async def _scan(sandbox: Sandbox, task: Task) -> dict[str, Any] | None:
-    order = {
+async def _scan_files(sandbox: Sandbox, task: Task) -> dict[str, Any] | None:
+    """Return what `_scan_leaks/scan.py` finds; None if the sandbox cannot run it."""
+    request = {
         "workdir": task.workdir,
-        "lines": _sweep_lines.distinctive(task),
-        "words": _sweep_lines.words(task),
-        "tails": _sweep_lines.tails(task),
+        "lines": _distinctive_lines(task),
+        "words": _distinctive_words(task),
+        "tails": list(touched(task.gold_patch)),
         "names": _names(task),
-        "budget_s": _SCAN_S,
+        "budget_s": _FILES_S,
     }
     program = Path(__file__).with_name("_scan_leaks") / "scan.py"
     done = await sandbox.run(
         ["python3", "-S", "-c", program.read_text()],
         cwd="/",
-        timeout_s=2 * _SCAN_S,
-        stdin=json.dumps(order).encode(),
+        timeout_s=2 * _FILES_S,
+        stdin=json.dumps(request).encode(),
     )
     if done.exit_code:
         return None
@@ -149,36 +280,75 @@ async def _scan(sandbox: Sandbox, task: Task) -> dict[str, Any] | None:
     return found
 
 
+def _distinctive_lines(task: Task) -> Mapping[str, list[str]]:
+    """Return the lines that only the solution and only the hidden tests add, by that word."""
+    whole = {line for text in task.grading.test_files.values() for line in _telling_lines(text)}
+    lines = {
+        "solution": _added(task.gold_patch),
+        "tests": _added(task.grading.test_patch) | whole,
+    }
+    return {label: sorted(found, key=len)[-_MAX_LINES:] for label, found in lines.items() if found}
+
+
+def _distinctive_words(task: Task) -> list[str]:
+    """Return long words that the solution adds; they survive in compiled files."""
+    old, new = set(), set()
+    for edit in edits(task.gold_patch):
+        old |= set(_WORD.findall(edit.old))
+        new |= set(_WORD.findall(edit.new))
+    return sorted(new - old)
+
+
+def _added(patch: str) -> set[str]:
+    old, new = set(), set()
+    for edit in edits(patch):
+        old |= _telling_lines(edit.old)
+        new |= _telling_lines(edit.new)
+    return new - old
+
+
+def _telling_lines(text: str) -> set[str]:
+    """Return the lines that are too long and too particular to occur by chance."""
+    stripped = (line.strip(_MARKS) for line in text.split("\n"))
+    return {
+        line
+        for line in stripped
+        if len(line) >= _MIN_CHARS
+        and not line.startswith(_PLAIN)
+        and sum(map(str.isalpha, line)) >= _MIN_LETTERS
+    }
+
+
 def _names(task: Task) -> list[str]:
-    """Return the words by which the Task can be looked up: its id, and a tag that is a commit."""
+    """Return the words that identify the Task: its id, and an image tag that is a commit."""
     tag = task.image.rsplit(":", 1)[-1]
     commit = [tag] if re.fullmatch(r"[0-9a-f]{12,64}", tag) and tag != task.base_commit else []
     return [*([task.id] if len(task.id) >= 8 else []), *commit]
 
 
-def _files(scan: Mapping[str, Any]) -> Iterator[Leak]:
-    kinds = {"name": Kind.NAME, "secret": Kind.SECRET}
+def _hits(scan: Mapping[str, Any]) -> Iterator[Leak]:
+    kinds = {"name": LeakKind.NAME, "secret": LeakKind.SECRET}
     for hit in scan["hits"]:
-        kind = kinds.get(hit["label"], Kind.TEXT)
+        kind = kinds.get(hit["label"], LeakKind.TEXT)
         evidence = hit["example"]
-        if kind is Kind.TEXT:
+        if kind is LeakKind.TEXT:
             evidence = f"{hit['count']} of {hit['total']} lines of the {hit['label']}: {evidence}"
         yield _leak(kind, hit["path"], evidence)
 
 
 def _packages(scan: Mapping[str, Any], own: str) -> Iterator[Leak]:
-    """Yield copies of changed files that are newer; one with lines of the solution is a text."""
+    """Yield newer copies of changed files; one with lines of the solution is already a text."""
     texts = {hit["path"] for hit in scan["hits"]}
     for found in scan["packages"]:
         is_newer = own and found["version"] and _order(found["version"]) > _order(own)
         if is_newer and found["path"] not in texts:
-            yield _leak(Kind.PACKAGE, found["path"], f"{found['version']}; the base is {own}")
+            yield _leak(LeakKind.PACKAGE, found["path"], f"{found['version']}; the base is {own}")
 
 
 def _packages_unchecked(scan: Mapping[str, Any], own: str) -> Iterator[str]:
     for found in scan["packages"]:
         if not (own and found["version"]):
-            yield f"package: {found['path']} differs from the base, and no version tells its age"
+            yield f"package: {found['path']} differs from the base, and its version is unknown"
 
 
 def _surroundings(scan: Mapping[str, Any], task: Task) -> Iterator[Leak]:
@@ -186,9 +356,9 @@ def _surroundings(scan: Mapping[str, Any], task: Task) -> Iterator[Leak]:
     places = {**scan["environment"], "host name": scan["hostname"]}
     for name, value in places.items():
         if any(word.lower() in value.lower() for word in words):
-            yield _leak(Kind.NAME, name, value)
+            yield _leak(LeakKind.NAME, name, value)
         elif value and _SECRET_NAME.search(name):
-            yield _leak(Kind.SECRET, name, f"a variable of {len(value)} characters")
+            yield _leak(LeakKind.SECRET, name, f"a variable of {len(value)} characters")
 
 
 _VERSION = r"""
@@ -207,12 +377,12 @@ async def _own_version(sandbox: Sandbox, task: Task) -> str:
 
 
 def _order(version: str) -> tuple[int, ...]:
-    """Return a version's numbers up to the first part that is none."""
+    """Return a version's leading numbers."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
-def _leak(kind: Kind, name: str, evidence: str) -> Leak:
+def _leak(kind: LeakKind, name: str, evidence: str) -> Leak:
     return Leak(kind, name, REASONS[kind], evidence[:_MAX_EVIDENCE])
 
 

@@ -1,29 +1,37 @@
-"""Check that the image of every Task boots and can be worked in."""
+"""Check that the image of every Task boots, and that git and the tests' interpreter work in it."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from swerl.checks._interpreter import Interpreter, interpreter_of
+from pydantic import BaseModel
+
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError, SwerlError
-from swerl.core.image_reference import is_local
+from swerl.core.image_reference import is_local, parse
+from swerl.core.jobs import append_result, read_results, run_jobs
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
+from swerl.images.oci.store import default_store
+from swerl.sandboxes._local.image import image_folder
 
 _STEP_TIMEOUT_S = 60.0
 _BOOT_TIMEOUT_S = 1800.0
-"""Most seconds until the first command ends; pulling a large image takes most of it."""
+"""Seconds until the first command ends; pulling a large image takes most of it."""
 _WORK_TREE = r"""
 command -v git >/dev/null || { echo "the image has no git"; exit 2; }
 g() { git -c safe.directory='*' "$@" 2>&1; }
 top=$(g rev-parse --show-toplevel) || { echo no; exit; }
 [ "$top" = "$(pwd -P)" ] || { echo no; exit; }
-said=$(g status --porcelain --untracked-files=no) || { echo "$said"; exit 3; }
+status=$(g status --porcelain --untracked-files=no) || { echo "$status"; exit 3; }
 for commit
 do g cat-file -e "$commit^{commit}" >/dev/null && continue
 echo "the repository lacks the base commit $commit"; exit 4
@@ -32,125 +40,150 @@ echo yes
 """
 _NO_TREE = "the workdir is not the top of a git work tree"
 _NO_TREE_HINT = "give the folder of the repository as the Task's workdir"
+_ACTIVATING = ("source ", ". ", "conda activate", "export PATH=")
+_PYTHON = re.compile(r"(?:^|[\s;&|(])((?:[\w.@+-]*/)*python[\d.]*)(?=[\s;]|$)", re.MULTILINE)
+_PYTEST = re.compile(r"(?:^|[\s;&|(/])(py\.?test|tox|nosetests)(?=[\s;]|$)", re.MULTILINE)
+_ANY_PYTHON = """
+for name in python python3; do command -v $name >/dev/null && exec $name --version; done
+echo "neither python nor python3 is on the path"; exit 127
+"""
 
-Place: TypeAlias = tuple[str, str]
+ImageInUse: TypeAlias = tuple[str, str]
 """An image and the workdir in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What the place that keeps an image knows of it."""
+    """Facts about an image from the store or daemon that keeps it."""
 
     digest: str = ""
+    """Empty if unknown."""
     size: int = 0
-    """Bytes of its files; 0 for unknown."""
+    """Bytes of its files; 0 if unknown."""
 
 
-async def know_nothing(image: str) -> ImageFacts:
-    """Return no facts: for images that nothing here keeps."""
+ReadFacts: TypeAlias = Callable[[str], Awaitable[ImageFacts]]
+
+
+async def no_facts(image: str) -> ImageFacts:
+    """Return no facts: for images that no store or daemon here keeps."""
     return ImageFacts()
 
 
 @dataclass(frozen=True, slots=True)
-class Smoke:
-    """What a check of one image found."""
+class SmokeResult:
+    """The check of one image with one workdir."""
 
     image: str
     workdir: str
     num_tasks: int = 0
     """Tasks that use the image with this workdir."""
     failure: str = ""
-    """What went wrong and what to do, or nothing."""
+    """The problem and its remedy; empty if the image is good."""
     interpreter: str = ""
-    """Version of the Python that the Task's tests run with, else of the one that the image puts
-    first; `none` where it has none and no Task needs one."""
+    """Version of the Python that the Task's tests use, else of the first one on the path; `none`
+    if the image has none and no Task needs one."""
     work_tree: str = ""
-    """`yes` where the workdir is a git work tree; `no` where an Episode will make it one."""
+    """`yes` if the workdir is a git work tree; `no` if an Episode has to make it one."""
     boot_s: float = 0.0
-    """Seconds from the order to the first command's end."""
+    """Seconds from the request to the end of the first command."""
     exec_s: float = 0.0
     """Seconds for one empty command."""
     digest: str = ""
     size: int = 0
-    """Bytes of the image's files; 0 for unknown."""
+    """Bytes of the image's files; 0 if unknown."""
 
     @property
     def ok(self) -> bool:
-        """Whether Episodes can run in the image."""
         return not self.failure
 
     @property
-    def place(self) -> Place:
-        """What was checked."""
+    def key(self) -> ImageInUse:
         return self.image, self.workdir
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How to check."""
-
+class SmokeSettings:
     num_workers: int = 4
     """Sandboxes at once."""
     limits: Limits = field(default_factory=Limits)
-    facts: Callable[[str], Awaitable[ImageFacts]] = know_nothing
-    """Tells an image's digest and size."""
-    done: Mapping[Place, Smoke] = field(default_factory=dict)
-    """What is known; it stands as long as the image has the same digest."""
+    facts: ReadFacts = no_facts
+    done: Mapping[ImageInUse, SmokeResult] = field(default_factory=dict)
+    """Earlier results; one is kept as long as its image has the same digest."""
 
 
 async def check(
     backend: SandboxBackend,
     tasks: Iterable[Task],
-    settings: Settings | None = None,
+    settings: SmokeSettings | None = None,
     *,
-    tell: Callable[[Smoke, bool], None] = lambda _, __: None,
-) -> list[Smoke]:
+    on_done: Callable[[SmokeResult, bool], None] = lambda _, __: None,
+) -> list[SmokeResult]:
     """Check every image with its workdir once, and return the results in the Tasks' order.
 
-    `tell` hears each result, and whether it is new. Raises SandboxUnavailableError where the
-    backend cannot run at all.
+    `on_done` gets each result, and True if it is new. Raises SandboxUnavailableError if the backend
+    cannot run at all.
     """
-    chosen = settings or Settings()
-    users: dict[Place, list[Task]] = {}
+    chosen = settings or SmokeSettings()
+    users: dict[ImageInUse, list[Task]] = {}
     for task in tasks:
         users.setdefault((task.image, task.workdir), []).append(task)
-    free = asyncio.Semaphore(chosen.num_workers)
 
-    async def one(place: Place, own: list[Task]) -> Smoke:
-        async with free:
-            known = chosen.done.get(place)
-            if known and (await chosen.facts(place[0])).digest not in ("", known.digest):
-                known = None
-            result = known or await _check(backend, chosen, own)
-        result = replace(result, num_tasks=len(own))
-        tell(result, known is None)
+    async def check_one(key: ImageInUse) -> SmokeResult:
+        known = chosen.done.get(key)
+        if known and (await chosen.facts(key[0])).digest not in ("", known.digest):
+            known = None
+        result = known or await _check(backend, chosen, users[key])
+        result = replace(result, num_tasks=len(users[key]))
+        on_done(result, known is None)
         return result
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(place, own)) for place, own in users.items()]
-    return [task.result() for task in running]
+    return await run_jobs(users, check_one, limit=chosen.num_workers)
 
 
-async def _check(backend: SandboxBackend, settings: Settings, own: Sequence[Task]) -> Smoke:
+def read(path: Path, backend: str) -> dict[ImageInUse, SmokeResult]:
+    """Return the results in a file for this backend; the last one of each image counts.
+
+    Raises InputError on a file of something else.
+    """
+    known = {each.name for each in fields(SmokeResult)}
+
+    def from_row(row: Mapping[str, Any]) -> tuple[Any, SmokeResult]:
+        return row.get("backend"), SmokeResult(**{k: row[k] for k in known & row.keys()})
+
+    rows = read_results(path, from_row, kind="smoke result")
+    return {result.key: result for name, result in rows if name == backend}
+
+
+def append(path: Path, result: SmokeResult, backend: str) -> None:
+    """Append a result to a file as one line. Raises RunError."""
+    append_result(path, {"backend": backend, "ok": result.ok, **asdict(result)})
+
+
+async def _check(
+    backend: SandboxBackend, settings: SmokeSettings, own: Sequence[Task]
+) -> SmokeResult:
     """Check one image for the Tasks that use it with one workdir."""
-    found = Smoke(own[0].image, own[0].workdir)
+    found = SmokeResult(own[0].image, own[0].workdir)
     try:
-        found = await _look(backend, settings, own)
+        found = await _boot(backend, settings, own)
     except SandboxUnavailableError:
         raise
     except SwerlError as error:
-        found = replace(found, failure=_explain(error))
+        found = replace(found, failure=error.explained())
     except TimeoutError:
         found = replace(found, failure=f"no command ended within {_BOOT_TIMEOUT_S:g} s of the boot")
     except OSError as error:
-        found = replace(found, failure=f"{error} (`swerl doctor` says what this machine lacks)")
+        found = replace(found, failure=f"{error} (`swerl doctor` checks this machine)")
     facts = await settings.facts(found.image)
     failure = " ".join(found.failure.split())
     return replace(found, failure=failure, digest=facts.digest, size=facts.size)
 
 
-async def _look(backend: SandboxBackend, settings: Settings, own: Sequence[Task]) -> Smoke:
-    """Open a sandbox and ask it everything. Raises SwerlError, OSError and TimeoutError."""
+async def _boot(
+    backend: SandboxBackend, settings: SmokeSettings, own: Sequence[Task]
+) -> SmokeResult:
+    """Open a sandbox and make every check in it. Raises SwerlError, OSError and TimeoutError."""
     task, started = own[0], time.monotonic()
     async with asyncio.timeout(_BOOT_TIMEOUT_S) as patience:
         async with backend.open(task.image, settings.limits, workdir=task.workdir) as sandbox:
@@ -159,51 +192,134 @@ async def _look(backend: SandboxBackend, settings: Settings, own: Sequence[Task]
             patience.reschedule(None)
             timed = await sandbox.run(["true"], timeout_s=_STEP_TIMEOUT_S)
             problems: list[str] = []
-            return Smoke(
+            return SmokeResult(
                 task.image,
                 task.workdir,
                 boot_s=boot_s,
                 exec_s=timed.duration_s,
-                interpreter=await _note(_ask_interpreter(sandbox, interpreter_of(task)), problems),
-                work_tree=await _note(_ask_work_tree(sandbox, own), problems),
+                interpreter=await _or_problem(_version(sandbox, interpreter_of(task)), problems),
+                work_tree=await _or_problem(_work_tree(sandbox, own), problems),
                 failure="; ".join(problems),
             )
 
 
-async def _note(question: Coroutine[None, None, str], problems: list[str]) -> str:
-    """Return the answer, or nothing and the problem: one must not hide the other."""
+async def _or_problem(check: Coroutine[None, None, str], problems: list[str]) -> str:
+    """Return the result; note a failure, so that one problem does not hide the next."""
     try:
-        return await question
+        return await check
     except (SandboxLostError, SandboxUnavailableError):
         raise
     except SandboxError as error:
-        problems.append(_explain(error))
+        problems.append(error.explained())
         return ""
 
 
-def _explain(error: SwerlError) -> str:
-    return f"{error} ({error.hint})" if error.hint else str(error)
-
-
-async def _ask_interpreter(sandbox: Sandbox, wanted: Interpreter) -> str:
-    done = await sandbox.run(wanted.argv, env=wanted.env, timeout_s=_STEP_TIMEOUT_S)
-    said = done.text.strip().splitlines()
-    if done.exit_code == 0 and said:
-        return said[-1].strip()
-    if not wanted.is_declared:
+async def _version(sandbox: Sandbox, interpreter: Interpreter) -> str:
+    done = await sandbox.run(interpreter.argv, env=interpreter.env, timeout_s=_STEP_TIMEOUT_S)
+    lines = done.text.strip().splitlines()
+    if done.exit_code == 0 and lines:
+        return lines[-1].strip()
+    if not interpreter.is_declared:
         return "none"
-    problem = f"the interpreter of the tests does not run: {wanted.name}"
-    raise SandboxError(problem, hint=said[-1] if said else f"exit code {done.exit_code}")
+    problem = f"the interpreter of the tests does not run: {interpreter.name}"
+    raise SandboxError(problem, hint=lines[-1] if lines else f"exit code {done.exit_code}")
 
 
-async def _ask_work_tree(sandbox: Sandbox, own: Sequence[Task]) -> str:
+async def _work_tree(sandbox: Sandbox, own: Sequence[Task]) -> str:
     commits = dict.fromkeys(task.base_commit for task in own if task.base_commit)
     argv = ["sh", "-c", _WORK_TREE, "sh", *commits]
     done = await sandbox.run(argv, timeout_s=_STEP_TIMEOUT_S)
-    said = " ".join(done.text.split())
+    answer = " ".join(done.text.split())
     if done.exit_code != 0:
-        problem = "the workdir cannot be worked in with git"
-        raise SandboxError(problem, hint=said or f"exit code {done.exit_code}")
-    if said != "yes" and (commits or not is_local(own[0].image)):
+        problem = "git does not work in the workdir"
+        raise SandboxError(problem, hint=answer or f"exit code {done.exit_code}")
+    if answer != "yes" and (commits or not is_local(own[0].image)):
         raise SandboxError(_NO_TREE, hint=_NO_TREE_HINT)
-    return said
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The command that prints an interpreter's version, run in the workdir."""
+
+    name: str
+    argv: tuple[str, ...]
+    is_declared: bool
+    """True if the Task needs it."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def interpreter_of(task: Task) -> Interpreter:
+    """Return the interpreter in `metadata.interpreter`, else the one that the tests call.
+
+    The lines of the test command that activate an environment run first. If the tests name no
+    interpreter, any Python will do, and none is no failure.
+    """
+    declared = task.metadata.get("interpreter")
+    command = task.grading.test_command
+    activating = [
+        line.strip() for line in command.splitlines() if line.strip().startswith(_ACTIVATING)
+    ]
+    called = _PYTHON.search(command)
+    if isinstance(declared, str) and declared:
+        name, ask = declared, f"{shlex.quote(declared)} --version"
+    elif called:
+        name, ask = called[1], f"{called[1]} --version"
+    else:
+        name, ask = "python", _ANY_PYTHON
+    is_declared = bool(declared or called or _PYTEST.search(command))
+    shell = "bash" if activating else "sh"
+    script = "\n".join([*activating, ask])
+    return Interpreter(name, (shell, "-c", script), is_declared, dict(task.grading.env))
+
+
+def facts_for(backend: str, options: BaseModel | None) -> ReadFacts:
+    """Return the function that reads an image's facts: from the store, a daemon, or its name."""
+    if backend == "local":
+        return _facts_in_store
+    if backend == "docker":
+        return _facts_in_daemon(getattr(options, "base_url", ""))
+    return _facts_in_name
+
+
+async def _facts_in_name(image: str) -> ImageFacts:
+    try:
+        return ImageFacts("" if is_local(image) else parse(image).digest)
+    except SwerlError:
+        return ImageFacts()
+
+
+async def _facts_in_store(image: str) -> ImageFacts:
+    if is_local(image):
+        kind, _, name = image.partition(":")
+        return ImageFacts(_built_digest(name) if kind == "built" else "")
+    try:
+        found = await asyncio.to_thread(default_store().find, image)
+    except (SwerlError, OSError):
+        return await _facts_in_name(image)
+    return ImageFacts(found.digest, found.size)
+
+
+def _built_digest(name: str) -> str:
+    """Return a digest of the description that a `built:` image was made from; empty if absent."""
+    try:
+        description = (image_folder(name) / "image.json").read_bytes()
+    except (SwerlError, OSError):
+        return ""
+    return f"sha256:{hashlib.sha256(description).hexdigest()}"
+
+
+def _facts_in_daemon(base_url: str) -> ReadFacts:
+    from swerl.sandboxes._docker.api import Api
+
+    api = Api(base_url)
+
+    async def read_facts(image: str) -> ImageFacts:
+        try:
+            await api.connect()
+            found: dict[str, Any] = await api.call(lambda client: client.inspect_image(image))
+        except SwerlError:
+            return await _facts_in_name(image)
+        return ImageFacts(str(found.get("Id", "")), int(found.get("Size", 0)))
+
+    return read_facts

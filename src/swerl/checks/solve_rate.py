@@ -1,14 +1,13 @@
-"""Measure how hard Tasks are for a policy: several attempts each, and what they came to.
+"""Measure how often a policy solves each Task.
 
-Attempts lie in a run folder as a training run's do, under the digest of the Task's row, so that a
-killed probe goes on, more attempts add to fewer, and a changed Task is attempted anew.
+Attempts are kept in a run folder like those of a training run, under the digest of the Task's row.
+So a killed measurement resumes, more attempts add to fewer, and a changed Task is attempted anew.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +16,7 @@ from swerl.core.certificate import row_digest
 from swerl.core.chat import Json
 from swerl.core.episode import Group
 from swerl.core.grade import Verdict
+from swerl.core.jobs import run_jobs
 from swerl.core.task import Task, write_tasks
 from swerl.rollout import group
 from swerl.rollout.parts import Parts
@@ -25,8 +25,8 @@ from swerl.tasks import select
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """Who attempts the Tasks."""
+class MeasuredPolicy:
+    """The policy whose attempts are counted."""
 
     agent: str
     engine: str
@@ -34,14 +34,14 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """What the attempts at one Task came to. Means are over those that say something."""
+class Attempts:
+    """The attempts at one Task. Means are over the attempts that count."""
 
     task: str
     attempts: int
-    """Attempts that say something about the policy."""
+    """Attempts that count."""
     lost: int
-    """Attempts that the machinery lost for good."""
+    """Attempts that the infrastructure lost for good."""
     solved: int = 0
     tokens: float = 0.0
     """Mean number of sampled tokens."""
@@ -50,74 +50,65 @@ class Probed:
 
     @property
     def solve_rate(self) -> float | None:
-        """Share of attempts that solved it; None where none counts."""
+        """Share of counted attempts that solved the Task; None if none counts."""
         return round(self.solved / self.attempts, 4) if self.attempts else None
 
 
-async def probe(
+async def measure(
     tasks: Iterable[Task],
     parts: Parts,
     folder: RunFolder,
     *,
     num_attempts: int,
-    tell: Callable[[Probed], None] = lambda _: None,
-) -> dict[str, Probed]:
-    """Attempt every Task a number of times, and return what came of each by its id.
+    on_done: Callable[[Attempts], None] = lambda _: None,
+) -> dict[str, Attempts]:
+    """Attempt every Task `num_attempts` times, and return the outcomes by Task id.
 
-    Tasks are taken up one after the other, as many as keep all places for Episodes busy.
+    As many Tasks run at once as keep all slots for Episodes busy.
     """
-    waiting = iter(tasks)
-    found: dict[str, Probed] = {}
 
-    async def work() -> None:
-        for task in waiting:
-            stage = row_digest(task)
-            [done] = await group.run([task], stage, parts, size=num_attempts, folder=folder)
-            found[task.id] = summary(done)
-            tell(found[task.id])
+    async def attempt(task: Task) -> Attempts:
+        [done] = await group.run([task], row_digest(task), parts, size=num_attempts, folder=folder)
+        return summary(done)
 
-    async with asyncio.TaskGroup() as running:
-        for _ in range(math.ceil(parts.rollout.concurrency / num_attempts)):
-            running.create_task(work())
-    return found
+    at_once = math.ceil(parts.rollout.concurrency / num_attempts)
+    found = await run_jobs(tasks, attempt, limit=at_once, on_done=on_done)
+    return {each.task: each for each in found}
 
 
-def summary(done: Group) -> Probed:
-    """Return what the Episodes of a Task came to."""
+def summary(done: Group) -> Attempts:
+    """Sum up the Episodes of a Task."""
     counted = [episode for episode in done.episodes if episode.learnable]
     lost = len(done.episodes) - len(counted)
     if not counted:
-        return Probed(done.task_id, 0, lost)
-    return Probed(
+        return Attempts(done.task_id, 0, lost)
+    return Attempts(
         task=done.task_id,
         attempts=len(counted),
         lost=lost,
         solved=sum(episode.verdict is Verdict.SOLVED for episode in counted),
-        tokens=_mean([episode.trajectory.num_sampled_tokens for episode in counted]),
-        turns=_mean([len(episode.trajectory.turns) for episode in counted]),
-        seconds=_mean([episode.timings["total"] for episode in counted]),
+        tokens=round(fmean(each.trajectory.num_sampled_tokens for each in counted), 2),
+        turns=round(fmean(len(each.trajectory.turns) for each in counted), 2),
+        seconds=round(fmean(each.timings["total"] for each in counted), 2),
     )
 
 
-def write(tasks: Path, out: Path, found: Mapping[str, Probed], policy: Policy) -> int:
-    """Write every Task of a file, probed ones with their solve rate; return how many have one."""
-    with_rate = {name for name, each in found.items() if each.solve_rate is not None}
+def write(tasks: Path, out: Path, found: Mapping[str, Attempts], policy: MeasuredPolicy) -> int:
+    """Copy a task file with the solve rates added; return the number of Tasks that have one."""
+    rated = {name for name, each in found.items() if each.solve_rate is not None}
     write_tasks(
         out,
         (
-            noted(task, found[task.id], policy) if task.id in with_rate else task
+            _rated(task, found[task.id], policy) if task.id in rated else task
             for _, task in select.lines(tasks)
         ),
     )
-    return len(with_rate)
+    return len(rated)
 
 
-def noted(task: Task, found: Probed, policy: Policy) -> Task:
-    """Return the Task with what probing found in its metadata; its Certificate stays good."""
-    told: dict[str, Json] = {**asdict(found), **asdict(policy)}
-    del told["task"]
-    return replace(task, metadata={**task.metadata, "solve_rate": found.solve_rate, "probe": told})
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(fmean(values), 2)
+def _rated(task: Task, found: Attempts, policy: MeasuredPolicy) -> Task:
+    """Add the solve rate to a Task's metadata; its Certificate stays valid."""
+    details: dict[str, Json] = {**asdict(found), **asdict(policy)}
+    del details["task"]
+    added = {"solve_rate": found.solve_rate, "probe": details}
+    return replace(task, metadata={**task.metadata, **added})

@@ -1,10 +1,12 @@
-"""Running a command's coroutine, with Ctrl-C and SIGTERM as ways to stop and not as errors."""
+"""Run a command's coroutine; Ctrl-C and SIGTERM stop it and are no errors. Show its progress."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import typer
@@ -73,3 +75,27 @@ async def _until_told(work: Coroutine[Any, Any, T]) -> T:
         loop.remove_signal_handler(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def progress_bar(title: str, total: int, *, note: str = "") -> Iterator[Callable[..., None]]:
+    """Show a bar on stderr; yield the function that advances it and takes fields of `note`."""
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()]
+    if note:
+        columns.append(TextColumn(note))
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        bar = progress.add_task(title, total=total, good=0)
+        yield functools.partial(progress.update, bar, advance=1)
+
+
+def add_old_name(app: typer.Typer, old: str, new: str, command: Callable[..., None]) -> None:
+    """Keep a command's former name as a hidden alias that prints a notice."""
+
+    @functools.wraps(command)
+    def alias(**options: Any) -> None:
+        stderr().print(f"notice: this command is now `swerl {new}`", style="yellow")
+        command(**options)
+
+    app.command(old, hidden=True)(alias)

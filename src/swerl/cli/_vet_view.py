@@ -1,4 +1,4 @@
-"""What `swerl tasks vet` found, for people: a line a Task, the reasons, the flaky tests."""
+"""Print the results of `swerl tasks vet`: a line per Task, the reasons, the flaky tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from swerl.checks.vet import Vetted
 
 _NUM_LISTED = 100
-"""Tasks up to which each has a line of its own."""
+"""Most Tasks that get a line each."""
 _DETAIL_CHARS = 100
 
 
@@ -73,7 +73,7 @@ def _mib(value: float | None) -> str:
 
 
 def _reasons(found: Sequence[Vetted]) -> Mapping[str, tuple[int, str]]:
-    """Return how many Tasks each defect concerns, and the first one's detail."""
+    """Return the number of Tasks with each defect, and the first one's detail."""
     reasons: dict[str, tuple[int, str]] = {}
     for each in found:
         for finding in each.certificate.findings if each.certificate else ():

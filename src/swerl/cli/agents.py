@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from swerl.cli import agents_lab
+from swerl.cli import agents_compat
+from swerl.cli._run import add_old_name
 
 app = typer.Typer(no_args_is_help=True, help="Fetch agent CLIs, and try them offline.")
 
@@ -16,7 +17,8 @@ def _agents() -> None:
     """Fetch agent CLIs, and try them offline."""
 
 
-app.command("lab")(agents_lab.lab)
+app.command("compat")(agents_compat.compat)
+add_old_name(app, "lab", "agents compat", agents_compat.compat)
 
 
 @app.command()

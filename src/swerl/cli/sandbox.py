@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from swerl.cli import sandbox_ledger, sandbox_probe, sandbox_serve, sandbox_smoke
+from swerl.cli import sandbox_attacks, sandbox_ledger, sandbox_serve, sandbox_smoke
+from swerl.cli._run import add_old_name
 
 app = typer.Typer(no_args_is_help=True, help="Start, check and measure sandboxes.")
 
 app.command("serve")(sandbox_serve.serve)
-app.command("probe")(sandbox_probe.probe)
+app.command("attacks")(sandbox_attacks.attacks)
+add_old_name(app, "probe", "sandbox attacks", sandbox_attacks.attacks)
 app.command("smoke")(sandbox_smoke.smoke)
 app.command("ps")(sandbox_ledger.ps)
 app.command("reap")(sandbox_ledger.reap)

@@ -1,4 +1,4 @@
-"""`swerl sandbox smoke`: check that images can be worked in."""
+"""`swerl sandbox smoke`: check that images boot, with git and the tests' interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swerl.cli._sandbox_options import BackendOption, SettingsOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.checks.smoke import Place, Smoke
+    from swerl.checks.smoke import SmokeResult
     from swerl.core.task import Task
 
 
@@ -25,7 +25,7 @@ def smoke(
     workers: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
     out: Annotated[
         Path | None,
-        typer.Option(help="Append each result to this file; the same command goes on from it."),
+        typer.Option(help="Append each result to this file; the same command resumes from it."),
     ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Try again what failed in --out's file.")
@@ -34,7 +34,7 @@ def smoke(
         bool, typer.Option("--json", help="Print JSON in place of a table.")
     ] = False,
 ) -> None:
-    """Boot every image of a task file, and look for its git work tree and its interpreter."""
+    """Boot every image of a task file, and check its git work tree and its interpreter."""
     from swerl.cli._output import console, stderr
     from swerl.cli._task_file import tasks_in
     from swerl.cli._text import counted
@@ -61,7 +61,7 @@ def smoke(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What the command line asks for."""
+    """The command line."""
 
     tasks: list[Task]
     backend: str
@@ -70,44 +70,32 @@ class _Job:
     out: Path | None
     again: bool
 
-    def done(self) -> dict[Place, Smoke]:
-        """Return what need not be checked again."""
-        from swerl.checks import smoke_file
 
-        known = smoke_file.read(self.out, self.backend) if self.out else {}
-        return {place: each for place, each in known.items() if each.ok or not self.again}
-
-
-def _run(job: _Job) -> list[Smoke]:
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    from swerl.checks import smoke, smoke_file
-    from swerl.checks._image_facts import facts_for
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
+def _run(job: _Job) -> list[SmokeResult]:
+    from swerl.checks import smoke
+    from swerl.cli._run import progress_bar, run
     from swerl.cli._sandbox_options import backend_options, open_backend
 
-    places = {(task.image, task.workdir) for task in job.tasks}
-    done = job.done()
-    facts = facts_for(job.backend, backend_options(job.backend, job.settings))
-    chosen = smoke.Settings(num_workers=job.workers, facts=facts, done=done)
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("images", total=len(places))
+    keys = {(task.image, task.workdir) for task in job.tasks}
+    known = smoke.read(job.out, job.backend) if job.out else {}
+    done = {key: each for key, each in known.items() if each.ok or not job.again}
+    facts = smoke.facts_for(job.backend, backend_options(job.backend, job.settings))
+    chosen = smoke.SmokeSettings(num_workers=job.workers, facts=facts, done=done)
+    with progress_bar("images", len(keys)) as advance:
 
-        def heard(result: Smoke, is_new: bool) -> None:
-            progress.advance(bar)
+        def on_done(result: SmokeResult, is_new: bool) -> None:
+            advance()
             if job.out and is_new:
-                smoke_file.append(job.out, result, job.backend)
+                smoke.append(job.out, result, job.backend)
 
         sandboxes = open_backend(job.backend, job.settings, run="smoke")
         after = "every sandbox is closed" + (
-            f", and the same command goes on from {job.out}" if job.out else ""
+            f", and the same command resumes from {job.out}" if job.out else ""
         )
-        return run(smoke.check(sandboxes, job.tasks, chosen, tell=heard), after=after)
+        return run(smoke.check(sandboxes, job.tasks, chosen, on_done=on_done), after=after)
 
 
-def _print_json(results: list[Smoke]) -> None:
+def _print_json(results: list[SmokeResult]) -> None:
     import json
     from dataclasses import asdict
 
@@ -115,7 +103,7 @@ def _print_json(results: list[Smoke]) -> None:
     typer.echo(json.dumps(rows, indent=2))
 
 
-def _table(results: list[Smoke]) -> Table:
+def _table(results: list[SmokeResult]) -> Table:
     from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""`swerl tasks vet`: prove Tasks, and write those that hold with a certificate."""
+"""`swerl tasks vet`: prove Tasks, and write the good ones with a certificate."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._sandbox_options import BackendOption, SettingsOption
+from swerl.cli._sandbox_options import BackendOption
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from swerl.checks.vet import Settings, Vetted
+    from swerl.checks.vet import VetSettings, Vetted
     from swerl.core.sandbox import Limits
 
 _REMOTE_JOBS = 16
-"""Tasks at once where sandboxes run on other machines."""
+"""Tasks at once if sandboxes run on other machines."""
 _ON_THIS_MACHINE = ("local", "docker")
 
 
@@ -33,47 +33,53 @@ def vet(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Tasks at once; as many as this machine has cores for."),
+        typer.Option(
+            min=1, help="Tasks at once; by default as many as this machine has cores for."
+        ),
     ] = None,
     gold_runs: Annotated[
-        int, typer.Option(min=1, help="How often the known solution must solve a task.")
+        int, typer.Option(min=1, help="Runs in which the known solution must solve a task.")
     ] = 3,
     drop_flaky: Annotated[
         bool,
         typer.Option(
-            "--drop-flaky", help="Take unsteady tests to keep out of a task, and vet the rest."
+            "--drop-flaky", help="Drop unsteady tests to keep from a task, and vet the rest."
         ),
     ] = False,
     backend: BackendOption = "local",
-    settings: SettingsOption = None,
-    memory_mib: Annotated[int, typer.Option(min=16, help="Memory of a sandbox.")] = 4096,
-    cpus: Annotated[float, typer.Option(min=0.1, help="Cores of a sandbox.")] = 1.0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the backend, or a limit such as limits.memory_mib=8192.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
 ) -> None:
-    """Prove that each task fails without its solution, passes with it, and is not cheated easily.
+    """Prove that each task fails without its solution, passes with it, and resists cheap cheats.
 
-    The same command goes on where it was broken off; a changed row or image is vetted again.
+    The same command resumes after an interruption; a changed row or image is vetted again.
     """
-    from swerl.checks import vet_file
-    from swerl.checks.vet import Rigour, Settings
-    from swerl.core.sandbox import Limits
+    from swerl.checks import vet_files
+    from swerl.checks.vet import Rigour, VetSettings
 
     out = out or tasks.with_name(f"{tasks.stem}.certified.jsonl")
     _require_other(out, tasks)
-    journal = vet_file.journal_path(out)
-    limits = Limits(memory_mib=memory_mib, num_processes=512, num_cpus=cpus)
+    journal = vet_files.journal_path(out)
+    limits, options = _split(settings or [])
     chosen = _instances(tasks, instance or [])
-    with vet_file.alone(journal):
-        vetting = Settings(
+    with vet_files.locked(journal):
+        vetting = VetSettings(
             backend=backend,
             rigour=Rigour(gold_runs, drop_flaky),
             num_workers=_num_jobs(jobs, backend, limits),
             limits=limits,
-            facts=_facts(backend, settings or []),
-            done=vet_file.read(journal),
+            facts=_facts(backend, options),
+            done=vet_files.read(journal),
         )
-        found = _run(tasks, chosen, vetting, settings or [], journal)
-        counts = vet_file.write(tasks, out, vet_file.read(journal))
+        found = _run(tasks, chosen, vetting, options, journal)
+        counts = vet_files.write(tasks, out, vet_files.read(journal))
     _print(found, as_json=as_json)
     _say_where(out, *counts)
     _say_why(tasks, found)
@@ -81,14 +87,26 @@ def vet(
         _fail()
 
 
+def _split(settings: Sequence[str]) -> tuple[Limits, list[str]]:
+    """Return the sandboxes' limits, and the settings of the backend. Raises RecipeError."""
+    from swerl.core.sandbox import Limits
+    from swerl.recipe.load import load
+
+    own = [each for each in settings if each.startswith("limits.")]
+    defaults = ("name=vet", "limits.memory_mib=4096", "limits.num_processes=512")
+    recipe = load([], [*defaults, f"limits.disk_mib={Limits().disk_mib}", *own])
+    limits = Limits(**recipe.limits.model_dump())
+    return limits, [each for each in settings if each not in own]
+
+
 def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
     import json
 
-    from swerl.checks import vet_file
+    from swerl.checks import vet_files
     from swerl.cli._vet_view import show
 
     if as_json:
-        typer.echo(json.dumps([vet_file.as_row(each) for each in found], indent=2))
+        typer.echo(json.dumps([vet_files.as_row(each) for each in found], indent=2))
     else:
         show(found)
 
@@ -98,7 +116,7 @@ def _require_other(out: Path, tasks: Path) -> None:
 
     if out.resolve() == tasks.resolve():
         raise InputError(
-            f"{out} would be overwritten, and with it the tasks that are rejected",
+            f"{out} would be overwritten, and the rejected tasks would be lost",
             hint="pass -o with another file",
         )
 
@@ -132,51 +150,52 @@ def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
 
 
 def _facts(backend: str, settings: Sequence[str]) -> Any:
-    from swerl.checks._image_facts import facts_for
+    from swerl.checks.smoke import facts_for
     from swerl.cli._sandbox_options import backend_options
 
     return facts_for(backend, backend_options(backend, settings))
 
 
 def _run(
-    tasks: Path, chosen: Collection[str], settings: Settings, options: Sequence[str], journal: Path
+    tasks: Path,
+    chosen: Collection[str],
+    settings: VetSettings,
+    options: Sequence[str],
+    journal: Path,
 ) -> list[Vetted]:
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from swerl.checks import vet_file
+    from swerl.checks import vet_files
     from swerl.checks.vet import vet
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
+    from swerl.cli._run import progress_bar, run
     from swerl.cli._sandbox_options import open_backend
     from swerl.tasks import select
 
     found: list[Vetted] = []
-    said = TextColumn("[green]{task.fields[good]}[/] certified")
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn(), said)
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("tasks", total=len(chosen), good=0)
+    with progress_bar(
+        "tasks", len(chosen), note="[green]{task.fields[good]}[/] certified"
+    ) as advance:
 
-        def heard(result: Vetted, is_new: bool) -> None:
+        def on_done(result: Vetted, is_new: bool) -> None:
             if is_new:
-                vet_file.append(journal, result)
+                vet_files.append(journal, result)
             found.append(result)
-            progress.update(bar, advance=1, good=sum(each.ok for each in found))
+            advance(good=sum(each.ok for each in found))
 
         wanted = (task for _, task in select.lines(tasks) if task.id in chosen)
-        work = vet(open_backend(settings.backend, options, run="vet"), wanted, settings, tell=heard)
-        run(work, after=f"every sandbox is closed, and the same command goes on from {journal}")
+        sandboxes = open_backend(settings.backend, options, run="vet")
+        work = vet(sandboxes, wanted, settings, on_done=on_done)
+        run(work, after=f"every sandbox is closed, and the same command resumes from {journal}")
     return found
 
 
 def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
-    from swerl.checks.vet_file import rejected_path
+    from swerl.checks.vet_files import rejected_path
     from swerl.cli._output import stderr
 
     lines = [f"{num_certified:,} certified: {out}"]
     if num_rejected:
         lines.append(f"{num_rejected:,} rejected: {rejected_path(out)}")
     if num_certified:
-        lines.append(f"next: swerl tasks probe {out} --engine ENGINE")
+        lines.append(f"next: swerl tasks solve-rate {out} --engine ENGINE")
     for line in lines:
         stderr().print(line, soft_wrap=True, markup=False)
 
@@ -188,12 +207,12 @@ def _say_why(tasks: Path, found: Sequence[Vetted]) -> None:
     rejected = [each.task for each in found if each.certificate and not each.ok]
     if rejected:
         command = f"swerl rollout --tasks {tasks} --instance {rejected[0]} --engine scripted:gold"
-        line = f"why: {command} keeps the tests' log in grade.json"
+        line = f"why: {command} keeps the log of the tests in grade.json"
         stderr().print(line, soft_wrap=True, markup=False)
 
 
 def _fail() -> None:
     from swerl.cli._output import stderr
 
-    stderr().print("the machinery failed; the same command tries those tasks again")
+    stderr().print("the infrastructure failed; the same command tries those tasks again")
     raise typer.Exit(1)

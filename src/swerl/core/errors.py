@@ -41,6 +41,10 @@ class SwerlError(Exception):
         if retryable is not None:
             self.retryable = retryable
 
+    def explained(self) -> str:
+        """Return the message, followed by the hint in parentheses if there is one."""
+        return f"{self} ({self.hint})" if self.hint else str(self)
+
 
 class InputError(SwerlError, ValueError):
     """The input is wrong; nothing was started."""

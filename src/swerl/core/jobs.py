@@ -75,7 +75,7 @@ def read_results(
             except ValueError:
                 continue
             try:
-                found.append(from_row(row))
+                found.append(from_row(dict(row)))
             except (KeyError, TypeError, ValueError) as error:
                 raise InputError(f"{path}: line {number} is not a {kind}", hint=hint) from error
     return found

@@ -1,8 +1,8 @@
-# Reports what a repository and its machine still tell of the future. Follows common.sh, copies.sh.
+# Report what a repository and its machine reveal of the future. Follows common.sh and copies.sh.
 #
-#   sh -c SCRIPT sweep WORKDIR BASE <orders      (orders as for the scrub)
+#   sh -c SCRIPT scan WORKDIR BASE <orders      (orders as for hiding the future)
 #
-# Says lines of four fields between tabs: `leak KIND NAME EVIDENCE`, and `unchecked REASON`.
+# Prints lines of fields between tabs: `leak KIND NAME EVIDENCE`, and `unchecked REASON`.
 look=1 extra=''
 
 main() {
@@ -79,7 +79,7 @@ check_reference() {
   leak reference "$1" "$(repository log -1 --format='%h %s' "$1" -- 2>/dev/null)"
 }
 
-# What git notes beside its references, and the programs that it would run.
+# Git's files beside its references, and the programs that it would run.
 check_notes() {
   for path in "$dir"/*; do
     case ${path##*/} in
@@ -104,7 +104,7 @@ check_notes() {
   fi
 }
 
-# Commit ids in a file of git's that the past does not have.
+# Commit ids in one of git's files that are not in the past.
 check_log() {
   [ -f "$2" ] || return 0
   unknown=$(grep -o -E '\b[0-9a-f]{40}([0-9a-f]{24})?\b' "$2" | grep -v '^0*$' | sort -u |

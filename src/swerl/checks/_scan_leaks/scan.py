@@ -1,8 +1,8 @@
 """Search a sandbox's files for parts of a solution; runs inside it, on Python 3.5 or newer.
 
-Reads a JSON object from standard input and prints one. Swerl never imports this file.
+It reads a JSON object from standard input and prints one. swerl never imports this file.
 """
-# Paths are text here: an object per file doubles the time of a walk.
+# Paths are strings: a Path object per file would double the time of a walk.
 # ruff: noqa: PTH113, PTH114, PTH116, PTH118, PTH120, PTH123, PTH202, PTH208
 
 import json
@@ -32,28 +32,28 @@ PRUNED = {"proc", "sys", "dev"}
 
 
 def main() -> None:
-    order = json.loads(sys.stdin.read())
-    scan = Scan(order)
-    for root in ("/", order["workdir"]):
+    request = json.loads(sys.stdin.read())
+    scan = Scan(request)
+    for root in ("/", request["workdir"]):
         scan.walk(root)
     scan.judge_index()
     json.dump(scan.result(), sys.stdout)
 
 
 class Scan:
-    """What is looked for, and what was found."""
+    """The lines to look for, and the files that have them."""
 
-    def __init__(self, order: "dict[str, Any]") -> None:
-        self.order = order
-        self.top = os.path.realpath(order["workdir"])
+    def __init__(self, request: "dict[str, Any]") -> None:
+        self.file_names = request["names"]
+        self.top = os.path.realpath(request["workdir"])
         self.wanted = {}  # type: dict[str, set[bytes]]
-        for label, lines in order["lines"].items():
+        for label, lines in request["lines"].items():
             self.wanted[label] = {line.encode() for line in lines}
-        self.words = {word.encode() for word in order["words"]}
-        self.names = [name.encode() for name in order["names"]]
-        self.tails = {tail.rsplit("/", 1)[-1]: tail for tail in order["tails"]}
+        self.words = {word.encode() for word in request["words"]}
+        self.names = [name.encode() for name in request["names"]]
+        self.tails = {tail.rsplit("/", 1)[-1]: tail for tail in request["tails"]}
         self.stems = {name.rsplit(".", 1)[0] for name in self.tails}
-        self.deadline = time.time() + order["budget_s"]
+        self.deadline = time.time() + request["budget_s"]
         self.hits = []  # type: list[dict[str, Any]]
         self.packages = []  # type: list[dict[str, str]]
         self.unchecked = set()  # type: set[str]
@@ -73,11 +73,11 @@ class Scan:
         }
 
     def list_tracked(self) -> "set[str]":
-        said = self.ask_git("ls-files", "-z")
-        names = said.decode("utf-8", "surrogateescape").split("\0")
+        listed = self.run_git("ls-files", "-z")
+        names = listed.decode("utf-8", "surrogateescape").split("\0")
         return {os.path.join(self.top, name) for name in names if name}
 
-    def ask_git(self, *words: str) -> bytes:
+    def run_git(self, *words: str) -> bytes:
         command = ["git", "-c", "core.fsmonitor=false", "-C", self.top]
         command += words
         env = dict(os.environ, GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_COUNT="1")
@@ -88,12 +88,12 @@ class Scan:
             return b""
 
     def judge_index(self) -> None:
-        """What is staged and stands in no file is read with `git diff --cached`."""
-        shown = self.ask_git("diff", "--cached", "--no-ext-diff", "--no-textconv", "HEAD")
+        """Judge staged changes that no file holds."""
+        shown = self.run_git("diff", "--cached", "--no-ext-diff", "--no-textconv", "HEAD")
         self.judge(os.path.join(self.top, ".git", "index"), shown)
 
     def drop_what_base_has(self) -> None:
-        """A line that the work tree has anyway gives nothing away."""
+        """Drop lines that the work tree has anyway: they reveal nothing."""
         for path in self.tracked:
             data = self.content(path)
             if data is None:
@@ -110,7 +110,7 @@ class Scan:
             return
         for folder, folders, files in os.walk(root):
             if time.time() > self.deadline:
-                self.unchecked.add("text: the time for reading files ran out at " + folder)
+                self.unchecked.add("text: out of time for reading files at " + folder)
                 return
             folders[:] = [name for name in folders if self.enters(folder, name, device)]
             for name in files:
@@ -128,7 +128,7 @@ class Scan:
             return False
 
     def look_at(self, path: str, name: str) -> None:
-        for word in self.order["names"]:
+        for word in self.file_names:
             if word.lower() in name.lower():
                 self.hit(path, "name", word, 1, 1)
         if path in self.tracked or path in self.seen:
@@ -245,7 +245,7 @@ def others_read(path: str) -> bool:
 
 
 def version_near(path: str, tail: str) -> str:
-    """Return what the metadata beside an installed package says its version is."""
+    """Return the version in the metadata beside an installed package; empty if unknown."""
     package = short(tail).split("/")[0].lower().replace("-", "_")
     folder = os.path.dirname(os.path.dirname(path))
     for base in (folder, os.path.dirname(folder)):

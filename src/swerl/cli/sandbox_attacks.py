@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COLOURS = {"PASS": "green", "FAIL": "bold red", "CANNOT": "yellow"}
 
 
-def probe(
+def attacks(
     *,
     backend: BackendOption = "local",
     settings: SettingsOption = None,

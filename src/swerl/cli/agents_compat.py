@@ -26,7 +26,7 @@ _COLOURS = {"done": "green", "limit": "green", "gave up": "yellow", "failed": "b
 _LOG_CHARS = 400
 
 
-def lab(
+def compat(
     *,
     agents: Annotated[
         str, typer.Option(help="Agents, with commas between: codex, codex@0.94.0. All by default.")

@@ -1,4 +1,4 @@
-"""`swerl tasks probe`: how often a policy solves each Task."""
+"""`swerl tasks solve-rate`: measure how often a policy solves each Task."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from swerl.cli._engine_option import kinds, read_engine, recipe_of
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.table import Table
 
-    from swerl.checks.solve_rate import Probed
+    from swerl.checks.solve_rate import Attempts
     from swerl.cli._engine_option import EngineChoice
+    from swerl.core.chat import Message
+    from swerl.core.events import Emit
     from swerl.core.task import Task
     from swerl.recipe.schema import Recipe
 
@@ -29,15 +31,17 @@ _SETTINGS = (
     "limits.num_cpus=1",
     "limits.disk_mib=4096",
 )
-"""The sandbox is that of a real repository."""
+"""Sandbox limits for a real repository."""
 _NUM_SHOWN = 100
 
 
-def probe(
+def solve_rate(
     tasks: TasksArgument,
     *,
     engine: Annotated[str, typer.Option(help=f"{kinds(_SCRIPTS)}.")],
-    attempts: Annotated[int, typer.Option("-k", "--attempts", min=1, help="Tries a task.")] = 8,
+    attempts: Annotated[
+        int, typer.Option("-k", "--attempts", min=1, help="Attempts at each task.")
+    ] = 8,
     agent: Annotated[
         str, typer.Option(help="An agent: builtin, claude-code, codex, …")
     ] = "builtin",
@@ -50,7 +54,8 @@ def probe(
         typer.Option("-o", "--out", help="File to write; TASKS.probed.jsonl by default."),
     ] = None,
     instance: Annotated[
-        list[str] | None, typer.Option("--instance", help="Probe only this task; may be repeated.")
+        list[str] | None,
+        typer.Option("--instance", help="Attempt only this task; may be repeated."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -63,9 +68,9 @@ def probe(
 ) -> None:
     """Attempt each task several times, and write its solve rate into its row.
 
-    The same command goes on where it was broken off, and more attempts add to fewer.
+    The same command resumes after an interruption, and more attempts add to fewer.
     """
-    from swerl.checks import solve_rate as probing
+    from swerl.checks.solve_rate import MeasuredPolicy, write
 
     chosen = read_engine(engine, _SCRIPTS)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"probe-{tasks.stem}-{agent}")
@@ -73,14 +78,14 @@ def probe(
     recipe = recipe_of(chosen, model, made=made, settings=settings or ())
     found = _run(recipe, _wanted(tasks, instance or []), runs, attempts, chosen)
     out = out or tasks.with_name(f"{tasks.stem}.probed.jsonl")
-    policy = probing.Policy(agent, chosen.text, model or "")
-    num_rated = probing.write(tasks, out, found, policy)
+    policy = MeasuredPolicy(agent, chosen.text, model or "")
+    num_rated = write(tasks, out, found, policy)
     _report(found, out, num_rated, as_json=as_json)
     if num_rated < len(found):
         raise typer.Exit(1)
 
 
-def _report(found: Mapping[str, Probed], out: Path, num_rated: int, *, as_json: bool) -> None:
+def _report(found: Mapping[str, Attempts], out: Path, num_rated: int, *, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
@@ -95,7 +100,7 @@ def _report(found: Mapping[str, Probed], out: Path, num_rated: int, *, as_json: 
     lost = sum(each.lost for each in found.values())
     if lost:
         stderr().print(
-            f"{counted(lost, 'attempt')} lost to machinery; the same command tries again"
+            f"{counted(lost, 'attempt')} lost to the infrastructure; the same command tries again"
         )
     stderr().print(f"{counted(num_rated, 'solve rate')}: {out}", soft_wrap=True, markup=False)
     stderr().print(
@@ -115,35 +120,77 @@ def _wanted(tasks: Path, instance: Sequence[str]) -> list[Task]:
 
 def _run(
     recipe: Recipe, tasks: list[Task], runs: Path, attempts: int, engine: EngineChoice
-) -> Mapping[str, Probed]:
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
+) -> Mapping[str, Attempts]:
     from swerl.cli._output import stderr
-    from swerl.cli._probe_run import run_probe
-    from swerl.cli._run import run
+    from swerl.cli._run import progress_bar, run
     from swerl.core.events import Event, Notice
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("tasks", total=len(tasks))
+    def emit(event: Event) -> None:
+        if isinstance(event, Notice):
+            stderr().print(event.text, markup=False)
 
-        def heard(event: Event) -> None:
-            if isinstance(event, Notice):
-                progress.console.print(event.text, markup=False)
-
-        work = run_probe(
+    with progress_bar("tasks", len(tasks)) as advance:
+        work = _measure(
             recipe,
             tasks,
             runs / recipe.name,
             num_attempts=attempts,
             script=engine.script,
-            tell=lambda _: progress.advance(bar),
-            emit=heard,
+            on_done=lambda _: advance(),
+            emit=emit,
         )
-        return run(work, after="every sandbox is closed, and the same command goes on from here")
+        return run(work, after="every sandbox is closed, and the same command resumes")
 
 
-def _table(found: Mapping[str, Probed]) -> Table:
+async def _measure(
+    recipe: Recipe,
+    tasks: Sequence[Task],
+    root: Path,
+    *,
+    num_attempts: int,
+    script: str | None,
+    on_done: Callable[[Attempts], None],
+    emit: Emit,
+) -> dict[str, Attempts]:
+    """Attempt each Task in the run folder at `root`, which keeps finished attempts.
+
+    Raises RunError if the folder belongs to another recipe, TaskError for the script `gold` if a
+    Task has no known solution.
+    """
+    from swerl.checks.solve_rate import measure
+    from swerl.core.contracts import EngineSetup
+    from swerl.rollout import wiring
+    from swerl.runs.layout import open_run
+
+    with open_run(root, recipe.model_dump(mode="json")) as folder:
+        family = wiring.family_of(recipe, recipe.model.path)
+        setup = EngineSetup(
+            family=family,
+            log_dir=folder.new_attempt(),
+            model=recipe.model.path,
+            script=None if script is None else _script(script, recipe, tasks),
+        )
+        await wiring.reap_leftovers(recipe, emit)
+        async with (
+            wiring.engine_of(recipe, setup) as engine,
+            wiring.gateway_of(recipe, engine, setup, emit) as gateway,
+        ):
+            parts = wiring.parts_of(recipe, gateway, emit)
+            return await measure(tasks, parts, folder, num_attempts=num_attempts, on_done=on_done)
+
+
+def _script(name: str, recipe: Recipe, tasks: Sequence[Task]) -> Callable[[str], Sequence[Message]]:
+    """Return each session's replies; a session id begins with the digest of its Task's row."""
+    from swerl.cli._rollout_run import replies
+    from swerl.core.certificate import row_digest
+    from swerl.rollout import wiring
+
+    harness = wiring.harness_of(recipe)
+    known = {row_digest(task): replies(name, harness, task) for task in tasks}
+    return lambda session: known[session.partition("/")[0]]
+
+
+def _table(found: Mapping[str, Attempts]) -> Table:
     from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table

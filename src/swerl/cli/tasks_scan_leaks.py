@@ -1,0 +1,148 @@
+"""`swerl tasks scan-leaks`: find what images reveal of their tasks' solutions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swerl.cli._sandbox_options import BackendOption, SettingsOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from swerl.checks.scan_leaks import LeakScan, ScanSettings, TaskScan
+    from swerl.tasks.hide_future import History
+
+
+def scan_leaks(
+    tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
+    *,
+    backend: BackendOption = "local",
+    settings: SettingsOption = None,
+    workers: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
+    raw: Annotated[
+        bool | None, typer.Option("--raw/--scrubbed", help="Only one of the two scans.")
+    ] = None,
+    history: Annotated[
+        str, typer.Option(help="The past that an agent keeps: auto, full or none.")
+    ] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Append each result to this file; the same command resumes from it."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON in place of a table.")
+    ] = False,
+) -> None:
+    """Find what an image reveals of the solution, as it is and as an agent gets it.
+
+    Exit code 1 if an agent would find something, or if a scan failed.
+    """
+    import json
+
+    from swerl.checks import scan_leaks as leaks
+    from swerl.cli._output import console, stderr
+
+    chosen = leaks.ScanSettings(
+        raw=raw is not False,
+        scrubbed=raw is not True,
+        history=_history(history),
+        num_workers=workers,
+        done=leaks.read(out) if out else {},
+    )
+    results = _run(tasks, backend, settings or [], chosen, out)
+    if as_json:
+        typer.echo(json.dumps([leaks.as_row(result) for result in results], indent=2))
+    else:
+        console().print(_table(results))
+        for line in _details(results):
+            console().print(line, markup=False, soft_wrap=True)
+    if out:
+        stderr().print(f"results: {out}", soft_wrap=True, markup=False)
+    bad = [result for result in results if not result.ok]
+    if bad:
+        stderr().print(f"{len(bad)} of {len(results)} tasks still leak to an agent, or failed")
+        raise typer.Exit(1)
+    if chosen.scrubbed:
+        stderr().print(f"an agent finds nothing in {len(results)} tasks")
+
+
+def _history(name: str) -> History:
+    from swerl.core.errors import unknown
+    from swerl.tasks.hide_future import History
+
+    if name not in set(History):
+        raise unknown("history", name, list(History))
+    return History(name)
+
+
+def _run(
+    tasks: Path, backend: str, settings: Sequence[str], chosen: ScanSettings, out: Path | None
+) -> list[TaskScan]:
+    from swerl.checks import scan_leaks as leaks
+    from swerl.cli._run import progress_bar, run
+    from swerl.cli._sandbox_options import open_backend
+    from swerl.cli._task_file import tasks_in
+
+    found = tasks_in(tasks)
+    with progress_bar("tasks", len(found)) as advance:
+
+        def on_done(result: TaskScan, is_new: bool) -> None:
+            advance()
+            if out and is_new:
+                leaks.append(out, result)
+
+        sandboxes = open_backend(backend, settings, run="sweep")
+        work = leaks.scan_tasks(sandboxes, found, chosen, on_done=on_done)
+        after = "every sandbox is closed" + (f", and {out} keeps the rest" if out else "")
+        return run(work, after=after)
+
+
+def _table(results: Sequence[TaskScan]) -> Table:
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for title in ("task", "image", "raw", "scrubbed", "history", "scrub ms", "unchecked"):
+        is_number = title in {"raw", "scrubbed", "scrub ms", "unchecked"}
+        table.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    for each in results:
+        last = each.scrubbed or each.raw
+        table.add_row(
+            escape(each.task),
+            escape(each.image),
+            _count(each.raw, "yellow"),
+            "[red]failed[/]" if each.failure else _count(each.scrubbed, "red"),
+            each.history,
+            f"{each.scrub_s * 1e3:.0f}" if each.scrubbed else "",
+            str(len(last.unchecked)) if last and last.unchecked else "",
+        )
+    return table
+
+
+def _count(scan: LeakScan | None, colour: str) -> str:
+    if scan is None:
+        return "-"
+    number = len(scan.leaks)
+    return f"[{colour}]{number}[/]" if number else "0"
+
+
+def _details(results: Sequence[TaskScan]) -> list[str]:
+    """Return a line for each failure, leak and unchecked item of the last scan of each Task."""
+    lines = []
+    for each in results:
+        if each.failure:
+            lines.append(f"{each.task}: {each.failure}")
+        for name, scan in (("raw", each.raw), ("scrubbed", each.scrubbed)):
+            for leak in scan.leaks if scan else ():
+                lines.append(f"{each.task} {name}: {leak.kind} {leak.name}: {leak.reason}")
+                if leak.evidence:
+                    lines.append(f"    {leak.evidence}")
+        last = each.scrubbed or each.raw
+        lines += [f"{each.task} unchecked: {reason}" for reason in (last.unchecked if last else ())]
+    return lines
