@@ -1,4 +1,4 @@
-"""`swerl agents lab` as a user types it."""
+"""`swerl agents compat` as a user types it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swerl sandbox probe` as a user types it."""
+"""`swerl sandbox attacks` as a user types it."""
 
 from __future__ import annotations
 

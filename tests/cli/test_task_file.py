@@ -13,7 +13,7 @@ from swerl.core.errors import TaskError
 COMMANDS = (
     "images plan {file}", "images pull {file}", "images mirror {file} --to 127.0.0.1:9/m",
     "images bake {file} --agent claude-code", "images verify {file}", "images gc --keep {file}",
-    "sandbox smoke {file}", "rollout --tasks {file}", "tasks sweep {file}",
+    "sandbox smoke {file}", "rollout --tasks {file}", "tasks scan-leaks {file}",
     "tasks show {file}", "tasks stats {file}", "tasks filter {file} 1 -o x",
     "tasks sample {file} -n 1 -o x", "tasks split {file} a=1",
     "tasks export {file} --format slime -o x", "tasks export {file} --format harbor -o x",

@@ -129,12 +129,12 @@ async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend)
             url = await sandbox.expose(listener)
             done = await sandbox.run(["sh", "-c", _FETCH, f"{url}/"], cwd="/", timeout_s=REACH_S)
     except (SwerlError, OSError, TimeoutError) as error:
-        mend = getattr(error, "hint", "") or "`swerl sandbox probe` says what the backend lacks"
+        mend = getattr(error, "hint", "") or "`swerl sandbox attacks` says what the backend lacks"
         return judged(here, "gateway", str(error), good=False, mend=mend)
     finally:
         listener.close()
     if word in done.text:
         return Finding(here, "gateway", State.OK, f"reached from inside at {url}")
     found = f"not reached from inside at {url}: {done.text.strip()[-80:]}"
-    mend = "set gateway.bind and the backend's address for it; `swerl sandbox probe` says more"
+    mend = "set gateway.bind and the backend's address for it; `swerl sandbox attacks` says more"
     return judged(here, "gateway", found, good=False, mend=mend)

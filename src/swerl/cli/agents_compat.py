@@ -1,4 +1,4 @@
-"""`swerl agents lab`: let real agents play scripted conversations, and print what came of it."""
+"""`swerl agents compat`: run real agents through scripted conversations, and print the results."""
 
 from __future__ import annotations
 

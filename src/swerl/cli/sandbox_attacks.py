@@ -1,4 +1,4 @@
-"""`swerl sandbox probe`: attack a sandbox, and print what held."""
+"""`swerl sandbox attacks`: attack a sandbox, and print which attacks worked."""
 
 from __future__ import annotations
 

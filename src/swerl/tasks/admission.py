@@ -52,7 +52,7 @@ def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: st
     num_probed = len(rates) - rates.count(None)
     raise RecipeError(
         f"no task of {source} has a solve rate from {low:g} to {high:g}; {num_probed} have one",
-        hint=f"`swerl tasks probe {source}`, or widen tasks.solve_rate",
+        hint=f"`swerl tasks solve-rate {source}`, or widen tasks.solve_rate",
     )
 
 

@@ -135,7 +135,7 @@ async def _run(
     names = ", ".join(sorted(denied or ())[:3]) or done.stderr.decode("utf-8", "replace").strip()
     raise SandboxError(
         f"cannot hide the future of {task.image}: no user of the sandbox may change {names}",
-        hint="`swerl tasks sweep` shows what the image holds",
+        hint="`swerl tasks scan-leaks` lists what the image reveals",
     )
 
 
@@ -146,7 +146,7 @@ def _failure(task: Task, done: Exec) -> BrokenImageError | SandboxError:
         return BrokenImageError(message, hint="build or pull the image again")
     reason = f"{_TIMEOUT_S:g} s ran out" if done.timed_out else said or f"code {done.exit_code}"
     message = f"cannot hide the future of {task.image}: {reason}"
-    return SandboxError(message, hint="`swerl tasks sweep` shows what the image holds")
+    return SandboxError(message, hint="`swerl tasks scan-leaks` lists what the image reveals")
 
 
 def _is_plain(path: str) -> bool:
