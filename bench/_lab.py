@@ -1,4 +1,4 @@
-"""Run `swerl agents compat` with every family whose tokenizer is at hand; keep its report in the docs.
+"""Run `swerl agents compat` with every family whose tokenizer is at hand; report in the docs.
 
 `nox -s lab` runs this; arguments are passed on. Model folders are put together from
 `../shared/tokenizers`: each line's chat template over Qwen3's tokenizer, with GLM's special tokens
