@@ -94,7 +94,7 @@ async def test_a_sandbox_without_an_overlay_has_nothing_to_capture(
     backend: local.LocalBackend, tmp_path: Path
 ) -> None:
     async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
-        with pytest.raises(SandboxError, match="no list of its changes"):
+        with pytest.raises(SandboxError, match="its changes are not recorded"):
             await sandbox.capture(tmp_path / "layer")
 
 

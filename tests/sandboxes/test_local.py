@@ -37,7 +37,7 @@ def test_a_machine_without_user_namespaces_is_told_what_to_do() -> None:
 import asyncio
 from swerl.core.errors import SandboxUnavailableError
 from swerl.core.sandbox import Limits
-from swerl.sandboxes._local import cgroup
+from swerl.sandboxes._local import limits
 from swerl.sandboxes import local
 async def main():
     try:

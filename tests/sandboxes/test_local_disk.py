@@ -14,8 +14,8 @@ import pytest
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
-from swerl.sandboxes._local import disk
-from swerl.sandboxes._local.wire import Plan
+from swerl.sandboxes._local import limits
+from swerl.sandboxes._local.wire import SandboxPlan
 
 from . import other_user
 from .helpers import eventually, sh
@@ -43,7 +43,7 @@ async def test_a_disk_of_its_own_is_full_at_its_limit(tmp_path: Path) -> None:
 
 
 def has_device(folder: Path) -> bool:
-    device = disk.make_device(Plan("swerl-1-a", "/w", scratch=str(folder), disk_mib=8))
+    device = limits.make_device(SandboxPlan("swerl-1-a", "/w", scratch=str(folder), disk_mib=8))
     (folder / "disk").unlink(missing_ok=True)
     if device >= 0:
         os.close(device)

@@ -17,7 +17,7 @@ import pytest
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
-from swerl.sandboxes._local import cgroup
+from swerl.sandboxes._local import limits
 
 from .helpers import eventually, host_processes, sh
 
@@ -59,7 +59,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 def groups(pid: int) -> list[str]:
     """Return the cgroups that sandboxes of this controller still have."""
-    names = [path.name for path in cgroup.leftovers(cgroup.find())]
+    names = [path.name for path in limits.leftovers(limits.find())]
     return [name for name in names if name.startswith(f"swerl-{pid}-")]
 
 

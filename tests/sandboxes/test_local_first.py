@@ -16,7 +16,7 @@ import pytest
 from swerl.core.contracts import Sandbox
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
-from swerl.sandboxes._local import identity
+from swerl.sandboxes._local import stage
 from swerl.sandboxes._local.sandbox import LocalSandbox
 
 from .helpers import sh
@@ -120,7 +120,7 @@ asyncio.run(main())
 
 
 def test_root_without_cgroups_still_has_limits() -> None:
-    if not identity.can_be_other():
+    if not stage.can_change_user():
         pytest.skip("needs root")
     isolators = ["unshare", "bwrap"][: 1 + bool(shutil.which("bwrap"))]
     hidden = 'umount -R /sys/fs/cgroup; exec "$0" -c "$@"'

@@ -10,8 +10,8 @@ import pytest
 
 from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes import local
-from swerl.sandboxes._local import identity, kernel
-from swerl.sandboxes._local.wire import Plan
+from swerl.sandboxes._local import kernel, stage
+from swerl.sandboxes._local.wire import SandboxPlan
 
 from .helpers import eventually, host_processes, sh
 
@@ -22,7 +22,7 @@ LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
     if request.param == "bwrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
-    if not identity.can_be_other():
+    if not stage.can_change_user():
         pytest.skip("not root, or root without the right to become another user")
     return local.build(local.Options(isolator=request.param))
 
@@ -72,14 +72,16 @@ async def test_roots_folders_belong_to_the_agent_inside(
 async def test_a_file_system_that_cannot_is_shown_the_old_way(
     backend: local.LocalBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = Plan("swerl-1-a", "/w", content=str(tmp_path), host_id=identity.of("swerl-1-a"))
-    assert identity.choose(plan).uid == plan.host_id
+    plan = SandboxPlan(
+        "swerl-1-a", "/w", content=str(tmp_path), host_id=stage.host_id_of("swerl-1-a")
+    )
+    assert stage.choose_user(plan).uid == plan.host_id
 
     def refuse(*_: object, **__: object) -> int:
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(kernel, "view", refuse)
-    assert identity.choose(plan) == identity.Identity(os.geteuid())
+    assert stage.choose_user(plan) == stage.HostUser(os.geteuid())
 
 
 async def test_what_another_sandbox_wrote_to_disk_is_closed(tmp_path: Path) -> None:

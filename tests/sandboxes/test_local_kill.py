@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from swerl.sandboxes import local
-from swerl.sandboxes._local import cgroup
-from swerl.sandboxes._local.warden import _FIRST_PORT
+from swerl.sandboxes._local import limits
+from swerl.sandboxes._local.supervisor import _FIRST_PORT
 
 from . import other_user
 
@@ -99,7 +99,7 @@ async def test_fifty_kills_leave_nothing(user: str) -> None:
     for one in await backend.live():
         if one.name.split("-")[1] in controllers:
             await backend.remove(one.name)
-    left = [path.name for path in cgroup.leftovers(cgroup.find())]
+    left = [path.name for path in limits.leftovers(limits.find())]
     assert not [name for name in left if name.split("-")[1] in controllers]
     assert sandbox_mounts() == mounts
     assert listeners() <= ports  # another worker's may have gone meanwhile

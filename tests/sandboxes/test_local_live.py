@@ -13,9 +13,9 @@ import pytest
 
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.liveness import pid_namespace, start_time_s
-from swerl.core.sandbox import Limits, new_name
+from swerl.core.sandbox import Limits, folder_owner_lives, new_name
 from swerl.sandboxes import local
-from swerl.sandboxes._local import census, cgroup
+from swerl.sandboxes._local import limits
 
 from .helpers import eventually, host_processes
 
@@ -59,7 +59,7 @@ async def test_an_open_sandbox_is_seen_under_its_name(backend: local.LocalBacken
 
 
 def groups() -> list[Path]:
-    return cgroup.leftovers(cgroup.find())
+    return limits.leftovers(limits.find())
 
 
 async def test_another_backend_can_remove_it(backend: local.LocalBackend) -> None:
@@ -117,28 +117,28 @@ async def test_what_a_killed_controller_left_is_found_and_removed(
 async def test_a_process_inside_cannot_pose_as_a_sandbox(backend: local.LocalBackend) -> None:
     forged = new_name()
     async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
-        posing = f"import os; os.execv('/bin/cat', ['swerl-warden', '-', {forged!r}])"
+        posing = f"import os; os.execv('/bin/cat', ['swerl-supervisor', '-', {forged!r}])"
         posing = posing.replace("'-', ", f"{forged!r}, '-', ")
         async with sandbox.start(["python3", "-c", posing]):
-            await eventually(lambda: host_processes(f"swerl-warden\0{forged}"))
+            await eventually(lambda: host_processes(f"swerl-supervisor\0{forged}"))
             assert forged not in await names(backend)
 
 
 def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
     made = tmp_path / new_name()
     made.mkdir()
-    assert census.owner_lives(made)
+    assert folder_owner_lives(made)
     long_ago = start_time_s(os.getpid()) - 3600
     os.utime(made, (long_ago, long_ago))
-    assert not census.owner_lives(made)
+    assert not folder_owner_lives(made)
     gone = tmp_path / f"swerl-999999999-{pid_namespace()}abc"
     gone.mkdir()
-    assert not census.owner_lives(gone)
+    assert not folder_owner_lives(gone)
 
 
 def test_of_an_owner_elsewhere_only_a_restart_says_that_it_is_gone(tmp_path: Path) -> None:
     made = tmp_path / "swerl-999999999-elsewhere"
     made.mkdir()
-    assert census.owner_lives(made)
+    assert folder_owner_lives(made)
     os.utime(made, (1, 1))
-    assert not census.owner_lives(made)
+    assert not folder_owner_lives(made)

@@ -22,7 +22,7 @@ from swerl.core.sandbox import Limits
 from swerl.core.secrets import cache_dir, secret
 from swerl.images._login import default_config, logged_in
 from swerl.sandboxes._docker.api import LIMITS_HELD, Api
-from swerl.sandboxes._local import cgroup
+from swerl.sandboxes._local import limits
 from swerl.sandboxes.ledger.tracked import tracked
 
 _TIMEOUT_S = 10.0
@@ -178,7 +178,7 @@ def _cgroups() -> Check:
     mend = "run as root, or below `systemd-run --user --scope -p Delegate=yes`"
     need = _Need("cgroups", "limits for a sandbox as a whole", mend)
     try:
-        found = sorted(cgroup.find())
+        found = sorted(limits.find())
     except OSError:
         found = []
     return need.seen(", ".join(found), absent="none that this user may write")

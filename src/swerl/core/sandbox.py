@@ -1,4 +1,4 @@
-"""What a Sandbox may use, sees of its host, and answers a command with."""
+"""Data of sandboxes: limits, mounts, names, and results of commands."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ import json
 import os
 import re
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from swerl.core.liveness import Life, life_at, pid_namespace
+from swerl.core.liveness import Life, boot_time_s, life_at, pid_namespace
 
 _NAME = re.compile(r"swerl-(\d+)-([0-9a-f]{6})[0-9a-f]{10}")
 _CLOCK_SLACK_S = 60.0
-"""Largest difference assumed between a provider's clock and this machine's."""
+"""Largest assumed difference between a provider's clock and this machine's."""
+_FOLDER_SLACK_S = 2.0
+"""Largest assumed difference between the clocks of processes and of files."""
 
 FROM_INSIDE = "what ran inside brought it about"
-"""Words of a server's answer that stand for `SandboxError.from_inside`, which no protocol knows."""
+"""Text in a server's answer for `SandboxError.from_inside`, for which the protocol has no field."""
+TIMED_OUT = 124
+"""Exit code of a command that its timeout ended."""
+ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sandbox may use."""
+    """Resource limits of one sandbox."""
 
     memory_mib: int = 2048
     num_processes: int = 256
     num_cpus: float = 1.0
     disk_mib: int = 4096
     lifetime_s: float = 3600.0
-    """Seconds after which the sandbox is gone even if its owner forgot it."""
+    """Seconds after which the sandbox ends, even if its owner does not close it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,11 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SandboxOrder:
-    """A whole sandbox as one text: for a run's own servers, whose protocol knows an image alone."""
+    """All settings of a sandbox as one text, for a run's own servers: E2B's protocol has an image
+    but no limits and mounts."""
 
     KEY: ClassVar[str] = "swerl-order"
-    """Metadata key that the text goes under."""
+    """Metadata key of the text."""
 
     image: str
     limits: Limits
@@ -53,21 +59,20 @@ class SandboxOrder:
     mounts: tuple[Mount, ...] = ()
 
     def to_text(self) -> str:
-        """Return it as JSON."""
         mounts = [(str(mount.source), mount.target) for mount in self.mounts]
         return json.dumps({**asdict(self), "mounts": mounts})
 
     @classmethod
     def from_text(cls, text: str) -> SandboxOrder:
-        """Read it. Raises ValueError, KeyError and TypeError on anything else."""
-        told = json.loads(text)
-        mounts = tuple(Mount(Path(source), target) for source, target in told["mounts"])
-        return cls(told["image"], Limits(**told["limits"]), told["workdir"], mounts)
+        """Parse it. Raises ValueError, KeyError and TypeError."""
+        fields = json.loads(text)
+        mounts = tuple(Mount(Path(source), target) for source, target in fields["mounts"])
+        return cls(fields["image"], Limits(**fields["limits"]), fields["workdir"], mounts)
 
 
 @dataclass(frozen=True, slots=True)
 class Exec:
-    """The end of one command in a sandbox."""
+    """The result of one command in a sandbox."""
 
     exit_code: int
     """Exit code; 128 + n after signal n; 124 when `timed_out`."""
@@ -75,7 +80,7 @@ class Exec:
     stderr: bytes
     timed_out: bool = False
     truncated: bool = False
-    """Whether output over the cap was dropped."""
+    """Whether output beyond the cap was dropped."""
     duration_s: float = 0.0
 
     @property
@@ -86,32 +91,56 @@ class Exec:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of what a running command prints."""
+    """A piece of the output of a running command."""
 
     data: bytes
     is_stderr: bool = False
 
 
+@dataclass(slots=True)
+class CappedOutput:
+    """The first `cap` bytes of each of a command's output streams."""
+
+    cap: int
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
+
+    def add(self, chunk: Chunk) -> bool:
+        """Keep what fits under the cap; return whether all of it did."""
+        stream = self.stderr if chunk.is_stderr else self.stdout
+        room = self.cap - len(stream)
+        stream += chunk.data[:room]
+        fits = len(chunk.data) <= room
+        self.truncated |= not fits
+        return fits
+
+    def result(self, exit_code: int, duration_s: float, *, timed_out: bool = False) -> Exec:
+        """Return the result of a command with this output."""
+        out, err = bytes(self.stdout), bytes(self.stderr)
+        return Exec(exit_code, out, err, timed_out, self.truncated, duration_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a sandbox took from its start on; None where its backend cannot tell."""
+    """Resources that a sandbox has used so far; None: its backend does not measure them."""
 
     peak_memory_mib: float | None = None
     disk_mib: float | None = None
-    """What lies on its disk beyond the image."""
+    """Size on its disk beyond the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSandbox:
-    """A sandbox of swerl's that its provider says exists."""
+    """A sandbox of swerl that its provider lists."""
 
     name: str
-    """The name that it was opened under."""
+    """The name that it was opened with."""
     id: str
-    """What the provider calls it."""
+    """The provider's id of it."""
     image: str = ""
     started_unix_s: float = 0.0
-    """When it began, in seconds since 1970; 0 where the provider does not say."""
+    """Start time in seconds since 1970; 0 if the provider does not give it."""
 
 
 def new_name() -> str:
@@ -131,3 +160,21 @@ def owner_life(name: str, started_s: float = 0.0) -> Life:
     if match is None:
         return Life.ELSEWHERE
     return life_at(int(match[1]), match[2], started_s, slack_s=_CLOCK_SLACK_S)
+
+
+def folder_owner_lives(folder: Path) -> bool:
+    """Return whether the controller named in a folder `swerl-<pid>-<token>` may still run.
+
+    If its process id belongs to another pid namespace, nothing is known but that it did not
+    survive a reboot.
+    """
+    _, pid, token = (*folder.name.split("-"), "", "")[:3]
+    try:
+        made_s = folder.stat().st_mtime
+    except OSError:
+        return False
+    life = Life.ELSEWHERE
+    if pid.isdigit():
+        life = life_at(int(pid), token[:6], made_s, slack_s=_FOLDER_SLACK_S)
+    survived = made_s + _FOLDER_SLACK_S > boot_time_s()
+    return life is Life.ALIVE or (life is Life.ELSEWHERE and survived)

@@ -1,8 +1,11 @@
 """The `local` sandbox: namespaces on this machine, no daemon, no container engine, no network.
 
-One spawner process per backend forks a warden per sandbox. The warden makes the sandbox, by
-bubblewrap or by the same system calls without it, and starts its commands. Mounts and files live
-in the sandbox's own namespaces and vanish with its last process, also after `kill -9`.
+One spawner process per backend forks one supervisor per sandbox. The supervisor makes the sandbox,
+by bubblewrap or by the same system calls, and starts its commands. Mounts and files are in the
+sandbox's own namespaces and disappear with its last process, also after `kill -9`.
+
+A sandbox is found by its supervisor's command line. If the supervisor and the spawner were both
+killed, the sandbox's cgroups and scratch folder remain; they have its name.
 """
 
 from __future__ import annotations
@@ -10,13 +13,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import os
 import re
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -24,13 +31,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.core.errors import SandboxError, SandboxUnavailableError
-from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
-from swerl.sandboxes._local import census, wire
-from swerl.sandboxes._local.base import LocalImage
-from swerl.sandboxes._local.image import use
-from swerl.sandboxes._local.link import Link
+from swerl.core.liveness import start_time_s
+from swerl.core.sandbox import Limits, LiveSandbox, Mount, folder_owner_lives, new_name
+from swerl.sandboxes._local import kernel, wire
+from swerl.sandboxes._local import limits as cgroups
+from swerl.sandboxes._local.image import LocalImage, use
+from swerl.sandboxes._local.process import Link
 from swerl.sandboxes._local.sandbox import LocalSandbox
-from swerl.sandboxes._local.wire import Plan
+from swerl.sandboxes._local.wire import SandboxPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SOURCE = str(Path(__file__).resolve().parents[2])
@@ -41,9 +49,11 @@ _SPAWNER = (
 )
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EUSERS, errno.ENOSYS}
 _NO_NAMESPACES = (
-    "it takes Linux 5.12, and root or user namespaces (`sysctl user.max_user_namespaces=10000 "
+    "it needs Linux 5.12, and root or user namespaces (`sysctl user.max_user_namespaces=10000 "
     "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`)"
 )
+_REMOVE_ROUNDS, _REMOVE_PAUSE_S = 400, 0.005
+_DEATH_S = 5.0
 
 
 class Options(BaseModel):
@@ -52,26 +62,26 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     isolator: Literal["auto", "bwrap", "unshare"] = "auto"
-    """Who makes the namespaces; `auto` takes bubblewrap where it is installed."""
+    """Program that makes the namespaces; `auto` uses bubblewrap if it is installed."""
     scratch: Path | None = None
-    """Folder on disk for what sandboxes write. By default they write to memory, which is fastest
-    and leaves nothing behind; name a folder where that does not fit. Root's sandboxes then have
-    a file system of their own of `disk_mib`; others end when they have written more."""
+    """Folder on disk for files that sandboxes write. Default: memory, which is fastest and leaves
+    nothing behind; set a folder if memory is too small. Sandboxes of root then have their own file
+    system of `disk_mib`; sandboxes of other users end if they write more than that."""
     pull: Literal["missing", "never"] = "missing"
-    """Whether an image that the store lacks is pulled when a sandbox first wants it; by default a
-    run needs no step before it. `never` is for machines without a way to a registry."""
+    """Whether the first sandbox of an image pulls it if the store lacks it. Default: yes, so a run
+    needs no preparation. Use `never` on machines without access to a registry."""
     output_cap_mib: float = Field(default=8.0, gt=0)
-    """Most MiB kept of each of a command's two output streams; test logs are below 2."""
+    """Largest MiB kept of each of a command's two output streams; test logs are below 2."""
 
 
 def build(options: Options) -> LocalBackend:
-    """Return the backend. Raises SandboxUnavailableError where a named isolator is missing."""
+    """Return the backend. Raises SandboxUnavailableError if `isolator` names a missing program."""
     return LocalBackend(options)
 
 
 def sweep(scratch: Path) -> int:
-    """Remove the folders that dead controllers left in `scratch`; return how many."""
-    dead = [path for path in scratch.glob("swerl-*-*") if not census.owner_lives(path)]
+    """Remove the folders of dead controllers from `scratch`; return their number."""
+    dead = [path for path in scratch.glob("swerl-*-*") if not folder_owner_lives(path)]
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
     return len(dead)
@@ -85,7 +95,7 @@ class LocalBackend:
         self._bwrap = _find_bwrap(options.isolator)
         self._spawner: socket.socket | None = None
         self.spawner_pid = 0
-        """Process that forks the wardens; 0 before the first sandbox."""
+        """Process that forks the supervisors; 0 before the first sandbox."""
 
     def open(
         self,
@@ -96,25 +106,26 @@ class LocalBackend:
         mounts: Sequence[Mount] = (),
         name: str = "",
     ) -> AbstractAsyncContextManager[LocalSandbox]:
-        """Create a sandbox of `image`; leaving the context removes it whatever happened."""
+        """Create a sandbox of `image`; leaving the context always removes it."""
         name = name or new_name()
         _require_name(name)
         return self._open(name, image, limits, workdir, mounts)
 
     async def live(self) -> Sequence[LiveSandbox]:
-        """Return the sandboxes on this machine, whoever opened them; as root, every user's.
+        """Return this user's sandboxes on this machine, of every controller; as root, all users'.
 
-        What a dead one left (cgroups, a scratch folder) counts, too: `remove` clears it away.
+        The list includes dead sandboxes with leftovers (cgroups, a scratch folder), which `remove`
+        deletes.
         """
-        seen = await asyncio.to_thread(census.take, self._options.scratch)
-        return [LiveSandbox(one.name, one.name, one.image, one.started_unix_s) for one in seen]
+        return await asyncio.to_thread(_list_sandboxes, self._options.scratch)
 
     async def remove(self, name: str) -> None:
-        """Remove the sandbox of this name and all that is left of it; nothing where none is."""
+        """Remove the sandbox of this name and its leftovers, if there is one."""
         _require_name(name)
-        if not await asyncio.to_thread(census.remove, name, self._options.scratch):
+        if not await asyncio.to_thread(_remove_sandbox, name, self._options.scratch):
             raise SandboxError(
-                f"sandbox {name} cannot be removed", hint="it may be another user's; ask as root"
+                f"sandbox {name} cannot be removed",
+                hint="it may belong to another user; run this command as root",
             )
 
     def price(self, limits: Limits) -> float:
@@ -143,9 +154,9 @@ class LocalBackend:
         limits: Limits,
         workdir: str,
         mounts: Sequence[Mount],
-    ) -> Plan:
+    ) -> SandboxPlan:
         scratch = self._options.scratch
-        return Plan(
+        return SandboxPlan(
             id=name,
             workdir=workdir,
             bwrap=self._bwrap,
@@ -164,8 +175,8 @@ class LocalBackend:
             lifetime_s=limits.lifetime_s,
         )
 
-    def _spawn(self, plan: Plan) -> socket.socket:
-        """Ask the spawner for a warden; return this side's end of the warden's socket."""
+    def _spawn(self, plan: SandboxPlan) -> socket.socket:
+        """Have the spawner fork a supervisor; return the controller's end of its socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             for _ in range(2):
@@ -173,7 +184,7 @@ class LocalBackend:
                 try:
                     wire.send(spawner, plan, [theirs.fileno()])
                 except ConnectionError:
-                    self._spawner = None  # somebody killed it; its sandboxes are gone too
+                    self._spawner = None  # it was killed, and its sandboxes with it
                 else:
                     return ours
         ours.close()
@@ -205,7 +216,7 @@ class LocalBackend:
 
 
 def _require_name(name: str) -> None:
-    """Refuse a name that could lead to another folder than the sandbox's own."""
+    """Refuse a name that could lead to a folder of something else."""
     if not _NAME.fullmatch(name):
         raise SandboxError(
             f"{name!r} cannot name a sandbox",
@@ -232,12 +243,88 @@ async def _boot(sandbox: LocalSandbox) -> None:
         if error.errno in _FORBIDDEN or str(error.strerror).startswith("unshare"):
             raise SandboxUnavailableError(message, hint=_NO_NAMESPACES) from error
         full = error.errno == errno.ENOSPC
-        hint = "free some space" if full else "`swerl doctor` tells what this machine lacks"
+        hint = "free some space" if full else "run `swerl doctor` to see what this machine lacks"
         raise SandboxError(message, hint=hint) from error
 
 
 def _stop_spawner(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End the spawner and with it every sandbox that it still holds."""
+    """End the spawner, and with it all of its sandboxes."""
     channel.close()
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
+
+
+def _list_sandboxes(scratch: Path | None) -> list[LiveSandbox]:
+    """Return the sandboxes on this machine that this user may see, running ones first."""
+    found = {sandbox.name: sandbox for _, sandbox in _supervisors()}
+    for path in _leftover_folders(cgroups.find(), scratch):
+        with suppress(OSError):  # its spawner has just removed it
+            left = LiveSandbox(path.name, path.name, started_unix_s=path.stat().st_mtime)
+            found.setdefault(path.name, left)
+    return list(found.values())
+
+
+def _remove_sandbox(name: str, scratch: Path | None) -> bool:
+    """Kill a sandbox and remove its leftovers; return whether all are gone."""
+    for pid, sandbox in _supervisors():
+        if sandbox.name == name:
+            _kill_supervisor(pid, name)
+    groups = cgroups.find()
+    for _ in range(_REMOVE_ROUNDS):
+        if cgroups.remove(groups, name):
+            break
+        time.sleep(_REMOVE_PAUSE_S)
+    if scratch:
+        shutil.rmtree(scratch / name, ignore_errors=True)
+    return not any(path.name == name for path in _leftover_folders(groups, scratch))
+
+
+def _supervisors() -> Iterator[tuple[int, LiveSandbox]]:
+    """Yield the pid of each supervisor, and its sandbox."""
+    for number in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  paths cost a third more
+        pid = int(number)
+        words = kernel.command_line(pid)
+        if len(words) < 2 or words[0] != kernel.SUPERVISOR_TITLE:
+            continue
+        with suppress(OSError):  # it ended meanwhile
+            if _is_ours(pid):
+                name, image = words[1], words[2] if len(words) > 2 else ""
+                yield pid, LiveSandbox(name, name, image, start_time_s(pid))
+
+
+def _is_ours(pid: int) -> bool:
+    """Return whether a process belongs to this user, or this user is root, and it is no sandbox's.
+
+    A process inside a sandbox can copy the command line, but it has a second pid, in its own
+    namespace.
+    """
+    theirs, own = _status(pid), _status(os.getpid())
+    same_namespace = len(theirs.get("NSpid", "")) == len(own.get("NSpid", ""))
+    return same_namespace and own["Uid"][1] in ("0", theirs["Uid"][1])
+
+
+def _status(pid: int) -> dict[str, list[str]]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: values.split() for key, _, values in (line.partition(":") for line in lines)}
+
+
+def _leftover_folders(groups: Mapping[str, Path], scratch: Path | None) -> list[Path]:
+    return [*cgroups.leftovers(groups), *(scratch.glob("swerl-*-*") if scratch else ())]
+
+
+def _kill_supervisor(pid: int, name: str) -> None:
+    """Kill a supervisor, and wait until it and its children are dead; the rest dies with them."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    fds = []
+    try:
+        for each in (pid, *map(int, children.read_text().split() if children.exists() else ())):
+            fds.append(os.pidfd_open(each))
+        if kernel.command_line(pid)[1:2] == [name]:  # no other process reuses its pid
+            signal.pidfd_send_signal(fds[0], signal.SIGKILL)
+            for fd in fds:
+                select.select([fd], [], [], _DEATH_S)
+    except OSError:
+        pass  # it has just ended
+    finally:
+        for fd in fds:
+            os.close(fd)

@@ -20,7 +20,7 @@ from swerl.checks.attacks.registry import Probe, probe
 from swerl.checks.attacks.sheet import Sheet, Subject
 from swerl.core.errors import SandboxLostError, SandboxUnavailableError
 from swerl.sandboxes import docker, local
-from swerl.sandboxes._local import cgroup
+from swerl.sandboxes._local import limits
 
 from .weak import WeakBackend
 
@@ -102,7 +102,7 @@ async def test_no_attack_works_on_local(isolator: Any) -> None:
     except SandboxUnavailableError as error:
         pytest.skip(f"{error}: {error.hint}")
     failed = {name: f.seen for name, f in found.items() if f.result is Result.FAIL}
-    held = set() if cgroup.find() else {"memory-in-pieces", "processor-hog"}
+    held = set() if limits.find() else {"memory-in-pieces", "processor-hog"}
     assert not failed.keys() - held, failed
     cannot = {name: f.seen for name, f in found.items() if f.result is Result.CANNOT}
     may = {"other-hosts", "known-secrets", "shared-memory", "processor-hog", "controlling-terminal"}

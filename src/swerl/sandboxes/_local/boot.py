@@ -1,10 +1,14 @@
-"""Put this process into a new sandbox: by bubblewrap, or by the same system calls without it.
+"""Create a sandbox's namespaces and its init process, and join them.
 
-The sandbox's first process is ours either way. It makes the namespaces, with or without
-bubblewrap's help, enters them, and reaps orphans until it is killed. As number 1 of its process
-namespace it is deaf to every signal from inside, and whatever it starts, bubblewrap included,
-dies with it. This process enters the same namespaces, but keeps its own place in the process tree:
-processes inside cannot see it, and what it forks is inside.
+The init process makes the namespaces, by bubblewrap or by the same system calls, enters them, and
+reaps orphans until it is killed. As pid 1 of its pid namespace it ignores all signals from inside,
+and everything that it starts dies with it, bubblewrap included. The calling process then joins the
+same namespaces except the pid namespace: processes inside cannot see it, but its children are
+inside.
+
+Root's sandboxes have a host user, so /proc must not show them files that root may read without a
+capability. Some resources are counted by the kernel per user; each sandbox has its own limits for
+them, so that one cannot use up what the host's user has.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from swerl.sandboxes._local import identity, kernel, masks, stage, title, wire
-from swerl.sandboxes._local.wire import Plan
+from swerl.sandboxes._local import kernel, stage, wire
+from swerl.sandboxes._local.wire import SandboxPlan
 
 AGENT_ID = 1000
 HOSTNAME = "sandbox"
@@ -33,31 +37,49 @@ _BOOT_TIMEOUT_MS = 30_000
 _READY = b"R"
 
 
+_HIDDEN_FILES = (
+    "kcore", "kmsg", "keys", "key-users", "kpagecgroup", "kpagecount", "kpageflags",
+    "pagetypeinfo", "sched_debug", "slabinfo", "timer_list", "timer_stats", "vmallocinfo",
+    "latency_stats", "allocinfo",
+)  # fmt: skip
+_COUNTED = {
+    "max_inotify_instances": 16, "max_inotify_watches": 16_384,
+    "max_fanotify_groups": 16, "max_fanotify_marks": 4_096,
+}  # fmt: skip
+"""Largest number of each for one sandbox. A host user has 128 instances and groups."""
+
+_SHARED_PART = 16
+_PAGE_BYTES = 4096
+_SYSTEM_V = {"shm_rmid_forced": "1", "msgmni": "64", "sem": "250 3200 100 128"}
+"""Limits of System V memory, queues and semaphores, which outlive their creators. Without limits a
+sandbox could fill its memory with them, and no command could start in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Booted:
-    """A sandbox that stands."""
+    """A sandbox that has started."""
 
     init: int
-    """Process descriptor of its first process; when that dies, so does all in it."""
+    """Process descriptor of its init process; everything inside dies with it."""
     pid: int
     owner: int
-    """The user that its processes are on the host."""
+    """Host user id of its processes."""
     upper: int | None
-    """Descriptor of the folder that collects its changes, where there is one."""
+    """Descriptor of the overlay folder with its changes; None without an overlay."""
 
 
-def boot(plan: Plan, device: int) -> Booted:
-    """Make the sandbox and enter it; `device` holds its disk, if not -1. Raises OSError."""
-    own_mounts()
-    who = identity.choose(plan)
-    upper = stage.build(plan, who, device)
+def boot(plan: SandboxPlan, device: int) -> Booted:
+    """Make the sandbox and enter it; `device` holds its disk, or is -1. Raises OSError."""
+    enter_mount_namespace()
+    user = stage.choose_user(plan)
+    upper = stage.build(plan, user, device)
     kernel.unshare(kernel.NEWPID)
     ready, ready_inside = os.pipe()
     alive_inside, alive = os.pipe()
-    pid = kernel.patiently(os.fork)
+    pid = kernel.retry_at_process_limit(os.fork)
     if pid == 0:
-        os.close(alive)  # else it could not tell that the warden has died
-        _run_init(plan, who.uid, ready_inside, alive_inside)
+        os.close(alive)  # the last open end: its closing shows that the supervisor has died
+        _run_init(plan, user.uid, ready_inside, alive_inside)
     for fd in (ready_inside, alive_inside):
         os.close(fd)
     init = os.pidfd_open(pid)
@@ -65,10 +87,10 @@ def boot(plan: Plan, device: int) -> Booted:
     _join(pid)
     os.write(alive, _READY)
     os.close(alive)
-    return Booted(init, pid, who.uid, upper)
+    return Booted(init, pid, user.uid, upper)
 
 
-def own_mounts() -> None:
+def enter_mount_namespace() -> None:
     """Enter a mount namespace in which this process may mount. Raises OSError."""
     own = os.geteuid(), os.getegid()
     try:
@@ -79,9 +101,9 @@ def own_mounts() -> None:
 
 
 def map_ids(inside: tuple[int, int], outside: tuple[int, int], myself: int | None = None) -> None:
-    """Name this process's (user, group) in the user namespace that it has just made.
+    """Map this process's (user, group) in the user namespace that it has just made.
 
-    `myself` is a descriptor of its /proc folder, where it does not see itself.
+    `myself` is a descriptor of its /proc folder, needed if the mounted /proc does not show it.
     """
     fd = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY) if myself is None else os.dup(myself)
     texts = {
@@ -96,24 +118,24 @@ def map_ids(inside: tuple[int, int], outside: tuple[int, int], myself: int | Non
     os.close(fd)
 
 
-def _run_init(plan: Plan, uid: int, ready: int, alive: int) -> NoReturn:
-    """Be the sandbox's first process: make it, then reap orphans until killed."""
+def _run_init(plan: SandboxPlan, uid: int, ready: int, alive: int) -> NoReturn:
+    """Run as the sandbox's init process: make the namespaces, then reap orphans until killed."""
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        _die_with_the_warden(alive)
+        _die_with_supervisor(alive)
         os.setsid()
-        title.write(title.FIRST)
-        settings = masks.open_settings()
+        kernel.set_command_line(kernel.INIT_TITLE)
+        settings = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY)  # while they are writable
         stage.mount_proc()
-        masks.hide(f"{stage.ROOT}/proc")
+        _hide_proc_files(f"{stage.ROOT}/proc")
         if plan.bwrap:
             _enter_by_bwrap(plan.bwrap, uid)
         else:
             _enter_by_unshare(uid)
-        masks.bound(settings, plan.memory_mib)
+        _limit_kernel_objects(settings, plan.memory_mib)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
-        _die_with_the_warden(alive)  # the kernel forgets it where rights change
+        _die_with_supervisor(alive)  # a change of privileges resets it
         os.write(ready, _READY)
         if os.read(alive, 1) == _READY:
             _reap_forever()
@@ -123,8 +145,8 @@ def _run_init(plan: Plan, uid: int, ready: int, alive: int) -> NoReturn:
         os._exit(1)
 
 
-def _die_with_the_warden(alive: int) -> None:
-    """End this process and all in the sandbox when the warden dies, also if it just has."""
+def _die_with_supervisor(alive: int) -> None:
+    """Have the kernel kill this process when the supervisor dies; exit if it is dead already."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     poll = select.poll()
     poll.register(alive, select.POLLIN)
@@ -132,14 +154,21 @@ def _die_with_the_warden(alive: int) -> None:
         os._exit(1)
 
 
+def _hide_proc_files(proc: str) -> None:
+    """Make files of this /proc that describe the whole machine empty. Raises OSError."""
+    for name in _HIDDEN_FILES:
+        with suppress(FileNotFoundError):
+            kernel.mount("/dev/null", f"{proc}/{name}", flags=kernel.MS_BIND)
+
+
 def _enter_by_unshare(uid: int) -> None:
-    identity.become(uid)
+    stage.become(uid)
     own = os.geteuid(), os.getegid()
     kernel.unshare(sum(_KINDS.values()))
     map_ids((0, 0), own)
     kernel.loopback_up()
     kernel.set_hostname(HOSTNAME)
-    # mounts from outside the user namespace are locked; a bound copy of the tree is not
+    # mounts from outside the user namespace are locked; a bind mount of the tree is not
     kernel.mount(stage.ROOT, stage.ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     os.chdir(stage.ROOT)
     kernel.pivot_root(".", ".")
@@ -148,10 +177,10 @@ def _enter_by_unshare(uid: int) -> None:
 
 
 def _enter_by_bwrap(bwrap: str, uid: int) -> None:
-    """Let bubblewrap make the namespaces and enter them.
+    """Let bubblewrap make the namespaces, and enter them.
 
-    Its program does not exist. It waits before it would start it, and by then all is made; the
-    descriptors of its namespaces keep them when it has gone.
+    Its program does not exist: it waits before it would start it, when all namespaces exist. Open
+    descriptors keep the namespaces after it has exited.
     """
     root = Path(stage.ROOT).stat()
     info, info_inside = os.pipe()
@@ -160,13 +189,13 @@ def _enter_by_bwrap(bwrap: str, uid: int) -> None:
     pid = _spawn_bwrap(bwrap, uid, (info_inside, blocked, errors))
     for fd in (info_inside, blocked):
         os.close(fd)
-    # where it died, its own words tell more
+    # if bubblewrap died, its own error output explains more than ours
     with suppress(ValueError, FileNotFoundError, ProcessLookupError, BrokenPipeError):
         spaces = _namespaces(int(json.loads(_read_object(info))["child-pid"]))
         os.write(unblock, _READY)
         os.waitpid(pid, 0)
         _enter(spaces)
-        identity.become(0)
+        stage.become(0)
         if os.path.samestat(Path("/").stat(), root):
             return
     said = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
@@ -180,25 +209,44 @@ def _spawn_bwrap(bwrap: str, uid: int, fds: tuple[int, int, int]) -> int:
     arguments = [
         *(bwrap, "--dev-bind", stage.ROOT, "/", "--hostname", HOSTNAME),
         *("--unshare-user", "--unshare-ipc", "--unshare-net", "--unshare-uts"),
-        # as uid 0 it needs one user namespace; as another it nests two, which costs 3 ms
+        # as uid 0 it makes one user namespace; as another user it nests two, which takes 3 ms
         *("--unshare-cgroup", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"),
         *("--info-fd", str(info), "--block-fd", str(blocked), "--", "/no-program"),
     ]
-    pid = kernel.patiently(os.fork)
+    pid = kernel.retry_at_process_limit(os.fork)
     if pid == 0:
         try:
             null = os.open("/dev/null", os.O_RDWR)
             for number, fd in enumerate((null, null, errors)):
                 os.dup2(fd, number)
-            identity.become(uid)
+            stage.become(uid)
             os.execve(bwrap, arguments, {"PATH": "/usr/bin:/bin"})
         finally:
             os._exit(1)
     return pid
 
 
+def _limit_kernel_objects(settings: int, memory_mib: int) -> None:
+    """Limit what this process's namespaces may take of the kernel; `settings` is /proc/sys.
+
+    If the settings are read-only, or only the host's root may write them, the kernel's own limits
+    stay in force.
+    """
+    shared = {"shmall": f"{(memory_mib << 20) // _SHARED_PART // _PAGE_BYTES}", **_SYSTEM_V}
+    wanted = {f"user/{name}": str(most) for name, most in _COUNTED.items()}
+    wanted |= {f"kernel/{name}": value for name, value in shared.items()}
+    for path, value in wanted.items():
+        with suppress(OSError):
+            fd = os.open(path, os.O_WRONLY, dir_fd=settings)
+            try:
+                os.write(fd, value.encode())
+            finally:
+                os.close(fd)
+    os.close(settings)
+
+
 def _reap_forever() -> NoReturn:
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that what /proc/1 shows is not the agent's
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the agent does not own /proc/1
     os.closerange(0, 1 << 16)
     while True:
         signal.sigwait({signal.SIGCHLD})
@@ -208,7 +256,7 @@ def _reap_forever() -> NoReturn:
 
 
 def _require_ready(ready: int) -> None:
-    """Wait until the sandbox's first process stands; else raise what it says is wrong."""
+    """Wait until the init process is ready. Raises the OSError that it reports."""
     said = _read(ready)
     os.close(ready)
     if said[:1] == b"{":
@@ -219,10 +267,10 @@ def _require_ready(ready: int) -> None:
 
 
 def _join(pid: int) -> None:
-    """Enter the namespaces of `pid`, and below its user namespace one for the agent."""
-    myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)  # no /proc inside shows it
+    """Enter the namespaces of `pid`, and a nested user namespace for the agent."""
+    myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)  # the /proc inside does not show it
     _enter(_namespaces(pid))
-    identity.become(0)
+    stage.become(0)
     kernel.unshare(kernel.NEWUSER)
     map_ids((AGENT_ID, AGENT_ID), (0, 0), myself)
     os.close(myself)
@@ -233,7 +281,7 @@ def _namespaces(pid: int) -> dict[str, int]:
 
 
 def _enter(spaces: dict[str, int]) -> None:
-    """Enter namespaces, the user's first: only the one that owns the others may enter them."""
+    """Enter namespaces, the user namespace first: it owns the others and permits entering them."""
     for kind, fd in spaces.items():
         kernel.setns(fd, _KINDS[kind])
         os.close(fd)

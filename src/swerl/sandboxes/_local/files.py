@@ -1,4 +1,4 @@
-"""Files inside a directory tree that is not trusted: no link in it leads out of it."""
+"""Read and write files in an untrusted directory tree: no link in it leads out of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swerl.sandboxes._local import kernel
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 512
-"""Unit of a file's blocks, whatever the file system."""
+"""Unit of `st_blocks` on every file system."""
 _PAGE_BYTES = 1 << 16
 
 
@@ -23,15 +23,15 @@ def open_file(root: int, path: str) -> FileIO:
 
 
 def read_all(file: FileIO, most: int) -> bytes:
-    """Return what the file holds. Raises OSError on one that pretends to hold over `most` bytes.
+    """Return the file's bytes. Raises OSError if its size exceeds `most` and its blocks do not.
 
-    A file with holes says that it is larger than the disk it lies on, and one that grows while it
-    is read would never end.
+    A sparse file can report a size beyond its disk, and a file that grows during the read would
+    never end.
     """
     status = os.fstat(file.fileno())
     if status.st_size > most and status.st_blocks * _BLOCK_BYTES < status.st_size:
-        raise OSError(errno.EFBIG, f"it says that it holds {status.st_size:,} bytes", file.name)
-    step = status.st_size or _PAGE_BYTES  # files of /proc say that they are empty
+        raise OSError(errno.EFBIG, f"it reports a size of {status.st_size:,} bytes", file.name)
+    step = status.st_size or _PAGE_BYTES  # files in /proc report a size of 0
     pieces, left = [], status.st_size or most
     while left > 0 and (piece := file.read(min(step, left))):
         pieces.append(piece)
@@ -40,7 +40,7 @@ def read_all(file: FileIO, most: int) -> bytes:
 
 
 def write_file(root: int, path: str, data: bytes, owner: int) -> None:
-    """Replace a regular file's bytes, making it and its parents for `owner`. Raises OSError."""
+    """Replace a file's bytes; create it and its parents, owned by `owner`. Raises OSError."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
     try:
         fd = kernel.openat2(root, path, flags)
@@ -56,7 +56,7 @@ def write_file(root: int, path: str, data: bytes, owner: int) -> None:
 
 
 def make_folder(root: int, path: str, owner: int | None = None) -> int:
-    """Return a descriptor of a folder, making it and its parents. Raises OSError."""
+    """Return a descriptor of a folder; create it and its parents. Raises OSError."""
     flags = os.O_PATH | os.O_DIRECTORY
     try:
         return kernel.openat2(root, path, flags)
@@ -65,7 +65,7 @@ def make_folder(root: int, path: str, owner: int | None = None) -> int:
     try:
         os.mkdir(PurePosixPath(path).name, 0o755, dir_fd=parent)
     except FileExistsError:
-        pass  # a link that leads nowhere, or another writer was faster: the open below tells
+        pass  # a dangling link, or another writer was faster: the open below decides
     else:
         if owner is not None:
             made = os.open(PurePosixPath(path).name, _FOLDER, dir_fd=parent)
@@ -77,7 +77,7 @@ def make_folder(root: int, path: str, owner: int | None = None) -> int:
 
 
 def make_file(root: int, path: str) -> int:
-    """Return a descriptor of a file, making it empty, and its parents. Raises OSError."""
+    """Return a descriptor of a file; create it, empty, and its parents. Raises OSError."""
     os.close(make_folder(root, str(PurePosixPath("/", path).parent)))
     try:
         return kernel.openat2(root, path, os.O_PATH)
@@ -91,7 +91,7 @@ def _give(fd: int, owner: int) -> None:
 
 
 def _regular(fd: int, mode: str, path: str) -> FileIO:
-    """Take a descriptor over as a file, refusing what could block or is no file."""
+    """Return a file for a descriptor. Raises OSError unless it is a regular file."""
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):
         return FileIO(fd, mode)

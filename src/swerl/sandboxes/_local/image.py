@@ -3,30 +3,87 @@
 host          this machine's own programs, read-only; everything private is absent
 built:<name>  those, with layers over them; kept in the cache folder by `write_image`
 dir:/folder   those, with the folder's content in the workdir
-any other     the name of an OCI image in the store, which shows nothing of the host
+any other     the name of an OCI image in the store
+
+A sandbox of an OCI image shows nothing of the host. A few files go over the image: the accounts,
+with `agent` before the image's own, and names for a machine without a network.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swerl.core.errors import ImageError
+from swerl.core.errors import ImageError, InputError
 from swerl.core.sandbox import Mount
 from swerl.core.secrets import cache_dir
-from swerl.sandboxes._local import stored
-from swerl.sandboxes._local.base import LocalImage, host
+from swerl.images.oci.records import StoredImage
+from swerl.images.oci.store import default_store
+from swerl.sandboxes._local import files
 
+_PROGRAM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix/store")
+_SETTINGS = (
+    "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types",
+    "protocols", "services",
+)  # fmt: skip
+NETWORK_FILES = {
+    "/etc/hosts": "127.0.0.1 localhost sandbox\n",
+    "/etc/hostname": "sandbox\n",
+    "/etc/resolv.conf": "",
+}
+GITCONFIG = (
+    "[user]\n\tname = agent\n\temail = agent@sandbox\n"
+    "[safe]\n\tdirectory = *\n[init]\n\tdefaultBranch = main\n[gc]\n\tauto = 0\n"
+)
+_FILES = {
+    "/etc/passwd": (
+        "root:x:0:0:root:/root:/bin/bash\n"
+        "agent:x:1000:1000:agent:/home/agent:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "/etc/group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "/etc/gitconfig": GITCONFIG,
+    **NETWORK_FILES,
+}
+AGENT_ENV = {
+    "HOME": "/home/agent", "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8", "TERM": "dumb",
+}  # fmt: skip
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SHELLS = ("/bin/bash", "/usr/bin/bash")
+_MAX_ACCOUNTS = 1 << 20
+"""Largest number of bytes read of an account file; real ones have a few thousand."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalImage:
+    """An image, resolved to paths on this machine."""
+
+    binds: tuple[Mount, ...]
+    links: Mapping[str, str]
+    """Symbolic links of the base: path -> target."""
+    files: Mapping[str, str]
+    """Small files of the base: path -> text."""
+    env: Mapping[str, str]
+    layers: tuple[Path, ...] = ()
+    """Folders over the base, lowest first; if there are any, the whole root is writable."""
+    content: Path | None = None
+    """Folder with the initial content of the workdir."""
+    is_whole: bool = False
+    """Whether the layers are a complete system. The base then goes over them, without programs."""
 
 
 @contextmanager
 def use(image: str) -> Iterator[LocalImage]:
-    """Find what a reference stands for and keep it meanwhile. Raises ImageError."""
+    """Yield the image of a reference, and keep it in the store meanwhile. Raises ImageError."""
     kind = image.partition(":")[0]
     if image == "host":
         yield host()
@@ -35,12 +92,12 @@ def use(image: str) -> Iterator[LocalImage]:
     elif kind == "dir":
         yield _resolve_folder(image)
     else:
-        with stored.use(image) as found:
+        with _use_stored(image) as found:
             yield found
 
 
 def image_folder(name: str) -> Path:
-    """Return where `built:<name>` lies, present or not. Raises ImageError on a bad name."""
+    """Return the folder of `built:<name>`, whether it exists or not. Raises ImageError."""
     if not _NAME.fullmatch(name):
         raise ImageError(
             f"{name!r} cannot name an image",
@@ -55,9 +112,9 @@ def write_image(
     binds: Sequence[str | Path] = (),
     env: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write `image.json` of `built:<name>` last and at once, and return its folder.
+    """Write `image.json` of `built:<name>` atomically, and return its folder.
 
-    `layers` are folders, lowest first, relative to the image's folder or absolute; `binds` are
+    `layers` are folders, lowest first, relative to the image's folder or absolute. `binds` are
     host folders that the sandbox sees read-only at the same path.
     """
     folder = image_folder(name)
@@ -69,14 +126,34 @@ def write_image(
     return folder
 
 
+@functools.cache
+def host() -> LocalImage:
+    """Return the base of images without a system: this machine's programs and this Python."""
+    binds, links = [], {}
+    for name in _PROGRAM_FOLDERS:
+        path = Path("/", name)
+        if path.is_symlink():
+            links[str(path)] = str(path.readlink())
+        elif path.is_dir():
+            binds.append(Mount(path, str(path)))
+    binds += [Mount(path, str(path)) for name in _SETTINGS if (path := Path("/etc", name)).exists()]
+    python = Path(sys.base_prefix).resolve()
+    path_variable = SYSTEM_PATH
+    if not python.is_relative_to("/usr"):
+        binds.append(Mount(python, str(python)))
+        path_variable = f"{python}/bin:{SYSTEM_PATH}"
+    env = {"PATH": path_variable, "SHELL": "/bin/bash", **AGENT_ENV}
+    return LocalImage(tuple(binds), links, _FILES, env)
+
+
 def _resolve_folder(image: str) -> LocalImage:
     folder = Path(image.removeprefix("dir:"))
     if not folder.is_absolute():
         raise ImageError(
-            f"the local sandbox cannot open image {image!r}", hint="write `dir:/ABSOLUTE/FOLDER`"
+            f"the local sandbox cannot open image {image!r}", hint="use `dir:/ABSOLUTE/FOLDER`"
         )
     if not folder.is_dir():
-        raise ImageError(f"no folder at {folder}", hint="make the task's files again")
+        raise ImageError(f"no folder at {folder}", hint="write the task's files again")
     return replace(host(), content=folder)
 
 
@@ -111,3 +188,61 @@ def _empty_layer(folder: Path) -> Path:
     layer = folder / "empty"
     layer.mkdir(exist_ok=True)
     return layer
+
+
+@contextmanager
+def _use_stored(reference: str) -> Iterator[LocalImage]:
+    try:
+        with default_store().use(reference) as stored:
+            yield _describe(stored)
+    except InputError as error:
+        message = f"the local sandbox cannot open image {reference!r}"
+        hint = "use `host`, `built:NAME`, `dir:/ABSOLUTE/FOLDER` or the name of an OCI image"
+        raise ImageError(message, hint=hint) from error
+
+
+def _describe(stored: StoredImage) -> LocalImage:
+    accounts = _accounts(stored.layers)
+    env = {"PATH": SYSTEM_PATH, **AGENT_ENV, "SHELL": _shell(stored.layers), **stored.env}
+    own = ("HOME", "USER", "LOGNAME")
+    env |= {name: AGENT_ENV[name] for name in own}
+    return LocalImage(
+        binds=(), links={}, files=accounts, env=env, layers=stored.layers, is_whole=True
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _accounts(layers: tuple[Path, ...]) -> dict[str, str]:
+    """Return the small files that go over an image, which contain the user `agent`."""
+    shell = _shell(layers)
+    passwd = f"agent:x:1000:1000:agent:/home/agent:{shell}\n" + _read(layers, "/etc/passwd")
+    found = {
+        "/etc/passwd": passwd,
+        "/etc/group": "agent:x:1000:\n" + _read(layers, "/etc/group"),
+        **NETWORK_FILES,
+    }
+    if not _read(layers, "/etc/gitconfig"):
+        found["/etc/gitconfig"] = GITCONFIG
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _shell(layers: tuple[Path, ...]) -> str:
+    return "/bin/bash" if any(_has(layers, path) for path in _SHELLS) else "/bin/sh"
+
+
+def _has(layers: Sequence[Path], path: str) -> bool:
+    return any((layer / path.lstrip("/")).is_file() for layer in layers)
+
+
+def _read(layers: Sequence[Path], path: str) -> str:
+    """Return a file's text from the highest layer that has it; no link leads out of the layer."""
+    for layer in reversed(layers):
+        root = os.open(layer, os.O_PATH | os.O_DIRECTORY)
+        try:
+            with suppress(OSError), files.open_file(root, path) as file:
+                text = file.read(_MAX_ACCOUNTS).decode("utf-8", "replace")
+                return text if text.endswith("\n") or not text else text + "\n"
+        finally:
+            os.close(root)
+    return ""

@@ -1,4 +1,4 @@
-"""Linux system calls that Python has no function for; each raises OSError as `os` does."""
+"""Linux system calls that Python does not wrap. Each raises OSError, as functions of `os` do."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 Started = TypeVar("Started")
@@ -39,14 +40,20 @@ _SYS_UNSHARE = {"x86_64": 272, "aarch64": 97}.get(platform.machine(), 97)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), 91)
 _CAPABILITY_VERSION_3 = 0x2008_0522
 
+SUPERVISOR_TITLE = "swerl-supervisor"
+INIT_TITLE = "sandbox"
+_ARG_START, _ARG_END = 48, 49
+_STAT_FROM = 3
+"""Number of the first field of /proc/self/stat after the program's name."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def patiently(start: Callable[[], Started]) -> Started:
-    """Call what starts a process, again while the user's processes are at their limit.
+def retry_at_process_limit(start: Callable[[], Started]) -> Started:
+    """Call `start`, which starts a process, and retry while the user's process limit is reached.
 
-    The limit also counts the dead that nobody has reaped yet, so a moment later there may be room.
+    The limit also counts dead processes that are not yet reaped, so a retry can succeed.
     """
     for _ in range(_START_ROUNDS):
         try:
@@ -59,7 +66,7 @@ def patiently(start: Callable[[], Started]) -> Started:
 def unshare(flags: int, password: int = 0) -> None:
     """Move this process into new namespaces.
 
-    The kernel ignores `password`; a system call filter can ask for it.
+    The kernel ignores `password`; a system call filter can check it.
     """
     number = ctypes.c_long(_SYS_UNSHARE)
     result = _libc.syscall(number, ctypes.c_ulong(flags), ctypes.c_ulong(password))
@@ -72,7 +79,7 @@ def setns(fd: int, kind: int = 0) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", *, flags: int = 0, data: str = "") -> None:
-    """Mount, or bind where `flags` says so."""
+    """Mount a file system, or bind a folder if `flags` has MS_BIND."""
     arguments = (_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(data))
     _check(_libc.mount(*arguments), f"mount {kind or source} on {target}")
 
@@ -85,7 +92,7 @@ def restrict(target: str, attributes: int, *, recursive: bool = True) -> None:
 
 
 def view(source: str, user_namespace: int, *, recursive: bool) -> int:
-    """Return a mount of `source`, attached nowhere, whose owners are as the namespace maps them."""
+    """Return a detached mount of `source`, its owners mapped by the user namespace (idmapped)."""
     extent = _AT_RECURSIVE if recursive else 0
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | extent
     fd = _call(_SYS_OPEN_TREE, _AT_FDCWD, _text(source), flags)
@@ -99,14 +106,14 @@ def view(source: str, user_namespace: int, *, recursive: bool) -> int:
 
 
 def attach(view: int, target: str) -> None:
-    """Attach what `view` returned."""
+    """Attach a mount that `view` returned."""
     flags = _MOVE_FROM_EMPTY_PATH | _MOVE_TO_LINKED
     _call(_SYS_MOVE_MOUNT, view, b"", _AT_FDCWD, _text(target), flags)
 
 
 @contextmanager
 def acting_as(uid: int) -> Iterator[None]:
-    """Make files as this user and group; nothing changes where they are one's own."""
+    """Create files as this user and group."""
     own = os.geteuid()
     if uid == own:
         yield
@@ -184,3 +191,21 @@ def _check(result: int, what: str) -> int:
 
 def _text(value: str) -> ctypes.c_char_p:
     return ctypes.c_char_p(os.fsencode(value))
+
+
+def set_command_line(*words: str) -> None:
+    """Replace this process's command line, as `ps` shows it; longer text is cut to its length."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = (int(fields[number - _STAT_FROM]) for number in (_ARG_START, _ARG_END))
+    text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
+
+
+def command_line(pid: int) -> list[str]:
+    """Return a process's command line; empty if it is gone or a kernel thread."""
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return os.fsdecode(text.rstrip(b"\0")).split("\0")

@@ -1,28 +1,62 @@
-"""A command under way in a sandbox of the `local` backend, as the controller sees it."""
+"""The controller's side of a supervisor: its socket, and the commands started through it.
+
+Each output stream of a command is a pipe that is read on demand. Output that its reader has not
+requested stays in the pipe, and a command blocks while its pipe is full.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import itertools
 import os
 import signal
-from collections.abc import AsyncIterator
+import socket
+import struct
+import termios
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from swerl.core.errors import SandboxError
-from swerl.core.sandbox import Chunk
-from swerl.sandboxes._kept import Kept
-from swerl.sandboxes._local.link import Link, Request
-from swerl.sandboxes._local.output import Output
-from swerl.sandboxes._local.wire import Packet
+from swerl.core.chat import Json
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import CappedOutput, Chunk
+from swerl.sandboxes._local import wire
+from swerl.sandboxes._local.wire import Command, Packet
 
 _PAUSE_S = 0.005
-"""Pause between reads of what is dropped, so that endless output costs the controller little."""
+"""Pause between reads of dropped output, so that endless output costs the controller little."""
+_CHUNK_BYTES = 1 << 16
+_LINGER_S = 0.1
+"""Time in which the children of a finished command may still write to its output."""
+
+MakeRequest = Callable[[int], Command | Mapping[str, Json]]
+"""Builds the message of a request from the request's number."""
+
+
+async def launch(link: Link, request: MakeRequest, given: bytes | None = None) -> LocalProcess:
+    """Start a command. `given` is its whole standard input; None leaves the input open."""
+    output = _Output()
+    try:
+        source, stdin = _open_pipe() if given is None else (_open_file(given), -1)
+        try:
+            number, answer = await link.request(request, (source, *output.inside))
+        except BaseException:
+            if stdin >= 0:
+                os.close(stdin)
+            raise
+        finally:
+            os.close(source)
+        output.close_inside()
+    except BaseException:
+        output.close()
+        raise
+    return LocalProcess(link, number, answer, output, stdin)
 
 
 class LocalProcess:
-    """A command; `launch` makes one and `close` lets go of it."""
+    """A running command of a `local` sandbox."""
 
     def __init__(
-        self, link: Link, number: int, answer: asyncio.Future[Packet], output: Output, stdin: int
+        self, link: Link, number: int, answer: asyncio.Future[Packet], output: _Output, stdin: int
     ) -> None:
         self._link = link
         self._number = number
@@ -33,38 +67,40 @@ class LocalProcess:
         answer.add_done_callback(lambda _: output.end())
 
     async def output(self) -> AsyncIterator[Chunk]:
-        """Yield what it prints, as it comes, until it has ended. For one reader.
+        """Yield its output until it has ended. For one reader.
 
-        What nobody reads waits in a pipe of 64 KiB, and then the command waits too.
+        Unread output stays in a pipe of 64 KiB; the command blocks while the pipe is full.
         """
         while chunk := await self._output.next():
             yield chunk
 
     async def send(self, data: bytes) -> None:
-        """Write to its standard input. Raises SandboxError when that is closed."""
+        """Write to its standard input. Raises SandboxError if that is closed."""
         async with self._sending:
             view = memoryview(data)
             while view:
+                if self._stdin < 0:
+                    raise _closed_input()
                 try:
-                    view = view[os.write(self._require_input(), view) :]
+                    view = view[os.write(self._stdin, view) :]
                 except BlockingIOError:
                     await _writable(self._stdin)
                 except BrokenPipeError as error:
                     raise _closed_input() from error
 
     async def end_input(self) -> None:
-        """Close its standard input, after what is being sent."""
+        """Close its standard input after the data that is being sent."""
         async with self._sending:
-            self._drop_input()
+            self._close_input()
 
     async def signal(self, number: int) -> None:
-        """Send a signal to it and to everything that it started; nothing once it has ended."""
+        """Send a signal to it and to all processes that it started, if it has not ended."""
         if number not in range(1, signal.NSIG):
             raise SandboxError(
                 f"there is no signal {number}", hint=f"signals are 1 to {signal.NSIG - 1}"
             )
         if not self._answer.done():
-            await self._link.tell({"signal": number, "command": self._number})
+            await self._link.send({"signal": number, "command": self._number})
 
     async def wait(self) -> int:
         """Return its exit code, 128 + n after signal n. Raises SandboxLostError."""
@@ -72,55 +108,30 @@ class LocalProcess:
         assert isinstance(code, int)
         return code
 
-    async def collect(self, kept: Kept) -> None:
+    async def collect(self, kept: CappedOutput) -> None:
         """Read its output to the end into `kept`; safe to cancel and to call again."""
         while chunk := await self._output.next():
             if not kept.add(chunk):
                 await asyncio.sleep(_PAUSE_S)
 
     async def kill(self) -> None:
-        """Kill it and everything that it started, and wait until they are dead."""
-        _, killed = await self._link.ask(lambda number: {"number": number, "kill": self._number})
+        """Kill it and all processes that it started, and wait until they are dead."""
+        _, killed = await self._link.request(lambda n: {"number": n, "kill": self._number})
         await asyncio.wait([killed, self._answer])
 
     def kill_now(self) -> None:
-        """Order that it be killed, where no wait is allowed."""
-        self._link.tell_now({"number": 0, "kill": self._number})
+        """Request that it be killed, without waiting."""
+        self._link.send_now({"number": 0, "kill": self._number})
 
     def close(self) -> None:
-        """Let go of its streams; what it left running runs on."""
-        self._drop_input()
+        """Close its streams; processes that it left behind keep running."""
+        self._close_input()
         self._output.close()
 
-    def _require_input(self) -> int:
-        if self._stdin < 0:
-            raise _closed_input()
-        return self._stdin
-
-    def _drop_input(self) -> None:
+    def _close_input(self) -> None:
         if self._stdin >= 0:
             os.close(self._stdin)
             self._stdin = -1
-
-
-async def launch(link: Link, request: Request, given: bytes | None = None) -> LocalProcess:
-    """Start a command. With `given` that is its whole input; without, its input stays open."""
-    output = Output()
-    try:
-        source, stdin = _open_pipe() if given is None else (_open_file(given), -1)
-        try:
-            number, answer = await link.ask(request, (source, *output.inside))
-        except BaseException:
-            if stdin >= 0:
-                os.close(stdin)
-            raise
-        finally:
-            os.close(source)
-        output.started()
-    except BaseException:
-        output.close()
-        raise
-    return LocalProcess(link, number, answer, output, stdin)
 
 
 def _open_pipe() -> tuple[int, int]:
@@ -153,3 +164,220 @@ async def _writable(fd: int) -> None:
 def _closed_input() -> SandboxError:
     message = "the command's standard input is closed"
     return SandboxError(message, hint="it has ended, or it closed its input")
+
+
+class _Output:
+    """The two output streams of a command."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        pipes = [os.pipe() for _ in range(2)]
+        self._open = [read for read, _ in pipes]
+        self._stderr = self._open[1]
+        self.inside = tuple(write for _, write in pipes)
+        """The descriptors that the command writes to."""
+        self._changed: asyncio.Future[None] | None = None
+        self._ended = False
+        self._unread = 0
+        """Bytes in the pipes when the command ended, less those read since."""
+        self._until_s = 0.0
+        for fd in self._open:
+            os.set_blocking(fd, False)
+
+    def close_inside(self) -> None:
+        """Close the command's ends of the streams here, after it has started."""
+        for fd in self.inside:
+            os.close(fd)
+        self.inside = ()
+
+    def end(self) -> None:
+        """Note that the command has ended; its remaining output can still be read."""
+        if not self._ended:
+            self._ended = True
+            self._unread = sum(map(_waiting_bytes, self._open))
+            self._until_s = self._loop.time() + _LINGER_S
+            self._wake()
+
+    async def next(self) -> Chunk | None:
+        """Return the next piece, or None at the end; safe to cancel and to call again."""
+        while self._open:
+            if chunk := self._read():
+                return chunk
+            await self._wait()
+            if self._ended and self._unread <= 0 and self._loop.time() >= self._until_s:
+                self._close_streams()
+        return None
+
+    def close(self) -> None:
+        self.close_inside()
+        self._close_streams()
+        self._wake()
+
+    def _read(self) -> Chunk | None:
+        for fd in tuple(self._open):
+            try:
+                data = os.read(fd, _CHUNK_BYTES)
+            except BlockingIOError:
+                continue
+            if data:
+                self._unread -= len(data)
+                self._open.reverse()  # so that neither stream starves the other
+                return Chunk(data, is_stderr=fd == self._stderr)
+            self._open.remove(fd)
+            os.close(fd)
+        return None
+
+    async def _wait(self) -> None:
+        """Wait until there may be output, or the command has ended, or its linger time is over."""
+        self._changed = self._loop.create_future()
+        fds = tuple(self._open)
+        for fd in fds:
+            self._loop.add_reader(fd, self._wake)
+        timer = self._loop.call_at(self._until_s, self._wake) if self._ended else None
+        try:
+            if fds:
+                await self._changed
+        finally:
+            for fd in fds:
+                self._loop.remove_reader(fd)
+            if timer:
+                timer.cancel()
+            self._changed = None
+
+    def _wake(self) -> None:
+        if self._changed and not self._changed.done():
+            self._changed.set_result(None)
+
+    def _close_streams(self) -> None:
+        for fd in self._open:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+        self._open.clear()
+
+
+def _waiting_bytes(fd: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
+
+
+class Link:
+    """The controller's end of one supervisor's socket: pairs answers with requests."""
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        self._sock = sock
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Packet]] = {}
+        self._reason = "its supervisor was killed"
+        self._from_inside = False
+        self.first: asyncio.Future[Packet] = self._loop.create_future()
+        """The supervisor's first message: the sandbox is ready, or it cannot start."""
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self._receive)
+
+    async def request(
+        self, make: MakeRequest, fds: Sequence[int] = ()
+    ) -> tuple[int, asyncio.Future[Packet]]:
+        """Send a request; return its number and the future of its answer."""
+        number = next(self._numbers)
+        answer: asyncio.Future[Packet] = self._loop.create_future()
+        self._waiting[number] = answer
+        await self.send(make(number), fds)
+        return number, answer
+
+    async def send(self, body: Command | Mapping[str, Json], fds: Sequence[int] = ()) -> None:
+        """Send a message. Raises SandboxLostError if the sandbox is gone."""
+        while True:
+            self.require_alive()
+            try:
+                wire.send(self._sock, body, fds)
+            except BlockingIOError:
+                await asyncio.sleep(0.001)  # the supervisor is busy and its queue is full
+            except OSError as error:
+                raise self._lost() from error
+            else:
+                return
+
+    def send_now(self, body: Mapping[str, Json]) -> None:
+        """Send a message without waiting; if that fails, close the sandbox."""
+        try:
+            wire.send(self._sock, body)
+        except OSError:
+            self.hang_up()
+
+    def require_alive(self) -> None:
+        """Raise SandboxLostError if the sandbox is gone."""
+        if self.ended.done():
+            raise self._lost()
+
+    async def close(self) -> None:
+        """Have the supervisor end the sandbox, and wait until it has."""
+        self.hang_up()
+        await asyncio.shield(self.ended)
+
+    def hang_up(self) -> None:
+        """Have the supervisor end the sandbox."""
+        if not self.ended.done():
+            self._reason = "it is closed"
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._end()
+
+    def drop_unread(self) -> None:
+        """Close the descriptors of a first message that was never read."""
+        if self.first.done() and not self.first.cancelled() and not self.first.exception():
+            _close_fds(self.first.result())
+
+    def _receive(self) -> None:
+        try:
+            packet = wire.receive(self._sock)
+        except BlockingIOError:
+            return
+        if packet is None:
+            self._end()
+        elif "lost" in packet.body:
+            self._reason = str(packet.body["lost"])
+            self._from_inside = bool(packet.body["from_inside"])
+        elif "number" in packet.body:
+            self._answer(packet)
+        elif not self.first.done():
+            self.first.set_result(packet)
+        else:
+            _close_fds(packet)
+
+    def _answer(self, packet: Packet) -> None:
+        number = packet.body["number"]
+        waiting = self._waiting.pop(number, None) if isinstance(number, int) else None
+        if waiting is None or waiting.done():
+            _close_fds(packet)
+        elif "refused" in packet.body:
+            message = f"sandbox {self._name} cannot start a command: {packet.body['refused']}"
+            hint = "its processes use up its limits; raise num_processes or memory_mib"
+            waiting.set_exception(SandboxError(message, hint=hint, from_inside=True))
+            waiting.exception()  # the caller may not wait for it
+        else:
+            waiting.set_result(packet)
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+        for future in (self.first, *self._waiting.values()):
+            if not future.done():
+                future.set_exception(self._lost())
+                future.exception()  # the caller may not wait for it
+        self._waiting.clear()
+
+    def _lost(self) -> SandboxLostError:
+        hint = "open a new sandbox; `dmesg` shows whether the kernel ran out of memory"
+        message = f"sandbox {self._name} is gone: {self._reason}"
+        return SandboxLostError(message, hint=hint, from_inside=self._from_inside)
+
+
+def _close_fds(packet: Packet) -> None:
+    for fd in packet.fds:
+        os.close(fd)
+    packet.fds.clear()

@@ -1,4 +1,4 @@
-"""One open sandbox of the `local` backend, as the controller sees it."""
+"""One open sandbox of the `local` backend."""
 
 from __future__ import annotations
 
@@ -14,30 +14,25 @@ from typing import Any
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import Exec, Usage
-from swerl.sandboxes._kept import Kept
-from swerl.sandboxes._local import cgroup, files
-from swerl.sandboxes._local.link import Link, Request
-from swerl.sandboxes._local.process import LocalProcess, launch
-from swerl.sandboxes._local.wire import Command, Plan
+from swerl.core.sandbox import ROOT_ENV, TIMED_OUT, CappedOutput, Exec, Usage
+from swerl.sandboxes._local import files, limits
+from swerl.sandboxes._local.process import Link, LocalProcess, MakeRequest, launch
+from swerl.sandboxes._local.wire import Command, SandboxPlan
 
-TIMED_OUT = 124
 _THREAD_BYTES = 4 << 20
-"""Files from this size on are moved in a thread, so that the event loop goes on."""
+"""Files of this size or larger are moved in a thread, so that the event loop is not blocked."""
 _KILL_TIMEOUT_S = 10.0
-_LEAST_DISK_BYTES = 4 << 20
-"""Size of the smallest disk that a sandbox is given."""
-_ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
+_MIN_DISK_BYTES = 4 << 20
 _USERS = {None: False, "agent": False, "1000": False, "root": True, "0": True}
 
 
 class LocalSandbox:
     """A sandbox on this machine."""
 
-    def __init__(self, link: Link, plan: Plan, env: Mapping[str, str], cap: int) -> None:
+    def __init__(self, link: Link, plan: SandboxPlan, env: Mapping[str, str], cap: int) -> None:
         self.id = plan.id
         self.limits: frozenset[str] = frozenset()
-        """What holds for it as a whole: `memory`, `pids`, `cpu` by cgroup, `syscalls` by filter."""
+        """Limits in force for it as a whole: `memory`, `pids`, `cpu` (cgroup), `syscalls`."""
         self._link = link
         self._workdir = plan.workdir
         self._disk_bytes = plan.disk_mib << 20
@@ -46,12 +41,12 @@ class LocalSandbox:
         self._root = -1
         self._upper = -1
         self._owner = -1
-        """The user that its processes are on the host."""
+        """Host user id of its processes."""
         self.pid = 0
-        """The host's number of the sandbox's first process."""
+        """Host pid of its init process."""
 
     async def boot(self) -> None:
-        """Wait until it stands. Raises OSError as the warden met it, or SandboxLostError."""
+        """Wait until it is ready. Raises SandboxLostError, or the supervisor's OSError."""
         packet = await asyncio.shield(self._link.first)
         body: dict[str, Any] = packet.body
         if "failed" in body:
@@ -75,7 +70,7 @@ class LocalSandbox:
         started = time.monotonic()
         request = self._request(argv, cwd, env, user)
         process = await launch(self._link, request, stdin or b"")
-        kept = Kept(self._cap)
+        kept = CappedOutput(self._cap)
         try:
             code, timed_out = await self._finish(process, kept, timeout_s)
         except asyncio.CancelledError:
@@ -83,14 +78,7 @@ class LocalSandbox:
             raise
         finally:
             process.close()
-        return Exec(
-            exit_code=TIMED_OUT if timed_out else code,
-            stdout=bytes(kept.stdout),
-            stderr=bytes(kept.stderr),
-            timed_out=timed_out,
-            truncated=kept.truncated,
-            duration_s=time.monotonic() - started,
-        )
+        return kept.result(code, time.monotonic() - started, timed_out=timed_out)
 
     @asynccontextmanager
     async def start(
@@ -101,13 +89,13 @@ class LocalSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AsyncIterator[LocalProcess]:
-        """Start a command; leaving the context kills it and everything that it started."""
+        """Start a command; leaving the context kills it and all processes that it started."""
         process = await launch(self._link, self._request(argv, cwd, env, user))
         try:
             yield process
         finally:
             try:
-                with suppress(SandboxLostError):  # then the command is gone, too
+                with suppress(SandboxLostError):  # then the command is gone too
                     await asyncio.shield(self._kill(process))
             finally:
                 process.close()
@@ -121,7 +109,7 @@ class LocalSandbox:
             return await asyncio.to_thread(files.read_all, file, self._disk_bytes)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file, making its parents; a link never leads out of the sandbox."""
+        """Write a file and create its parents; a link never leads out of the sandbox."""
         self._link.require_alive()
         with self._own_errors("write", path):
             if len(data) < _THREAD_BYTES:
@@ -131,21 +119,21 @@ class LocalSandbox:
 
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there."""
-        _, answer = await self._link.ask(lambda number: {"listen": number})
+        _, answer = await self._link.request(lambda number: {"listen": number})
         packet = await answer
         await listener.attach(socket.socket(fileno=packet.fds[0]))
         return f"http://127.0.0.1:{packet.body['port']}"
 
     async def capture(self, dest: Path) -> None:
-        """Copy what was changed in an overlay to the new host folder `dest`, whiteouts kept.
+        """Copy the changes of its overlay to the new host folder `dest`, with whiteouts.
 
-        That is the root of a `built:` image, or the workdir of a `dir:` one; with /tmp left out.
-        Raises SandboxError where the sandbox has no overlay.
+        The overlay is the root of a `built:` image, without /tmp, or the workdir of a `dir:` one.
+        Raises SandboxError if the sandbox has no overlay.
         """
         self._link.require_alive()
         if self._upper < 0:
             raise SandboxError(
-                f"sandbox {self.id} keeps no list of its changes",
+                f"sandbox {self.id} has no overlay, so its changes are not recorded",
                 hint="capture a sandbox of a `built:` or `dir:` image",
             )
         dest.mkdir(parents=True)
@@ -159,24 +147,24 @@ class LocalSandbox:
         if copy.returncode != 0:
             raise SandboxError(
                 f"cannot capture sandbox {self.id}: {said.decode().strip()[:300]}",
-                hint=f"is there room at {dest}?",
+                hint=f"is there space at {dest}?",
             )
 
     async def usage(self) -> Usage:
-        """Return what it took from its start on; memory is told where a cgroup counts it.
+        """Return its peak memory, if a cgroup counts it, and its disk usage.
 
-        What lies in a memory file system counts as memory too.
+        Files in a memory file system count as memory too.
         """
         self._link.require_alive()
         disk = os.fstatvfs(self._root)
-        # A shared folder of the host would tell of the host's whole disk.
-        is_own = disk.f_blocks * disk.f_frsize <= max(self._disk_bytes, _LEAST_DISK_BYTES)
+        # a shared folder of the host would report the host's whole disk
+        is_own = disk.f_blocks * disk.f_frsize <= max(self._disk_bytes, _MIN_DISK_BYTES)
         used_mib = (disk.f_blocks - disk.f_bfree) * disk.f_frsize / 2**20
-        peak_mib = cgroup.peak_memory_mib(cgroup.find(), self.id)
+        peak_mib = limits.peak_memory_mib(limits.find(), self.id)
         return Usage(peak_memory_mib=peak_mib, disk_mib=used_mib if is_own else None)
 
     async def close(self) -> None:
-        """End everything in it; returns when nothing of it runs any more. Safe to call twice."""
+        """End it; return when none of its processes runs. Safe to call twice."""
         try:
             await self._link.close()
         finally:
@@ -192,19 +180,19 @@ class LocalSandbox:
         cwd: str | None,
         env: Mapping[str, str] | None,
         user: str | None,
-    ) -> Request:
+    ) -> MakeRequest:
         if user not in _USERS:
             raise SandboxError(
                 f"no user {user!r} in sandbox {self.id}", hint="the users are `agent` and `root`"
             )
         as_root = _USERS[user]
-        merged = {**self._env, **(_ROOT_ENV if as_root else {}), **(env or {})}
+        merged = {**self._env, **(ROOT_ENV if as_root else {}), **(env or {})}
         return lambda number: Command(number, list(argv), cwd or self._workdir, merged, as_root)
 
     async def _finish(
-        self, process: LocalProcess, kept: Kept, timeout_s: float | None
+        self, process: LocalProcess, kept: CappedOutput, timeout_s: float | None
     ) -> tuple[int, bool]:
-        """Return the exit code, and whether the timeout had to end the command."""
+        """Return the exit code, and whether the timeout ended the command."""
         try:
             async with asyncio.timeout(timeout_s):
                 await process.collect(kept)
@@ -216,14 +204,14 @@ class LocalSandbox:
         return TIMED_OUT, True
 
     async def _kill(self, process: LocalProcess) -> None:
-        """End a command whatever it does; one that cannot be killed takes the sandbox along."""
+        """Kill a command. If that fails, close the sandbox and raise SandboxLostError."""
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await process.kill()
         except TimeoutError as error:
             await self.close()
             message = f"sandbox {self.id} is gone: a command could not be killed"
-            hint = "open a fresh sandbox"
+            hint = "open a new sandbox"
             raise SandboxLostError(message, hint=hint, from_inside=True) from error
 
     @contextmanager

@@ -1,8 +1,8 @@
 """The system call filter of every process in a sandbox.
 
-A deny list: what reaches outside the namespaces (keys, eBPF, performance counters, modules,
-vsock), what makes new namespaces or mounts, and io_uring, which no filter can look into. A denied
-call fails with EPERM; those for which programs have a fallback fail with ENOSYS.
+A deny list: calls that reach outside the namespaces (keys, eBPF, performance counters, modules,
+vsock), calls that make namespaces or mounts, and io_uring, which no filter can inspect. A denied
+call fails with EPERM, or with ENOSYS if programs have a fallback for it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _PRLIMIT = (302, 261)
 
 
 def install(password: int) -> bool:
-    """Bind this process and all that it starts to the filter; needs no_new_privs.
+    """Install the filter for this process and its children; needs no_new_privs.
 
-    `unshare` can still make a user namespace for one who passes the password. Returns whether
-    there is a filter now: there is none for a processor that the tables do not know.
+    `unshare` can still make a user namespace for a caller that passes the password. Returns False
+    on a processor for which the tables have no numbers.
     """
     machine = platform.machine()
     if machine not in _ARCH:
@@ -76,13 +76,13 @@ def _build(machine: str, password: int) -> bytes:
         *(_load(16), _jump(0x15, kernel.NEWUSER, 0, 1)),
         _return(_ALLOW),
         _return(_ERRNO | _EPERM),
-        # prlimit64: refused for the first process, which a limit on its CPU time would end
+        # prlimit64: refused for the init process, which a limit on its CPU time would end
         _jump(0x15, _PRLIMIT[column], 0, 4),
         _load(16),
         _jump(0x15, 1, 0, 1),
         _return(_ERRNO | _EPERM),
         _return(_ALLOW),
-        # clone: refused when it asks for a namespace
+        # clone: refused if it requests a namespace
         _jump(0x15, _CLONE[column], 0, 4),
         _load(16),
         _jump(0x45, _NAMESPACES, 0, 1),
@@ -91,7 +91,7 @@ def _build(machine: str, password: int) -> bytes:
         # socket: only families that end inside the network namespace
         _jump(0x15, _SOCKET[column], 0, 2 + len(_FAMILIES)),
         _load(16),
-        *(_jump(0x15, family, len(_FAMILIES) - place, 0) for place, family in enumerate(_FAMILIES)),
+        *(_jump(0x15, family, len(_FAMILIES) - nth, 0) for nth, family in enumerate(_FAMILIES)),
         _return(_ERRNO | _EPERM),
         _return(_ALLOW),
     ]

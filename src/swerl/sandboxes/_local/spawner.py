@@ -1,7 +1,7 @@
-"""The small process that forks a warden per sandbox and clears away after it.
+"""The small process that forks one supervisor per sandbox and cleans up after it.
 
-It is started once per backend as `python -I -S`, holds nothing of the controller's memory or
-environment, and ends when the controller has gone and the last sandbox is cleared away.
+The backend starts it once, as `python -I -S`. It has nothing of the controller's memory or
+environment. It exits after the controller has exited and the last sandbox is cleaned up.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from swerl.sandboxes._local import census, cgroup, identity, kernel, title, warden, wire
-from swerl.sandboxes._local.wire import Plan
+from swerl.core.sandbox import folder_owner_lives
+from swerl.sandboxes._local import kernel, limits, stage, supervisor, wire
+from swerl.sandboxes._local.wire import SandboxPlan
 
 _RETRY_MS, _TRIES = 20, 500
 
 
 def main(fd: int) -> None:
-    """Serve the controller on the socket `fd` until it closes; then end what is left."""
+    """Serve the controller on the socket `fd` until it closes; then end all sandboxes."""
     os.umask(0o022)
     with suppress(PermissionError):
         os.setgroups([])
     gc.disable()
-    gc.freeze()  # forks share memory that nothing touches
-    groups = cgroup.find()
-    dead = [path.name for path in cgroup.leftovers(groups) if not census.owner_lives(path)]
-    others = identity.can_be_other()
-    _Spawner(socket.socket(fileno=fd), groups, dict.fromkeys(dead, _TRIES), others).serve()
+    gc.freeze()  # forks share memory that no collection touches
+    groups = limits.find()
+    dead = [path.name for path in limits.leftovers(groups) if not folder_owner_lives(path)]
+    own_users = stage.can_change_user()
+    _Spawner(socket.socket(fileno=fd), groups, dict.fromkeys(dead, _TRIES), own_users).serve()
 
 
 @dataclass(slots=True)
@@ -40,10 +41,10 @@ class _Spawner:
     channel: socket.socket
     groups: dict[str, Path]
     dead: dict[str, int]
-    """Sandboxes whose cgroups are still to be removed -> how often to try yet."""
-    others: bool
-    """Whether sandboxes are users of their own on the host."""
-    wardens: dict[int, tuple[int, Plan]] = field(default_factory=dict)
+    """Sandboxes whose cgroups remain to be removed -> number of tries left."""
+    own_users: bool
+    """Whether each sandbox has its own user on the host."""
+    supervisors: dict[int, tuple[int, SandboxPlan]] = field(default_factory=dict)
 
     def serve(self) -> None:
         poll = select.poll()
@@ -53,27 +54,27 @@ class _Spawner:
             self.dead = {
                 name: tries - 1
                 for name, tries in self.dead.items()
-                if tries and not cgroup.remove(self.groups, name)
+                if tries and not limits.remove(self.groups, name)
             }
-            if not (listening or self.wardens or self.dead):
+            if not (listening or self.supervisors or self.dead):
                 return
             for fd, _ in poll.poll(_RETRY_MS if self.dead else None):
-                if fd in self.wardens:
+                if fd in self.supervisors:
                     poll.unregister(fd)
-                    self._clear(fd)
+                    self._clean_up(fd)
                 elif not self._spawn(poll):
                     poll.unregister(self.channel)
                     listening = False
-                    for pid, _ in self.wardens.values():
+                    for pid, _ in self.supervisors.values():
                         os.kill(pid, signal.SIGKILL)
 
     def _spawn(self, poll: select.poll) -> bool:
         packet = wire.receive(self.channel)
         if packet is None:
             return False
-        plan = Plan(**packet.body)  # type: ignore[arg-type]
-        if self.others:
-            plan = replace(plan, host_id=identity.of(plan.id))
+        plan = SandboxPlan(**packet.body)  # type: ignore[arg-type]
+        if self.own_users:
+            plan = replace(plan, host_id=stage.host_id_of(plan.id))
         spawner = os.getpid()
         with socket.socket(fileno=packet.fds[0]) as channel:
             try:
@@ -84,26 +85,26 @@ class _Spawner:
                 wire.send(channel, wire.failure(error))
                 return True
             if pid == 0:
-                self._run_warden(plan, channel, spawner)
+                self._run_supervisor(plan, channel, spawner)
         fd = os.pidfd_open(pid)
-        self.wardens[fd] = (pid, plan)
+        self.supervisors[fd] = (pid, plan)
         poll.register(fd, select.POLLIN)
         return True
 
-    def _run_warden(self, plan: Plan, channel: socket.socket, spawner: int) -> None:
+    def _run_supervisor(self, plan: SandboxPlan, channel: socket.socket, spawner: int) -> None:
         try:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != spawner:  # it died before the line above
                 return
-            title.write(title.WARDEN, plan.id, plan.image)
-            for fd in (self.channel.fileno(), *self.wardens):
+            kernel.set_command_line(kernel.SUPERVISOR_TITLE, plan.id, plan.image)
+            for fd in (self.channel.fileno(), *self.supervisors):
                 os.close(fd)
-            warden.main(plan, channel, self.groups)
+            supervisor.main(plan, channel, self.groups)
         finally:
             os._exit(0)
 
-    def _clear(self, fd: int) -> None:
-        pid, plan = self.wardens.pop(fd)
+    def _clean_up(self, fd: int) -> None:
+        pid, plan = self.supervisors.pop(fd)
         os.close(fd)
         os.waitpid(pid, 0)
         self.dead[plan.id] = _TRIES

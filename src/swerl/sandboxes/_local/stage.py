@@ -1,8 +1,13 @@
-"""The file system of one sandbox, put together in a mount namespace of its own.
+"""The file system of one sandbox, and the host user that owns it.
 
-Everything that a sandbox writes lies in one memory file system of bounded size, mounted in that
-namespace only. So nothing is left on the host when the last process is gone, however it went.
-The mount point is /sys: it exists everywhere, and no sandbox needs what lies there.
+The tree is built in its own mount namespace. All files that a sandbox writes are in one memory file
+system of fixed size, mounted in that namespace only. Nothing remains on the host after the last
+process, even after a crash. The mount point is /sys: it exists everywhere and no sandbox needs it.
+
+If an ordinary user runs swerl, the sandbox's processes are that user on the host. If root runs it,
+each sandbox has its own user id that nothing else on the machine has. Root's folders (layers,
+content of the workdir, mounts) then appear through idmapped mounts, which give them that owner. If
+the kernel or a file system has no idmapped mounts, the processes are root without privileges.
 """
 
 from __future__ import annotations
@@ -10,15 +15,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from swerl.sandboxes._local import files, kernel
-from swerl.sandboxes._local.identity import Identity
-from swerl.sandboxes._local.wire import Plan
+from swerl.sandboxes._local.wire import SandboxPlan
 
 STAGE = "/sys"
 ROOT = STAGE + "/root"
@@ -26,7 +33,7 @@ ROOT = STAGE + "/root"
 _FOLDERS = ("/proc", "/dev", "/sys", "/run", "/var/tmp", "/home/agent", "/root", "/etc", "/tmp")
 _KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 _INODES_PER_MIB = 128
-"""One for two blocks: an empty file costs the kernel memory that no block counts."""
+"""One for two blocks: an empty file uses kernel memory that the block count does not include."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),
@@ -35,21 +42,80 @@ _DEVICE_LINKS = (
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 )
+_FIRST_ID, _NUM_IDS = 0x7000_0000, 0x0FFF_FFFF
+"""A range that systemd's list of user ids marks as unused, above the ids of containers."""
 
 
-def build(plan: Plan, identity: Identity, device: int) -> int | None:
-    """Build the tree at ROOT; return a descriptor of the folder that collects its changes.
+@dataclass(frozen=True, slots=True)
+class HostUser:
+    """The host user of a sandbox's processes; the group has the same id."""
 
-    There is such a folder where the root or the workdir is an overlay. Raises OSError.
+    uid: int
+    views: Mapping[str, int] = field(default_factory=dict)
+    """Host folder -> descriptor of an idmapped mount of it, in which `uid` is its owner."""
+
+
+def host_id_of(name: str) -> int:
+    """Return the host user id for the sandbox of this name."""
+    return _FIRST_ID + zlib.crc32(name.encode()) % _NUM_IDS
+
+
+def can_change_user() -> bool:
+    """Return whether a process here can become another user and still make namespaces."""
+    if os.geteuid() != 0:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        _try_other_user()
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def choose_user(plan: SandboxPlan) -> HostUser:
+    """Return the sandbox's host user with its idmapped mounts, or this process's own user."""
+    own = HostUser(os.geteuid())
+    if not plan.host_id:
+        return own
+    spaces: dict[tuple[int, int], int] = {}
+    views: dict[str, int] = {}
+    try:
+        sources = [*plan.layers, *filter(None, [plan.content])]
+        for source in [*sources, *(source for source, _ in plan.mounts)]:
+            status = Path(source).stat()
+            owner = status.st_uid, status.st_gid
+            if owner not in spaces:
+                spaces[owner] = _user_namespace(owner, plan.host_id)
+            views[source] = kernel.view(source, spaces[owner], recursive=source not in sources)
+    except OSError:
+        for fd in views.values():
+            os.close(fd)
+        return own
+    finally:
+        for fd in spaces.values():
+            os.close(fd)
+    return HostUser(plan.host_id, views)
+
+
+def become(uid: int) -> None:
+    """Change to this user and group permanently."""
+    if os.getresuid() != (uid, uid, uid):
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # it still owns /proc/self
+
+
+def build(plan: SandboxPlan, user: HostUser, device: int) -> int | None:
+    """Build the tree at ROOT; return a descriptor of the folder with its changes.
+
+    There is such a folder if the root or the workdir is an overlay. Raises OSError.
     """
     kernel.mount("none", "/", flags=kernel.MS_PRIVATE | kernel.MS_REC)
-    _mount_stage(plan, identity.uid, device)
-    upper = _Builder(plan, identity).build()
+    _mount_stage(plan, user.uid, device)
+    upper = _Builder(plan, user).build()
     kernel.mount(ROOT, ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     return upper
 
 
-def _mount_stage(plan: Plan, uid: int, device: int) -> None:
+def _mount_stage(plan: SandboxPlan, uid: int, device: int) -> None:
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     if device >= 0:
         kernel.mount(f"/proc/self/fd/{device}", STAGE, "ext4", flags=flags)
@@ -65,9 +131,9 @@ def _mount_stage(plan: Plan, uid: int, device: int) -> None:
 
 
 def mount_proc() -> None:
-    """Mount the /proc of this process's own process namespace, there and in the tree at ROOT.
+    """Mount /proc for this process's pid namespace, at /proc and in the tree at ROOT.
 
-    The kernel's settings in it are read-only: the host's root could write them without capability.
+    Kernel settings in it are read-only: the host's root could write them without a capability.
     """
     kernel.unshare(kernel.NEWNS)
     proc = f"{ROOT}/proc"
@@ -80,12 +146,51 @@ def mount_proc() -> None:
     kernel.mount(proc, "/proc", flags=kernel.MS_BIND | kernel.MS_REC)
 
 
+def _try_other_user() -> NoReturn:
+    with suppress(OSError):
+        kernel.unshare(kernel.NEWNS)
+        become(_FIRST_ID)
+        kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
+        os._exit(0)
+    os._exit(1)
+
+
+def _user_namespace(owner: tuple[int, int], uid: int) -> int:
+    """Return a user namespace that maps a folder's owner to `uid`. Raises OSError."""
+    ready, ready_inside = os.pipe()
+    held_inside, held = os.pipe()
+    pid = kernel.retry_at_process_limit(os.fork)
+    if pid == 0:
+        os.close(held)
+        _hold_user_namespace(ready_inside, held_inside)
+    for fd in (ready_inside, held_inside):
+        os.close(fd)
+    try:
+        if os.read(ready, 1):
+            for name, mine in zip(("uid_map", "gid_map"), owner, strict=True):
+                Path(f"/proc/{pid}/{name}").write_text(f"{mine} {uid} 1")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY)
+    finally:
+        for fd in (ready, held):
+            os.close(fd)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _hold_user_namespace(ready: int, held: int) -> NoReturn:
+    with suppress(OSError):
+        kernel.unshare(kernel.NEWUSER)
+        os.write(ready, b"R")
+        os.read(held, 1)
+    os._exit(0)
+
+
 @dataclass(slots=True)
 class _Builder:
-    """Builds the tree: files are made as the sandbox's user, mounts as who opens it."""
+    """Builds the tree: creates files as the sandbox's user and mounts as this process's user."""
 
-    plan: Plan
-    identity: Identity
+    plan: SandboxPlan
+    user: HostUser
     root: int = -1
     """Descriptor of the tree's root."""
 
@@ -95,7 +200,7 @@ class _Builder:
         upper = self._make_base()
         self.root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
         self._make_apart("tmp", 0o1777)
-        self._make_apart("sys", 0o555)  # an image's own would show another machine
+        self._make_apart("sys", 0o555)  # an image's own /sys would describe another machine
         shm_mib = max(1, min(64, self.plan.memory_mib // 16))
         _fill_devices(self._make_apart("dev", 0o755), shm_mib)
         for source, target in (*self.plan.binds, *self.plan.mounts):
@@ -103,7 +208,7 @@ class _Builder:
         if self.plan.content:
             upper = self._make_content()
         else:
-            os.close(self._make_place(self.plan.workdir))
+            os.close(self._make_target(self.plan.workdir))
         os.close(self.root)
         return upper
 
@@ -120,25 +225,25 @@ class _Builder:
         return self._overlay(lowers, ROOT, "root")
 
     def _make_content(self) -> int | None:
-        fd = self._make_place(self.plan.workdir)
-        place = f"/proc/self/fd/{fd}"
+        fd = self._make_target(self.plan.workdir)
+        target = f"/proc/self/fd/{fd}"
         content = self._shown([self.plan.content])
         try:
-            return self._overlay(content, place, "content")
-        except OSError:  # a kernel without overlays in user namespaces, or without attributes
+            return self._overlay(content, target, "content")
+        except OSError:  # this kernel has no overlays in user namespaces, or no user attributes
             with self._owner():
-                shutil.copytree(content[0], place, symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(content[0], target, symlinks=True, dirs_exist_ok=True)
             return None
         finally:
             os.close(fd)
 
     def _bind(self, source: str, target: str) -> None:
-        fd = self._make_place(target, is_folder=Path(source).is_dir())
-        place = f"/proc/self/fd/{fd}"
-        if source in self.identity.views:
-            kernel.attach(self.identity.views[source], place)
+        fd = self._make_target(target, is_folder=Path(source).is_dir())
+        by_descriptor = f"/proc/self/fd/{fd}"
+        if source in self.user.views:
+            kernel.attach(self.user.views[source], by_descriptor)
         else:
-            kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
+            kernel.mount(source, by_descriptor, flags=kernel.MS_BIND | kernel.MS_REC)
         os.close(fd)
         fd = kernel.openat2(self.root, target, os.O_PATH)
         attributes = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
@@ -146,44 +251,44 @@ class _Builder:
         os.close(fd)
 
     def _make_apart(self, name: str, mode: int) -> Path:
-        """Keep a top-level folder out of the changes that `capture` collects."""
+        """Keep a top-level folder out of the changes that `LocalSandbox.capture` copies."""
         folder = Path(STAGE, name)
         with self._owner():
             folder.mkdir()
             folder.chmod(mode)
-        fd = self._make_place(f"/{name}")
+        fd = self._make_target(f"/{name}")
         kernel.mount(str(folder), f"/proc/self/fd/{fd}", flags=kernel.MS_BIND)
         os.close(fd)
         return Path(ROOT, name)
 
-    def _make_place(self, path: str, *, is_folder: bool = True) -> int:
+    def _make_target(self, path: str, *, is_folder: bool = True) -> int:
         with self._owner():
             make = files.make_folder if is_folder else files.make_file
             return make(self.root, path)
 
     def _shown(self, folders: Sequence[str]) -> list[str]:
-        """Return where folders can be seen as the sandbox's user's own."""
+        """Return paths at which the sandbox's user owns these folders."""
         shown = []
         for number, folder in enumerate(folders):
-            if folder in self.identity.views:
-                place = Path(STAGE, f"{Path(folder).name}.{number}")
-                place.mkdir()
-                kernel.attach(self.identity.views[folder], str(place))
-                folder = str(place)
+            if folder in self.user.views:
+                target = Path(STAGE, f"{Path(folder).name}.{number}")
+                target.mkdir()
+                kernel.attach(self.user.views[folder], str(target))
+                folder = str(target)
             shown.append(folder)
         return shown
 
     def _overlay(self, lowers: Sequence[str], target: str, name: str) -> int:
-        """Mount folders over each other, lowest first, writable; return where changes go.
+        """Mount a writable overlay of folders, lowest first; return a descriptor of its changes.
 
-        Folders are named by descriptor, so that no path in them needs escapes or exceeds a limit.
+        Folders are named by descriptor, so no path needs escapes or exceeds a length limit.
         """
         upper, work = Path(STAGE, name + ".upper"), Path(STAGE, name + ".work")
         with self._owner():
             for folder in (upper, work):
                 folder.mkdir()
         if _in_user_namespace() and not _keeps_attributes(upper):
-            message = "memory keeps no user attributes here: set scratch to a folder on disk"
+            message = "tmpfs has no user attributes here: set `scratch` to a folder on disk"
             raise OSError(errno.EOPNOTSUPP, message)
         fds = [os.open(lower, os.O_PATH | os.O_DIRECTORY) for lower in reversed(lowers)]
         names = ":".join(f"/proc/self/fd/{fd}" for fd in fds)
@@ -198,10 +303,10 @@ class _Builder:
         return os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
 
     def _owner(self) -> AbstractContextManager[None]:
-        return kernel.acting_as(self.identity.uid)
+        return kernel.acting_as(self.user.uid)
 
 
-def _write_base(base: Path, plan: Plan) -> None:
+def _write_base(base: Path, plan: SandboxPlan) -> None:
     for name in _FOLDERS:
         Path(f"{base}{name}").mkdir(parents=True)
     (base / "var/tmp").chmod(0o1777)

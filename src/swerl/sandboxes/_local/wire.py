@@ -1,7 +1,7 @@
 """Messages between the controller and its helper processes: JSON and descriptors on a socket.
 
-The sockets keep packet boundaries (SOCK_SEQPACKET). A message too big for a packet travels in a
-memory file whose descriptor comes first.
+The sockets keep packet boundaries (SOCK_SEQPACKET). A message that exceeds one packet is sent as a
+memory file, whose descriptor comes first.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _BIG = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything that a warden needs to make one sandbox. Paths are the host's."""
+class SandboxPlan:
+    """Everything that a supervisor needs to make one sandbox. Paths are host paths."""
 
     id: str
     workdir: str
     image: str = ""
-    """The reference that it was opened by."""
+    """Image reference."""
     bwrap: str = ""
-    """Path of bubblewrap; empty to make the namespaces without it."""
+    """Path of bubblewrap; empty: make the namespaces without it."""
     layers: Sequence[str] = ()
-    """Folders that make one writable root, lowest first."""
+    """Folders of the writable root, lowest first."""
     is_whole: bool = False
-    """Whether the layers are a whole system, over which the base lies, and not the host's."""
+    """Whether the layers are a complete system. If so, the base goes over them, not below."""
     content: str = ""
-    """Folder whose content the workdir starts with."""
+    """Folder with the initial content of the workdir."""
     binds: Sequence[tuple[str, str]] = ()
-    """(host path, path inside) of the host's own programs, read-only."""
+    """(host path, path inside) of the host's programs, read-only."""
     mounts: Sequence[tuple[str, str]] = ()
     """(host path, path inside) of a user's folders, read-only; inside, the agent owns them."""
     links: Sequence[tuple[str, str]] = ()
@@ -46,9 +46,9 @@ class Plan:
     files: Sequence[tuple[str, str]] = ()
     """(path inside, text) of small files in the base."""
     scratch: str = ""
-    """Host folder for what the sandbox writes; empty for memory."""
+    """Host folder for files that the sandbox writes; empty: memory."""
     host_id: int = 0
-    """The user that its processes are to be on the host; 0 for the one who opens it."""
+    """Host user id of its processes; 0: the user of the controller."""
     memory_mib: int = 0
     num_processes: int = 0
     num_cpus: float = 0.0
@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command for a warden to start; its descriptors travel beside it."""
+    """One command to start; the descriptors of its streams are sent with it."""
 
     number: int
     argv: Sequence[str]
@@ -69,17 +69,17 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One received message and the descriptors that came with it."""
+    """One received message with its descriptors."""
 
     body: dict[str, Json]
     fds: list[int]
 
 
 def send(
-    sock: socket.socket, body: Plan | Command | Mapping[str, Json], fds: Sequence[int] = ()
+    sock: socket.socket, body: SandboxPlan | Command | Mapping[str, Json], fds: Sequence[int] = ()
 ) -> None:
-    """Send one message. Raises OSError when the other side is gone."""
-    message = asdict(body) if isinstance(body, Plan | Command) else body
+    """Send one message. Raises OSError if the other side is gone."""
+    message = asdict(body) if isinstance(body, SandboxPlan | Command) else body
     data = json.dumps(message).encode()
     if len(data) <= _PACKET_BYTES:
         socket.send_fds(sock, [data], fds)
@@ -94,7 +94,7 @@ def send(
 
 
 def failure(error: OSError) -> dict[str, Json]:
-    """Build the message that says why a sandbox cannot start."""
+    """Return the message for a sandbox that cannot start."""
     text = error.strerror or str(error)
     if error.filename:
         text = f"{text}: {error.filename}"
@@ -102,9 +102,9 @@ def failure(error: OSError) -> dict[str, Json]:
 
 
 def receive(sock: socket.socket) -> Packet | None:
-    """Receive one message, or None at the end."""
+    """Receive one message; None at the end."""
     room = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
-    try:  # `socket.recv_fds` drops its flags, and a command would inherit every descriptor
+    try:  # `socket.recv_fds` ignores its flags, and a command would inherit every descriptor
         data, parts, _, _ = sock.recvmsg(_PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from swerl.sandboxes._local import cgroup
-from swerl.sandboxes._local.wire import Plan
+from swerl.sandboxes._local import limits
+from swerl.sandboxes._local.wire import SandboxPlan
 
-PLAN = Plan("swerl-1-a", "/w", memory_mib=64, num_processes=9, num_cpus=1.5)
+PLAN = SandboxPlan("swerl-1-a", "/w", memory_mib=64, num_processes=9, num_cpus=1.5)
 
 
 def machine(tmp_path: Path, cgroups: str, mounts: str) -> Path:
@@ -35,7 +35,7 @@ def hand_down(folder: Path, controllers: str) -> Path:
 
 def test_version_2_gives_what_is_handed_down(tmp_path: Path, unified: Path) -> None:
     own = hand_down(tmp_path / "user.slice" / "own", "memory pids\n")
-    assert cgroup.find(unified) == {"memory": own, "pids": own}
+    assert limits.find(unified) == {"memory": own, "pids": own}
 
 
 def test_version_2_goes_up_to_a_group_that_hands_down(tmp_path: Path, unified: Path) -> None:
@@ -43,29 +43,29 @@ def test_version_2_goes_up_to_a_group_that_hands_down(tmp_path: Path, unified: P
     hand_down(tmp_path / "user.slice" / "own", "\n")
     above = hand_down(tmp_path / "user.slice", "pids\n")
     top = hand_down(tmp_path, "memory pids cpu\n")
-    assert cgroup.find(unified) == {"pids": above, "memory": top, "cpu": top}
+    assert limits.find(unified) == {"pids": above, "memory": top, "cpu": top}
 
 
 def test_version_2_needs_the_right_to_move_processes(tmp_path: Path, unified: Path) -> None:
     hand_down(tmp_path / "user.slice", "memory pids cpu\n")
     (tmp_path / "user.slice" / "cgroup.procs").unlink()
-    assert cgroup.find(unified) == {}
+    assert limits.find(unified) == {}
 
 
 def test_version_2_without_delegation_gives_none(unified: Path) -> None:
-    assert cgroup.find(unified) == {}
+    assert limits.find(unified) == {}
 
 
 def test_version_1_follows_a_containers_mount(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     mounts = "30 1 0:26 /docker/abc ROOT rw - cgroup cgroup rw,memory\n"
     proc = machine(tmp_path, "4:memory:/docker/abc/sub\n3:cpu,cpuacct:/\n", mounts)
-    assert cgroup.find(proc) == {"memory": tmp_path / "sub"}
+    assert limits.find(proc) == {"memory": tmp_path / "sub"}
 
 
 def test_version_2_limits_are_written(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("memory pids cpu")
-    held = cgroup.enter(dict.fromkeys(("memory", "pids", "cpu"), tmp_path), PLAN)
+    held = limits.enter(dict.fromkeys(("memory", "pids", "cpu"), tmp_path), PLAN)
     assert held == {"memory", "pids", "cpu"}
     written = {path.name: path.read_text() for path in (tmp_path / PLAN.id).iterdir()}
     assert written["memory.max"] == str(64 << 20)
@@ -78,10 +78,10 @@ def test_version_2_kills_a_whole_group_at_once(tmp_path: Path) -> None:
     group = tmp_path / "swerl-1-a"
     group.mkdir()
     (group / "cgroup.kill").touch()
-    assert cgroup.leftovers({"memory": tmp_path, "pids": tmp_path}) == [group]
-    cgroup.remove({"memory": tmp_path}, group.name)
+    assert limits.leftovers({"memory": tmp_path, "pids": tmp_path}) == [group]
+    limits.remove({"memory": tmp_path}, group.name)
     assert (group / "cgroup.kill").read_text() == "1"
 
 
 def test_a_group_that_cannot_be_made_is_no_limit(tmp_path: Path) -> None:
-    assert cgroup.enter({"memory": tmp_path / "absent"}, PLAN) == set()
+    assert limits.enter({"memory": tmp_path / "absent"}, PLAN) == set()

@@ -1,0 +1,282 @@
+"""Limits of one sandbox: memory, processes and CPU by cgroup or rlimit, and disk space.
+
+Cgroups are of version 1 or 2, if this user may create them. A sandbox's groups lie below the group
+of the process that creates them, so the controller's own limits also bound its sandboxes. In
+version 2 a group that contains processes cannot delegate its controllers. There the parent is the
+nearest group above that delegates them and that this user may write.
+
+On disk, root gives a sandbox its own file system in a sparse file, with a fixed size; the loop
+device disappears with its last mount. Other users cannot mount one. For them a process beside the
+supervisor adds up the sandbox's folder, and the sandbox ends when the sum exceeds the limit.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from swerl.sandboxes._local import kernel
+from swerl.sandboxes._local.wire import SandboxPlan
+
+_CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+
+_SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
+_FORMAT = ("-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard")
+"""Makes an empty file system in 10 ms. It needs no journal: it is never mounted again."""
+_MIN_DISK_MIB = 4
+_LOOP_GET_FREE, _LOOP_CONFIGURE, _AUTOCLEAR = 0x4C82, 0x4C0A, 4
+_LOOP_CONFIG_BYTES, _FLAGS_AT = 304, 60
+_LOOP_TRIES = 50
+_PAUSE_S, _PAUSE_RATIO = 0.2, 10.0
+"""Pause between two measurements of a folder: 0.2 s, or ten times the last measurement's time."""
+_BLOCK_BYTES = 512
+
+
+def find(proc: Path = Path("/proc/self")) -> dict[str, Path]:
+    """Return controller -> the cgroup in which this user may create a sandbox's group."""
+    paths = {}
+    for line in (proc / "cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        paths.update(dict.fromkeys(names.split(","), path))
+    found: dict[str, Path] = {}
+    for line in (proc / "mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        root, point = before.split()[3:5]
+        kind, _, options = after.split(" ", 2)
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        for name in _mounted_controllers(kind, options, paths):
+            path = paths["" if kind == "cgroup2" else name]
+            folder = Path(point, os.path.relpath(path, root))
+            parent = _delegating(folder, name, Path(point)) if kind == "cgroup2" else folder
+            if parent and os.access(parent, os.W_OK):
+                found.setdefault(name, parent)
+    return found
+
+
+def enter(groups: Mapping[str, Path], plan: SandboxPlan) -> set[str]:
+    """Create the sandbox's groups and move this process in; return the limits in force."""
+    held = set()
+    for parent in set(groups.values()):
+        folder, unified = parent / plan.id, _is_unified(parent)
+        names = [name for name in groups if groups[name] == parent]
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            set_ones = {name for name in names if _set_limit(folder, name, plan, unified=unified)}
+            # "0" is this process. Version 1 moves a single thread without a machine-wide lock.
+            (folder / ("cgroup.procs" if unified else "tasks")).write_text("0")
+            held |= set_ones
+    return held
+
+
+def remove(groups: Mapping[str, Path], name: str) -> bool:
+    """Kill the rest of a dead sandbox and remove its groups; return whether all are gone.
+
+    The kernel refuses as long as it still counts a process that has just died.
+    """
+    gone = True
+    for parent in set(groups.values()):
+        folder = parent / name
+        try:
+            _kill_group(folder)
+            folder.rmdir()
+        except OSError as error:
+            gone = gone and error.errno != errno.EBUSY
+    return gone
+
+
+def peak_memory_mib(groups: Mapping[str, Path], name: str) -> float | None:
+    """Return the peak memory of a sandbox; None if no group counts it."""
+    if "memory" not in groups:
+        return None
+    for file in ("memory.peak", "memory.max_usage_in_bytes"):
+        with suppress(OSError, ValueError):
+            return int((groups["memory"] / name / file).read_text()) / 2**20
+    return None
+
+
+def leftovers(groups: Mapping[str, Path]) -> list[Path]:
+    """Return the groups of all sandboxes here, dead or alive."""
+    return [path for parent in set(groups.values()) for path in parent.glob("swerl-*-*")]
+
+
+def limit_processes(plan: SandboxPlan, held: set[str], *, has_watcher: bool) -> None:
+    """Set rlimits for what no cgroup limits, and suppress core dumps.
+
+    A core limit of 1 byte writes no file, and the kernel skips a core_pattern that starts a program
+    on the host. A limit of 0 would not skip it.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    wanted = {resource.RLIMIT_FSIZE: plan.disk_mib << 20} if has_watcher else {}
+    if "memory" not in held:
+        wanted[resource.RLIMIT_DATA] = plan.memory_mib << 20
+    if "pids" not in held:
+        wanted[resource.RLIMIT_NPROC] = plan.num_processes
+    for kind, value in wanted.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def make_device(plan: SandboxPlan) -> int:
+    """Return a descriptor of a loop device with an empty file system; -1 if there can be none."""
+    program = shutil.which("mkfs.ext4", path=_SYSTEM_PATH)
+    if not plan.scratch or os.geteuid() != 0 or not program:
+        return -1
+    image = Path(plan.scratch, "disk")
+    with image.open("wb") as file:
+        file.truncate(max(plan.disk_mib, _MIN_DISK_MIB) << 20)
+    done = subprocess.run([program, *_FORMAT, str(image)], capture_output=True, check=False)
+    try:
+        if done.returncode == 0:
+            return _attach(image)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+    image.unlink()
+    return -1
+
+
+@dataclass(frozen=True, slots=True)
+class DiskWatcher:
+    """A process that measures the sandbox's folder."""
+
+    pid: int
+    alarm: int
+    """Descriptor that becomes readable when the folder exceeds its limit."""
+
+
+def watch(plan: SandboxPlan) -> DiskWatcher:
+    """Start to measure the sandbox's folder."""
+    alarm, alarm_inside = os.pipe()
+    supervisor = os.getpid()
+    pid = kernel.retry_at_process_limit(os.fork)
+    if pid == 0:
+        os.close(alarm)
+        _watch(plan, supervisor, alarm_inside)
+    os.close(alarm_inside)
+    return DiskWatcher(pid, alarm)
+
+
+def _mounted_controllers(kind: str, options: str, paths: Mapping[str, str]) -> tuple[str, ...]:
+    if kind == "cgroup2":
+        return _CONTROLLERS if "" in paths else ()
+    listed = options.split()[-1].split(",")
+    return tuple(name for name in _CONTROLLERS if name in listed and name in paths)
+
+
+def _delegating(folder: Path, name: str, point: Path) -> Path | None:
+    """Return the nearest group at or above `folder` that delegates this controller.
+
+    To move a process between groups, a user needs write access to `cgroup.procs` of their nearest
+    common ancestor, which is the group returned.
+    """
+    for parent in (folder, *folder.parents):
+        if not parent.is_relative_to(point):
+            break
+        with suppress(OSError):
+            controllers = (parent / "cgroup.subtree_control").read_text().split()
+            if name in controllers and os.access(parent / "cgroup.procs", os.W_OK):
+                return parent
+    return None
+
+
+def _is_unified(folder: Path) -> bool:
+    return (folder / "cgroup.controllers").exists()
+
+
+def _set_limit(folder: Path, name: str, plan: SandboxPlan, *, unified: bool) -> bool:
+    """Write one limit; return whether it is in force."""
+    try:
+        for file, value in _limit_files(name, plan, unified=unified):
+            (folder / file).write_text(value)
+    except OSError:
+        return False
+    if unified and name == "memory":
+        with suppress(OSError):  # a kernel that does not count swap has no such file
+            (folder / "memory.swap.max").write_text("0")
+    return True
+
+
+def _limit_files(name: str, plan: SandboxPlan, *, unified: bool) -> list[tuple[str, str]]:
+    if name == "pids":
+        return [("pids.max", str(plan.num_processes))]
+    if name == "memory":
+        return [("memory.max" if unified else "memory.limit_in_bytes", str(plan.memory_mib << 20))]
+    quota = max(1000, int(plan.num_cpus * _PERIOD_US))
+    if unified:
+        return [("cpu.max", f"{quota} {_PERIOD_US}")]
+    return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
+
+
+def _kill_group(folder: Path) -> None:
+    killer = folder / "cgroup.kill"
+    if killer.exists():
+        killer.write_text("1")
+        return
+    for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+        if pid:  # 0 is a process that this one cannot see
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _attach(image: Path) -> int:
+    """Return a loop device of a file. The kernel frees it after its last use."""
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(_LOOP_TRIES):
+            number = fcntl.ioctl(control, _LOOP_GET_FREE)
+            device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
+            config = bytearray(_LOOP_CONFIG_BYTES)
+            struct.pack_into("I", config, 0, backing)
+            struct.pack_into("I", config, _FLAGS_AT, _AUTOCLEAR)
+            try:
+                fcntl.ioctl(device, _LOOP_CONFIGURE, bytes(config))
+            except OSError as error:
+                os.close(device)
+                if error.errno != errno.EBUSY:  # EBUSY: another process took this number
+                    raise
+            else:
+                return device
+    finally:
+        os.close(control)
+        os.close(backing)
+    raise OSError(errno.EBUSY, "no loop device is free")
+
+
+def _watch(plan: SandboxPlan, supervisor: int, alarm: int) -> NoReturn:
+    with suppress(OSError):
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.set_command_line("swerl-disk", plan.id)
+        while os.getppid() == supervisor:
+            started = time.monotonic()
+            if _size_of(plan.scratch) > plan.disk_mib << 20:
+                os.write(alarm, b"!")
+                break
+            time.sleep(max(_PAUSE_S, _PAUSE_RATIO * (time.monotonic() - started)))
+    os._exit(0)
+
+
+def _size_of(folder: str) -> int:
+    """Return the bytes of a folder on its disk; a file that disappears meanwhile counts nothing."""
+    sizes: dict[int, int] = {}
+    for _, _, names, fd in os.fwalk(folder):
+        for name in names:
+            with suppress(OSError):
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                sizes[status.st_ino] = status.st_blocks * _BLOCK_BYTES
+    return sum(sizes.values())
