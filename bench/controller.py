@@ -49,7 +49,7 @@ from swerl.core.experts import ExpertSpool
 from swerl.core.grade import Grade, Verdict
 from swerl.core.tree import Trajectory
 from swerl.core.turn import RoutedExperts, Turn
-from swerl.plan.flops import row_cost
+from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import ModelSection
 from swerl.rollout import record

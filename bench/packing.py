@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swerl.plan.flops import RowCost, row_cost
+from swerl.plan.parameters import RowCost, row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import ModelSection
 from swerl.training.rank.packing import differencing, pack

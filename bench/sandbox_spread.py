@@ -19,7 +19,7 @@ from collections import defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from swerl.cluster.local import LocalNode
+from swerl.cluster.node import LocalNode
 from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.core.contracts import SandboxBackend
 from swerl.core.events import ignore

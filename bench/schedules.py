@@ -25,14 +25,12 @@ from swerl.core.tree import Trajectory
 from swerl.core.turn import Turn, WeightChange
 from swerl.recipe.schema import BudgetsSection, RolloutSection, ScheduleSection
 from swerl.rollout import group
-from swerl.rollout.deciles import Deciles
-from swerl.rollout.parts import Parts
-from swerl.rollout.provision import Provisioner
+from swerl.rollout.parts import Parts, Provisioner
 from swerl.rollout.reward import rule
-from swerl.rollout.supply import Site, open_supply
+from swerl.rollout.schedules import ScheduleInputs, open_schedule
 from swerl.rollout.versions import Staleness, Versions, staleness
 from swerl.runs.layout import Cursor, RunFolder
-from swerl.runs.prompts import Fate, entry
+from swerl.runs.prompts import Fate, LengthBias, entry
 from swerl.training.step_metrics import entries
 
 TRAIN_S = 1.0
@@ -67,29 +65,29 @@ async def play(schedule: ScheduleSection, steps: int, groups: int, episodes: int
     versions = Versions(["0"])
     group.episode.run = make_episodes(versions)  # type: ignore[assignment]  # a fake that waits
     tasks = [Task(f"t{i}", "r", "host", "/w", "p", GradingSpec("command")) for i in range(512)]
-    deciles, ages, num_dropped = Deciles(), list[Staleness](), 0
+    length_bias, ages, num_dropped = LengthBias(), list[Staleness](), 0
     with tempfile.TemporaryDirectory() as folder:
         root = RunFolder(Path(folder))
-        site = Site(tasks, parts_of(groups, episodes), root, schedule, steps, versions)
+        site = ScheduleInputs(tasks, parts_of(groups, episodes), root, schedule, steps, versions)
         began = time.monotonic()
-        async with open_supply(site, Cursor()) as supply:
+        async with open_schedule(site, Cursor()) as schedule:
             for step in range(steps):
-                taken = await supply.take(step)
+                taken = await schedule.take(step)
                 ages.append(staleness(members(taken.kept), versions))
                 num_dropped += len(taken.stale)
-                deciles.add(entries(step, taken, None)[len(taken.kept) :])
-                deciles.add(entry(step, one, Fate.TRAINED) for one in taken.kept)
+                length_bias.add(entries(step, taken, None)[len(taken.kept) :])
+                length_bias.add(entry(step, one, Fate.TRAINED) for one in taken.kept)
                 await asyncio.sleep(TRAIN_S)
 
                 async def load(version: str = str(step + 1)) -> str:
                     await asyncio.sleep(LOAD_S)
                     return version
 
-                await supply.serve(load)
+                await schedule.serve(load)
         seconds = (time.monotonic() - began) / steps
     tokens = sum(each.num_tokens for each in ages)
     mean = sum(each.mean * each.num_tokens for each in ages) / tokens
-    most, last = max(each.largest for each in ages), deciles.tenths()[-1]
+    most, last = max(each.largest for each in ages), length_bias.tenths()[-1]
     name = schedule.mode
     if name == "async":
         name += f", bound {schedule.max_staleness}, {schedule.too_stale}"

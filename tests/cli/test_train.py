@@ -22,7 +22,7 @@ from swerl.core.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted
 from swerl.core.files import write_json
 from swerl.recipe.schema import Recipe
 from swerl.runs.layout import RunFolder, State, open_run
-from swerl.runs.presence import Stop, ask_to_stop, present
+from swerl.runs.status import Stop, ask_to_stop, present
 
 RECIPE = Recipe.model_validate({"name": "shown", "steps": 9})
 SMALL = """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from swerl.cluster.local import LocalNode, LocalProcess
-from swerl.cluster.node import Order
+from swerl.cluster.node import LocalNode, LocalProcess, Order
 from swerl.core.errors import ClusterError
 
 

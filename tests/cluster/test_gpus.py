@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.cluster.finding import State
-from swerl.cluster.gpus import Wanted, check_gpus, judge_gpus, read_gpus, read_tenants
+from swerl.cluster.checks import State, Wanted, check_gpus, judge_gpus, read_gpus, read_tenants
 
 TWO = """\
 0, GPU-aaa, NVIDIA H100 80GB HBM3, 550.54.15, 81559, 4

@@ -17,7 +17,7 @@ import pytest
 from swerl.cluster import hosts
 from swerl.cluster.hosts import HostPlan, _address_towards, _member
 from swerl.cluster.join import clear
-from swerl.cluster.network import address_towards
+from swerl.cluster.node import address_towards
 from swerl.core.errors import ClusterError
 
 RECIPE = """

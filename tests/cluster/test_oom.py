@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.cluster.oom import num_oom_kills
+from swerl.cluster.node import num_oom_kills
 
 GROUPS = {"v1": "4:cpu,memory:/job/1\n0::/\n", "v2": "0::/job/1\n"}
 

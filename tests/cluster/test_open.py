@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from swerl.cluster.hosts import slurm_hosts
 from swerl.cluster.open import open_nodes, trainer_nodes
-from swerl.cluster.slurm import slurm_hosts
 from swerl.core.errors import ClusterError, RecipeError
 from swerl.recipe.schema import Recipe
 

@@ -11,11 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 
 from swerl.cluster import checks, preflight
-from swerl.cluster.allreduce import check_collective
-from swerl.cluster.finding import Finding, State
-from swerl.cluster.local import LocalNode
+from swerl.cluster.checks import Finding, State
+from swerl.cluster.node import LocalNode
 from swerl.cluster.open import Nodes
-from swerl.cluster.preflight import check_nodes, require_fit
+from swerl.cluster.preflight import check_collective, check_nodes, require_fit
 from swerl.core.errors import ClusterError
 from swerl.recipe.schema import Recipe
 

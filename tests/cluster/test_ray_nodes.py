@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from swerl.cluster import ray_placement
+from swerl.cluster import ray_nodes as ray_placement
 from swerl.cluster.node import PYTHON, Order
-from swerl.cluster.ray_nodes import ray_nodes
-from swerl.cluster.ray_placement import Share
+from swerl.cluster.ray_nodes import Share, ray_nodes
 from swerl.cluster.sglang_servers import serve_on
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import ClusterError, RankLostError
@@ -130,7 +129,7 @@ import asyncio, sys
 from pathlib import Path
 from swerl.cluster.node import Order
 from swerl.cluster.ray_nodes import ray_nodes
-from swerl.cluster.ray_placement import Share
+from swerl.cluster.ray_nodes import Share
 
 async def main() -> None:
     async with ray_nodes(sys.argv[1], Share(2, 0, 1), run="killed") as nodes:

@@ -15,11 +15,10 @@ import psutil
 import pytest
 
 from swerl.checks import preflight
-from swerl.cluster.finding import State
-from swerl.cluster.local import LocalNode
+from swerl.cluster.checks import State
+from swerl.cluster.node import LocalNode
 from swerl.cluster.open import Nodes
-from swerl.cluster.ray_nodes import ray_nodes
-from swerl.cluster.ray_placement import Share
+from swerl.cluster.ray_nodes import Share, ray_nodes
 from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.core import plugins
 from swerl.core.chat import Finish, Message
@@ -34,8 +33,7 @@ from swerl.gateway.app import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import Recipe
 from swerl.rollout import group
-from swerl.rollout.parts import Parts
-from swerl.rollout.provision import Provisioner
+from swerl.rollout.parts import Parts, Provisioner
 from swerl.rollout.reward import rule
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
@@ -235,7 +233,7 @@ CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
 from swerl.cluster.ray_nodes import ray_nodes
-from swerl.cluster.ray_placement import Share
+from swerl.cluster.ray_nodes import Share
 from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.recipe.schema import Recipe
 from swerl.core.events import ignore

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swerl.cluster.sandbox_spread import Site, Spread
+from swerl.cluster.sandbox_servers import Site, Spread
 from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.sandbox import Limits
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from swerl.cluster.local import LocalNode, LocalProcess
-from swerl.cluster.node import Order
+from swerl.cluster.node import LocalNode, LocalProcess, Order
 from swerl.cluster.sglang_servers import NodeServer, engines_per_node, serve_on
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import ClusterError, EngineError, RecipeError

@@ -29,8 +29,7 @@ from swerl.gateway.app import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode, group, record
-from swerl.rollout.parts import Parts
-from swerl.rollout.provision import Provisioner
+from swerl.rollout.parts import Parts, Provisioner
 from swerl.rollout.reward import rule
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from swerl.recipe.schema import ScheduleSection
-from swerl.rollout import scheduler
-from swerl.rollout.scheduler import StepGroups
-from swerl.rollout.supply import Site, Supply, open_supply
+from swerl.rollout import step
+from swerl.rollout.schedules import Schedule, ScheduleInputs, open_schedule
+from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions
 from swerl.runs.layout import Cursor
 
@@ -28,7 +28,7 @@ class Engine:
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run_step(self, tasks, step, parts, folder) -> StepGroups:
-        """A fake of `scheduler.run_step`: it ends when the test says so."""
+        """A fake of `step.run_step`: it ends when the test says so."""
         self.began[step] = self.serving
         await self.may_end.wait()
         self.ended[step] = self.serving
@@ -43,19 +43,19 @@ class Engine:
 
 
 @asynccontextmanager
-async def opened(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Supply]:
-    monkeypatch.setattr(scheduler, "run_step", engine.run_step)
+async def opened(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Schedule]:
+    monkeypatch.setattr(step, "run_step", engine.run_step)
     absent: Any = None
-    site = Site(
+    site = ScheduleInputs(
         tasks=(),
         parts=absent,
         folder=absent,
-        schedule=ScheduleSection(mode="one-step-off"),
+        section=ScheduleSection(mode="one-step-off"),
         steps=3,
         versions=Versions(["v0"]),
     )
-    async with asyncio.timeout(30), open_supply(site, Cursor()) as supply:
-        yield supply
+    async with asyncio.timeout(30), open_schedule(site, Cursor()) as schedule:
+        yield schedule
 
 
 async def test_each_step_trains_what_the_weights_before_the_last_step_sampled(
@@ -63,13 +63,13 @@ async def test_each_step_trains_what_the_weights_before_the_last_step_sampled(
 ) -> None:
     engine = Engine()
     engine.may_end.set()
-    async with opened(engine, monkeypatch) as supply:
+    async with opened(engine, monkeypatch) as schedule:
         for step in range(3):
-            await supply.take(step)
+            await schedule.take(step)
             assert engine.serving == f"v{step}"  # the trainer's own, whatever was sampled
             await asyncio.sleep(0)
-            await supply.serve(engine.transfer(f"v{step + 1}"))
-        await supply.settle()
+            await schedule.serve(engine.transfer(f"v{step + 1}"))
+        await schedule.settle()
     assert engine.began == engine.ended == {0: "v0", 1: "v0", 2: "v1"}
     assert engine.serving == "v3"
 
@@ -77,13 +77,13 @@ async def test_each_step_trains_what_the_weights_before_the_last_step_sampled(
 async def test_new_weights_wait_for_the_rollouts_under_way(monkeypatch) -> None:
     engine = Engine()
     engine.may_end.set()
-    async with opened(engine, monkeypatch) as supply:
-        await supply.take(0)
+    async with opened(engine, monkeypatch) as schedule:
+        await schedule.take(0)
         engine.may_end.clear()
         await asyncio.sleep(0)
-        await supply.serve(engine.transfer("v1"))
+        await schedule.serve(engine.transfer("v1"))
         assert engine.serving == "v0"
-        settling = asyncio.create_task(supply.settle())
+        settling = asyncio.create_task(schedule.settle())
         for _ in range(5):
             await asyncio.sleep(0)
         assert engine.serving == "v0"
@@ -96,8 +96,8 @@ async def test_an_interrupted_step_gives_up_the_rollouts_ahead(monkeypatch) -> N
     engine = Engine()
     engine.may_end.set()
     with pytest.raises(ValueError, match="the trainer failed"):
-        async with opened(engine, monkeypatch) as supply:
-            await supply.take(0)
+        async with opened(engine, monkeypatch) as schedule:
+            await schedule.take(0)
             engine.may_end.clear()
             await asyncio.sleep(0)
             message = "the trainer failed"

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from swerl.rollout import queue
-from swerl.rollout.deciles import Deciles
-from swerl.rollout.queue import Bounds
-from swerl.runs.prompts import Entry, Fate
+from swerl.rollout.schedules import QueueBounds, choose_groups, may_start, too_old
+from swerl.runs.prompts import Entry, Fate, LengthBias
 
-BOUNDS = Bounds(groups=2, staleness=2, pool=4)
+BOUNDS = QueueBounds(groups=2, staleness=2, pool=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,38 +23,41 @@ class Group:
 
 
 def test_with_no_staleness_groups_begin_only_for_the_step_that_is_next() -> None:
-    bounds = Bounds(groups=2, staleness=0, pool=4)
-    assert [queue.may_begin(n, bounds, served=3, trained_next=3) for n in range(4)] == [
+    bounds = QueueBounds(groups=2, staleness=0, pool=4)
+    assert [may_start(n, bounds, served=3, trained_next=3) for n in range(4)] == [
         *(True, True),
         *(False, False),
     ]
-    assert not queue.may_begin(0, bounds, served=3, trained_next=4)
+    assert not may_start(0, bounds, served=3, trained_next=4)
 
 
 def test_no_more_begin_than_can_be_trained_in_time_or_the_pool_holds() -> None:
-    assert queue.may_begin(3, BOUNDS, served=5, trained_next=6)
-    assert not queue.may_begin(4, BOUNDS, served=5, trained_next=5)
-    tight = Bounds(groups=2, staleness=1, pool=9)
-    assert queue.may_begin(1, tight, served=5, trained_next=6)
-    assert not queue.may_begin(2, tight, served=5, trained_next=6)
+    assert may_start(3, BOUNDS, served=5, trained_next=6)
+    assert not may_start(4, BOUNDS, served=5, trained_next=5)
+    tight = QueueBounds(groups=2, staleness=1, pool=9)
+    assert may_start(1, tight, served=5, trained_next=6)
+    assert not may_start(2, tight, served=5, trained_next=6)
 
 
 def test_a_slow_group_lets_others_pass_until_it_is_due() -> None:
     slow, first, second = Group(3, False), Group(3, True), Group(4, True)
     waiting = [slow, first, second]
-    assert queue.choose(waiting, BOUNDS, version=4, wanted=2) == [first, second]
-    assert queue.choose(waiting, BOUNDS, version=5, wanted=2) is None
+    assert choose_groups(waiting, BOUNDS, version=4, wanted=2) == [first, second]
+    assert choose_groups(waiting, BOUNDS, version=5, wanted=2) is None
     done = Group(3, True)
-    assert queue.choose([done, first, second], BOUNDS, version=5, wanted=2) == [done, first]
+    assert choose_groups([done, first, second], BOUNDS, version=5, wanted=2) == [
+        done,
+        first,
+    ]
 
 
 def test_a_step_waits_for_as_many_groups_as_it_wants() -> None:
-    assert queue.choose([Group(4, True), Group(4, False)], BOUNDS, version=4, wanted=2) is None
+    assert choose_groups([Group(4, True), Group(4, False)], BOUNDS, version=4, wanted=2) is None
 
 
 def test_what_is_over_the_bound_is_overdue() -> None:
     old, young = Group(1, False), Group(2, True)
-    assert queue.overdue([old, young], BOUNDS, version=4) == [old]
+    assert too_old([old, young], BOUNDS, version=4) == [old]
 
 
 def durations(count: int) -> list[int]:
@@ -82,7 +83,7 @@ class Running:
         return self.ends <= self.now[0]
 
 
-def simulate(bounds: Bounds, lengths: list[int], steps: int, *, greedy: bool) -> list[Entry]:
+def simulate(bounds: QueueBounds, lengths: list[int], steps: int, *, greedy: bool) -> list[Entry]:
     """Play a run in virtual time and return its ledger; a step trains for 10 units.
 
     `greedy` takes whoever has finished first, and drops what gets too old.
@@ -96,9 +97,7 @@ def simulate(bounds: Bounds, lengths: list[int], steps: int, *, greedy: bool) ->
         waiting.remove(group)
 
     def fill(served: int, trained_next: int) -> None:
-        while lengths and queue.may_begin(
-            len(waiting), bounds, served=served, trained_next=trained_next
-        ):
+        while lengths and may_start(len(waiting), bounds, served=served, trained_next=trained_next):
             length = lengths.pop(0)
             waiting.append(Running(served, length, now[0] + length, now))
 
@@ -106,13 +105,13 @@ def simulate(bounds: Bounds, lengths: list[int], steps: int, *, greedy: bool) ->
         fill(step, step)
         while True:
             if greedy:
-                for late in queue.overdue(waiting, bounds, version=step):
+                for late in too_old(waiting, bounds, version=step):
                     note(late, step, Fate.STALE)
                 fill(step, step)
                 done = sorted((g for g in waiting if g.is_finished), key=lambda g: g.ends)
                 taken = done[: bounds.groups] if len(done) >= bounds.groups else None
             else:
-                taken = queue.choose(waiting, bounds, version=step, wanted=bounds.groups)
+                taken = choose_groups(waiting, bounds, version=step, wanted=bounds.groups)
             if taken is not None:
                 break
             now[0] = min(group.ends for group in waiting if not group.is_finished)
@@ -127,17 +126,17 @@ def simulate(bounds: Bounds, lengths: list[int], steps: int, *, greedy: bool) ->
 @pytest.mark.parametrize("staleness", [0, 1, 2, 4])
 @pytest.mark.parametrize("pool", [4, 8, 16])
 def test_every_group_that_begins_is_trained_within_the_bound(staleness: int, pool: int) -> None:
-    bounds = Bounds(groups=4, staleness=staleness, pool=pool)
+    bounds = QueueBounds(groups=4, staleness=staleness, pool=pool)
     ledger = simulate(bounds, durations(240), 60, greedy=False)
     assert len(ledger) == 240
     assert all(entry.fate is Fate.TRAINED for entry in ledger)
 
 
 def test_whoever_finishes_first_starves_the_long_ones_and_the_queue_does_not() -> None:
-    bounds, lengths = Bounds(groups=4, staleness=3, pool=8), durations(2000)
+    bounds, lengths = QueueBounds(groups=4, staleness=3, pool=8), durations(2000)
     shares = {}
     for greedy in (True, False):
-        tenths = Deciles(simulate(bounds, lengths, 200, greedy=greedy)).tenths()
+        tenths = LengthBias(simulate(bounds, lengths, 200, greedy=greedy)).tenths()
         shares[greedy] = [tenth.trained / tenth.sampled for tenth in tenths]
     assert shares[False] == [1.0] * 10
     assert min(shares[True][:8]) == 1.0
@@ -147,7 +146,7 @@ def test_whoever_finishes_first_starves_the_long_ones_and_the_queue_does_not() -
 def test_what_a_window_trains_is_what_the_tasks_are() -> None:
     """The first steps take short Groups earlier; over a window as many long ones come."""
     lengths = durations(800)
-    ledger = simulate(Bounds(groups=4, staleness=3, pool=8), lengths, 200, greedy=False)
+    ledger = simulate(QueueBounds(groups=4, staleness=3, pool=8), lengths, 200, greedy=False)
     for start in range(0, 200, 40):
         window = [entry.lengths[0] for entry in ledger if start <= entry.step < start + 40]
         long_ones = sum(length >= 100 for length in window)

@@ -11,8 +11,7 @@ from swerl.core.errors import BrokenImageError
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.harnesses import builtin
-from swerl.rollout.clock import Clock
-from swerl.rollout.provision import Provisioner
+from swerl.rollout.parts import Clock, Provisioner
 from swerl.sandboxes import local
 from swerl.tasks.datasets import find_converter
 

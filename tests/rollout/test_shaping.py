@@ -8,7 +8,7 @@ from swerl.core.chat import Finish
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Turn
 from swerl.recipe.schema import RolloutSection, ShapingSection
-from swerl.rollout.shaping import penalty
+from swerl.rollout.reward import penalty
 
 
 def _turn(index: int, parent: int | None, num_tokens: int, malformed: int = 0) -> Turn:

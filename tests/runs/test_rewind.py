@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import InputError, RunError
-from swerl.runs.layout import Cursor, RunFolder, State, open_run
-from swerl.runs.rewind import rewind
+from swerl.runs.layout import Cursor, RunFolder, State, open_run, rewind
 
 
 @pytest.fixture

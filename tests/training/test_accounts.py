@@ -9,8 +9,8 @@ import pytest
 
 from swerl.core.errors import RecipeError, RunError
 from swerl.core.events import Event, Notice, PhaseEnded, StepEnded
-from swerl.plan.flops import row_cost
-from swerl.plan.gpus import GPUS
+from swerl.plan.memory import GPUS
+from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe

@@ -12,7 +12,7 @@ from swerl.core import experts
 from swerl.core.errors import RunError, TrainerError
 from swerl.core.learning import Batch
 from swerl.core.turn import RoutedExperts
-from swerl.runs import sample_table
+from swerl.runs import tables
 from swerl.training import batch as batches
 
 MakeBatch = Callable[..., Batch]
@@ -47,7 +47,7 @@ def _experts(start: int, num_positions: int) -> RoutedExperts:
 def test_routed_experts_are_read_back_row_by_row(
     tmp_path: Path, random_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_table, "_GROUP_BYTES", 600)  # several row groups
+    monkeypatch.setattr(tables, "_GROUP_BYTES", 600)  # several row groups
     rows = list(random_batch(0).samples)
     rows[2] = replace(rows[2], routed=(_experts(0, 4), _experts(6, 9)))
     rows[5] = replace(rows[5], routed=(_experts(1, 3),))

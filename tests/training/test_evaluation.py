@@ -17,7 +17,7 @@ from swerl.core.task import GradingSpec, Task
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Turn
 from swerl.recipe.schema import BudgetsSection, EvalSection, RolloutSection
-from swerl.rollout import scheduler
+from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import Parts
 from swerl.rollout.reward import rule
 from swerl.runs.layout import Best, RunFolder, open_run
@@ -41,7 +41,7 @@ def group(task: str, *verdicts: str, version: str = "000003") -> Group:
 
 
 class Settled:
-    """Counts how often the newest weights were asked for; the rest of a Supply is not used."""
+    """Counts how often the newest weights were asked for; the rest of a Schedule is not used."""
 
     num_settled = 0
 
@@ -62,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutSection, int]]:
         is_late = stage.endswith("00004")
         return [group(task.id, "solved", "solved" if is_late else "unsolved") for task in tasks]
 
-    monkeypatch.setattr(scheduler.group, "run", run)
+    monkeypatch.setattr(rollout_step.group, "run", run)
     return found
 
 
@@ -76,9 +76,9 @@ def parts_of(told: list[Event]) -> Parts:
 
 
 async def run_at(folder: RunFolder, step: int, told: list[Event], **section: Any) -> None:
-    supply: Any = Settled()
+    schedule: Any = Settled()
     settings = EvalSection(attempts=2, **section)
-    await evaluate(SPLITS, step, parts_of(told), folder, section=settings, supply=supply)
+    await evaluate(SPLITS, step, parts_of(told), folder, section=settings, schedule=schedule)
 
 
 def test_lost_attempts_are_in_no_mean_and_are_counted() -> None:
@@ -141,7 +141,7 @@ async def test_weights_that_mix_are_told(monkeypatch, tmp_path: Path) -> None:
     async def run(tasks, stage, parts, *, size, folder) -> list[Group]:
         return [group("a", "solved", version="000001"), group("b", "solved", version="000002")]
 
-    monkeypatch.setattr(scheduler.group, "run", run)
+    monkeypatch.setattr(rollout_step.group, "run", run)
     told: list[Event] = []
     with open_run(tmp_path / "run", {}) as folder:
         await run_at(folder, 0, told)

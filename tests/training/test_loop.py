@@ -14,7 +14,7 @@ import pytest
 from swerl.core.events import Event
 from swerl.core.learning import CheckpointRef
 from swerl.recipe.schema import Recipe
-from swerl.rollout.supply import Supply
+from swerl.rollout.schedules import Schedule
 from swerl.runs.layout import State, open_run
 from swerl.training import loop
 from swerl.training.updates import Learned
@@ -60,8 +60,8 @@ async def test_what_is_evaluated_is_committed_first(
     told: list[Event] = []
 
     @asynccontextmanager
-    async def supply(*_: object) -> AsyncIterator[Supply]:
-        yield Waits()  # type: ignore[misc]  # what the loop calls of a Supply
+    async def schedule(*_: object) -> AsyncIterator[Schedule]:
+        yield Waits()  # type: ignore[misc]  # what the loop calls of a Schedule
 
     async def books(_: object) -> Any:
         return SimpleNamespace(versions=None, close=Waits().close, state=Waits().state)
@@ -75,8 +75,9 @@ async def test_what_is_evaluated_is_committed_first(
             seen.append((step, folder.read_state().step))
 
         for name, fake in {
-            "open_supply": supply, "_resume": books, "_learn": learned, "_evaluate": evaluate,
-            "_site": lambda *_: None, "collect": lambda *_: None, "_stored": lambda *_: None,
+            "open_schedule": schedule, "_resume": books, "_learn": learned, "_evaluate": evaluate,
+            "_schedule_inputs": lambda *_: None,
+            "collect": lambda *_: None, "_stored": lambda *_: None,
         }.items():  # fmt: skip
             monkeypatch.setattr(loop, name, fake)
         parts = SimpleNamespace(emit=told.append)

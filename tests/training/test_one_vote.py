@@ -15,7 +15,7 @@ from swerl.core.episode import Episode, Group, Status
 from swerl.core.grade import Grade, Verdict
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Turn
-from swerl.plan.flops import RowCost
+from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
 from swerl.training.batch import collect
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors

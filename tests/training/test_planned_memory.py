@@ -13,11 +13,20 @@ import pytest
 from swerl.core.errors import RecipeError
 from swerl.core.learning import Batch
 from swerl.plan.activations import Splits, activation_bytes, layer_bytes, logit_bytes
-from swerl.plan.kv_cache import kv_cache, state_bytes, token_bytes
 from swerl.plan.layout import Layout, layout
+from swerl.plan.memory import (
+    BF16,
+    FP32,
+    MemoryPlan,
+    Precision,
+    kv_cache,
+    plan_memory,
+    state_bytes,
+    token_bytes,
+    training_state,
+)
 from swerl.plan.parameters import active_params, model_params, rank_params
 from swerl.plan.plan import plan
-from swerl.plan.planner import BF16, FP32, MemoryPlan, Precision, plan_memory, training_state
 from swerl.plan.shape import Shape, shape_from_config, shape_of
 from swerl.recipe.load import load
 from swerl.recipe.schema import ModelSection, Recipe

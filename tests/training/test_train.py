@@ -14,7 +14,7 @@ from swerl.core.events import Event, Notice
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
 from swerl.runs.layout import RunFolder
-from swerl.runs.presence import Presence, Process
+from swerl.runs.status import Presence, Process
 from swerl.training import train as training_run
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from swerl.checks import smoke
 from swerl.checks.attacks._services import Greeter
-from swerl.cluster.checks import check_ports
-from swerl.cluster.finding import Finding, State, judged
+from swerl.cluster.checks import Finding, State, check_ports, judged
 from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import check_nodes
 from swerl.cluster.sandbox_servers import serve_sandboxes
@@ -26,7 +25,7 @@ from swerl.core.events import ignore
 from swerl.core.files import disk_errors
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
-from swerl.plan.disk import plan_disk
+from swerl.plan.plan import plan_disk
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
 from swerl.rollout import wiring

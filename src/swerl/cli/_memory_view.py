@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.plan.planner import MemoryPlan
+    from swerl.plan.memory import MemoryPlan
 
 
 def memory_table(planned: MemoryPlan) -> Table:

@@ -71,8 +71,7 @@ def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
 
 def _dollars_by(recipe: Recipe, found: Simulation) -> str:
     """Return what the run costs by the simulation, which knows neither low nor high case."""
-    from swerl.plan.cost.assumptions import from_recipe
-    from swerl.plan.cost.estimate import estimate
+    from swerl.plan.cost import estimate, from_recipe
 
     minutes, seconds = found.own.step_s / 60, found.own.sandbox_s
     settings = (f"step_minutes={minutes}", f"sandbox_seconds={seconds}")

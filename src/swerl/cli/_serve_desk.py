@@ -24,7 +24,7 @@ from swerl.gateway.pipeline import Conversation
 from swerl.gateway.sessions import Session, TurnRecord
 from swerl.recipe.schema import Recipe
 from swerl.rollout import record
-from swerl.rollout.session import seed_of
+from swerl.rollout.episode import seed_of
 from swerl.training import batch
 
 _NO_CAP = 10**12
@@ -168,7 +168,7 @@ class Desk:
             with disk_errors(served.folder):
                 served.folder.mkdir(parents=True, exist_ok=True)
                 with (served.folder / "transcript.jsonl").open("ab") as file:
-                    file.write(orjson.dumps(record.words(turn)) + b"\n")
+                    file.write(orjson.dumps(record.transcript_turn(turn)) + b"\n")
         except RunError as error:  # the client has its reply, and the tree its Turn
             self._view.refused(served.session.id, error)
         self._view.turn(served.session.id, turn)

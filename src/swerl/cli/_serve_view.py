@@ -14,7 +14,7 @@ from swerl.cli._text import counted, safe
 from swerl.core.chat import Message
 from swerl.core.errors import EngineError, SwerlError
 from swerl.gateway.sessions import TurnRecord
-from swerl.rollout.session import brief, first_line
+from swerl.rollout.episode import brief, first_line
 
 if TYPE_CHECKING:
     from rich.console import Console

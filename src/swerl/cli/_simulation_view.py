@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from swerl.cli._output import console
-from swerl.plan.simulation.outcome import Outcome
+from swerl.plan.simulation.schedule import Outcome
 from swerl.plan.simulation.simulate import Simulation
 from swerl.recipe.schema import Recipe
 

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.plan.cost.estimate import Estimate
+    from swerl.plan.cost import Estimate
 
 app = typer.Typer(no_args_is_help=True, help="Say what a run costs before it starts.")
 
@@ -32,8 +32,7 @@ def estimate_cost(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate the sandbox and GPU dollars of a run, with every assumption and its source."""
-    from swerl.plan.cost.assumptions import example, from_recipe
-    from swerl.plan.cost.estimate import estimate
+    from swerl.plan.cost import estimate, example, from_recipe
     from swerl.recipe.load import load
 
     assumptions = from_recipe(load(recipes)) if recipes else example()
@@ -65,7 +64,7 @@ def simulate_run(
     from swerl.cli._simulation_view import show_simulation
     from swerl.core.errors import RecipeError
     from swerl.plan.plan import plan
-    from swerl.plan.simulation import recorded
+    from swerl.plan.simulation import load as recorded
     from swerl.plan.simulation.load import Recorded
     from swerl.plan.simulation.simulate import simulate
     from swerl.recipe.load import load

@@ -23,7 +23,7 @@ def show(
 ) -> None:
     """Say what the rows of each step hold."""
     from swerl.cli._output import console
-    from swerl.rollout.integrations.rows import steps_of
+    from swerl.runs.export import steps_of
 
     steps = [_summary(run, each) for each in (steps_of(run) if step is None else [step])]
     if as_json:
@@ -46,7 +46,7 @@ def export_samples(
     """Write the rows of a run as one Parquet file."""
     from swerl.cli._output import console
     from swerl.core.errors import UnknownNameError
-    from swerl.rollout.integrations.export import Format, export
+    from swerl.runs.export import Format, export
 
     if format not in set(Format):
         raise UnknownNameError(
@@ -62,7 +62,7 @@ def export_samples(
 
 def _summary(run: Path, step: int) -> Mapping[str, Any]:
     """Return the figures of a step."""
-    from swerl.rollout.integrations.rows import step_rows
+    from swerl.runs.export import step_rows
 
     rewards: dict[str, float] = {}
     tasks: set[str] = set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swerl.cluster.finding import Finding
+    from swerl.cluster.checks import Finding
     from swerl.recipe.schema import Recipe
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}

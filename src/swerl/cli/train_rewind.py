@@ -16,7 +16,7 @@ def rewind(
     """Set a run back to an earlier checkpoint; `swerl train resume` then goes on from there."""
     from swerl.cli._output import console
     from swerl.cli._runs import called, find_run
-    from swerl.runs.rewind import rewind as go_back
+    from swerl.runs.layout import rewind as go_back
 
     root = find_run(run, runs)
     aside = go_back(root, step)

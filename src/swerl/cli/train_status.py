@@ -10,8 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
-    from swerl.runs.progress import Progress
-    from swerl.runs.standing import Look
+    from swerl.runs.history import RunProgress
+    from swerl.runs.status import Look
 
 _COLOURS = {"running": "green", "finished": "green", "failed": "red", "killed": "red"}
 _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
@@ -50,9 +50,8 @@ def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
 
     from swerl.cli._output import stderr
     from swerl.cli._runs import called, stored_recipe
-    from swerl.runs.presence import BEAT_S, asked_to_stop
-    from swerl.runs.progress import read_progress
-    from swerl.runs.standing import look
+    from swerl.runs.history import read_progress
+    from swerl.runs.status import BEAT_S, asked_to_stop, look
 
     recipe, progress = stored_recipe(root), read_progress(root)
     seen = look(root, patience_s=3 * BEAT_S if waits else 0.0, tell=stderr().print)
@@ -74,12 +73,12 @@ def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
     }
 
 
-def _dollars(recipe: Recipe, progress: Progress, seen: Look) -> dict[str, float]:
+def _dollars(recipe: Recipe, progress: RunProgress, seen: Look) -> dict[str, float]:
     """Return what was paid so far for sandboxes, by this machine's ledger, and for GPUs.
 
     `run` is both by the run's own account, which `cost.max_dollars` goes by.
     """
-    from swerl.plan.cost.prices import price_book
+    from swerl.plan.cost import price_book
     from swerl.sandboxes.ledger.bill import bill
     from swerl.sandboxes.ledger.store import default_ledger
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swerl.runs.standing import Look
+    from swerl.runs.status import Look
 
 
 def stop(
@@ -25,8 +25,7 @@ def stop(
     from swerl.cli._output import console, stderr
     from swerl.cli._runs import called, find_run
     from swerl.core.errors import RunError
-    from swerl.runs.presence import Stop, ask_to_stop
-    from swerl.runs.standing import Standing, look
+    from swerl.runs.status import Standing, Stop, ask_to_stop, look
 
     root = find_run(run, runs)
     name = called(root)
@@ -50,7 +49,7 @@ def stop(
 def _wait(root: Path, wait_s: float) -> Look:
     import time
 
-    from swerl.runs.standing import Standing, look
+    from swerl.runs.status import Standing, look
 
     until = time.monotonic() + wait_s
     while (seen := look(root)).standing is Standing.RUNNING and time.monotonic() < until:

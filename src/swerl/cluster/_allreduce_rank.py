@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from swerl.cluster.network import interface_of
+from swerl.cluster.node import interface_of
 
 GPU_BYTES = 1 << 28
 CPU_BYTES = 1 << 24

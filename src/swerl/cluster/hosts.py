@@ -13,6 +13,7 @@ import json
 import secrets
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from asyncio.subprocess import Process
@@ -23,10 +24,10 @@ from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 
-from swerl.cluster.network import address_towards, free_port
-from swerl.cluster.ray_daemons import START_S, ray_start, start_head, tail
+from swerl.cluster.node import address_towards, free_port
 from swerl.core.errors import ClusterError
-from swerl.core.secrets import lent
+from swerl.core.secrets import lent, slurm_node_list
+from swerl.engines._process import child
 
 END_S = 20.0
 """Seconds for a member to clean up after itself."""
@@ -175,3 +176,82 @@ def _require_ray() -> None:
         raise ClusterError(
             "Ray is not installed", hint="pip install 'swerl[cluster]' on every machine"
         )
+
+
+HOSTNAMES_S = 30.0
+
+
+def slurm_hosts(gpus_per_node: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the allocation's hosts, and the command that runs another on the host after it.
+
+    Raises ClusterError outside of an allocation.
+    """
+    listed = slurm_node_list()
+    if not listed:
+        message = "cluster.launcher = 'slurm', and this process is in no Slurm allocation"
+        hint = "`swerl train manifest slurm RECIPE` prints a script for sbatch"
+        raise ClusterError(message, hint=hint)
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", listed],
+            capture_output=True,
+            text=True,
+            timeout=HOSTNAMES_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ClusterError(
+            f"scontrol cannot read the node list {listed!r}: {error}",
+            hint="run this where Slurm's commands are",
+        ) from error
+    gpus = (f"--gpus-per-node={gpus_per_node}",) if gpus_per_node else ()
+    # --overlap: others' steps may hold the same resources. Without --exact a step has all cores of
+    # its machine; with it, and with srun's binding, it would have the one core of its one task.
+    step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", *gpus)
+    return tuple(done.stdout.split()), (*step, "--nodelist")
+
+
+START_S = 180.0
+"""Seconds for a member to join: a slow file system takes most of them to read Python's packages."""
+TRIES = 3
+"""Ray gives a machine 30 seconds to start; one that is busy for a while may need more."""
+RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+"""Nothing is reported to anybody; and ranks, being Ray's children, do not yield to others."""
+
+
+def ray_start(address: str, *, cpus: int, gpus: int) -> list[str]:
+    """Return the command that starts Ray's daemons here and ends with them."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    command += [f"--node-ip-address={address}", "--disable-usage-stats", "--log-style=record"]
+    return [*command, f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+
+
+async def start_head(stack: AsyncExitStack, command: Sequence[str], log: Path) -> None:
+    """Start the head, again where a busy machine was too slow for it. Raises ClusterError."""
+    for _ in range(TRIES):
+        begin = log.stat().st_size if log.exists() else 0
+        running = child(command, log, env=RAY_SETTINGS)
+        process = await stack.enter_async_context(running)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                while process.returncode is None:
+                    if has_started(log, begin):
+                        return
+                    await asyncio.sleep(0.1)
+        if process.returncode is None:
+            break
+    raise ClusterError(f"Ray's head did not come up: {tail(log)}", hint=f"its whole log is {log}")
+
+
+def has_started(log: Path, begin: int = 0) -> bool:
+    """Return whether Ray says in its log, from byte `begin` on, that its daemons run."""
+    with suppress(FileNotFoundError), log.open("rb") as file:
+        file.seek(begin)
+        return b"Ray runtime started" in file.read()
+    return False
+
+
+def tail(log: Path) -> str:
+    """Return the last words of a log."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "; ".join(line.strip() for line in lines[-3:]) or "it said nothing"

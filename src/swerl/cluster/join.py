@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from swerl.cluster.network import address_towards
-from swerl.cluster.ray_daemons import RAY_SETTINGS, TRIES, has_started, ray_start
+from swerl.cluster.hosts import RAY_SETTINGS, TRIES, has_started, ray_start
+from swerl.cluster.node import address_towards
 from swerl.engines._process import child
 
 

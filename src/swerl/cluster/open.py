@@ -7,12 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerl.cluster.hosts import HostPlan, host_cluster
-from swerl.cluster.local import LocalNode
-from swerl.cluster.node import Node
-from swerl.cluster.ray_nodes import ray_nodes
-from swerl.cluster.ray_placement import Share
-from swerl.cluster.slurm import slurm_hosts
+from swerl.cluster.hosts import HostPlan, host_cluster, slurm_hosts
+from swerl.cluster.node import LocalNode, Node
+from swerl.cluster.ray_nodes import Share, ray_nodes
 from swerl.core.errors import RecipeError
 from swerl.recipe.schema import ClusterSection, Recipe
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import ray
 
-from swerl.cluster.local import LocalNode, LocalProcess
-from swerl.cluster.node import Ended, Order
+from swerl.cluster.node import Ended, LocalNode, LocalProcess, Order
 from swerl.core.errors import SwerlError
 
 

@@ -11,9 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from swerl.cluster.network import free_port
-from swerl.cluster.node import Node, Order, Running
-from swerl.cluster.servers import end_server, last_lines
+from swerl.cluster.node import Node, Order, Running, end_server, free_port, last_lines
 from swerl.core.errors import EngineError, RecipeError
 from swerl.engines import sglang
 from swerl.engines._sglang_launch import serves

@@ -6,13 +6,14 @@ over expert x expert-tensor x pipeline ranks. What is left over of the ranks hol
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from swerl.core.errors import RecipeError
-from swerl.plan.layout_nearest import nearest
-from swerl.plan.layout_rules import check_layout, num_engines
 from swerl.plan.shape import Shape
-from swerl.recipe.schema import Recipe
+from swerl.recipe.schema import ClusterSection, Recipe, TrainerSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,198 @@ def layout(recipe: Recipe, shape: Shape) -> Layout:
         gpus_per_engine=cluster.gpus_per_engine if cluster.gpus_per_node else 0,
         colocated=cluster.colocate,
     )
+
+
+def check_layout(recipe: Recipe, shape: Shape) -> None:
+    """Raise RecipeError on the first size that does not fit."""
+    trainer, cluster = recipe.trainer, recipe.cluster
+    _check_ranks(trainer, cluster)
+    _check_model(trainer, shape)
+    _check_experts(trainer, shape)
+    num_engines(trainer, cluster)
+    _check_engine(cluster, shape)
+    _check_batch(recipe)
+
+
+def _check_ranks(trainer: TrainerSection, cluster: ClusterSection) -> None:
+    num_gpus = cluster.nodes * cluster.gpus_per_node
+    if num_gpus and cluster.colocate and trainer.ranks != num_gpus:
+        message = f"trainer.ranks = {trainer.ranks}, but the cluster has {num_gpus} GPUs"
+        hint = f"set trainer.ranks = {num_gpus}, or cluster.colocate = false to keep some apart"
+        raise RecipeError(message, hint=hint)
+    if num_gpus and trainer.ranks > num_gpus - (0 if cluster.colocate else 1):
+        raise RecipeError(
+            f"trainer.ranks = {trainer.ranks} leave no GPU for an engine of {num_gpus}",
+            hint="lower trainer.ranks or set cluster.colocate = true",
+        )
+    tensor, pipeline, context = (
+        trainer.tensor_parallel,
+        trainer.pipeline_parallel,
+        trainer.context_parallel,
+    )
+    if trainer.ranks % (tensor * pipeline * context):
+        raise RecipeError(
+            f"trainer.ranks = {trainer.ranks} is no multiple of tensor {tensor} x pipeline "
+            f"{pipeline} x context {context} = {tensor * pipeline * context}",
+            hint="change trainer.ranks or one of the *_parallel keys",
+        )
+    if num_gpus and tensor > cluster.gpus_per_node:
+        raise RecipeError(
+            f"trainer.tensor_parallel = {tensor} spans nodes of {cluster.gpus_per_node} GPUs",
+            hint="use pipeline_parallel between nodes instead",
+        )
+
+
+def _check_model(trainer: TrainerSection, shape: Shape) -> None:
+    tensor = trainer.tensor_parallel
+    _divides("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers)
+    for what, size in (
+        ("attention heads", shape.num_heads),
+        ("key-value heads", shape.num_kv_heads),
+        ("hidden width", shape.hidden_size),
+        ("vocabulary", shape.vocab_size),
+        ("feed-forward width", _ffn_size(shape)),
+        ("shared expert's width", shape.shared_ffn_size),
+        ("linear attention's key heads", shape.linear_num_key_heads),
+        ("linear attention's value heads", shape.linear_num_value_heads),
+    ):
+        _divides("trainer.tensor_parallel", tensor, what, size)
+
+
+def _ffn_size(shape: Shape) -> int:
+    """Return the width that is used: the config of a model of experts may name one that is not."""
+    return shape.ffn_size if shape.num_dense_layers or not shape.num_experts else 0
+
+
+def _check_experts(trainer: TrainerSection, shape: Shape) -> None:
+    expert, expert_tensor = trainer.expert_parallel, trainer.expert_tensor_parallel
+    if not shape.num_experts:
+        if expert > 1 or expert_tensor > 1:
+            message = f"the model {shape.name} has no experts to split"
+            hint = "set trainer.expert_parallel and expert_tensor_parallel to 1"
+            raise RecipeError(message, hint=hint)
+        return
+    _divides("trainer.expert_parallel", expert, "experts", shape.num_experts)
+    _divides(
+        "trainer.expert_tensor_parallel", expert_tensor, "expert's width", shape.expert_ffn_size
+    )
+    part = expert * expert_tensor * trainer.pipeline_parallel
+    if trainer.ranks % part:
+        raise RecipeError(
+            f"trainer.ranks = {trainer.ranks} is no multiple of expert {expert} x expert tensor "
+            f"{expert_tensor} x pipeline {trainer.pipeline_parallel} = {part}",
+            hint="change trainer.expert_parallel",
+        )
+    if expert == 1 and expert_tensor != trainer.tensor_parallel:
+        message = (
+            f"expert_parallel = 1 with expert_tensor_parallel = {expert_tensor} and "
+            f"tensor_parallel = {trainer.tensor_parallel} trains wrong weights without an error: "
+            "Megatron does not reduce the experts' gradients over the ranks in between"
+        )
+        hint = f"set expert_tensor_parallel = {trainer.tensor_parallel}, or expert_parallel above 1"
+        raise RecipeError(message, hint=hint)
+
+
+def num_engines(trainer: TrainerSection, cluster: ClusterSection) -> int:
+    """Return how many engines the GPUs make. Raises RecipeError where they do not divide."""
+    if not cluster.gpus_per_node:
+        return 1
+    num_gpus = cluster.nodes * cluster.gpus_per_node
+    free = num_gpus if cluster.colocate else num_gpus - trainer.ranks
+    size = cluster.gpus_per_engine
+    if free % size:
+        raise RecipeError(
+            f"{free} GPUs for engines are no multiple of cluster.gpus_per_engine = {size}",
+            hint=f"set gpus_per_engine to a divisor of {free}",
+        )
+    if cluster.gpus_per_node % size and size % cluster.gpus_per_node:
+        raise RecipeError(
+            f"engines of {size} GPUs would straddle nodes of {cluster.gpus_per_node}",
+            hint="use whole nodes, or a divisor of one node's GPUs",
+        )
+    return free // size
+
+
+def _check_engine(cluster: ClusterSection, shape: Shape) -> None:
+    if cluster.gpus_per_node:
+        size = cluster.gpus_per_engine
+        _divides("cluster.gpus_per_engine", size, "attention heads", shape.num_heads)
+
+
+def _check_batch(recipe: Recipe) -> None:
+    rollout, trainer = recipe.rollout, recipe.trainer
+    tensor, context = trainer.tensor_parallel, trainer.context_parallel
+    episodes = rollout.groups_per_step * rollout.episodes_per_group
+    data = trainer.ranks // (tensor * trainer.pipeline_parallel * context)
+    if episodes < data:
+        raise RecipeError(
+            f"{episodes} episodes a step leave some of {data} data-parallel ranks idle",
+            hint="raise rollout.groups_per_step, or split models more",
+        )
+    if trainer.tokens_per_micro_batch * context < rollout.max_context_tokens:
+        message = (
+            f"tokens_per_micro_batch = {trainer.tokens_per_micro_batch} x context_parallel "
+            f"{context} cannot hold a context of {rollout.max_context_tokens} tokens"
+        )
+        needed = -(-rollout.max_context_tokens // context)
+        raise RecipeError(message, hint=f"set trainer.tokens_per_micro_batch to {needed} or more")
+    part = 2 * context * tensor
+    if context > 1 and rollout.max_context_tokens % part:
+        message = (
+            f"2 x context {context} x tensor {tensor} = {part} does not divide the context: "
+            f"{rollout.max_context_tokens}"
+        )
+        below = rollout.max_context_tokens // part * part
+        raise RecipeError(message, hint=f"set rollout.max_context_tokens = {below}")
+
+
+def _divides(key: str, value: int, what: str, size: int) -> None:
+    if size % value:
+        message = f"{key} = {value} does not divide the {what}: {size}"
+        below = max(n for n in range(1, value) if size % n == 0)
+        raise RecipeError(message, hint=f"{below} does, or change the {what}")
+
+
+_KEYS = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "expert_tensor_parallel",
+)
+
+
+def nearest(recipe: Recipe, shape: Shape) -> Mapping[str, int]:
+    """Return the trainer's keys to change, empty where no other sizes on as many ranks are legal.
+
+    Near are layouts whose sizes are few doublings or halvings away. Of those as near, one that
+    changes fewer keys comes first, then one that splits the model more, experts whole.
+    """
+    given = {key: getattr(recipe.trainer, key) for key in _KEYS}
+    for sizes in sorted(_candidates(recipe, shape), key=lambda sizes: _distance(sizes, given)):
+        trainer = recipe.trainer.model_copy(update=sizes)
+        try:
+            check_layout(recipe.model_copy(update={"trainer": trainer}), shape)
+        except RecipeError:
+            continue
+        return {key: size for key, size in sizes.items() if size != given[key]}
+    return {}
+
+
+def _candidates(recipe: Recipe, shape: Shape) -> Iterator[dict[str, int]]:
+    ranks = recipe.trainer.ranks
+    divisors = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    expert_sizes = divisors if shape.num_experts else [1]
+    for tensor, pipeline, context in product(divisors, repeat=3):
+        if ranks % (tensor * pipeline * context):
+            continue
+        for expert, expert_tensor in product(expert_sizes, repeat=2):
+            if ranks % (expert * expert_tensor * pipeline) == 0:
+                sizes = (tensor, pipeline, context, expert, expert_tensor)
+                yield dict(zip(_KEYS, sizes, strict=True))
+
+
+def _distance(sizes: Mapping[str, int], given: Mapping[str, int]) -> tuple[float, ...]:
+    doublings = sum(abs(math.log2(sizes[key] / given[key])) for key in _KEYS)
+    changed = sum(sizes[key] != given[key] for key in _KEYS)
+    return doublings, changed, -math.prod(sizes.values()), sizes["expert_tensor_parallel"]

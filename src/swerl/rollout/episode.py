@@ -1,35 +1,38 @@
 """One Episode from Task to Reward: `run` reads like the path of one datum.
 
-Every way to fail ends in a Verdict, not in an exception: a budget in `timeout`, broken machinery
-in `infra`, a sandbox that what ran in it used up in `unsolved`. What was finished by then (Turns,
-patch) is kept.
+Every failure ends in a Verdict, not in an exception: an exceeded budget in `timeout`, broken
+infrastructure in `infra`, a sandbox that the agent exhausted in `unsolved`. Turns and patch up to
+that point are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from swerl.core import plugins
+from swerl.core.chat import Role, ToolCall
 from swerl.core.contracts import Exit, Sandbox
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import BrokenImageError, BudgetError, SandboxError, SwerlError
-from swerl.core.events import EpisodeEnded
+from swerl.core.events import EpisodeEnded, TurnEnded
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import Task
-from swerl.gateway.sessions import Session
+from swerl.core.turn import Sampling
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.sessions import Session, TurnRecord
 from swerl.rollout import workspace
-from swerl.rollout.clock import Clock
-from swerl.rollout.parts import Parts
-from swerl.rollout.session import open_session
-from swerl.rollout.shaping import penalty
+from swerl.rollout.parts import Clock, Parts
+from swerl.rollout.reward import penalty
 
 
 @dataclass(slots=True)
 class _Draft:
-    """What an Episode has come to so far."""
+    """The results of an Episode so far."""
 
     status: Status = Status.FAILED
     patch: str | None = None
@@ -41,16 +44,16 @@ class _Draft:
 async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
     """Attempt a Task once: the agent in one Sandbox, grading in a fresh one."""
     draft, clock = _Draft(), Clock(episode_id, parts.emit)
-    session = open_session(episode_id, parts)
+    session = _open_session(episode_id, parts)
     try:
         async with _budget("episode_s", parts.budgets.episode_s):
-            await _work(task, session, parts, draft, clock)
+            await _run_agent(task, session, parts, draft, clock)
             draft.grade = await _grade(task, parts, draft, clock)
     except SwerlError as error:
-        draft.grade = _failed(error)
+        draft.grade = _failed_grade(error)
     finally:
         trajectory = await session.close()
-    grade = _failed(session.failure) if session.failure else draft.grade
+    grade = _failed_grade(session.failure) if session.failure else draft.grade
     assert grade is not None
     clock.seconds["total"] = clock.total
     episode = Episode(
@@ -66,14 +69,18 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
         records=draft.records,
         error=grade.reason if grade.verdict is Verdict.INFRA else "",
     )
-    parts.emit(_ended(episode))
+    parts.emit(_ended_event(episode))
     return episode
 
 
-async def _work(task: Task, session: Session, parts: Parts, draft: _Draft, clock: Clock) -> None:
-    """Let the agent work in a Sandbox of its own, then take its patch."""
-    opened = parts.provisioner.for_agent(task, parts.harness, clock)
-    async with _boot(opened, "boot", clock) as sandbox:
+async def _run_agent(
+    task: Task, session: Session, parts: Parts, draft: _Draft, clock: Clock
+) -> None:
+    """Run the agent in a Sandbox of its own, then take its patch."""
+    async with AsyncExitStack() as stack:
+        with clock.phase("boot"):
+            opened = parts.provisioner.for_agent(task, parts.harness, clock)
+            sandbox = await stack.enter_async_context(opened)
         start = await workspace.start(sandbox, task.workdir)
         url = await sandbox.expose(session) if parts.harness.inside else session.url
         with clock.phase("agent"):
@@ -87,34 +94,31 @@ async def _work(task: Task, session: Session, parts: Parts, draft: _Draft, clock
 
 
 async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade:
-    """Grade the patch in a clean Sandbox, unless there is nothing left to grade."""
+    """Grade the draft's patch; without one the Grade follows from the status."""
     if draft.status is Status.TIMEOUT:
         return Grade(Verdict.TIMEOUT, f"the agent used up agent_s = {parts.budgets.agent_s:g} s")
     if draft.patch is None:
         return Grade(Verdict.UNSOLVED, "the agent left no readable work tree, or a huge patch")
-    grader = plugins.load("graders", task.grading.grader).build()
-    async with _budget("grading_s", parts.budgets.grading_s), AsyncExitStack() as one:
-
-        async def fresh() -> Sandbox:
-            await one.aclose()
-            return await one.enter_async_context(parts.provisioner.for_grading(task))
-
-        with clock.phase("grade_boot"):
-            sandbox = await fresh()
-        with clock.phase("grade"):
-            grade: Grade = await grader.grade(task, draft.patch, sandbox, fresh)
+    async with _budget("grading_s", parts.budgets.grading_s):
+        grade = await grade_patch(task, draft.patch, parts, clock)
     clock.add("test", grade.test_s)
     return grade
 
 
-@asynccontextmanager
-async def _boot(
-    opened: AbstractAsyncContextManager[Sandbox], name: str, clock: Clock
-) -> AsyncIterator[Sandbox]:
+async def grade_patch(task: Task, patch: str, parts: Parts, clock: Clock) -> Grade:
+    """Grade a patch in a clean Sandbox; the Grader may ask for another one. Raises SwerlError."""
+    grader = plugins.load("graders", task.grading.grader).build()
     async with AsyncExitStack() as stack:
-        with clock.phase(name):
-            sandbox = await stack.enter_async_context(opened)
-        yield sandbox
+
+        async def fresh() -> Sandbox:
+            await stack.aclose()
+            return await stack.enter_async_context(parts.provisioner.for_grading(task))
+
+        with clock.phase("grade_boot"):
+            sandbox = await fresh()
+        with clock.phase("grade"):
+            grade: Grade = await grader.grade(task, patch, sandbox, fresh)
+    return grade
 
 
 @asynccontextmanager
@@ -128,7 +132,7 @@ async def _budget(name: str, seconds: float) -> AsyncIterator[None]:
         raise BudgetError(f"budgets.{name} = {seconds:g} s ran out") from error
 
 
-def _failed(error: SwerlError) -> Grade:
+def _failed_grade(error: SwerlError) -> Grade:
     verdict = Verdict.INFRA
     if isinstance(error, BudgetError):
         verdict = Verdict.TIMEOUT
@@ -140,15 +144,15 @@ def _failed(error: SwerlError) -> Grade:
 
 
 def _status(done: Exit, limit: str) -> Status:
-    """Say how the harness ended; most break off when the gateway refuses them a turn."""
     if done.timed_out:
         return Status.TIMEOUT
+    # Most harnesses end with an error when the gateway refuses a turn: the limit decides.
     if done.limit or limit:
         return Status.LIMIT
     return Status.COMPLETED if done.code == 0 else Status.FAILED
 
 
-def _ended(episode: Episode) -> EpisodeEnded:
+def _ended_event(episode: Episode) -> EpisodeEnded:
     return EpisodeEnded(
         episode=episode.id,
         task=episode.task_id,
@@ -158,3 +162,61 @@ def _ended(episode: Episode) -> EpisodeEnded:
         tokens=episode.trajectory.num_sampled_tokens,
         seconds=episode.timings["total"],
     )
+
+
+def _open_session(episode_id: str, parts: Parts) -> Session:
+    rollout = parts.rollout
+    return parts.gateway.open(
+        episode_id,
+        sampling=Sampling(
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            seed=seed_of(parts.seed, episode_id),
+        ),
+        limits=SessionLimits(
+            max_turns=rollout.max_turns,
+            max_context_tokens=rollout.max_context_tokens,
+            model_call_s=parts.budgets.model_call_s,
+        ),
+        on_turn=_turn_emitter(episode_id, parts),
+    )
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Return a 31-bit seed that depends on the run's seed and the name alone."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) >> 1
+
+
+def _turn_emitter(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]:
+    def on_turn(record: TurnRecord) -> None:
+        if parts.on_turn:
+            parts.on_turn(record)
+        turn = record.turn
+        message = record.reply.message
+        parts.emit(
+            TurnEnded(
+                episode=episode_id,
+                turn=turn.index,
+                prompt_tokens=record.reply.usage.prompt_tokens,
+                output_tokens=len(turn.output_ids),
+                seconds=turn.duration_s,
+                said=first_line(message.text),
+                calls=tuple(map(brief, message.tool_calls)),
+                results=tuple(
+                    first_line(m.text) for m in record.new_messages if m.role is Role.TOOL
+                ),
+            )
+        )
+
+    return on_turn
+
+
+def brief(call: ToolCall) -> str:
+    """Return a tool call in one line, as `name(arguments)`."""
+    return f"{call.name}({first_line(json.dumps(dict(call.arguments), ensure_ascii=False))})"
+
+
+def first_line(text: str, width: int = 200) -> str:
+    """Return the first line that is not blank, cut at `width`."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= width else line[: width - 1] + "…"

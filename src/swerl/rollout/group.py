@@ -1,4 +1,4 @@
-"""Groups: n Episodes of each Task at once; what the machinery lost is tried again alone."""
+"""Groups: n concurrent Episodes of each Task; an Episode lost to infrastructure runs again."""
 
 from __future__ import annotations
 
@@ -36,46 +36,58 @@ async def run_one(
 ) -> Group:
     """Run `size` Episodes of a Task; `stage` names their folder under `episodes/`.
 
-    Episodes that are already finished on disk are read back, not run again, unless the machinery
-    had lost them.
+    Episodes already finished on disk are read back and not run again, unless infrastructure had
+    lost them.
     """
     async with asyncio.TaskGroup() as running:
-        attempts = [
-            running.create_task(_attempt(task, stage, k, parts, folder)) for k in range(size)
+        episodes = [
+            running.create_task(_run_recorded(task, stage, k, parts, folder)) for k in range(size)
         ]
-    return Group(task.id, tuple(attempt.result() for attempt in attempts))
+    return Group(task.id, tuple(each.result() for each in episodes))
 
 
-def prefix_of(task: Task, stage: str) -> str:
-    """Return how the ids of all Episodes of a Group begin."""
+def id_prefix(task: Task, stage: str) -> str:
+    """Return the common start of the ids of a Group's Episodes."""
     return f"{stage}/{task.id.replace('/', '_')}."
 
 
-async def _attempt(task: Task, stage: str, k: int, parts: Parts, folder: RunFolder) -> Episode:
-    name = f"{prefix_of(task, stage)}{k}"
+async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: RunFolder) -> Episode:
+    name = f"{id_prefix(task, stage)}{k}"
     path = folder.episode(*name.split("/"))
-    tries = [name, *(f"{name}+{refill + 1}" for refill in range(parts.rollout.refills))]
     lost_tokens = 0
     if record.is_finished(path):
         kept = record.read(path)
         if kept.learnable:
             return kept
-        lost_tokens = _tokens(kept)
+        lost_tokens = _sampled_tokens(kept)
     async with parts.provisioner.slot:
         try:
-            result = await episode.run(task, name, parts)
-            for again in tries[1:]:
-                if result.learnable or result.verdict is Verdict.INVALID:
-                    break
-                lost_tokens += _tokens(result)
-                result = await episode.run(task, again, parts)
-            return record.write(path, replace(result, lost_tokens=lost_tokens))
+            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens)
+            return record.write(path, result)
         finally:
             if spool := parts.spool:
-                for each in tries:
+                for each in _attempt_names(name, parts):
                     spool.drop(each)
 
 
-def _tokens(lost: Episode) -> int:
-    """Return the tokens sampled for an Episode in this and in earlier attempts."""
+async def run_with_refills(task: Task, name: str, parts: Parts, *, lost_tokens: int = 0) -> Episode:
+    """Run an Episode, and up to `rollout.refills` times again if infrastructure loses it.
+
+    The caller holds a slot of the provisioner. `lost_tokens` is the count of earlier attempts.
+    """
+    first, *refills = _attempt_names(name, parts)
+    result = await episode.run(task, first, parts)
+    for again in refills:
+        if result.learnable or result.verdict is Verdict.INVALID:
+            break
+        lost_tokens += _sampled_tokens(result)
+        result = await episode.run(task, again, parts)
+    return replace(result, lost_tokens=lost_tokens)
+
+
+def _attempt_names(name: str, parts: Parts) -> list[str]:
+    return [name, *(f"{name}+{refill + 1}" for refill in range(parts.rollout.refills))]
+
+
+def _sampled_tokens(lost: Episode) -> int:
     return lost.lost_tokens + lost.trajectory.num_sampled_tokens

@@ -1,22 +1,28 @@
-"""What every Episode of a run shares."""
+"""The parts that all Episodes of a run share, among them the Provisioner of Sandboxes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from swerl.core.contracts import Harness
-from swerl.core.events import Emit
+from swerl.core.contracts import Harness, Sandbox, SandboxBackend
+from swerl.core.events import Emit, PhaseEnded, PhaseStarted
 from swerl.core.experts import ExpertSpool
+from swerl.core.sandbox import Limits
+from swerl.core.task import Task
 from swerl.gateway.sessions import SessionSource, TurnRecord
 from swerl.recipe.schema import BudgetsSection, RolloutSection
-from swerl.rollout.provision import Provisioner
 from swerl.rollout.reward import Rule
+from swerl.tasks.hide_future import Facts, scrub
+from swerl.tasks.set_up import set_up
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What every Episode of a run shares."""
+    """The parts that all Episodes of a run share."""
 
     gateway: SessionSource
     provisioner: Provisioner
@@ -27,6 +33,70 @@ class Parts:
     seed: int
     emit: Emit
     on_turn: Callable[[TurnRecord], None] | None = None
-    """Told of every Turn with all its words, which events leave out; for transcripts."""
+    """Called with the full text of every Turn, which events leave out; for transcripts."""
     spool: ExpertSpool | None = None
-    """Where the gateway keeps recorded experts until an Episode is written."""
+    """Storage for recorded experts until an Episode is written."""
+
+
+class Provisioner:
+    """Opens Sandboxes. An Episode holds one at a time, so `concurrency` slots bound them."""
+
+    def __init__(self, backend: SandboxBackend, limits: Limits, *, concurrency: int) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._facts: dict[str, Facts] = {}
+        self.slot = asyncio.Semaphore(concurrency)
+        """An Episode holds a slot from start to end; waiting for it counts against no budget."""
+
+    @asynccontextmanager
+    async def for_agent(self, task: Task, harness: Harness, clock: Clock) -> AsyncIterator[Sandbox]:
+        """Open a Sandbox without the repository's future commits, and install the harness.
+
+        The clock records the phase `scrub`. Raises BrokenImageError on a broken repository.
+        """
+        async with self._backend.open(
+            task.image, self._limits, workdir=task.workdir, mounts=harness.mounts()
+        ) as sandbox:
+            with clock.phase("scrub"):
+                await set_up(sandbox, task)
+                scrubbed = await scrub(sandbox, task, facts=self._facts.get(task.id))
+            self._facts[task.id] = scrubbed.facts
+            await harness.install(sandbox)
+            yield sandbox
+
+    @asynccontextmanager
+    async def for_grading(self, task: Task) -> AsyncIterator[Sandbox]:
+        """Open a clean Sandbox of the Task's image that no agent has used."""
+        async with self._backend.open(task.image, self._limits, workdir=task.workdir) as sandbox:
+            await set_up(sandbox, task)
+            yield sandbox
+
+
+class Clock:
+    """Measures the phases of one Episode and emits them; phases of one name add up."""
+
+    def __init__(self, episode: str, emit: Emit) -> None:
+        self._episode = episode
+        self._emit = emit
+        self._started = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the block as a phase."""
+        self._emit(PhaseStarted(self._episode, name))
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(name, time.monotonic() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add a phase that was measured elsewhere and has just ended."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self._emit(PhaseEnded(self._episode, name, seconds))
+
+    @property
+    def total(self) -> float:
+        """Seconds since the Episode began."""
+        return time.monotonic() - self._started

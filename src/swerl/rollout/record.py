@@ -1,12 +1,12 @@
 """An Episode as a folder: patch, grade, log, exact tokens; `episode.json` is written last.
 
-The experts that an engine recorded lie in a file of their own, which `trajectory.json` names.
+Recorded experts have a file of their own, which `trajectory.json` names.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,21 @@ import orjson
 from swerl.core import experts
 from swerl.core.chat import Finish, Message
 from swerl.core.episode import Episode, Status
+from swerl.core.events import Emit, Notice
 from swerl.core.files import disk_errors, read_json, write_bytes, write_json
 from swerl.core.grade import Canary, Grade, TestStatus, Verdict
 from swerl.core.tree import Trajectory
 from swerl.core.turn import RoutedExperts, StoredBytes, Turn, WeightChange
 from swerl.gateway.sessions import TurnRecord
-from swerl.rollout.versions import versions_of
+from swerl.rollout.versions import Versions, versions_of
+from swerl.runs.layout import Cursor, RunFolder, make_aside
 
 
 def write(folder: Path, episode: Episode) -> Episode:
-    """Write an Episode, in place of one that was there; return it with its experts on disk.
-
-    Raises RunError where the disk refuses.
-    """
+    """Write an Episode over an earlier one; return it with its experts on disk. Raises RunError."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "episode.json").unlink(missing_ok=True)  # a kill must not mix the two
+        (folder / "episode.json").unlink(missing_ok=True)  # A kill must not mix the two.
         (folder / "patch.diff").write_bytes(episode.patch.encode("utf-8", "surrogateescape"))
         (folder / "agent.log").write_text(episode.log, encoding="utf-8", errors="replace")
         if episode.records:
@@ -56,10 +55,7 @@ def write(folder: Path, episode: Episode) -> Episode:
 
 
 def write_trajectory(folder: Path, trajectory: Trajectory) -> Trajectory:
-    """Write a Trajectory in exact tokens, its experts first; return it with those on disk.
-
-    Raises RunError where the disk refuses.
-    """
+    """Write a Trajectory, its experts first; return it with those on disk. Raises RunError."""
     kept = _with_stored_experts(folder / experts.NAME, trajectory)
     write_bytes(folder / "trajectory.json", _dump(kept))
     return kept
@@ -74,12 +70,11 @@ def _with_stored_experts(path: Path, trajectory: Trajectory) -> Trajectory:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the folder holds a whole Episode."""
     return (folder / "episode.json").exists()
 
 
 def read(folder: Path) -> Episode:
-    """Read an Episode back. Raises RunError where the folder is damaged."""
+    """Read an Episode back. Raises RunError on a damaged folder."""
     summary = read_json(folder / "episode.json")
     records = folder / "agent.records.jsonl"
     return Episode(
@@ -98,21 +93,52 @@ def read(folder: Path) -> Episode:
     )
 
 
+def move_orphans_aside(
+    run: RunFolder, versions: Versions, cursor: Cursor, groups_per_step: int, emit: Emit
+) -> None:
+    """Move orphaned Episodes aside: those sampled by weights that a crash lost.
+
+    After a crash an asynchronous run continues from its committed step, where other Groups may
+    finish first. It then makes different weights under the names of the lost ones, so orphans
+    must leave before a name is used again. Looks at the stages of Groups that are not trained.
+    Raises RunError.
+    """
+    positions = (cursor.next_place, *(position for position, _ in cursor.under_way))
+    first_stage = min(positions) // groups_per_step
+    orphans = [
+        path
+        for path in _finished_since(run.root, first_stage)
+        if any(versions.number(name) is None for name in read_versions(path))
+    ]
+    if not orphans:
+        return
+    aside = make_aside(run.root)
+    for path in orphans:
+        target = aside / path.parent.name / path.name
+        with disk_errors(target):
+            target.parent.mkdir(exist_ok=True)
+            path.rename(target)
+    emit(Notice(f"moved {len(orphans)} episodes of lost weights aside, to {aside.name}"))
+
+
+def _finished_since(root: Path, first_stage: int) -> Iterator[Path]:
+    for stage in sorted((root / "episodes").iterdir()):
+        if stage.name.isdecimal() and int(stage.name) >= first_stage:
+            yield from (path for path in sorted(stage.iterdir()) if is_finished(path))
+
+
 def read_versions(folder: Path) -> tuple[str, ...]:
     """Return the weights that sampled a written Episode. Raises RunError on a damaged folder."""
     return tuple(read_json(folder / "episode.json").get("versions", ()))
 
 
 def write_transcript(folder: Path, turns: Iterable[TurnRecord]) -> None:
-    """Write the conversation as a person reads it: what each Turn heard and said, and after whom.
-
-    Raises RunError where the disk refuses.
-    """
-    write_json(folder / "transcript.json", [words(record) for record in turns])
+    """Write the conversation as readable text, Turn by Turn. Raises RunError."""
+    write_json(folder / "transcript.json", [transcript_turn(record) for record in turns])
 
 
-def words(record: TurnRecord) -> dict[str, Any]:
-    """Return what a Turn heard and said, and after whom, as JSON."""
+def transcript_turn(record: TurnRecord) -> dict[str, Any]:
+    """Return a Turn's new messages, its reply and its parent as JSON."""
     return {
         "turn": record.turn.index,
         "parent": record.turn.parent,
@@ -139,7 +165,7 @@ def _dump(value: Any) -> bytes:
 
 
 def _plain(value: object) -> Any:
-    """Return what JSON has for a value; a file of experts stands in the Episode's own folder."""
+    """Convert a value that JSON lacks; a file of experts is in the Episode's own folder."""
     return value.name if isinstance(value, Path) else str(value)
 
 
@@ -172,7 +198,7 @@ def _turn(value: dict[str, Any], folder: Path) -> Turn:
 
 
 def _routed(value: dict[str, Any], folder: Path) -> RoutedExperts:
-    """Read a record; an older Episode's holds the ids themselves, in base64."""
+    """Read a record; an older Episode holds the ids themselves, in base64."""
     data = value.pop("data")
     if isinstance(data, str):
         return RoutedExperts(data=base64.b64decode(data), **value)

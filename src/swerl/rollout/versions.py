@@ -1,4 +1,4 @@
-"""Weight versions in the order in which they began to serve, and how old tokens are by it."""
+"""Weight versions in the order in which they first served, and the staleness of tokens."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from swerl.core.turn import Turn
 
 
 class Versions:
-    """Every version that has served, oldest first. A version's place counts from 0."""
+    """Every version that has served, oldest first; numbers count from 0."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
+        self._numbers = {name: number for number, name in enumerate(names)}
 
     @property
     def names(self) -> tuple[str, ...]:
         """All versions, oldest first."""
-        return tuple(self._places)
+        return tuple(self._numbers)
 
     @property
     def newest(self) -> int:
-        """Place of the newest version: the one that the trainer holds between its steps."""
-        return len(self._places) - 1
+        """Number of the newest version, which the trainer holds between its steps."""
+        return len(self._numbers) - 1
 
     def add(self, name: str) -> None:
-        """Note that a version serves; one that is known keeps its place."""
-        self._places.setdefault(name, len(self._places))
+        """Add a version that serves; a known one keeps its number."""
+        self._numbers.setdefault(name, len(self._numbers))
 
-    def place(self, name: str) -> int | None:
-        """Return a version's place, None for one that never served."""
-        return self._places.get(name)
+    def number(self, name: str) -> int | None:
+        """Return a version's number, None if it never served."""
+        return self._numbers.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How old tokens are, in versions between the one that sampled them and the newest."""
+    """Age of tokens: versions between the one that sampled them and the newest."""
 
     mean: float = 0.0
     """Over tokens."""
@@ -54,10 +54,11 @@ def staleness(episodes: Iterable[Episode], versions: Versions) -> Staleness:
     A version that never served counts as the newest: an engine without weights has its own names.
     """
     turns = [turn for episode in episodes for turn in episode.trajectory.turns]
+    spans = [span for turn in turns for span in spans_of(turn)]
+    numbers = [versions.number(name) for name, _ in spans]
     ages = [
-        (versions.newest - _place(name, versions), count)
-        for turn in turns
-        for name, count in spans_of(turn)
+        (0 if number is None else versions.newest - number, count)
+        for number, (_, count) in zip(numbers, spans, strict=True)
     ]
     num_tokens = sum(count for _, count in ages)
     return Staleness(
@@ -75,14 +76,9 @@ def versions_of(episode: Episode) -> set[str]:
 
 
 def spans_of(turn: Turn) -> Iterator[tuple[str, int]]:
-    """Yield (version, number of tokens) over a Turn's sampled ids, leaving empty spans out."""
+    """Yield (version, number of tokens) over a Turn's sampled ids, without empty spans."""
     names = [turn.weight_version, *(change.version for change in turn.weight_changes)]
     bounds = [0, *(change.at for change in turn.weight_changes), len(turn.output_ids)]
     for name, start, stop in zip(names, bounds, bounds[1:], strict=False):
         if stop > start:
             yield name, stop - start
-
-
-def _place(name: str, versions: Versions) -> int:
-    place = versions.place(name)
-    return versions.newest if place is None else place

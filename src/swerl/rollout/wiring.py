@@ -1,6 +1,7 @@
-"""Wire the rollout side of a Recipe: Tasks, family, engine, gateway, sandboxes, Episode parts.
+"""Build the rollout parts of a Recipe: Tasks, family, engine, gateway, sandboxes, Parts.
 
-`training/train.py` adds the trainer. Commands that need only some parts build them from here.
+`training/` adds the trainer. Commands that need only some parts build them from here, so the
+cluster is imported inside the two functions that training alone calls.
 """
 
 from __future__ import annotations
@@ -9,14 +10,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pydantic import BaseModel
 
-from swerl.cluster.node import Node
-from swerl.cluster.open import Nodes
-from swerl.cluster.sandbox_servers import serve_sandboxes
-from swerl.cluster.sglang_servers import serve_on
 from swerl.core import plugins
 from swerl.core.contracts import (
     Algorithm,
@@ -34,7 +31,6 @@ from swerl.core.events import Emit, Notice, ignore
 from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, read_tasks
-from swerl.engines import sglang
 from swerl.gateway.app import Gateway
 from swerl.gateway.orders import WorkerSetup
 from swerl.gateway.pool import GatewayPool
@@ -43,15 +39,18 @@ from swerl.gateway.speakers import HistoryPolicy
 from swerl.images.ondemand import on_demand
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
-from swerl.rollout.gate import Gate
-from swerl.rollout.parts import Parts
-from swerl.rollout.provision import Provisioner
+from swerl.rollout.draining import DrainingEngine
+from swerl.rollout.parts import Parts, Provisioner
 from swerl.rollout.reward import rule
 from swerl.sandboxes.ledger import reap
 from swerl.sandboxes.ledger.store import default_ledger
 from swerl.sandboxes.ledger.tracked import tracked
 from swerl.tasks import twin
 from swerl.tasks.admission import of_difficulty, require_certified, require_time
+
+if TYPE_CHECKING:
+    from swerl.cluster.node import Node
+    from swerl.cluster.open import Nodes
 
 
 def family_of(recipe: Recipe, model: Path | None) -> Family:
@@ -70,7 +69,7 @@ def _parser_of(recipe: Recipe) -> ParserChoice | None:
 async def open_engine(
     recipe: Recipe, nodes: Nodes, setup: EngineSetup, emit: Emit
 ) -> AsyncIterator[Engine]:
-    """Open the recipe's engine; SGLang's servers of a cluster run on its machines."""
+    """Open the recipe's engine; with a cluster launcher, SGLang servers run on its nodes."""
     chosen = recipe.engine
     setup = replace(setup, tell=lambda said: emit(Notice(said)))
     on_nodes = chosen.type == "sglang" and recipe.cluster.launcher != "local"
@@ -83,6 +82,9 @@ async def open_engine(
                 )
             yield cast(Engine, opened)
         return
+    from swerl.cluster.sglang_servers import serve_on
+    from swerl.engines import sglang
+
     options = sglang.Options.model_validate(chosen.options)
     async with (
         serve_on(
@@ -97,12 +99,12 @@ async def open_engine(
         yield engine
 
 
-def gate_of(recipe: Recipe, engine: Engine) -> Gate | None:
-    """Return the gate that the schedule's rule for replies under way needs."""
+def draining_of(recipe: Recipe, engine: Engine) -> DrainingEngine | None:
+    """Wrap the engine if `schedule.replies` requires that replies end before weights change."""
     schedule = recipe.schedule
     if schedule.mode != "async" or schedule.replies == "keep":
         return None
-    return Gate(engine, schedule.replies)
+    return DrainingEngine(engine, schedule.replies)
 
 
 def gateway_of(
@@ -113,10 +115,10 @@ def gateway_of(
     *,
     spool: ExpertSpool | None = None,
 ) -> Gateway | GatewayPool:
-    """Return the recipe's gateway in front of an engine opened with `setup`, to be entered.
+    """Return the recipe's gateway, not yet entered, in front of an engine opened with `setup`.
 
-    Experts that the engine records go to `spool`, or stay in memory where there is none. Raises
-    RecipeError where the gateway's processes could not reach the engine.
+    Recorded experts go to `spool`, or stay in memory without one. Raises RecipeError if the
+    gateway's processes could not reach the engine.
     """
     if recipe.gateway.processes > 1:
         return _pool_of(recipe, engine, setup, emit, spool)
@@ -166,7 +168,7 @@ def _pool_of(
 def parts_of(
     recipe: Recipe, gateway: SessionSource, emit: Emit, backend: SandboxBackend | None = None
 ) -> Parts:
-    """Wire what Episodes share; without a backend theirs is opened beside the controller."""
+    """Build the parts that Episodes share; the default backend is that of the recipe."""
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
     return Parts(
         gateway=gateway,
@@ -208,7 +210,6 @@ def _options(recipe: Recipe, section: str) -> list[BaseModel]:
 
 
 def sandbox_backend(recipe: Recipe, emit: Emit) -> SandboxBackend:
-    """Build what the recipe's sandbox section names."""
     options = plugin_options("sandboxes", recipe.sandbox, section="sandbox")
     return open_backend(
         recipe.sandbox.type, options, run=recipe.name, warn=lambda text: emit(Notice(text))
@@ -219,13 +220,15 @@ def sandbox_backend(recipe: Recipe, emit: Emit) -> SandboxBackend:
 async def open_sandboxes(
     recipe: Recipe, nodes: Sequence[Node], *, logs: Path, emit: Emit
 ) -> AsyncIterator[SandboxBackend]:
-    """Yield the backend of a run: beside the controller, or spread over its nodes.
+    """Yield the backend of a run: on the controller's machine, or spread over the nodes.
 
-    A node's server writes its sandboxes into the ledger there.
+    A node's server records its sandboxes in that node's ledger.
     """
     if not recipe.cluster.sandbox_cpus:
         yield sandbox_backend(recipe, emit)
         return
+    from swerl.cluster.sandbox_servers import serve_sandboxes
+
     async with serve_sandboxes(nodes, recipe, logs=logs, emit=emit) as spread:
         yield spread
 
@@ -237,15 +240,15 @@ def open_backend(
     run: str,
     warn: Callable[[str], None] = lambda _: None,
 ) -> SandboxBackend:
-    """Build a backend that pulls images where its settings say so and writes the ledger.
+    """Build a backend that pulls images if its options ask for it, and that writes the ledger.
 
-    `run` says what its sandboxes are used for; `warn` hears what stops nothing.
+    `run` names the user of its sandboxes in the ledger; `warn` receives harmless problems.
     """
     return on_demand(tracked(backend, options, run=run, warn=warn), options)
 
 
 async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
-    """Remove the sandboxes that a killed start of the same run left, and say so."""
+    """Remove the sandboxes that an earlier, killed start of the same run left."""
     left = await reap.reap_leftovers(default_ledger(), recipe.name)
     removed = sum(each.outcome is reap.Outcome.REMOVED for each in left)
     if removed:
@@ -255,7 +258,7 @@ async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
         emit(
             Notice(
                 f"{len(problems)} sandboxes of an earlier start are left: {problems[0]}; "
-                "mend that, then `swerl sandbox reap`"
+                "fix that, then run `swerl sandbox reap`"
             )
         )
 
@@ -263,8 +266,8 @@ async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
 def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:
     """Return the training Tasks, and the evaluation Tasks by split.
 
-    Generated repositories are written under `scratch`. Raises RecipeError on training Tasks that
-    the recipe does not admit.
+    Generated repositories are written under `scratch`. Raises RecipeError if the recipe does not
+    admit the training Tasks.
     """
     if recipe.tasks.source == "twin":
         return _generated(recipe, scratch)
@@ -278,7 +281,7 @@ def _admitted(recipe: Recipe) -> list[Task]:
     tasks = list(read_tasks(Path(chosen.source)))
     if not tasks:
         raise RecipeError(
-            f"{chosen.source} holds no task", hint="`swerl convert` says why rows were rejected"
+            f"{chosen.source} holds no task", hint="`swerl convert` prints why it rejects rows"
         )
     if not chosen.uncertified:
         require_certified(tasks, chosen.source)

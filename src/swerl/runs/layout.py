@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swerl.core.errors import RunError
+from swerl.core.errors import InputError, RunError
 from swerl.core.files import disk_errors, read_json, write_json
-from swerl.runs.aside import next_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,3 +229,63 @@ def _differing(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any
             found += _differing(old.get(key), new.get(key), f"{prefix}{key}.")
         return found
     return [] if old == new else [(prefix.rstrip("."), old, new)]
+
+
+def next_number(parent: Path, prefix: str) -> int:
+    """Return one more than the highest number of the names that begin so, whatever was removed."""
+    ends = (path.name.removeprefix(prefix) for path in parent.glob(f"{prefix}*"))
+    return max((int(end) for end in ends if end.isdecimal()), default=0) + 1
+
+
+def make_aside(root: Path) -> Path:
+    """Make and return a folder of a run for what is moved aside. Raises RunError."""
+    aside = root / f"undone-{next_number(root, 'undone-'):02d}"
+    with disk_errors(aside):
+        aside.mkdir()
+    return aside
+
+
+def rewind(root: Path, step: int) -> Path | None:
+    """Set a run back; return the folder of what was moved aside, None where there was nothing.
+
+    Raises InputError where the step has no checkpoint with the run's state, RunError where a
+    process is at work in the run.
+    """
+    with open_run(root, read_json(root / "recipe.resolved.json")) as run:
+        if not run.state_of(step).is_file():
+            there = ", ".join(str(found) for found in _steps(run)) or "none"
+            raise InputError(
+                f"{root} has no checkpoint of step {step} to go back to",
+                hint=f"steps that have one: {there}",
+            )
+        state = replace(run.read_state(step), finished=False)
+        aside = _move_aside(run, step)
+        run.write_state(state)
+    return aside
+
+
+def _steps(run: RunFolder) -> list[int]:
+    found = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
+    named = (int(path.name) for path in found if path.name.isdecimal())
+    return sorted(step for step in named if run.state_of(step).is_file())
+
+
+def _move_aside(run: RunFolder, step: int) -> Path | None:
+    later = list(_later(run.root / "episodes", step))
+    if not later:
+        return None
+    aside = make_aside(run.root)
+    with disk_errors(aside):
+        for folder in later:
+            folder.rename(aside / folder.name)
+        if run.prompts.exists():
+            shutil.copyfile(run.prompts, aside / run.prompts.name)
+    return aside
+
+
+def _later(episodes: Path, step: int) -> Iterator[Path]:
+    """Yield the folders of later steps and evaluations: `00012`, `eval-heldout-00012`."""
+    for folder in episodes.iterdir():
+        number = folder.name.rpartition("-")[2]
+        if number.isdecimal() and int(number) > step:
+            yield folder

@@ -1,7 +1,7 @@
-"""The prompt ledger: which Task was trained in which step, by which weights it was sampled.
+"""The prompt ledger: each Group's step, fate and weight versions; and the length bias it shows.
 
-One JSON line a Group, written before its step is committed. A run that goes on first cuts off the
-lines of steps that were never committed, so each Group has one line.
+One JSON line per Group, written before its step is committed. A resumed run first removes the
+lines of uncommitted steps, so each Group has one line.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 
 from swerl.core.episode import Group
@@ -17,37 +18,37 @@ from swerl.core.files import disk_errors, write_text
 
 
 class Fate(StrEnum):
-    """What became of a Group."""
+    """The use that a step made of a Group."""
 
     TRAINED = "trained"
     LEFT_OUT = "left_out"
-    """The filter did not pass it, or there were enough."""
+    """Rejected by the filter, or surplus."""
     STALE = "stale"
-    """It had become too old."""
+    """Dropped because it had become too old."""
     SKIPPED = "skipped"
-    """Its step's loss or gradients were not finite."""
+    """The loss or gradients of its step were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What became of the Episodes of one Group."""
+    """One line of the ledger: a Group and its fate."""
 
     step: int
-    """Step that used them up."""
+    """Step that trained or discarded it."""
     task: str
     stage: str
-    """Their folder under `episodes/`; with the Task it names the Group."""
+    """Folder under `episodes/`; together with the Task it names the Group."""
     fate: Fate
     versions: tuple[str, ...] = ()
-    """Weights that sampled them."""
+    """Weight versions that sampled its Episodes."""
     lengths: tuple[int, ...] = ()
     """Sampled tokens of each Episode."""
     learned: tuple[bool, ...] = ()
-    """Whether each was trained on: what machinery lost is not."""
+    """True for each trained Episode; those lost to infrastructure are not trained."""
 
 
 def entry(step: int, group: Group, fate: Fate) -> Entry:
-    """Return the line about a finished Group."""
+    """Return the entry of a finished Group."""
     episodes = group.episodes
     turns = [turn for episode in episodes for turn in episode.trajectory.turns]
     names = [turn.weight_version for turn in turns]
@@ -64,7 +65,7 @@ def entry(step: int, group: Group, fate: Fate) -> Entry:
 
 
 def append(path: Path, entries: Iterable[Entry]) -> None:
-    """Add lines, each on a line of its own also after a torn one. Raises RunError."""
+    """Append entries; a torn last line is ended first. Raises RunError."""
     lines = map(_line, entries)
     with disk_errors(path):
         is_torn = path.exists() and not path.read_bytes().endswith(b"\n")
@@ -73,10 +74,7 @@ def append(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def cut(path: Path, *, steps: int) -> list[Entry]:
-    """Keep the lines of the first `steps` steps, without one that a crash cut short; return them.
-
-    Raises RunError where the disk refuses.
-    """
+    """Keep and return the entries of the first `steps` steps; torn lines go. Raises RunError."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -97,3 +95,53 @@ def _read(line: str) -> Entry | None:
 
 def _line(each: Entry) -> str:
     return json.dumps(asdict(each)) + "\n"
+
+
+TENTHS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LengthTenth:
+    """One tenth of all Episodes, ordered by length."""
+
+    sampled: int
+    """Tokens."""
+    trained: int
+    """Tokens of them that were trained on."""
+
+
+class LengthBias:
+    """Sampled and trained tokens of a run by Episode length.
+
+    A schedule that favours short Episodes shows here: the last tenths are sampled, not trained.
+    """
+
+    def __init__(self, past: Iterable[Entry] = ()) -> None:
+        self._lengths: list[tuple[int, bool]] = []
+        self.add(past)
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Count the Episodes of these Groups."""
+        for entry in entries:
+            self._lengths += zip(entry.lengths, entry.learned, strict=True)
+
+    def tenths(self) -> list[LengthTenth]:
+        """Return the tenths, from the shortest Episodes to the longest."""
+        ordered = sorted(self._lengths, key=lambda each: each[0])
+        bounds = [round(tenth * len(ordered) / TENTHS) for tenth in range(TENTHS + 1)]
+        parts = [ordered[start:stop] for start, stop in pairwise(bounds)]
+        return [
+            LengthTenth(
+                sampled=sum(length for length, _ in part),
+                trained=sum(length for length, is_trained in part if is_trained),
+            )
+            for part in parts
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the tenths of the whole run as metrics, `…_d1` for the shortest Episodes."""
+        found: dict[str, float] = {}
+        for number, tenth in enumerate(self.tenths(), 1):
+            found[f"sampled_tokens_d{number}"] = tenth.sampled
+            found[f"trained_tokens_d{number}"] = tenth.trained
+        return found

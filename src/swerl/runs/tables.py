@@ -1,42 +1,61 @@
-"""Turns of a step as a Parquet file: one row a Turn, in the order of the Episodes."""
+"""Turns and Samples as Parquet files; docs/reference/samples.md lists the columns.
+
+Numbers go to and from Arrow without a Python object each. Recorded experts stay in files of their
+own; a row of Samples stores where its experts lie, relative to its own folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from swerl.core import experts
 from swerl.core.episode import Episode
+from swerl.core.errors import RunError
 from swerl.core.files import disk_errors
-from swerl.core.turn import Turn
-from swerl.runs.arrays import list_array
+from swerl.core.sample import Sample
+from swerl.core.turn import RoutedExperts, StoredBytes, Turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-_NUMBERS = {"prompt_ids": "i", "output_ids": "i", "logprobs": "d"}
-_NAMES = ("episode", "task", "verdict", "finish", "weight_version")
+_TURN_NUMBERS = {"prompt_ids": "i", "output_ids": "i", "logprobs": "d"}
+_TURN_NAMES = ("episode", "task", "verdict", "finish", "weight_version")
+_SAMPLE_NUMBERS = {"ids": "i", "mask": "b", "logprobs": "f"}
+_GROUP_BYTES = 1 << 25
+"""Largest row group in bytes; a longer row is a group of its own."""
+_TOKEN_BYTES = 9
+"""Bytes of one token in a file: its id, its mask, its log-probability."""
+_ROUTED = "routed"
+_SHAPE = ("start", "num_layers", "top_k", "bytes_per_id")
+_LOCATION = ("offset", "num_bytes", "checksum")
 
 
 def write_turns(path: Path, episodes: Iterable[Episode]) -> None:
-    """Write every Turn of these Episodes, whole or not at all. Raises RunError.
+    """Write every Turn of these Episodes, one row each, atomically. Raises RunError.
 
     Columns: episode, task, verdict, reward, index, parent (null for a root), prompt_ids,
     output_ids, logprobs, finish, weight_version, weight_changes, started_s, duration_s,
-    malformed_calls, num_routed (positions whose experts were recorded; the experts themselves stand
-    with the Samples).
+    malformed_calls, num_routed (positions with recorded experts; Samples hold the experts).
     """
     import pyarrow.parquet as pq
 
     turns = [(episode, turn) for episode in episodes for turn in episode.trajectory.turns]
     temporary = path.with_suffix(".part")
     with disk_errors(path):
-        pq.write_table(_table(turns), temporary, compression="zstd", use_dictionary=list(_NAMES))
+        table, names = _turn_table(turns), list(_TURN_NAMES)
+        pq.write_table(table, temporary, compression="zstd", use_dictionary=names)
         temporary.replace(path)
 
 
-def _table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
+def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
     import pyarrow as pa
 
     plain = [
@@ -60,13 +79,235 @@ def _table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
     change = pa.struct([("at", pa.int32()), ("version", pa.string())])
     columns = pa.schema(
         [
-            *((name, pa.string()) for name in _NAMES),
+            *((name, pa.string()) for name in _TURN_NAMES),
             *((name, pa.float64()) for name in ("reward", "started_s", "duration_s")),
             *((name, pa.int32()) for name in ("index", "parent", "malformed_calls", "num_routed")),
             ("weight_changes", pa.list_(change)),
         ]
     )
     table = pa.Table.from_pylist(plain, columns)
-    for name, code in _NUMBERS.items():
-        table = table.append_column(name, list_array([getattr(t, name) for _, t in turns], code))
+    for name, code in _TURN_NUMBERS.items():
+        table = table.append_column(name, _list_array([getattr(t, name) for _, t in turns], code))
     return table
+
+
+def sample_schema() -> pa.Schema:
+    """Return the columns of a file of Samples."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("episode", pa.string()),
+            ("task", pa.string()),
+            ("ids", pa.list_(pa.int32())),
+            ("mask", pa.list_(pa.int8())),
+            ("logprobs", pa.list_(pa.float32())),
+            ("advantage", pa.float64()),
+            ("share", pa.float64()),
+            ("weight", pa.float64()),
+            ("versions", pa.list_(pa.string())),
+            (_ROUTED, _expert_type()),
+        ]
+    )
+
+
+def write_samples(
+    path: Path,
+    samples: Sequence[Sample],
+    weights: Sequence[float],
+    metadata: dict[str, str],
+) -> None:
+    """Write Samples and their weights, atomically. Raises RunError.
+
+    Experts still in memory are first written to a file beside this one.
+    """
+    import pyarrow.parquet as pq
+
+    columns = sample_schema().with_metadata(metadata)
+    samples = _with_stored_experts(path.with_suffix(".experts"), samples)
+    temporary = path.with_suffix(".part")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(
+            temporary,
+            columns,
+            compression="zstd",
+            use_dictionary=["episode", "task", f"{_ROUTED}.list.element.file"],
+            write_statistics=False,
+            data_page_size=_GROUP_BYTES,
+        ) as writer:
+            for rows in _row_groups(samples):
+                group = [samples[row] for row in rows]
+                table = _sample_table(group, [weights[row] for row in rows], columns, path.parent)
+                writer.write_table(table)
+        temporary.replace(path)
+
+
+def read_samples(path: Path, *, routed: bool = True) -> Iterator[Sample]:
+    """Yield the Samples of a file, one row group at a time; `routed` adds where experts lie.
+
+    Raises RunError on a damaged file.
+    """
+    with _opened(path) as file:
+        for number in range(file.num_row_groups):
+            yield from list(_read_group(file, number, path.parent, routed=routed))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return a file's own metadata. Raises RunError on a damaged file."""
+    with _opened(path) as file:
+        found = file.schema_arrow.metadata or {}
+    return {key.decode(): value.decode() for key, value in found.items()}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a file; every error that Arrow raises inside the block becomes a RunError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"cannot read the samples {path}: {error!r}",
+            hint="delete it; the same command builds its step again",
+        ) from error
+
+
+def _row_groups(samples: Sequence[Sample]) -> Iterator[range]:
+    """Yield the row numbers of each row group."""
+    start, num_bytes = 0, 0
+    for row, sample in enumerate(samples):
+        size = _TOKEN_BYTES * len(sample.ids)
+        if row > start and num_bytes + size > _GROUP_BYTES:
+            yield range(start, row)
+            start, num_bytes = row, 0
+        num_bytes += size
+    if samples:
+        yield range(start, len(samples))
+
+
+def _sample_table(
+    samples: Sequence[Sample], weights: Sequence[float], columns: pa.Schema, folder: Path
+) -> pa.Table:
+    import pyarrow as pa
+
+    plain = {
+        "episode": [sample.episode for sample in samples],
+        "task": [sample.task for sample in samples],
+        "advantage": [sample.advantage for sample in samples],
+        "share": [sample.share for sample in samples],
+        "weight": weights,
+        "versions": [sample.weight_versions for sample in samples],
+    }
+    arrays = {name: pa.array(values, columns.field(name).type) for name, values in plain.items()}
+    arrays[_ROUTED] = _expert_column([sample.routed for sample in samples], folder)
+    for name, code in _SAMPLE_NUMBERS.items():
+        arrays[name] = _list_array([getattr(sample, name) for sample in samples], code)
+    return pa.table([arrays[name] for name in columns.names], columns)
+
+
+def _read_group(
+    file: pq.ParquetFile, group: int, folder: Path, *, routed: bool
+) -> Iterator[Sample]:
+    names = [name for name in file.schema_arrow.names if routed or name != _ROUTED]
+    table = file.read_row_group(group, columns=names)
+    numbers = {
+        name: list(_row_arrays(table.column(name), code)) for name, code in _SAMPLE_NUMBERS.items()
+    }
+    experts = _read_experts(table.column(_ROUTED), folder) if routed else repeat(())
+    plain = table.select(["episode", "task", "advantage", "share", "versions"]).to_pylist()
+    for row, (values, pieces) in enumerate(zip(plain, experts, strict=False)):
+        versions = tuple(values.pop("versions"))
+        yield Sample(
+            **values,
+            ids=numbers["ids"][row],
+            mask=numbers["mask"][row],
+            logprobs=numbers["logprobs"][row],
+            weight_versions=versions,
+            routed=pieces,
+        )
+
+
+def _expert_type() -> pa.DataType:
+    import pyarrow as pa
+
+    shape = ((name, pa.int32()) for name in _SHAPE)
+    location = ((name, pa.int64()) for name in _LOCATION)
+    return pa.list_(pa.struct([*shape, *location, ("file", pa.string())]))
+
+
+def _with_stored_experts(path: Path, samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return Samples whose experts all lie in files; those in memory are written to `path`.
+
+    Samples may share a record, which is written once. Raises RunError.
+    """
+    held = {
+        id(piece): piece
+        for sample in samples
+        for piece in sample.routed
+        if not isinstance(piece.data, StoredBytes)
+    }
+    if not held:
+        return samples
+    moved = dict(zip(held, experts.store(path, list(held.values())), strict=True))
+    return [
+        replace(sample, routed=tuple(moved.get(id(piece), piece) for piece in sample.routed))
+        for sample in samples
+    ]
+
+
+def _expert_column(rows: Sequence[Sequence[RoutedExperts]], folder: Path) -> pa.ListArray:
+    import pyarrow as pa
+
+    pieces = list(chain.from_iterable(rows))
+    stored = [piece.data for piece in pieces if isinstance(piece.data, StoredBytes)]
+    assert len(stored) == len(pieces)
+    names = {file: os.path.relpath(file, folder) for file in {each.file for each in stored}}
+    fields = list(_expert_type().value_type)
+    values = [[getattr(piece, name) for piece in pieces] for name in _SHAPE]
+    values += [[getattr(each, name) for each in stored] for name in _LOCATION]
+    values.append([names[each.file] for each in stored])
+    arrays = [pa.array(each, field.type) for each, field in zip(values, fields, strict=True)]
+    ends = pa.array(accumulate(map(len, rows), initial=0), pa.int32())
+    return pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays(arrays, fields=fields))
+
+
+def _read_experts(column: pa.ChunkedArray, folder: Path) -> Iterator[tuple[RoutedExperts, ...]]:
+    """Yield the records of each row. Older files hold the expert ids themselves."""
+    whole = column.combine_chunks()
+    names = [field.name for field in whole.type.value_type]
+    fields = dict(zip(names, (each.to_pylist() for each in whole.flatten().flatten()), strict=True))
+    files = {name: folder / name for name in set(fields.get("file", ()))}
+    if files:
+        locations = zip(*(fields[name] for name in ("file", *_LOCATION)), strict=True)
+        fields["data"] = [StoredBytes(files[file], *rest) for file, *rest in locations]
+    columns = (fields.get(name, ()) for name in (*_SHAPE, "data"))
+    pieces = iter([RoutedExperts(*values) for values in zip(*columns, strict=True)])
+    for length in whole.value_lengths().to_pylist():
+        yield tuple(islice(pieces, length))
+
+
+def _list_array(rows: Sequence[Sequence[float]], code: str) -> pa.ListArray:
+    """Return rows of numbers as one list array; `code` is their type code in module `array`."""
+    import numpy as np
+    import pyarrow as pa
+
+    held = [row if isinstance(row, array) else array(code, row) for row in rows]
+    values = np.concatenate([np.asarray(row, code) for row in held]) if held else np.empty(0, code)
+    ends = np.fromiter(accumulate(map(len, held), initial=0), "i")
+    return pa.ListArray.from_arrays(ends, pa.array(values))
+
+
+def _row_arrays(column: pa.ChunkedArray, code: str) -> Iterator[array[Any]]:
+    whole = column.combine_chunks()
+    values = memoryview(whole.flatten().to_numpy()).cast("B")
+    size = array(code).itemsize
+    start = 0
+    for length in whole.value_lengths().to_pylist():
+        row = array(code)
+        row.frombytes(values[start * size : (start + length) * size])
+        start += length
+        yield row

@@ -16,7 +16,7 @@ from swerl.core.episode import Group
 from swerl.core.errors import RunError, TrainerError
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample, to_samples
-from swerl.runs import sample_table
+from swerl.runs import tables
 
 
 def weights(batch: Batch) -> list[float]:
@@ -46,7 +46,7 @@ def write(path: Path, batch: Batch) -> Batch:
         _check_experts(sample)
     experts.check([piece for sample in batch.samples for piece in sample.routed])
     about = {"step": str(batch.step), "num_episodes": str(batch.num_episodes)}
-    sample_table.write(path, batch.samples, weights(batch), about)
+    tables.write_samples(path, batch.samples, weights(batch), about)
     return replace(batch, path=path)
 
 
@@ -56,8 +56,8 @@ def read(path: Path, *, routed: bool = True) -> Batch:
     Raises TrainerError where the file is missing or damaged.
     """
     try:
-        about = sample_table.metadata(path)
-        samples = tuple(sample_table.read(path, routed=routed))
+        about = tables.read_metadata(path)
+        samples = tuple(tables.read_samples(path, routed=routed))
         return Batch(int(about["step"]), samples, int(about["num_episodes"]))
     except (RunError, KeyError, ValueError) as error:
         raise TrainerError(

@@ -18,9 +18,9 @@ from swerl.core.events import EvalEnded, Notice, Progress
 from swerl.core.files import write_json
 from swerl.core.task import Task
 from swerl.recipe.schema import EvalSection
-from swerl.rollout import scheduler
+from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import Parts
-from swerl.rollout.supply import Supply
+from swerl.rollout.schedules import Schedule
 from swerl.rollout.versions import versions_of
 from swerl.runs.layout import Best, RunFolder
 
@@ -37,7 +37,7 @@ async def evaluate(
     folder: RunFolder,
     *,
     section: EvalSection,
-    supply: Supply,
+    schedule: Schedule,
 ) -> None:
     """Evaluate every split once per step, however often the run resumes; keep the best step."""
     for split, tasks in splits.items():
@@ -45,8 +45,8 @@ async def evaluate(
         if not tasks or name in folder.read_state().evals_done:
             continue
         parts.emit(Progress(f"evaluating {split}", 0, len(tasks) * section.attempts))
-        await supply.settle()
-        groups = await scheduler.evaluate(
+        await schedule.settle()
+        groups = await rollout_step.evaluate(
             tasks, name, _settings(parts, section), folder, attempts=section.attempts
         )
         found = summary(groups, section.attempts)

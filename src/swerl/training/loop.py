@@ -2,7 +2,7 @@
 
 A step is committed when `state.json` moves. What was finished before a crash is read back, so
 the same command goes on where the last one stopped. `schedule.mode` decides whether rollouts and
-optimizer steps take turns or run side by side; the loop is the same (`rollout/supply.py`).
+optimizer steps take turns or run side by side; the loop is the same (`rollout/schedules.py`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from swerl.core.contracts import Algorithm, Engine, Trainer
 from swerl.core.events import Emit, Notice, StepEnded
 from swerl.core.task import Task
 from swerl.recipe.schema import Recipe
-from swerl.rollout import lost_weights
-from swerl.rollout.deciles import Deciles
-from swerl.rollout.gate import Gate
+from swerl.rollout import record
+from swerl.rollout.draining import DrainingEngine
 from swerl.rollout.parts import Parts
-from swerl.rollout.scheduler import StepGroups
-from swerl.rollout.supply import Site, Supply, open_supply
+from swerl.rollout.schedules import Schedule, ScheduleInputs, open_schedule
+from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions
 from swerl.runs import history, prompts, tables
 from swerl.runs.layout import Cursor, RunFolder, State
+from swerl.runs.prompts import LengthBias
 from swerl.training import batch as batches
 from swerl.training import step_metrics as outcome
 from swerl.training import updates as mini_batches
@@ -49,8 +49,8 @@ class Machine:
     algorithm: Algorithm
     parts: Parts
     meter: Meter
-    gate: Gate | None = None
-    """What all requests to the engine pass, where `schedule.replies` needs it."""
+    draining: DrainingEngine | None = None
+    """Set if `schedule.replies` requires that replies end before weights change."""
     stopping: Callable[[], bool] = lambda: False
     """Asked after each committed step: whether the run is to end there."""
 
@@ -62,32 +62,32 @@ async def run(machine: Machine) -> history.History:
     state = folder.read_state()
     async with (
         Commits(machine.trainer, folder, machine.parts.emit) as commits,
-        open_supply(_site(machine, books.versions), state.cursor) as supply,
+        open_schedule(_schedule_inputs(machine, books.versions), state.cursor) as schedule,
     ):
         for step in range(state.step, recipe.steps):
             if is_due(step, recipe.eval):
                 await commits.finish()  # what is evaluated must not be lost
-                await _evaluate(machine, supply, step)
+                await _evaluate(machine, schedule, step)
             machine.meter.start()
-            groups = await supply.take(step)
+            groups = await schedule.take(step)
             collected = collect(step, groups.kept, machine.algorithm)
             collected = _stored(folder, step, groups, collected)
             with machine.meter.span("train"):
                 learned = await _learn(machine, books, collected)
             metrics = books.close(step, groups, collected, learned)
-            metrics |= machine.gate.metrics() if machine.gate else {}
+            metrics |= machine.draining.metrics() if machine.draining else {}
             with machine.meter.span("publish"):
-                await supply.serve(lambda: _transfer(machine))
+                await schedule.serve(lambda: _transfer(machine))
             stops = machine.stopping() and step + 1 < recipe.steps
             with machine.meter.span("save"):
                 if stops or _is_saved(step + 1, recipe):
-                    await commits.begin(books.state(step + 1, supply.cursor()))
+                    await commits.begin(books.state(step + 1, schedule.cursor()))
             machine.parts.emit(StepEnded(step, metrics | await machine.meter.stop()))
             if stops:
                 break
         else:
             await commits.finish()
-            await _evaluate(machine, supply, recipe.steps)
+            await _evaluate(machine, schedule, recipe.steps)
     if folder.read_state().step == recipe.steps:
         folder.write_state(replace(folder.read_state(), finished=True))
     return history.read(folder.events)
@@ -100,7 +100,7 @@ class _Books:
     folder: RunFolder
     versions: Versions
     skipping: Skipping
-    deciles: Deciles
+    length_bias: LengthBias
 
     def close(
         self, step: int, groups: StepGroups, collected: Collected, learned: Learned
@@ -108,11 +108,11 @@ class _Books:
         """Write a step into the prompt ledger and return its metrics."""
         entries = outcome.entries(step, groups, learned.skipped)
         prompts.append(self.folder.prompts, entries)
-        self.deciles.add(entries)
+        self.length_bias.add(entries)
         return {
             **outcome.metrics(groups, collected, learned.stats, versions=self.versions),
             "steps_skipped": self.skipping.total,
-            **self.deciles.metrics(),
+            **self.length_bias.metrics(),
         }
 
     def state(self, step: int, cursor: Cursor) -> State:
@@ -141,20 +141,20 @@ async def _resume(machine: Machine) -> _Books:
     )
     if machine.recipe.schedule.mode == "async":
         num_groups = machine.recipe.rollout.groups_per_step
-        lost_weights.set_aside(machine.folder, versions, state.cursor, num_groups, emit)
+        record.move_orphans_aside(machine.folder, versions, state.cursor, num_groups, emit)
     past = prompts.cut(machine.folder.prompts, steps=state.step)
-    return _Books(machine.folder, versions, skipping, Deciles(past))
+    return _Books(machine.folder, versions, skipping, LengthBias(past))
 
 
-def _site(machine: Machine, versions: Versions) -> Site:
-    return Site(
+def _schedule_inputs(machine: Machine, versions: Versions) -> ScheduleInputs:
+    return ScheduleInputs(
         tasks=machine.train,
         parts=machine.parts,
         folder=machine.folder,
-        schedule=machine.recipe.schedule,
+        section=machine.recipe.schedule,
         steps=machine.recipe.steps,
         versions=versions,
-        gate=machine.gate,
+        draining=machine.draining,
     )
 
 
@@ -174,14 +174,14 @@ async def _learn(machine: Machine, books: _Books, collected: Collected) -> Learn
     return mini_batches.learned(parts, taken)
 
 
-async def _evaluate(machine: Machine, supply: Supply, step: int) -> None:
+async def _evaluate(machine: Machine, schedule: Schedule, step: int) -> None:
     await evaluate(
         machine.evals,
         step,
         machine.parts,
         machine.folder,
         section=machine.recipe.eval,
-        supply=supply,
+        schedule=schedule,
     )
 
 

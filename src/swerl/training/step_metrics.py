@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from swerl.core.events import Event, GatewayLoad, PhaseEnded
 from swerl.core.learning import StepStats
-from swerl.rollout.scheduler import StepGroups
+from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions, staleness
 from swerl.runs.prompts import Entry, Fate, entry
 from swerl.training.batch import Collected

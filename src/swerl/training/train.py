@@ -18,13 +18,13 @@ from swerl.core.errors import InputError, RankLostError
 from swerl.core.events import Emit, Notice, Progress, fan_out
 from swerl.core.experts import open_spool
 from swerl.core.files import disk_errors
-from swerl.plan.disk import plan_disk
+from swerl.plan.plan import plan_disk
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
 from swerl.rollout.wiring import (
     algorithm_of,
+    draining_of,
     family_of,
-    gate_of,
     gateway_of,
     open_engine,
     open_sandboxes,
@@ -35,8 +35,7 @@ from swerl.rollout.wiring import (
 from swerl.runs import history
 from swerl.runs.history import EventLog, History
 from swerl.runs.layout import RunFolder, open_run
-from swerl.runs.presence import Part, Presence, present
-from swerl.runs.standing import require_alone
+from swerl.runs.status import Part, Presence, present, require_alone
 from swerl.training import loop
 from swerl.training.metrics import open_sinks
 from swerl.training.options import TrainerOptions
@@ -112,11 +111,11 @@ async def open_machine(
         meter = Meter(engine)
         emit = fan_out(meter, accounts)
         choose_way(recipe.cluster, engine, emit)
-        gate = gate_of(recipe, engine)
+        draining = draining_of(recipe, engine)
         with open_spool(folder.spool) as spool:
             async with (
                 open_sandboxes(recipe, nodes.all, logs=logs, emit=emit) as backend,
-                gateway_of(recipe, gate or engine, setup, emit, spool=spool) as gateway,
+                gateway_of(recipe, draining or engine, setup, emit, spool=spool) as gateway,
             ):
                 yield loop.Machine(
                     recipe=recipe,
@@ -128,7 +127,7 @@ async def open_machine(
                     algorithm=algorithm_of(recipe),
                     parts=replace(parts_of(recipe, gateway, emit, backend), spool=spool),
                     meter=meter,
-                    gate=gate,
+                    draining=draining,
                     stopping=lambda: presence.stopping() or accounts.is_spent(),
                 )
 

@@ -18,10 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swerl.cluster.local import LocalNode
-from swerl.cluster.network import free_port
-from swerl.cluster.node import PYTHON, Ended, Node, Order, Running
-from swerl.cluster.oom import num_oom_kills
+from swerl.cluster.node import (
+    PYTHON,
+    Ended,
+    LocalNode,
+    Node,
+    Order,
+    Running,
+    free_port,
+    num_oom_kills,
+)
 from swerl.core.errors import ClusterError, NotFiniteError, RankLostError, RecipeError, TrainerError
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef

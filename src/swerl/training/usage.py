@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from swerl.core.errors import RecipeError, RunError
 from swerl.core.events import Emit, Event, Notice, PhaseEnded, StepEnded
-from swerl.plan.cost.arithmetic import sandbox_dollars_per_second
-from swerl.plan.cost.prices import Price, price_book, used_prices
-from swerl.plan.flops import row_cost
-from swerl.plan.gpus import GPUS
+from swerl.plan.cost import Price, price_book, sandbox_dollars_per_second, used_prices
+from swerl.plan.memory import GPUS
+from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History

@@ -10,10 +10,8 @@ from typer.testing import CliRunner
 
 from swerl.cli.cost import app
 from swerl.core.errors import InputError, RecipeError, UnknownNameError
-from swerl.plan.cost import arithmetic
-from swerl.plan.cost.assumptions import example, from_recipe
-from swerl.plan.cost.estimate import Assumption, estimate
-from swerl.plan.cost.prices import price_book
+from swerl.plan import cost as arithmetic
+from swerl.plan.cost import Assumption, estimate, example, from_recipe, price_book
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 

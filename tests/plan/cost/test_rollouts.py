@@ -7,9 +7,7 @@ from math import ceil
 
 import pytest
 
-from swerl.plan.cost.assumptions import from_recipe
-from swerl.plan.cost.estimate import estimate
-from swerl.plan.cost.rollouts import attempts, group_factor
+from swerl.plan.cost import attempts, estimate, from_recipe, group_factor
 from swerl.recipe.schema import Recipe, RolloutSection
 
 

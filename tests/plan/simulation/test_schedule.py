@@ -10,8 +10,7 @@ import pytest
 
 from swerl.plan.simulation.load import EpisodeLoad, TurnLoad
 from swerl.plan.simulation.machine import SimMachine
-from swerl.plan.simulation.outcome import Outcome, tail
-from swerl.plan.simulation.schedule import MODES, Schedule
+from swerl.plan.simulation.schedule import MODES, Outcome, Schedule, tail
 from swerl.recipe.schema import RolloutSection, ScheduleSection
 
 

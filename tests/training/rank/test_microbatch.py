@@ -18,7 +18,7 @@ from swerl.core.errors import TrainerError
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts
-from swerl.plan.flops import RowCost
+from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
 from swerl.training.rank.context import Share, whole_order
 from swerl.training.rank.microbatch import Row, rank_micro_batches, to_tensors

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swerl.core.errors import TrainerError
-from swerl.plan.flops import RowCost
+from swerl.plan.parameters import RowCost
 from swerl.training.rank.packing import Packing, differencing, pack
 
 COST = RowCost(per_token=73_000.0, per_token_pair=1.0)

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swerl.plan.simulation.clock import Clock, Process, Signal, Slots
-from swerl.plan.simulation.engine import SimEngine
+from swerl.plan.simulation.engine import Clock, Process, Signal, SimEngine, Slots
 from swerl.plan.simulation.load import EpisodeLoad, TurnLoad
 from swerl.plan.simulation.machine import SimMachine
 

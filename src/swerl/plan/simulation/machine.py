@@ -6,12 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swerl.core.errors import RecipeError
-from swerl.plan.flops import RowCost, row_cost
-from swerl.plan.gpus import GPUS, Gpu
-from swerl.plan.kv_cache import KvCache, state_bytes, token_bytes
 from swerl.plan.layout import Layout
-from swerl.plan.parameters import model_params, rank_params
-from swerl.plan.planner import BF16, training_state
+from swerl.plan.memory import BF16, GPUS, Gpu, KvCache, state_bytes, token_bytes, training_state
+from swerl.plan.parameters import RowCost, model_params, rank_params, row_cost
 from swerl.plan.shape import Shape
 from swerl.plan.simulation.engine import Speed
 from swerl.recipe.schema import Recipe

@@ -20,7 +20,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from swerl.core.contracts import Algorithm, Family
 from swerl.core.errors import NotFiniteError, SwerlError, TrainerError
 from swerl.core.learning import Batch, StepStats, Totals
-from swerl.plan.flops import row_cost
+from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_from_config
 from swerl.training.model_folder import read_config
 from swerl.training.options import WorkerSettings

@@ -18,7 +18,7 @@ from swerl.core import experts
 from swerl.core.errors import TrainerError
 from swerl.core.learning import Batch, LossInputs, Totals
 from swerl.core.sample import Sample
-from swerl.plan.flops import RowCost
+from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
 from swerl.training.rank.context import Share
 from swerl.training.rank.packing import pack

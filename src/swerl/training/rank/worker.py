@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from swerl.cluster.network import interface_of
+from swerl.cluster.node import interface_of
 from swerl.core import plugins
 from swerl.core.errors import SwerlError, TrainerError
 from swerl.core.learning import Batch, EngineTarget

@@ -1,0 +1,375 @@
+"""The memory of one GPU in each phase of a step, and of one node's host, before anything starts.
+
+Colocated, engine and trainer take turns: what the trainer does not need in a phase lies in the
+host's memory, and the engine drops its weights and cache while the trainer works. With GPUs of
+their own each phase has its own GPU. Assumptions that no formula gives are constants with a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from swerl.core.errors import RecipeError
+from swerl.plan.activations import activation_bytes, logit_bytes
+from swerl.plan.layout import Layout, check_layout, layout
+from swerl.plan.parameters import RankParams, model_params, rank_params
+from swerl.plan.shape import Shape
+from swerl.recipe.schema import Recipe, TrainerSection
+
+STATIC_SHARE = 0.85
+"""Share of a GPU for weights and cache, where the engine's flags do not say: about what SGLang
+takes by itself. Its flag is `--mem-fraction-static`."""
+_FLAG = "--mem-fraction-static"
+_BF16 = 2
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """What one GPU of an engine holds, in GiB, and what that is good for."""
+
+    weights: float
+    pool: float
+    """Keys, values and linear attention's states."""
+    tokens: int
+    """Tokens of attention that the engine's cache holds."""
+    contexts: float
+    """The same in contexts of full length."""
+    sequences: int
+    """Episodes that the engine serves at once."""
+
+
+def kv_cache(recipe: Recipe, shape: Shape, layout: Layout, *, gpu_gib: float) -> KvCache:
+    """Return what fits an engine's part of a GPU.
+
+    A token keeps a key and a value for every key-value head of every attention layer, in bf16 (Kwon
+    et al. 2023, arXiv 2309.06180, section 3.1); heads are split over the engine's GPUs, never below
+    one. A sequence keeps each linear layer's fp32 state, key width times value width a head, and
+    the last positions before its convolution, whatever its length.
+    """
+    weights = model_params(shape).total * _BF16 / layout.gpus_per_engine / _GIB
+    pool = max(0.0, static_share(recipe) * gpu_gib - weights)
+    sequences = -(-recipe.rollout.concurrency // layout.num_engines)
+    left = pool * _GIB - sequences * state_bytes(shape, layout.gpus_per_engine)
+    tokens = max(0, int(left / token_bytes(shape, layout.gpus_per_engine)))
+    return KvCache(
+        weights=weights,
+        pool=pool,
+        tokens=tokens,
+        contexts=tokens / recipe.rollout.max_context_tokens,
+        sequences=sequences,
+    )
+
+
+def token_bytes(shape: Shape, num_gpus: int) -> float:
+    """Return what one token keeps on each GPU of an engine."""
+    heads = max(shape.num_kv_heads / num_gpus, 1)
+    return 2 * shape.num_attention_layers * heads * shape.head_dim * _BF16
+
+
+def state_bytes(shape: Shape, num_gpus: int) -> float:
+    """Return what one sequence keeps on each GPU of an engine in linear attention."""
+    if not shape.num_linear_layers:
+        return 0.0
+    keys, values = shape.linear_key_size, shape.linear_value_size
+    recurrent = values * keys / shape.linear_num_key_heads * _FP32
+    convolution = (shape.linear_conv_size - 1) * (2 * keys + values) * _BF16
+    return shape.num_linear_layers * (recurrent + convolution) / num_gpus
+
+
+def static_share(recipe: Recipe) -> float:
+    """Return the share of a GPU that an engine takes for weights and cache. Raises RecipeError."""
+    flags = " ".join(str(flag) for flag in recipe.engine.options.get("flags", ()))
+    _, found, after = flags.replace("=", " ").partition(_FLAG)
+    if not found:
+        return STATIC_SHARE
+    value = after.split()[0] if after.split() else ""
+    try:
+        share = float(value)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise RecipeError(
+            f"engine.flags has {_FLAG} {value!r}, which is no share of a GPU",
+            hint="give a number between 0 and 1, such as 0.8",
+        )
+    return share
+
+
+CONTEXT_GIB = 1.5
+"""CUDA's context, kernels and cuBLAS's workspace, for each process on a GPU. Assumed."""
+COLLECTIVES_GIB = 1.5
+"""NCCL's channels and buffers of all groups of a rank. Assumed."""
+ENGINE_WORK_GIB = 4.0
+"""The engine's CUDA graphs and the activations of a chunk of prompt. Assumed."""
+BUCKET_GIB = 1.0
+"""One bucket of weights on its way to an engine; two are alive at once. Assumed."""
+GAPS = 0.05
+"""The allocator's gaps, as a share of what it gave to the trainer. Assumed."""
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of a parameter in training."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+    """Master copy and Adam's two moments, on the rank that owns them."""
+    master: int
+    """Of these, the master copy: it stays on the GPU when the moments are offloaded."""
+
+
+BF16 = Precision(weight=2, gradient=4, optimizer=12, master=4)
+"""bf16 weights, fp32 gradients, fp32 master weights and moments (Megatron-Core's distributed
+optimizer; Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, with fp32 gradients)."""
+FP32 = Precision(weight=4, gradient=4, optimizer=8, master=0)
+"""fp32 throughout: the weights are their own master copy."""
+
+PRECISIONS = {"bf16": BF16, "fp32": FP32}
+"""By `trainer.dtype`."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Bytes of what a rank holds from step to step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    master: float
+    """Of the optimizer: the master copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """GiB of one GPU in one phase of a step."""
+
+    name: str
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """GiB of one GPU in every phase, of one node's host, and the engine's cache."""
+
+    phases: tuple[Phase, ...]
+    """Rollout, training, weight update."""
+    host: float
+    """Of one node, in pinned memory."""
+    cache: KvCache
+    capacity: float | None
+    """Of one GPU; None where it is not known."""
+
+    @property
+    def fullest(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def train(self) -> Phase:
+        """The phase of forward, backward and optimizer."""
+        return next(phase for phase in self.phases if phase.name == "train")
+
+    @property
+    def fits(self) -> bool:
+        """Whether every phase fits the GPU, and a whole context the engine's cache."""
+        if self.capacity is None:
+            return True
+        return self.fullest.total <= self.capacity and self.cache.contexts >= 1
+
+
+def plan_memory(
+    recipe: Recipe, shape: Shape, layout: Layout, *, reference: bool = False
+) -> MemoryPlan:
+    """Plan the memory of a GPU run. `reference` counts a frozen copy of the weights.
+
+    A GPU that the price book does not know is planned as an H100, without a verdict.
+    """
+    gpu = GPUS.get(recipe.cluster.gpu)
+    capacity = gpu.memory_gib if gpu else None
+    cache = kv_cache(recipe, shape, layout, gpu_gib=capacity or GPUS["h100"].memory_gib)
+    precision = PRECISIONS[recipe.trainer.dtype]
+    state = training_state(rank_params(shape, layout), layout, precision)
+    offload = recipe.trainer.offload_optimizer
+    train = _train(recipe, shape, layout, state) | {
+        "reference": state.weights / _GIB if reference else 0.0
+    }
+    rest = CONTEXT_GIB if layout.colocated else 0.0
+    rollout = {
+        "weights": cache.weights,
+        "KV cache": cache.pool,
+        "engine's work": ENGINE_WORK_GIB,
+        "contexts": CONTEXT_GIB + rest,
+    }
+    return MemoryPlan(
+        phases=(
+            Phase("rollout", rollout),
+            Phase("train", train),
+            Phase("update", _update(layout, state, cache, train)),
+        ),
+        host=_host(layout, state, offload=offload, saving=recipe.trainer.async_save),
+        cache=cache,
+        capacity=capacity,
+    )
+
+
+def training_state(params: RankParams, layout: Layout, precision: Precision = BF16) -> State:
+    """Return what a rank holds: optimizer states are shared out over the copies of a parameter."""
+    owned = params.dense / (layout.data * layout.context) + params.expert / layout.expert_data
+    return State(
+        weights=params.total * precision.weight,
+        gradients=params.total * precision.gradient,
+        optimizer=owned * precision.optimizer,
+        master=owned * precision.master,
+    )
+
+
+def _train(recipe: Recipe, shape: Shape, layout: Layout, state: State) -> dict[str, float]:
+    trainer = recipe.trainer
+    positions = trainer.tokens_per_micro_batch
+    wider = PRECISIONS[trainer.dtype].weight / BF16.weight
+    held = {
+        "weights": state.weights,
+        "gradients": state.gradients,
+        "optimizer": state.master if trainer.offload_optimizer else state.optimizer,
+        "activations": wider
+        * activation_bytes(shape, layout, positions=positions, recompute=trainer.recompute),
+        "logits": logit_bytes(shape, layout, positions=positions),
+    }
+    parts = {name: number / _GIB for name, number in held.items()}
+    parts["gaps"] = GAPS * sum(parts.values())
+    processes = 2 if layout.colocated else 1
+    return parts | {"contexts": processes * CONTEXT_GIB + COLLECTIVES_GIB}
+
+
+def _update(
+    layout: Layout, state: State, cache: KvCache, train: Mapping[str, float]
+) -> dict[str, float]:
+    """Colocated: both copies of the weights and buckets. Else buckets on top of what stays."""
+    if layout.colocated:
+        return {
+            "weights": state.weights / _GIB,
+            "engine's weights": cache.weights,
+            "buckets": 2 * BUCKET_GIB,
+            "contexts": 2 * CONTEXT_GIB + COLLECTIVES_GIB,
+        }
+    stays = ("weights", "gradients", "optimizer", "reference", "contexts")
+    return {name: train[name] for name in stays} | {"buckets": 2 * BUCKET_GIB}
+
+
+def _host(layout: Layout, state: State, *, offload: bool, saving: bool) -> float:
+    """Offloaded, the optimizer's moments; colocated, weights and states wait there. A checkpoint
+    that is written while training goes on is a copy of the states."""
+    waits = state.weights + state.optimizer if layout.colocated else 0.0
+    held = max(waits, state.optimizer - state.master if offload else 0.0)
+    return layout.gpus_per_node * (held + saving * state.optimizer) / _GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One kind of GPU."""
+
+    memory_gib: float
+    """What CUDA reports."""
+    bf16_flops: float
+    """Dense bf16 matrix operations a second, by the data sheet."""
+    bytes_per_s: float
+    """Of its memory, by the data sheet."""
+
+
+GPUS = {
+    "a100": Gpu(79.2, 312e12, 2.04e12),
+    "h100": Gpu(79.1, 989e12, 3.35e12),
+    "h200": Gpu(139.8, 989e12, 4.8e12),
+    "b200": Gpu(178.4, 2250e12, 8.0e12),
+}
+"""SXM versions. Peaks are those of NVIDIA's data sheets without sparsity; a real matrix product
+reaches some 70 % of them, so that a share of the peak understates how busy a GPU is."""
+
+
+_GROWN = ("expert_parallel", "context_parallel", "pipeline_parallel", "tensor_parallel")
+"""Sizes that may be doubled, the one that slows training least first."""
+_TIMES = (2, 4, 8)
+_ENGINE_HINT = (
+    "raise cluster.gpus_per_engine, or give engine.flags another --mem-fraction-static; "
+    "or shorten rollout.max_context_tokens"
+)
+_Changes = dict[str, int | bool]
+
+
+def check_memory(recipe: Recipe, shape: Shape, found: MemoryPlan, *, reference: bool) -> None:
+    """Raise RecipeError where a plan does not fit, with the smallest change found that would."""
+    if found.fits:
+        return
+    phase = found.fullest
+    over = found.capacity is not None and phase.total > found.capacity
+    if over:
+        largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:3]
+        parts = ", ".join(f"{name} {gib:.1f}" for name, gib in largest)
+        message = (
+            f"{phase.name} needs {phase.total:.1f} of the {found.capacity:.1f} GiB of an "
+            f"{recipe.cluster.gpu.upper()}: {parts}, …"
+        )
+    else:
+        message = (
+            f"an engine's cache holds {found.cache.tokens:,} tokens, less than one context of "
+            f"{recipe.rollout.max_context_tokens:,}"
+        )
+    in_engine = not over or phase.name != "train"
+    hint = _ENGINE_HINT if in_engine else _saving_hint(recipe, shape, reference=reference)
+    raise RecipeError(message, hint=hint)
+
+
+def _saving_hint(recipe: Recipe, shape: Shape, *, reference: bool) -> str:
+    for changes in _changes(recipe):
+        trainer = recipe.trainer.model_copy(update=changes)
+        changed = recipe.model_copy(update={"trainer": trainer})
+        try:
+            check_layout(changed, shape)
+            found = plan_memory(changed, shape, layout(changed, shape), reference=reference)
+        except RecipeError:
+            continue
+        if found.fits:
+            keys = ", ".join(
+                f"trainer.{key} = {str(value).lower()}" for key, value in changes.items()
+            )
+            return f"set {keys}: {found.fullest.total:.1f} GiB at most"
+    return "take more or larger GPUs, or raise cluster.gpus_per_engine"
+
+
+def _changes(recipe: Recipe) -> Iterator[_Changes]:
+    """Yield what to try, from what costs nothing in layout to several changes at once."""
+    trainer = recipe.trainer
+    savers: list[_Changes] = [{}]
+    for key in ("recompute", "offload_optimizer"):
+        if not getattr(trainer, key):
+            savers += [{**saver, key: True} for saver in savers]
+    for saver in savers[1:]:
+        yield saver
+    for saver in savers:
+        for times, key in product(_TIMES, _GROWN):
+            yield {**saver, **_grown(recipe.trainer, key, times)}
+    for saver, pair, times, more in product(savers, combinations(_GROWN, 2), _TIMES, _TIMES):
+        key, other = pair
+        yield {
+            **saver,
+            **_grown(recipe.trainer, key, times),
+            **_grown(recipe.trainer, other, more),
+        }
+
+
+def _grown(trainer: TrainerSection, key: str, times: int) -> _Changes:
+    """Return one size grown. More context ranks need as many fewer tokens on each."""
+    changes: _Changes = {key: getattr(trainer, key) * times}
+    if key == "context_parallel":
+        changes["tokens_per_micro_batch"] = -(-trainer.tokens_per_micro_batch // times)
+    return changes

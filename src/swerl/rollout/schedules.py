@@ -1,0 +1,399 @@
+"""Schedules: when Groups are rolled out and when new weights are loaded, by `schedule.mode`.
+
+The training loop takes the Groups of a step from a Schedule and hands it the trainer's weights.
+`sync` alternates rollouts and optimizer steps, `one-step-off` rolls out the next step during the
+optimizer step, and `async` keeps a pool of Groups running all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias, TypeVar
+
+from swerl.core.episode import Group
+from swerl.core.events import Event, Notice, StepStarted, TurnEnded, fan_out
+from swerl.core.task import Task
+from swerl.recipe.schema import ScheduleSection
+from swerl.rollout import group, step
+from swerl.rollout.draining import DrainingEngine
+from swerl.rollout.parts import Parts
+from swerl.rollout.step import StaleGroup, StepGroups
+from swerl.rollout.versions import Versions
+from swerl.runs.layout import Cursor, RunFolder
+
+Transfer: TypeAlias = Callable[[], Awaitable[str]]
+"""Loads the trainer's weights into the engine and returns the version that then serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleInputs:
+    """Everything that a Schedule works with."""
+
+    tasks: Sequence[Task]
+    parts: Parts
+    folder: RunFolder
+    section: ScheduleSection
+    steps: int
+    """Steps of the whole run."""
+    versions: Versions
+    """Every version that has served; a Schedule adds those that it loads."""
+    draining: DrainingEngine | None = None
+    """Set if replies must end before weights change."""
+
+
+class Schedule(Protocol):
+    """Decides when to roll out and when to load weights."""
+
+    async def take(self, number: int) -> StepGroups:
+        """Return the Groups that a step trains; the newest weights serve when it returns."""
+
+    async def serve(self, transfer: Transfer) -> None:
+        """Load new weights, at once or as soon as the schedule allows it."""
+
+    async def settle(self) -> None:
+        """Before an evaluation: load the newest weights, and none until it is over."""
+
+    def cursor(self) -> Cursor:
+        """Return the position in the order of Tasks, to be committed with the last step."""
+
+
+@asynccontextmanager
+async def open_schedule(inputs: ScheduleInputs, cursor: Cursor) -> AsyncIterator[Schedule]:
+    """Open the recipe's schedule at the position that the last committed step stored.
+
+    An error in a background rollout cancels the block; leaving the block cancels the rollouts.
+    """
+    if inputs.section.mode == "sync":
+        yield Sync(inputs)
+        return
+    try:
+        async with asyncio.TaskGroup() as running:
+            if inputs.section.mode == "async":
+                schedule: AsyncPool | OneStepOff = AsyncPool(inputs, running, cursor)
+            else:
+                schedule = OneStepOff(inputs, running)
+            try:
+                yield schedule
+            finally:
+                schedule.stop()
+    except BaseExceptionGroup as errors:
+        raise _first_error(errors) from errors
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class Sync:
+    """Implements Schedule: the weights that a step trains sampled all of its tokens."""
+
+    def __init__(self, inputs: ScheduleInputs) -> None:
+        self._inputs = inputs
+
+    async def take(self, number: int) -> StepGroups:
+        inputs = self._inputs
+        return await step.run_step(inputs.tasks, number, inputs.parts, inputs.folder)
+
+    async def serve(self, transfer: Transfer) -> None:
+        self._inputs.versions.add(await transfer())
+
+    async def settle(self) -> None:
+        """Nothing to do: the newest weights serve already."""
+
+    def cursor(self) -> Cursor:
+        """Return an empty one: the step number decides which Tasks come next."""
+        return Cursor()
+
+
+class OneStepOff:
+    """Implements Schedule: the next step's rollouts run during the optimizer step.
+
+    The rollouts of step k + 1 start with the optimizer step k, on the weights that step k starts
+    from, and new weights wait until those rollouts are over. So every token is one version old,
+    no Episode mixes versions, and timing does not decide which Groups a step trains.
+    """
+
+    def __init__(self, inputs: ScheduleInputs, running: asyncio.TaskGroup) -> None:
+        self._inputs = inputs
+        self._running = running
+        self._ahead: asyncio.Task[StepGroups] | None = None
+        """Rollouts of the next step."""
+        self._transfer: Transfer | None = None
+        """Loads weights that do not serve yet."""
+
+    async def take(self, number: int) -> StepGroups:
+        """Return the Groups that were rolled out ahead, and start those of the next step."""
+        groups = await (self._ahead or self._start(number))
+        self._ahead = None
+        await self.settle()
+        if number + 1 < self._inputs.steps:
+            self._ahead = self._start(number + 1)
+        return groups
+
+    async def serve(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+        if self._ahead is None:
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Wait for the running rollouts, then load the pending weights."""
+        if self._ahead:
+            await asyncio.wait({self._ahead})
+        if self._transfer:
+            self._inputs.versions.add(await self._transfer())
+            self._transfer = None
+
+    def cursor(self) -> Cursor:
+        """Return an empty one: the step number decides which Tasks come next."""
+        return Cursor()
+
+    def stop(self) -> None:
+        """Cancel the running rollouts."""
+        if self._ahead:
+            self._ahead.cancel()
+
+    def _start(self, number: int) -> asyncio.Task[StepGroups]:
+        inputs = self._inputs
+        work = step.run_step(inputs.tasks, number, inputs.parts, inputs.folder)
+        return self._running.create_task(work)
+
+
+class QueuedGroup(Protocol):
+    """A Group in the queue of the pool."""
+
+    @property
+    def began(self) -> int:
+        """Number of the version that served when the Group started."""
+
+    @property
+    def is_finished(self) -> bool:
+        """True when all Episodes have ended."""
+
+
+QueuedT = TypeVar("QueuedT", bound=QueuedGroup)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Limits of the queue.
+
+    Groups are queued in the order in which they start. A step takes the oldest finished ones, so
+    later Groups overtake a slow one, but only as long as everything left behind can still be
+    trained in time. A Group that started under version b may be trained up to version
+    b + `staleness`; trained in the order of the queue, the one at position p is trained
+    p // `groups` steps after the next. Every Group that starts is trained, however slow it is:
+    short Episodes come earlier, never more often.
+    """
+
+    groups: int
+    """Groups that a step trains."""
+    staleness: int
+    """Maximum number of versions between a Group's start and its training."""
+    pool: int
+    """Maximum number of Groups in the queue."""
+
+
+def may_start(num_queued: int, bounds: QueueBounds, *, served: int, trained_next: int) -> bool:
+    """Return whether one more Group may start under version `served`.
+
+    `trained_next` is the version that the trainer holds at the next step that takes Groups.
+    """
+    trained_at = trained_next + num_queued // bounds.groups
+    return num_queued < bounds.pool and trained_at <= served + bounds.staleness
+
+
+def choose_groups(
+    queue: Sequence[QueuedT], bounds: QueueBounds, *, version: int, wanted: int
+) -> list[QueuedT] | None:
+    """Return the oldest `wanted` finished Groups for a step that trains `version`.
+
+    None if there are too few, or if a Group left behind would become too old.
+    """
+    finished = [each for each in queue if each.is_finished][:wanted]
+    if len(finished) < wanted:
+        return None
+    chosen = {id(each) for each in finished}
+    left = [each for each in queue if id(each) not in chosen]
+    in_time = all(
+        version + 1 + position // bounds.groups <= each.began + bounds.staleness
+        for position, each in enumerate(left)
+    )
+    return finished if in_time else None
+
+
+def too_old(queue: Sequence[QueuedT], bounds: QueueBounds, *, version: int) -> list[QueuedT]:
+    """Return the Groups that a step training `version` may not use any more."""
+    return [each for each in queue if version > each.began + bounds.staleness]
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolGroup:
+    """A Group that runs, or that is finished and not trained."""
+
+    position: int
+    """Position in the order of Tasks; it names the Group."""
+    began: int
+    task: Task
+    stage: str
+    work: asyncio.Task[Group]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.work.done()
+
+
+class AsyncPool:
+    """Implements Schedule: Groups run all the time, and each step trains finished ones.
+
+    Tasks start in the order of the other modes, epoch by epoch.
+    """
+
+    def __init__(self, inputs: ScheduleInputs, running: asyncio.TaskGroup, cursor: Cursor) -> None:
+        rollout, section = inputs.parts.rollout, inputs.section
+        self._bounds = QueueBounds(
+            groups=rollout.groups_per_step,
+            staleness=section.max_staleness,
+            pool=round(section.pool * rollout.groups_per_step),
+        )
+        self._inputs = inputs
+        self._sampled = _SampledTokens()
+        self._parts = replace(inputs.parts, emit=fan_out(inputs.parts.emit, self._sampled))
+        self._passes = step.group_filter(rollout.group_filter)
+        self._running = running
+        self._queue: list[_PoolGroup] = []
+        self._next = cursor.next_place
+        self._resumed = list(cursor.under_way)
+        self._is_training = False
+        self._needed = 0
+        """Groups that the remaining steps can train."""
+
+    async def take(self, number: int) -> StepGroups:
+        """Wait for the step's Groups; the others keep running."""
+        self._is_training = False
+        self._needed = (self._inputs.steps - number) * self._bounds.groups
+        rollout = self._parts.rollout
+        episodes = self._bounds.groups * rollout.episodes_per_group
+        self._inputs.parts.emit(StepStarted(number, episodes))
+        left_out: list[Group] = []
+        stale: list[StaleGroup] = []
+        while (chosen := self._choose(left_out, stale)) is None:
+            pending = [each.work for each in self._queue if not each.is_finished]
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        kept = [self._remove(each) for each in chosen]
+        wanted = self._bounds.groups
+        if len(kept) < wanted:
+            text = f"{len(kept)} of {wanted} groups pass rollout.group_filter"
+            self._inputs.parts.emit(Notice(text))
+        if not kept:  # All advantages are 0: the step changes little, and the run continues.
+            kept, left_out = left_out[:wanted], left_out[wanted:]
+        step.check_losses([*kept, *left_out], rollout.max_infra_rate)
+        self._is_training = True
+        self._needed -= wanted
+        self._fill()
+        return StepGroups(tuple(kept), tuple(left_out), tuple(stale))
+
+    async def serve(self, transfer: Transfer) -> None:
+        """Load at once; running Episodes continue on the new weights."""
+        if draining := self._inputs.draining:
+            async with draining.drained():
+                self._inputs.versions.add(await transfer())
+        else:
+            self._inputs.versions.add(await transfer())
+        self._is_training = False
+        self._fill()
+
+    async def settle(self) -> None:
+        """Nothing to do: the newest weights serve, and none are loaded between two steps."""
+
+    def cursor(self) -> Cursor:
+        """Return the next position, and the Groups that have started and are not trained."""
+        under_way = [(each.position, each.began) for each in self._queue]
+        return Cursor(self._next, (*under_way, *self._resumed))
+
+    def stop(self) -> None:
+        """Cancel the running Groups."""
+        for each in self._queue:
+            each.work.cancel()
+
+    def _choose(self, left_out: list[Group], stale: list[StaleGroup]) -> list[_PoolGroup] | None:
+        """Drop, filter and refill the queue; return the step's Groups once they are finished."""
+        version = self._inputs.versions.newest
+        drops = self._inputs.section.too_stale == "drop"
+        if drops:
+            overdue = too_old(self._queue, self._bounds, version=version)
+            stale += [self._drop(each) for each in overdue]
+        finished = [each for each in self._queue if each.is_finished]
+        left_out += [
+            self._remove(each) for each in finished if not self._passes(each.work.result())
+        ]
+        rounds = 1 + self._parts.rollout.refill_rounds
+        may_refill = len(left_out) < rounds * self._bounds.groups
+        if may_refill:
+            self._fill()
+        done = [each for each in self._queue if each.is_finished]
+        wanted = min(self._bounds.groups, len(self._queue if may_refill else done))
+        if drops:
+            return done[:wanted] if len(done) >= wanted else None
+        return choose_groups(self._queue, self._bounds, version=version, wanted=wanted)
+
+    def _fill(self) -> None:
+        """Start as many Groups as the bounds allow, those of an interrupted run first."""
+        newest = self._inputs.versions.newest
+        trained_next = newest + self._is_training
+        while self._resumed:
+            self._start(*self._resumed.pop(0))
+        while len(self._queue) < self._needed and may_start(
+            len(self._queue), self._bounds, served=newest, trained_next=trained_next
+        ):
+            self._start(self._next, newest)
+            self._next += 1
+
+    def _start(self, position: int, began: int) -> None:
+        # The Task is the one that a synchronous run would train in step `number`.
+        number, index = divmod(position, self._bounds.groups)
+        tasks = step.choose_tasks(
+            self._inputs.tasks,
+            number,
+            self._bounds.groups,
+            self._parts.seed,
+            easy_first=self._parts.rollout.order == "easy-first",
+        )
+        task, stage = tasks[index], f"{number:05d}"
+        size, folder = self._parts.rollout.episodes_per_group, self._inputs.folder
+        work = group.run_one(task, stage, self._parts, size=size, folder=folder)
+        running = self._running.create_task(work)
+        self._queue.append(_PoolGroup(position, began, task, stage, running))
+
+    def _remove(self, each: _PoolGroup) -> Group:
+        self._queue.remove(each)
+        self._sampled.forget(group.id_prefix(each.task, each.stage))
+        return each.work.result()
+
+    def _drop(self, each: _PoolGroup) -> StaleGroup:
+        self._queue.remove(each)
+        each.work.cancel()
+        lengths = self._sampled.forget(group.id_prefix(each.task, each.stage))
+        return StaleGroup(each.task.id, each.stage, lengths)
+
+
+class _SampledTokens:
+    """Counts the sampled tokens of running Episodes from events."""
+
+    def __init__(self) -> None:
+        self._tokens: Counter[str] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, TurnEnded):
+            self._tokens[event.episode] += event.output_tokens
+
+    def forget(self, prefix: str) -> tuple[int, ...]:
+        """Return and remove the counts of all Episodes whose id starts with `prefix`."""
+        names = [name for name in self._tokens if name.startswith(prefix)]
+        return tuple(self._tokens.pop(name) for name in names)

@@ -1,0 +1,165 @@
+"""The Groups of one step: choose Tasks, roll them out, filter, refill, check for losses."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+
+from swerl.core.episode import Group
+from swerl.core.errors import RecipeError, RunError, unknown
+from swerl.core.events import Notice, StepStarted
+from swerl.core.grade import Verdict
+from swerl.core.task import Task
+from swerl.rollout import group
+from swerl.rollout.parts import Parts
+from swerl.runs.layout import RunFolder
+from swerl.tasks.admission import solve_rate
+
+GroupFilter = Callable[[Group], bool]
+"""Returns whether a Group is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleGroup:
+    """A Group that was dropped because it had become too old, finished or not."""
+
+    task_id: str
+    stage: str
+    lengths: tuple[int, ...]
+    """Sampled tokens of each of its Episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroups:
+    """The Groups of a step by their fate."""
+
+    kept: tuple[Group, ...]
+    """To be trained."""
+    left_out: tuple[Group, ...] = ()
+    """Rejected by the filter, or surplus."""
+    stale: tuple[StaleGroup, ...] = ()
+
+    @property
+    def all(self) -> tuple[Group, ...]:
+        """Every Group that was rolled out."""
+        return self.kept + self.left_out
+
+
+async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFolder) -> StepGroups:
+    """Run the Groups of a step, and more Groups in place of those that the filter rejects.
+
+    The order of Tasks decides which Groups are kept, never the order of finishing: short Episodes
+    get no advantage. Raises RunError if too many Episodes were lost to infrastructure.
+    """
+    rollout = parts.rollout
+    wanted, passes = rollout.groups_per_step, group_filter(rollout.group_filter)
+    easy_first = rollout.order == "easy-first"
+    chosen = choose_tasks(tasks, step, wanted, parts.seed, easy_first=easy_first)
+    spare = iter(_spare_tasks(tasks, chosen, step, parts.seed))
+    chosen += islice(spare, ceil(wanted * rollout.oversample) - wanted)
+    groups: list[Group] = []
+    for _ in range(1 + rollout.refill_rounds):
+        parts.emit(StepStarted(step, len(chosen) * rollout.episodes_per_group))
+        groups += await group.run(
+            chosen, f"{step:05d}", parts, size=rollout.episodes_per_group, folder=folder
+        )
+        check_losses(groups, rollout.max_infra_rate)
+        missing = wanted - sum(map(passes, groups))
+        chosen = list(islice(spare, ceil(max(missing, 0) * rollout.oversample)))
+        if not chosen:
+            break
+    kept = [each for each in groups if passes(each)][:wanted]
+    if len(kept) < wanted:
+        parts.emit(Notice(f"{len(kept)} of {wanted} groups pass rollout.group_filter"))
+    # If no Group passes, all advantages are 0: the step changes little, and the run continues.
+    kept = kept or groups[:wanted]
+    kept_ids = {id(each) for each in kept}
+    return StepGroups(tuple(kept), tuple(each for each in groups if id(each) not in kept_ids))
+
+
+async def evaluate(
+    tasks: Sequence[Task], stage: str, parts: Parts, folder: RunFolder, *, attempts: int
+) -> list[Group]:
+    """Run `attempts` Episodes of each Task that are not trained on. Raises RunError."""
+    groups = await group.run(tasks, stage, parts, size=attempts, folder=folder)
+    check_losses(groups, parts.rollout.max_infra_rate)
+    return groups
+
+
+def choose_tasks(
+    tasks: Sequence[Task], step: int, count: int, seed: int, *, easy_first: bool = False
+) -> list[Task]:
+    """Return `count` different Tasks for a step; each epoch takes every Task, in a new order.
+
+    The last step of an epoch is filled up with the epoch's first Tasks. With `easy_first`, Tasks
+    are ordered by solve rate, and ties at random. Raises RecipeError if there are too few Tasks.
+    """
+    if len(tasks) < count:
+        raise RecipeError(
+            f"a step takes {count} tasks, and there are {len(tasks)}",
+            hint="lower rollout.groups_per_step, or name more tasks",
+        )
+    epoch, part = divmod(step, ceil(len(tasks) / count))
+    order = list(range(len(tasks)))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    if easy_first:
+        order.sort(key=lambda index: _difficulty(tasks[index]))
+    positions = range(part * count, (part + 1) * count)
+    return [tasks[order[position % len(tasks)]] for position in positions]
+
+
+def _difficulty(task: Task) -> float:
+    rate = solve_rate(task)
+    return 1.0 if rate is None else -rate  # Tasks without a measured rate come last.
+
+
+def _spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], step: int, seed: int) -> list[Task]:
+    """Return the other Tasks in an order that a restart repeats; their own turn still comes."""
+    taken = {task.id for task in chosen}
+    others = [task for task in tasks if task.id not in taken]
+    random.Random(f"{seed}/spare/{step}").shuffle(others)
+    return others
+
+
+def check_losses(groups: Sequence[Group], allowed: float) -> None:
+    """Raise RunError if infrastructure lost more than this share of the Episodes."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    lost = [episode for episode in episodes if not episode.learnable]
+    if len(lost) > allowed * len(episodes):
+        reasons = Counter(episode.grade.reason for episode in lost)
+        raise RunError(
+            f"{len(lost)} of {len(episodes)} episodes were lost: {reasons.most_common(1)[0][0]}",
+            hint="`swerl doctor` checks the machine; the same command resumes",
+        )
+
+
+def group_filter(name: str) -> GroupFilter:
+    """Return the filter of this name. Raises UnknownNameError."""
+    if name not in _FILTERS:
+        raise unknown("group filter", name, _FILTERS)
+    return _FILTERS[name]
+
+
+def _zero_variance(group: Group) -> bool:
+    """Keep Groups whose learnable Episodes differ in reward; all others have advantage 0."""
+    return group.has_signal
+
+
+def _mixed_verdicts(group: Group) -> bool:
+    """Keep Groups with at least one solved and one other learnable Episode.
+
+    DAPO (arXiv 2503.14476), eq. 11. Reward shaping does not affect it, unlike `zero-variance`.
+    """
+    solved = {e.verdict is Verdict.SOLVED for e in group.episodes if e.learnable}
+    return len(solved) > 1
+
+
+_FILTERS: dict[str, GroupFilter] = {
+    "none": lambda group: True,
+    "zero-variance": _zero_variance,
+    "mixed-verdicts": _mixed_verdicts,
+}

@@ -1,0 +1,296 @@
+"""A run's Samples as one Parquet file: in swerl's own columns, or as slime's or verl's rows.
+
+Rows are converted one by one and written in row groups of some megabytes, so that memory does not
+grow with the run. docs/guides/samples-export.md has every column and what differs in meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from swerl.core.errors import InputError, RunError
+from swerl.core.files import disk_errors
+from swerl.core.sample import Sample
+from swerl.runs import tables
+from swerl.runs.layout import RunFolder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_GROUP_TOKENS = 1 << 20
+"""Tokens after which a row group ends; its arrays take some tens of megabytes."""
+Row: TypeAlias = Mapping[str, Any]
+
+
+class Format(StrEnum):
+    """Whose rows to write."""
+
+    PARQUET = "parquet"
+    """swerl's columns, with the step, the reward and the verdict."""
+    SLIME = "slime"
+    """The fields of slime's Sample."""
+    VERL = "verl"
+    """The tensors of verl's DataProto, without padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    num_rows: int
+    num_steps: int
+
+
+def export(run: Path, output: Path, format: Format, step: int | None = None) -> Exported:
+    """Write the rows of one step, or of all. Raises InputError, RunError."""
+    import pyarrow.parquet as pq
+
+    columns, convert = _columns(format), _CONVERTERS[format]
+    steps = steps_of(run) if step is None else [step]
+    temporary = output.with_name(f".{output.name}.part")
+    num_rows = 0
+    with disk_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with pq.ParquetWriter(temporary, columns, compression="zstd") as writer:
+                for rows in _groups(step_rows(run, steps)):
+                    writer.write_table(_table([convert(row) for row in rows], columns))
+                    num_rows += len(rows)
+            temporary.replace(output)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return Exported(num_rows, len(steps))
+
+
+def to_swerl(row: StepRow) -> Row:
+    """Return a row in swerl's columns."""
+    sample = row.sample
+    return {
+        "step": row.step,
+        "episode": sample.episode,
+        "task": sample.task,
+        "reward": row.reward,
+        "verdict": row.verdict,
+        "ids": _numbers(sample.ids, "int32"),
+        "mask": _numbers(sample.mask, "int8"),
+        "logprobs": _numbers(sample.logprobs, "float32"),
+        "advantage": sample.advantage,
+        "share": sample.share,
+        "versions": sample.weight_versions,
+    }
+
+
+def to_slime(row: StepRow) -> Row:
+    """Return the fields of slime's Sample; its response begins with the first trained token."""
+    sample, start = row.sample, row.prompt_length
+    return {
+        "group_index": row.group,
+        "index": row.rollout,
+        "rollout_id": row.rollout,
+        "prompt": "",
+        "tokens": _numbers(sample.ids, "int32"),
+        "response": "",
+        "response_length": len(sample.ids) - start,
+        "label": sample.task,
+        "reward": row.reward,
+        "loss_mask": _numbers(sample.mask[start:], "int8"),
+        "weight_versions": sample.weight_versions,
+        "rollout_log_probs": _numbers(sample.logprobs[start:], "float32"),
+        "remove_sample": False,
+        "status": "truncated" if row.is_truncated else "completed",
+        "metadata": {
+            "step": row.step,
+            "episode": sample.episode,
+            "task": sample.task,
+            "verdict": row.verdict,
+            "advantage": sample.advantage,
+            "share": sample.share,
+        },
+    }
+
+
+def to_verl(row: StepRow) -> Row:
+    """Return the tensors of one row of verl's DataProto, and its columns that are none."""
+    import numpy as np
+
+    sample, start, length = row.sample, row.prompt_length, len(row.sample.ids)
+    scores = np.zeros(length - start, "float32")
+    scores[-1] = row.reward
+    return {
+        "prompts": _numbers(sample.ids[:start], "int64"),
+        "responses": _numbers(sample.ids[start:], "int64"),
+        "input_ids": _numbers(sample.ids, "int64"),
+        "attention_mask": np.ones(length, "int64"),
+        "position_ids": np.arange(length, dtype="int64"),
+        "response_mask": _numbers(sample.mask[start:], "int64"),
+        "rollout_log_probs": _numbers(sample.logprobs[start:], "float32"),
+        "rm_scores": scores,
+        "uid": f"{row.step}/{sample.task}",
+        "rollout_uid": sample.episode,
+        "share": sample.share,
+        "advantage": sample.advantage,
+        "verdict": row.verdict,
+    }
+
+
+_CONVERTERS: Mapping[Format, Callable[[StepRow], Row]] = {
+    Format.PARQUET: to_swerl,
+    Format.SLIME: to_slime,
+    Format.VERL: to_verl,
+}
+
+
+def _columns(format: Format) -> pa.Schema:
+    import pyarrow as pa
+
+    int8s, int32s, int64s = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
+    floats, texts = pa.list_(pa.float32()), pa.list_(pa.string())
+    number, text = pa.float64(), pa.string()
+    about = {"step": pa.int64(), "episode": text, "task": text, "verdict": text}
+    kinds: dict[Format, dict[str, pa.DataType]] = {
+        Format.PARQUET: about
+        | {"reward": number, "ids": int32s, "mask": int8s, "logprobs": floats}
+        | {"advantage": number, "share": number, "versions": texts},
+        Format.SLIME: {"group_index": pa.int64(), "index": pa.int64(), "rollout_id": pa.int64()}
+        | {"prompt": text, "tokens": int32s, "response": text, "response_length": pa.int64()}
+        | {"label": text, "reward": number, "loss_mask": int8s, "weight_versions": texts}
+        | {"rollout_log_probs": floats, "remove_sample": pa.bool_(), "status": text}
+        | {"metadata": pa.struct(about | {"advantage": number, "share": number})},
+        Format.VERL: dict.fromkeys(("prompts", "responses", "input_ids"), int64s)
+        | dict.fromkeys(("attention_mask", "position_ids", "response_mask"), int64s)
+        | {"rollout_log_probs": floats, "rm_scores": floats, "uid": text, "rollout_uid": text}
+        | {"share": number, "advantage": number, "verdict": text},
+    }
+    return pa.schema(kinds[format].items())
+
+
+def _groups(rows: Iterator[StepRow]) -> Iterator[list[StepRow]]:
+    """Yield rows by row group."""
+    group: list[StepRow] = []
+    num_tokens = 0
+    for row in rows:
+        group.append(row)
+        num_tokens += len(row.sample.ids)
+        if num_tokens >= _GROUP_TOKENS:
+            yield group
+            group, num_tokens = [], 0
+    if group:
+        yield group
+
+
+def _table(rows: list[Row], columns: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    arrays = [pa.array([row[field.name] for row in rows], field.type) for field in columns]
+    return pa.table(arrays, columns)
+
+
+def _numbers(values: object, kind: str) -> Any:
+    import numpy as np
+
+    return np.array(values, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One Sample of one step."""
+
+    step: int
+    group: int
+    """Number of its Task in the step."""
+    rollout: int
+    """Number of its Episode in the step; the rows of one Episode share it."""
+    sample: Sample
+    reward: float
+    verdict: str
+    is_truncated: bool
+    """Whether the Episode's last reply was cut off at its length."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first one that is trained."""
+        return self.sample.mask.index(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of an Episode."""
+
+    reward: float
+    verdict: str
+    is_truncated: bool
+
+
+def steps_of(run: Path) -> list[int]:
+    """Return the steps whose Samples a run folder holds. Raises InputError where there are none."""
+    found = sorted(int(path.stem) for path in RunFolder(run).samples(0).parent.glob("*.parquet"))
+    if not found:
+        raise InputError(
+            f"{run} holds no samples", hint="give the folder of a run that has finished a step"
+        )
+    return found
+
+
+def step_rows(run: Path, steps: Sequence[int]) -> Iterator[StepRow]:
+    """Yield the rows of these steps, a row group at a time.
+
+    Raises InputError on a step that is not there, RunError on damaged files.
+    """
+    folder = RunFolder(run)
+    for step in steps:
+        path = folder.samples(step)
+        if not path.exists():
+            raise InputError(
+                f"{run} holds no samples of step {step}",
+                hint=f"it holds those of {_shown(steps_of(run))}",
+            )
+        outcomes = _outcomes(folder.turns(step))
+        groups: dict[str, int] = {}
+        rollouts: dict[str, int] = {}
+        for sample in tables.read_samples(path):
+            if not (outcome := outcomes.get(sample.episode)):
+                raise RunError(
+                    f"the turns of step {step} know no episode {sample.episode}",
+                    hint="turns/ and samples/ must be of the same run",
+                )
+            yield StepRow(
+                step,
+                groups.setdefault(sample.task, len(groups)),
+                rollouts.setdefault(sample.episode, len(rollouts)),
+                sample,
+                outcome.reward,
+                outcome.verdict,
+                outcome.is_truncated,
+            )
+
+
+def _outcomes(path: Path) -> dict[str, _Outcome]:
+    """Read what became of each Episode from its last Turn."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["episode", "reward", "verdict", "finish"])
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(
+            f"cannot read the turns {path}: {error}",
+            hint="rewards stand in turns/, beside samples/",
+        ) from error
+    return {
+        turn["episode"]: _Outcome(turn["reward"], turn["verdict"], turn["finish"] == "length")
+        for turn in table.to_pylist()
+    }
+
+
+def _shown(steps: Sequence[int]) -> str:
+    """Write steps as ranges."""
+    runs = [
+        [step for _, step in group]
+        for _, group in groupby(enumerate(steps), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,116 @@
+"""An agent's sandbox has no future; a grading sandbox is as the image is."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.core import plugins
+from swerl.core.errors import BrokenImageError
+from swerl.core.events import EpisodeEnded, Event, PhaseEnded
+from swerl.core.grade import Verdict
+from swerl.core.learning import WeightRef
+from swerl.core.sandbox import Limits
+from swerl.core.task import GradingSpec, Task
+from swerl.core.turn import Completion
+from swerl.gateway.app import Gateway
+from swerl.harnesses import builtin
+from swerl.recipe.schema import BudgetsSection, RolloutSection
+from swerl.rollout.group import run as run_group
+from swerl.rollout.parts import Clock, Parts, Provisioner
+from swerl.rollout.reward import rule
+from swerl.runs.layout import open_run
+from swerl.sandboxes import local
+
+HARNESS = builtin.build(builtin.Options())
+SCRIPT = """
+git init -q --template= -b main; git config user.name a; git config user.email a@b
+echo broken >code.py; git add -A; git commit -qm base
+git checkout -q -b later; echo mended >code.py; git commit -qam fix; git checkout -q main
+mkdir r2e_tests; echo hidden >r2e_tests/test_1.py
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    subprocess.run(["sh", "-ec", SCRIPT], cwd=tmp_path, check=True)
+    return Task("a__b-1", "a/b", f"dir:{tmp_path}", "/repo", "Mend it.", GradingSpec("command"))
+
+
+@pytest.fixture
+def provisioner() -> Provisioner:
+    return Provisioner(local.build(local.Options()), Limits(disk_mib=256), concurrency=2)
+
+
+async def test_an_agent_finds_neither_later_commits_nor_hidden_tests(
+    task: Task, provisioner: Provisioner
+) -> None:
+    heard: list[Event] = []
+    clock = Clock("episode", heard.append)
+    for _ in range(2):
+        async with provisioner.for_agent(task, HARNESS, clock) as sandbox:
+            script = "git log --all --oneline; git cat-file --batch-all-objects --batch; ls"
+            told = await sandbox.run(["sh", "-c", script], cwd="/repo")
+            assert "base" in told.text
+            assert "mended" not in told.text
+            assert "r2e_tests" not in told.text
+    assert clock.seconds["scrub"] > 0
+    assert [e.phase for e in heard if isinstance(e, PhaseEnded)] == ["scrub", "scrub"]
+
+
+async def test_grading_finds_everything(task: Task, provisioner: Provisioner) -> None:
+    async with provisioner.for_grading(task) as sandbox:
+        told = await sandbox.run(["sh", "-c", "git show later:code.py; ls"], cwd="/repo")
+        assert "mended" in told.text
+        assert "r2e_tests" in told.text
+
+
+async def test_a_broken_repository_is_an_error_and_leaves_no_sandbox(
+    task: Task, provisioner: Provisioner, tmp_path: Path
+) -> None:
+    (tmp_path / ".git/HEAD").write_text("nonsense\n")
+    with pytest.raises(BrokenImageError):
+        async with provisioner.for_agent(task, HARNESS, Clock("episode", lambda _: None)):
+            pytest.fail("a sandbox was handed out")
+
+
+class NoEngine:
+    """An engine that nobody should ask for a reply."""
+
+    async def generate(self, *_: Any) -> Completion:
+        pytest.fail("the engine was asked for a reply")
+
+    async def abort(self, session: str) -> None: ...
+    async def pause(self) -> None: ...
+    async def load(self, weights: WeightRef) -> str:
+        return weights.version
+
+    async def resume(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
+    task: Task, provisioner: Provisioner, tmp_path: Path
+) -> None:
+    (tmp_path / ".git/HEAD").write_text("nonsense\n")
+    told: list[Event] = []
+    family = plugins.load("families", "tiny").build(None)
+    async with Gateway(engine=NoEngine(), family=family) as gateway:
+        parts = Parts(
+            gateway=gateway,
+            provisioner=provisioner,
+            harness=HARNESS,
+            reward=rule("solved"),
+            rollout=RolloutSection(refills=3),
+            budgets=BudgetsSection(),
+            seed=0,
+            emit=told.append,
+        )
+        with open_run(tmp_path / "run", {}) as folder:
+            [group] = await run_group([task], "00000", parts, size=1, folder=folder)
+    assert [each.verdict for each in group.episodes] == [Verdict.INVALID]
+    assert len([event for event in told if isinstance(event, EpisodeEnded)]) == 1
+    assert "cannot be used" in group.episodes[0].grade.reason

@@ -1,0 +1,171 @@
+"""A run's rows for others: read back, they are what the run trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from swerl.cli.main import typer_app
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.errors import SwerlError
+from swerl.core.grade import Grade, Verdict
+from swerl.core.learning import Batch
+from swerl.core.tree import Trajectory
+from swerl.core.turn import RoutedExperts, Turn
+from swerl.runs import export, tables
+from swerl.runs.layout import RunFolder
+from swerl.training import batch as batches
+from swerl.training.algorithms import grpo
+from swerl.training.batch import collect
+
+
+def turn(index: int, parent: int | None, *, finish: Finish = Finish.STOP) -> Turn:
+    base = 10 * (index + 1)
+    start, num_positions = (0, 3) if parent is None else (3, 4)
+    routed = RoutedExperts(start, 1, 1, 1, b"\1" * num_positions) if index < 2 else None
+    return Turn(
+        index, parent, (base, base + 2), (base + 1, base + 3), (-0.25, -1.5), finish, f"v{index}",
+        routed=routed,
+    )  # fmt: skip
+
+
+def episode(name: str, task: str, verdict: Verdict, *turns: Turn) -> Episode:
+    return Episode(
+        id=name,
+        task_id=task,
+        status=Status.COMPLETED,
+        grade=Grade(verdict, ""),
+        reward=float(verdict is Verdict.SOLVED),
+        trajectory=Trajectory(name, turns),
+    )
+
+
+FORK = (turn(0, None), turn(1, 0), turn(2, 0, finish=Finish.LENGTH))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two steps; in each an Episode of two rows, one of one row, and one lost to machinery."""
+    folder = RunFolder(tmp_path / "run")
+    for name in ("samples", "turns"):
+        (folder.root / name).mkdir(parents=True)
+    algorithm = grpo.build(grpo.Options())
+    for step in (0, 1):
+        episodes = (
+            episode(f"{step}/a.0", "a", Verdict.SOLVED, *FORK),
+            episode(f"{step}/a.1", "a", Verdict.UNSOLVED, turn(0, None)),
+            episode(f"{step}/a.2", "a", Verdict.INFRA, turn(0, None)),
+        )
+        tables.write_turns(folder.turns(step), episodes)
+        batches.write(folder.samples(step), collect(step, [Group("a", episodes)], algorithm).batch)
+    return folder.root
+
+
+def batch(run: Path, step: int) -> Batch:
+    return batches.read(RunFolder(run).samples(step))
+
+
+def swerl(*words: object) -> Result:
+    return CliRunner().invoke(typer_app, ["samples", *map(str, words)], catch_exceptions=False)
+
+
+def test_the_native_rows_are_the_batches_with_their_rewards(run: Path, tmp_path: Path) -> None:
+    done = export.export(run, tmp_path / "out.parquet", export.Format.PARQUET)
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    samples = [sample for step in (0, 1) for sample in batch(run, step).samples]
+    assert (done.num_rows, done.num_steps) == (6, 2)
+    assert [row["ids"] for row in found] == [list(sample.ids) for sample in samples]
+    assert [row["mask"] for row in found] == [list(sample.mask) for sample in samples]
+    assert [row["logprobs"] for row in found] == [list(sample.logprobs) for sample in samples]
+    assert [row["advantage"] for row in found] == [sample.advantage for sample in samples]
+    assert [row["step"] for row in found] == [0, 0, 0, 1, 1, 1]
+    assert [(row["reward"], row["verdict"]) for row in found[:3]] == [
+        (1.0, "solved"), (1.0, "solved"), (0.0, "unsolved"),
+    ]  # fmt: skip
+
+
+def test_slimes_rows_keep_its_samples_rules(run: Path, tmp_path: Path) -> None:
+    export.export(run, tmp_path / "out.parquet", export.Format.SLIME, 1)
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    for row, sample in zip(found, batch(run, 1).samples, strict=True):
+        start = len(row["tokens"]) - row["response_length"]
+        assert row["tokens"] == list(sample.ids)
+        assert len(row["loss_mask"]) == len(row["rollout_log_probs"]) == row["response_length"]
+        assert [0] * start + row["loss_mask"] == list(sample.mask)
+        assert [0.0] * start + row["rollout_log_probs"] == list(sample.logprobs)
+        assert row["loss_mask"][0] == 1
+        assert row["metadata"]["share"] == sample.share
+    assert [row["rollout_id"] for row in found] == [0, 0, 1]
+    assert {row["group_index"] for row in found} == {0}
+    assert [row["reward"] for row in found] == [1.0, 1.0, 0.0]
+    assert [row["status"] for row in found] == ["truncated", "truncated", "completed"]
+    assert not any(row["remove_sample"] for row in found)
+
+
+def test_verls_rows_keep_its_tensors_rules(run: Path, tmp_path: Path) -> None:
+    export.export(run, tmp_path / "out.parquet", export.Format.VERL, 0)
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    for row, sample in zip(found, batch(run, 0).samples, strict=True):
+        assert row["prompts"] + row["responses"] == row["input_ids"] == list(sample.ids)
+        assert [0] * len(row["prompts"]) + row["response_mask"] == list(sample.mask)
+        assert row["position_ids"] == list(range(len(sample.ids)))
+        assert row["attention_mask"] == [1] * len(sample.ids)
+        assert len(row["rollout_log_probs"]) == len(row["rm_scores"]) == len(row["responses"])
+    assert [sum(row["rm_scores"]) for row in found] == [1.0, 1.0, 0.0]
+    assert [row["rollout_uid"] for row in found] == ["0/a.0", "0/a.0", "0/a.1"]
+    assert len({row["uid"] for row in found}) == 1
+
+
+def test_row_groups_bound_what_is_held(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_GROUP_TOKENS", 9)
+    export.export(run, tmp_path / "out.parquet", export.Format.SLIME)
+    with pq.ParquetFile(tmp_path / "out.parquet") as file:
+        assert file.num_row_groups > 2
+        assert file.metadata.num_rows == 6
+
+
+def test_the_command_exports_and_shows(run: Path, tmp_path: Path) -> None:
+    done = swerl("export", run, "--format", "verl", "--step", 1, "-o", tmp_path / "x" / "o.parquet")
+    assert done.exit_code == 0
+    assert "3 rows of 1 steps" in done.output
+    shown = swerl("show", run, "--json")
+    assert [json.loads(line) for line in shown.output.splitlines()][1] == {
+        "step": 1, "tasks": 1, "episodes": 2, "rows": 3, "tokens": 20, "trained_tokens": 8,
+        "reward": 0.5, "routed_share": 13 / 17, "versions": ["v0", "v1", "v2"],
+    }  # fmt: skip
+    assert "trained" in swerl("show", run).output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("export", "{run}", "--step", "7"), "holds no samples of step 7"),
+        (("export", "{run}", "--format", "trl"), "no rows of the format 'trl'"),
+        (("export", "{tmp}"), "holds no samples"),
+        (("show", "{tmp}"), "holds no samples"),
+    ],
+)
+def test_what_is_not_there_is_said(
+    run: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    told = [word.format(run=run, tmp=tmp_path) for word in words]
+    output = [] if words[0] == "show" else ["-o", tmp_path / "o.parquet"]
+    with pytest.raises(SwerlError, match=message) as caught:
+        swerl(*told, *output)
+    assert caught.value.hint
+    assert not (tmp_path / "o.parquet").exists()
+
+
+def test_turns_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:
+    folder = RunFolder(run)
+    tables.write_turns(folder.turns(0), [episode("x", "a", Verdict.SOLVED, turn(0, None))])
+    with pytest.raises(SwerlError, match=r"know no episode 0/a\.0"):
+        list(export.step_rows(run, [0]))
+    assert not list(tmp_path.glob(".*part"))
