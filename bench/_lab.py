@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from swerl.checks.compat import agents
+from swerl.checks.compat.cases import choose_agents
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "../shared/tokenizers"
@@ -40,8 +40,8 @@ GLM_TOKENS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Make the model folders and run the lab; return its exit code."""
-    with tempfile.TemporaryDirectory(prefix="swerl-lab-models-") as folder:
+    """Make the model folders and run the trials; return its exit code."""
+    with tempfile.TemporaryDirectory(prefix="swerl-compat-models-") as folder:
         models = Path(folder)
         families = ["tiny"]
         if TOKENIZERS.is_dir():
@@ -51,12 +51,12 @@ def main(arguments: list[str]) -> int:
             families = [*TEMPLATES, "tiny"]
         else:
             print(f"no {TOKENIZERS}: only the family tiny is tried")
-        names = [f"{one.harness}@{one.release}".rstrip("@") for one in agents.choose(())]
+        names = [f"{one.harness}@{one.release}".rstrip("@") for one in choose_agents(())]
         names.sort(key=lambda name: name != FIRST)
-        lab = [sys.executable, "-m", "swerl.cli", "agents", "lab", "--models", str(models)]
-        lab += ["--families", ",".join(families), "--agents", ",".join(names)]
-        lab += ["--out", str(PAGE), *arguments]
-        return subprocess.run(lab, check=False).returncode
+        command = [sys.executable, "-m", "swerl.cli", "agents", "compat", "--models", str(models)]
+        command += ["--families", ",".join(families), "--agents", ",".join(names)]
+        command += ["--out", str(PAGE), *arguments]
+        return subprocess.run(command, check=False).returncode
 
 
 def _tokenizer() -> dict[str, Any]:

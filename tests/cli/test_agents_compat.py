@@ -18,7 +18,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """Run the command as the shell does and return its exit code."""
-    monkeypatch.setattr("sys.argv", ["swerl", "agents", "lab", *words])
+    monkeypatch.setattr("sys.argv", ["swerl", "agents", "compat", *words])
     with pytest.raises(SystemExit) as ended:
         app()
     return int(ended.value.code or 0)
@@ -27,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_a_report_is_printed_and_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "lab.json"
+    out = tmp_path / "compat.json"
     words = ["--agents", "builtin", "--cases", "tools,compaction", "-o", str(out)]
     assert run(monkeypatch, *words) == 0
     printed = capsys.readouterr().out

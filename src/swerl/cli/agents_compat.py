@@ -10,9 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.checks.compat.matrix import Found, Lab
-    from swerl.checks.compat.row import Row
-    from swerl.checks.compat.trial import Trial
+    from swerl.checks.compat.trial import Trial, TrialResult, TrialResults
 
 _NARROW = {
     "branches": "bran-\nches",
@@ -20,18 +18,17 @@ _NARROW = {
     "trained": "trai-\nned",
     "outside": "out-\nside",
 }
-"""Headings of which the table is to fit into 80 columns."""
+"""Headings in two lines, so that the table fits into 80 columns."""
 _COLOURS = {"done": "green", "limit": "green", "gave up": "yellow", "failed": "bold red"}
-
 _LOG_CHARS = 400
 
 
 def compat(
     *,
     agents: Annotated[
-        str, typer.Option(help="Agents, with commas between: codex, codex@0.94.0. All by default.")
+        str, typer.Option(help="Agents, separated by commas: codex, codex@0.94.0. All by default.")
     ] = "",
-    cases: Annotated[str, typer.Option(help="Cases, with commas between. All by default.")] = "",
+    cases: Annotated[str, typer.Option(help="Cases, separated by commas. All by default.")] = "",
     families: Annotated[
         str, typer.Option(help="Families; the first meets every agent, others the first agent.")
     ] = "tiny",
@@ -40,15 +37,14 @@ def compat(
         typer.Option(help="Folder of model folders (tokenizer, chat template) named by family."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Every family with every agent.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 1,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Keep the report here: .md or .json.")
+        Path | None, typer.Option("-o", "--out", help="Write the report here: .md or .json.")
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List agents and cases; run none.")] = False,
 ) -> None:
-    """Run agents offline against a scripted model; exit code 1 where one fails."""
+    """Run agents offline against a scripted model; exit code 1 if one fails."""
     from swerl.checks.compat import report
-    from swerl.checks.compat.matrix import Lab
     from swerl.cli._output import console
     from swerl.core.errors import InputError
 
@@ -59,64 +55,59 @@ def compat(
             f"there is no folder {models}",
             hint="name one that holds a model folder for each family",
         )
-    planned = Lab(_trials(agents, cases, families, full=full), models, jobs)
+    trials = _trials(agents, cases, families, full=full)
     if show:
-        _list(planned)
+        _list(trials)
         return
-    found = _run(planned)
+    found = _run(trials, models, jobs)
     for family in dict.fromkeys(row.family for row in found.rows):
         console().print(_table([row for row in found.rows if row.family == family]))
-    _tell_reasons(found)
+    _print_reasons(found)
     if out:
         report.write(found, out)
-        console().print(f"kept in {out}", soft_wrap=True, markup=False)
+        console().print(f"report: {out}", soft_wrap=True, markup=False)
     console().print(f"{len(found.rows)} trials, {len(found.failed)} failed, {found.seconds:.0f} s")
     if found.failed:
         raise typer.Exit(1)
 
 
 def _trials(agents: str, cases: str, families: str, *, full: bool) -> tuple[Trial, ...]:
-    from swerl.checks.compat.agents import choose
-    from swerl.checks.compat.cases import CASES, find_case
-    from swerl.checks.compat.matrix import plan
+    from swerl.checks.compat.cases import CASES, choose_agents, find_case
+    from swerl.checks.compat.trial import plan
     from swerl.core import plugins
 
     names = _split(families)
     for name in names:
         plugins.load("families", name)
     chosen = [find_case(name) for name in _split(cases) or tuple(CASES)]
-    return plan(choose(_split(agents)), chosen, names, full=full)
+    return plan(choose_agents(_split(agents)), chosen, names, full=full)
 
 
 def _split(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
-def _run(planned: Lab) -> Found:
-    from rich.progress import MofNCompleteColumn, Progress
-
-    from swerl.checks.compat import matrix
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
+def _run(trials: tuple[Trial, ...], models: Path | None, jobs: int) -> TrialResults:
+    from swerl.checks.compat.trial import run_all
+    from swerl.cli._run import progress_bar, run
     from swerl.rollout.wiring import open_backend
     from swerl.sandboxes import local
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    backend = open_backend("local", local.Options(), run="lab")
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("trials", total=len(planned.trials))
+    backend = open_backend("local", local.Options(), run="compat")
+    with progress_bar("trials", len(trials)) as advance:
 
-        def tell(row: Row) -> None:
-            progress.update(bar, advance=1, description=f"{row.agent}, {row.case}")
+        def on_done(row: TrialResult) -> None:
+            advance(description=f"{row.agent}, {row.case}")
 
-        return run(matrix.run(planned, backend, tell), after="every sandbox is closed")
+        work = run_all(trials, backend, models=models, jobs=jobs, on_done=on_done)
+        return run(work, after="every sandbox is closed")
 
 
-def _list(planned: Lab) -> None:
+def _list(trials: tuple[Trial, ...]) -> None:
     from swerl.cli._output import console
 
-    agents = dict.fromkeys(trial.agent.name for trial in planned.trials)
-    cases = {trial.case.name: trial.case.sentence for trial in planned.trials}
+    agents = dict.fromkeys(trial.agent.name for trial in trials)
+    cases = {trial.case.name: trial.case.sentence for trial in trials}
     table = _empty_table("case", "what happens")
     for name, sentence in cases.items():
         table.add_row(name, sentence)
@@ -124,7 +115,7 @@ def _list(planned: Lab) -> None:
     console().print(f"agents: {', '.join(agents)}", soft_wrap=True)
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[TrialResult]) -> Table:
     from swerl.checks.compat.report import HEADINGS, cells
 
     table = _empty_table(*HEADINGS)
@@ -135,8 +126,8 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def _tell_reasons(found: Found) -> None:
-    """Say why trials failed or could not be made, and what was tried outside."""
+def _print_reasons(found: TrialResults) -> None:
+    """Print why trials failed or were impossible, and what agents tried to reach outside."""
     from swerl.checks.compat.report import attempts, reasons
     from swerl.cli._output import console
 
@@ -145,8 +136,8 @@ def _tell_reasons(found: Found) -> None:
         console().print(line, markup=False, soft_wrap=True)
     for row in found.failed:
         if row.log:
-            where = f"{row.agent}, {row.case}, {row.family} said last:"
-            console().print(f"{where}\n{row.log[-_LOG_CHARS:]}", markup=False, style="dim")
+            title = f"{row.agent}, {row.case}, {row.family} ended with:"
+            console().print(f"{title}\n{row.log[-_LOG_CHARS:]}", markup=False, style="dim")
 
 
 def _empty_table(*names: str) -> Table:

@@ -1,4 +1,4 @@
-"""What processes in a sandbox try to reach outside is seen, and changes nothing for them."""
+"""Attempts of processes to reach outside are recorded, and the processes behave as before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swerl.checks.compat.outside import far_address, question
-from swerl.checks.compat.watched import Watched
+from swerl.checks.compat.watch import WatchedSandbox
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 
@@ -24,7 +24,7 @@ for host in sys.argv[1:]:
 """
 
 
-def test_a_dns_query_is_told_from_other_bytes() -> None:
+def test_a_dns_query_is_distinguished_from_other_bytes() -> None:
     assert question(QUERY) == "api.example.com"
     assert question(QUERY[:-1]) == ""
     assert question(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n\r\n") == ""
@@ -44,7 +44,7 @@ def test_only_addresses_outside_are_noted(host: str, expected: str) -> None:
     assert far_address(mapped) == expected
 
 
-def test_ipv6_and_other_sockets_are_told_apart() -> None:
+def test_ipv6_is_distinguished_from_other_sockets() -> None:
     head = struct.pack("=H", socket.AF_INET6) + struct.pack(">HI", 53, 0)
     assert (
         far_address(head + socket.inet_pton(socket.AF_INET6, "2001:db8::1")) == "[2001:db8::1]:53"
@@ -54,30 +54,30 @@ def test_ipv6_and_other_sockets_are_told_apart() -> None:
 
 
 @pytest.fixture
-async def watched() -> AsyncIterator[Watched]:
+async def watched() -> AsyncIterator[WatchedSandbox]:
     backend = local.build(local.Options())
     async with backend.open("host", Limits(), workdir="/repo") as sandbox:
-        watched = Watched(sandbox)
+        watched = WatchedSandbox(sandbox)
         await watched.prepare()
         yield watched
 
 
 async def test_names_and_addresses_are_seen_and_fail_as_they_would_without_a_watch(
-    watched: Watched,
+    watched: WatchedSandbox,
 ) -> None:
     done = await watched.run(["python3", "-c", DIAL, "api.example.com", "1.2.3.4", "127.0.0.1"])
     assert done.stdout.decode().split() == ["gaierror", "OSError", "ConnectionRefusedError"]
     assert await watched.attempts() == ("lookup api.example.com", "connect 1.2.3.4:443")
 
 
-async def test_what_a_shell_leaves_in_the_background_is_seen(watched: Watched) -> None:
+async def test_background_processes_of_a_shell_are_seen(watched: WatchedSandbox) -> None:
     script = 'python3 -c "$0" 5.6.7.8 & wait'
     done = await watched.run(["setsid", "sh", "-c", script, DIAL])
     assert done.exit_code == 0
     assert "connect 5.6.7.8:443" in await watched.attempts()
 
 
-async def test_a_command_ends_as_it_would_without_a_watch(watched: Watched) -> None:
+async def test_a_command_ends_as_it_would_without_a_watch(watched: WatchedSandbox) -> None:
     echoed = await watched.run(
         ["sh", "-c", "cat; pwd; echo e >&2; exit 3"], stdin=b"in", cwd="/tmp"
     )

@@ -9,19 +9,18 @@ import pytest
 
 from swerl.checks.compat import report
 from swerl.checks.compat.cases import CASES
-from swerl.checks.compat.matrix import Found
-from swerl.checks.compat.row import Figures, Outcome, Row
+from swerl.checks.compat.trial import Figures, TrialOutcome, TrialResult, TrialResults
 from swerl.core import plugins
 from swerl.core.errors import InputError
 
 PAGE = Path(__file__).parents[3] / "docs" / "measurements" / "agent-compat.md"
 FIGURES = Figures(4, 2, 2, 0.99999, 1.5, 3, ("lookup api.example.com",))
 ROWS = (
-    Row("codex 1", "tools", "tiny", Outcome.DONE, figures=FIGURES),
-    Row("codex 1", "slow", "tiny", Outcome.CANNOT, "it | has none"),
-    Row("codex 1", "tools", "qwen3", Outcome.FAILED, "it broke", figures=FIGURES),
+    TrialResult("codex 1", "tools", "tiny", TrialOutcome.DONE, figures=FIGURES),
+    TrialResult("codex 1", "slow", "tiny", TrialOutcome.CANNOT, "it | has none"),
+    TrialResult("codex 1", "tools", "qwen3", TrialOutcome.FAILED, "it broke", figures=FIGURES),
 )
-FOUND = Found(ROWS, 2.0)
+FOUND = TrialResults(ROWS, 2.0)
 
 
 def test_a_row_shows_every_figure_and_rounds_no_loss_away() -> None:
@@ -34,12 +33,12 @@ def test_a_row_shows_every_figure_and_rounds_no_loss_away() -> None:
     assert "- failed: codex 1: it broke (tools)" in text
 
 
-def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:
+def test_a_page_keeps_its_text_around_the_report(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"# Lab\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n")
+    page.write_text(f"# Compat\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n")
     report.write(FOUND, page)
     text = page.read_text()
-    assert text.startswith(f"# Lab\n\n{report.BEGIN}\n")
+    assert text.startswith(f"# Compat\n\n{report.BEGIN}\n")
     assert text.endswith(f"{report.END}\n\nAfter.\n")
     assert "old" not in text
     report.write(FOUND, page)
@@ -48,14 +47,14 @@ def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:
 
 
 def test_json_holds_what_the_table_leaves_out(tmp_path: Path) -> None:
-    report.write(FOUND, tmp_path / "lab.json")
-    rows = json.loads((tmp_path / "lab.json").read_text())["rows"]
+    report.write(FOUND, tmp_path / "compat.json")
+    rows = json.loads((tmp_path / "compat.json").read_text())["rows"]
     assert rows[0]["figures"]["outside"] == ["lookup api.example.com"]
     assert [row["outcome"] for row in rows] == [row.outcome.value for row in ROWS]
 
 
-@pytest.mark.parametrize("name", ["lab.txt", "lab", "absent/lab.md"])
-def test_a_place_where_no_report_can_be_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["compat.txt", "compat", "absent/compat.md"])
+def test_an_impossible_path_for_a_report_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError):
         report.check(tmp_path / name)
 
@@ -72,4 +71,4 @@ def test_the_docs_hold_a_report_of_every_agent_in_every_case() -> None:
         for case in CASES:
             assert (agent, case) in shown, f"run: nox -s lab; {agent}, {case} is missing"
     ends = {row[2] for row in rows if row[1] in CASES}
-    assert Outcome.FAILED.value not in ends
+    assert TrialOutcome.FAILED.value not in ends

@@ -1,15 +1,12 @@
-"""Whole trials: swerl's own agent in every case, and a real CLI in those that tell the most."""
+"""Whole trials: swerl's own agent in every case, and a real CLI in the hardest ones."""
 
 from __future__ import annotations
 
 import pytest
 
-from swerl.checks.compat import agents, matrix
-from swerl.checks.compat.agents import Agent
-from swerl.checks.compat.cases import CASES, Case, Fill, Run, Say
-from swerl.checks.compat.matrix import Found, Lab
-from swerl.checks.compat.row import Figures, Outcome, Row
-from swerl.checks.compat.trial import Trial, run
+from swerl.checks.compat import trial
+from swerl.checks.compat.cases import CASES, Agent, Case, Fill, RunShell, Say, choose_agents
+from swerl.checks.compat.trial import Figures, Trial, TrialOutcome, TrialResult, TrialResults, run
 from swerl.engines.families import tiny
 from swerl.sandboxes import local
 from swerl.sandboxes.local import LocalBackend
@@ -25,11 +22,11 @@ def backend() -> LocalBackend:
     return local.build(local.Options())
 
 
-async def play(agent: Agent, case: Case, backend: LocalBackend) -> Row:
+async def play(agent: Agent, case: Case, backend: LocalBackend) -> TrialResult:
     return await run(Trial(agent, case, "tiny"), tiny.build(None), backend)
 
 
-def figures_of(row: Row) -> Figures:
+def figures_of(row: TrialResult) -> Figures:
     assert row.figures, row.reason
     return row.figures
 
@@ -47,20 +44,20 @@ async def test_the_built_in_agent_keeps_every_token(case: Case, backend: LocalBa
 
 async def test_what_an_agent_does_not_have_is_no_failure(backend: LocalBackend) -> None:
     row = await play(BUILTIN, CASES["compaction"], backend)
-    assert row.outcome is Outcome.CANNOT
+    assert row.outcome is TrialOutcome.CANNOT
     assert "compaction" in row.reason
 
 
 async def test_what_a_release_does_not_have_is_no_failure(backend: LocalBackend) -> None:
     row = await play(Agent("codex", "0.94.0"), CASES["compaction"], backend)
-    assert row.outcome is Outcome.CANNOT
+    assert row.outcome is TrialOutcome.CANNOT
     assert "never compacts" in row.reason
 
 
 async def test_a_script_that_is_not_played_to_its_end_is_a_failure(backend: LocalBackend) -> None:
-    case = Case("cut", "", {"main": (Run(("ls",)), Say(), Run(("ls",)), Say())})
+    case = Case("cut", "", {"main": (RunShell(("ls",)), Say(), RunShell(("ls",)), Say())})
     row = await play(BUILTIN, case, backend)
-    assert row.outcome is Outcome.FAILED
+    assert row.outcome is TrialOutcome.FAILED
     assert "gave up" in row.reason
     assert row.log
 
@@ -68,32 +65,32 @@ async def test_a_script_that_is_not_played_to_its_end_is_a_failure(backend: Loca
 async def test_a_limit_that_was_never_reached_is_a_failure(backend: LocalBackend) -> None:
     case = Case("short", "", {"main": (Fill(), Say())}, ends=CASES["over-long"].ends)
     row = await play(BUILTIN, case, backend)
-    assert row.outcome is Outcome.FAILED
+    assert row.outcome is TrialOutcome.FAILED
     assert "never reached" in row.reason
 
 
-async def test_rows_keep_their_order_and_a_family_without_a_model_is_told_of(
+async def test_results_keep_their_order_and_a_family_without_a_model_is_reported(
     backend: LocalBackend,
 ) -> None:
     cases = [CASES["tools"], CASES["parallel"]]
-    trials = matrix.plan([BUILTIN], cases, ["tiny", "qwen3"])
-    told: list[Row] = []
-    found = await matrix.run(Lab(trials, jobs=4), backend, told.append)
+    trials = trial.plan([BUILTIN], cases, ["tiny", "qwen3"])
+    reported: list[TrialResult] = []
+    found = await trial.run_all(trials, backend, jobs=4, on_done=reported.append)
     assert [(row.family, row.case) for row in found.rows] == [
         ("tiny", "tools"), ("tiny", "parallel"), ("qwen3", "tools"), ("qwen3", "parallel"),
     ]  # fmt: skip
-    assert [row.outcome for row in found.rows[2:]] == [Outcome.CANNOT] * 2
-    assert len(told) == 4
+    assert [row.outcome for row in found.rows[2:]] == [TrialOutcome.CANNOT] * 2
+    assert len(reported) == 4
     assert not found.failed
 
 
 def test_the_small_matrix_meets_every_agent_once_and_every_family_once() -> None:
-    chosen = agents.choose(("builtin", "codex"))
-    small = matrix.plan(chosen, [CASES["tools"]], ["tiny", "qwen3"])
+    chosen = choose_agents(("builtin", "codex"))
+    small = trial.plan(chosen, [CASES["tools"]], ["tiny", "qwen3"])
     assert len(chosen) == 3, "codex comes in two releases"
-    assert agents.choose(("codex", "codex@0.94.0")) == chosen[1:]
+    assert choose_agents(("codex", "codex@0.94.0")) == chosen[1:]
     assert len(small) == 4
-    assert len(matrix.plan(chosen, [CASES["tools"]], ["tiny", "qwen3"], full=True)) == 6
+    assert len(trial.plan(chosen, [CASES["tools"]], ["tiny", "qwen3"], full=True)) == 6
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +114,7 @@ async def test_a_real_agent_keeps_every_token(
     codex: Agent, name: str, branches: int, backend: LocalBackend
 ) -> None:
     row = await play(codex, CASES[name], backend)
-    assert row.outcome is Outcome.DONE, (row.reason, row.log)
+    assert row.outcome is TrialOutcome.DONE, (row.reason, row.log)
     figures = figures_of(row)
     assert figures.trained == 1.0
     assert (figures.branches, figures.samples) == (branches, branches)
@@ -132,17 +129,17 @@ async def test_a_real_agent_waits_for_an_engine_that_comes_back(
     codex: Agent, backend: LocalBackend
 ) -> None:
     row = await play(codex, CASES["lost"], backend)
-    assert row.outcome is Outcome.DONE, (row.reason, row.log)
+    assert row.outcome is TrialOutcome.DONE, (row.reason, row.log)
     assert figures_of(row).extra == CASES["lost"].num_lost
 
 
 def test_failed_trials_are_found() -> None:
-    rows = [Row("a", "tools", "tiny", outcome) for outcome in Outcome]
-    assert [row.outcome for row in Found(tuple(rows), 1.0).failed] == [Outcome.FAILED]
+    rows = [TrialResult("a", "tools", "tiny", outcome) for outcome in TrialOutcome]
+    assert [row.outcome for row in TrialResults(tuple(rows), 1.0).failed] == [TrialOutcome.FAILED]
 
 
 async def test_a_sub_agent_that_never_came_about_is_a_failure(backend: LocalBackend) -> None:
-    case = Case("alone", "", {"main": (Run(("ls",)), Say()), "errand-1": (Say(),)})
+    case = Case("alone", "", {"main": (RunShell(("ls",)), Say()), "subtask-1": (Say(),)})
     row = await play(BUILTIN, case, backend)
-    assert row.outcome is Outcome.FAILED
-    assert "errand-1" in row.reason
+    assert row.outcome is TrialOutcome.FAILED
+    assert "subtask-1" in row.reason

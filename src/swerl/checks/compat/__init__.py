@@ -1,1 +1,1 @@
-"""The agent lab: real agents against a scripted model, and what came of it in tokens."""
+"""Check agents for compatibility: real agents, a scripted model, and the tokens they leave."""

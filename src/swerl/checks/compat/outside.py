@@ -1,11 +1,11 @@
-"""Run a command and note every attempt of its processes to reach something outside.
+"""Run a command and log every attempt of its processes to reach something outside.
 
-This file runs inside the sandbox, from its source, with nothing but Python's standard library:
-`python3 outside.py LOG PROGRAM ARGUMENT…`. A system call filter of its own reports each `connect`
-and `send…` to this process before the kernel does it; the call then goes on as it would have. So a
-program behaves as it does without the watch, needs no privilege, and cannot bypass it, whatever it
-is linked with. LOG gets a line `lookup NAME` for each name that is asked for by DNS, and a line
-`connect ADDRESS:PORT` for each address that is not the sandbox's own.
+This file runs inside the sandbox, from its source, with Python's standard library alone:
+`python3 outside.py LOG PROGRAM ARGUMENT…`. A system call filter reports each `connect` and `send…`
+to this process before the kernel makes the call; the call then continues unchanged. So a program
+behaves as it does without the filter, needs no privilege, and cannot bypass it, no matter how it is
+linked. LOG gets a line `lookup NAME` for each DNS query, and a line `connect ADDRESS:PORT` for each
+address that is not the sandbox's own.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SUBREAPER = 36
 _RECEIVE, _ANSWER = 0xC050_2100, 0xC018_2101
 _GO_ON = 1
 _MOST_BYTES = 512
-"""Bytes of a message that are looked at: a DNS question is shorter."""
+"""Bytes of a message that are read; a DNS query is shorter."""
 _MOST_MESSAGES = 8
 _MESSAGE_BYTES = 64
 """Size of a `mmsghdr`."""
 
 
 def main(log: str, argv: list[str]) -> None:
-    """Run the command under watch and end as it ends."""
+    """Run the command under the filter and exit with its exit code."""
     calls = _CALLS[platform.machine()]
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)
@@ -54,15 +54,15 @@ def main(log: str, argv: list[str]) -> None:
     watcher = _Watcher(listener, written, {calls[name]: name for name in calls})
     watcher.follow(child)
     _, status = os.waitpid(child, 0)
-    if _has_children() and os.fork() == 0:  # what the command left behind stays under watch
+    if _has_children() and os.fork() == 0:  # processes that the command left behind stay watched
         for stream in range(3):
             os.close(stream)
         watcher.follow(None)
-    _end_like(status)
+    _exit_like(status)
 
 
 class _Watcher:
-    """Answers the filter's reports."""
+    """Answer the filter's reports."""
 
     def __init__(self, listener: int, log: int, names: dict[int, str]) -> None:
         self._listener = listener
@@ -70,7 +70,7 @@ class _Watcher:
         self._names = names
 
     def follow(self, child: int | None) -> None:
-        """Answer until the child has ended, or without one for ever."""
+        """Answer until the child has ended; without a child, for ever."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         if child is not None:
@@ -97,40 +97,39 @@ class _Watcher:
         fcntl.ioctl(self._listener, _ANSWER, bytearray(struct.pack("=QqiI", number, 0, 0, _GO_ON)))
 
     def _note(self, name: str, memory: _Memory, given: list[int]) -> None:
-        """Note what a call with these arguments wants."""
         _, at, size, _, to, to_size = given
         if name == "connect":
-            self._say_address(memory.read(at, size))
+            self._log_address(memory.read(at, size))
         elif name == "sendto":
-            self._say_message(memory.read(at, size), memory.read(to, to_size))
+            self._log_message(memory.read(at, size), memory.read(to, to_size))
         elif name == "sendmsg":
-            self._say_message(*memory.message(at))
+            self._log_message(*memory.message(at))
         else:
             for place in range(min(size, _MOST_MESSAGES)):
-                self._say_message(*memory.message(at + place * _MESSAGE_BYTES))
+                self._log_message(*memory.message(at + place * _MESSAGE_BYTES))
 
-    def _say_message(self, data: bytes, address: bytes) -> None:
+    def _log_message(self, data: bytes, address: bytes) -> None:
         if name := question(data):
-            self._say(f"lookup {name}")
+            self._write(f"lookup {name}")
         else:
-            self._say_address(address)
+            self._log_address(address)
 
-    def _say_address(self, address: bytes) -> None:
+    def _log_address(self, address: bytes) -> None:
         if far := far_address(address):
-            self._say(f"connect {far}")
+            self._write(f"connect {far}")
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         os.write(self._log, line.encode() + b"\n")
 
 
 class _Memory:
-    """Reads the memory of a process that waits for an answer."""
+    """Read the memory of a process that waits for an answer."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
     def read(self, at: int, size: int) -> bytes:
-        """Return the first bytes there; none at address 0."""
+        """Return at most the first 512 bytes; none at address 0."""
         return os.pread(self._file, min(size, _MOST_BYTES), at) if at else b""
 
     def message(self, at: int) -> tuple[bytes, bytes]:
@@ -144,7 +143,7 @@ class _Memory:
 
 
 def question(data: bytes) -> str:
-    """Return the name that a DNS query asks for; empty where the bytes are no query."""
+    """Return the name in a DNS query; empty if the bytes are no query."""
     if len(data) < 17:
         return ""
     _, flags, questions, answers, authorities, _ = struct.unpack_from(">6H", data)
@@ -166,7 +165,7 @@ def _labels(data: bytes, at: int) -> Iterator[bytes]:
 
 
 def far_address(address: bytes) -> str:
-    """Return an internet address with its port, unless it is the sandbox's own."""
+    """Return an internet address with its port; empty if it is the sandbox's own."""
     if len(address) < 8:
         return ""
     (family,) = struct.unpack_from("=H", address)
@@ -175,7 +174,7 @@ def far_address(address: bytes) -> str:
         return "" if address[4] in (0, 127) else f"{socket.inet_ntoa(address[4:8])}:{port}"
     if family == socket.AF_INET6 and len(address) >= 24:
         raw = address[8:24]
-        if raw[:12] == bytes(10) + b"\xff\xff":  # an address of the older kind
+        if raw[:12] == bytes(10) + b"\xff\xff":  # IPv4 mapped to IPv6
             return far_address(struct.pack("=H", socket.AF_INET) + address[2:4] + raw[12:])
         near = raw in (bytes(16), bytes(15) + b"\1")
         return "" if near else f"[{socket.inet_ntop(socket.AF_INET6, raw)}]:{port}"
@@ -221,7 +220,7 @@ def _become(argv: list[str]) -> None:
         os._exit(126)
 
 
-def _end_like(status: int) -> None:
+def _exit_like(status: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 

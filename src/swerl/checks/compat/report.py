@@ -1,4 +1,4 @@
-"""The lab's report: a table for people in Markdown, everything in JSON."""
+"""The report of trials: tables in Markdown, all figures in JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from swerl.checks.compat.matrix import Found
-from swerl.checks.compat.row import NONE, Figures, Row
+from swerl.checks.compat.trial import NONE, Figures, TrialResult, TrialResults
 from swerl.core import files
 from swerl.core.errors import InputError
 
@@ -20,11 +19,11 @@ FAMILY_HEADINGS = ("family", "agent", "cases", "turns", "trained", "most packed"
 _BETWEEN = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
 
 
-def write(found: Found, path: Path) -> None:
+def write(found: TrialResults, path: Path) -> None:
     """Write the report, whole or not at all: JSON for `.json`, Markdown for `.md`.
 
-    In a page that has the report's two markers only what is between them changes. Raises
-    InputError on another ending, RunError where the file cannot be written.
+    In a page with the report's two markers, only the text between them changes. Raises InputError
+    on another file ending, RunError if the file cannot be written.
     """
     check(path)
     if path.suffix == ".json":
@@ -33,12 +32,12 @@ def write(found: Found, path: Path) -> None:
         return
     body = f"{BEGIN}\n{markdown(found)}{END}"
     page = path.read_text(encoding="utf-8") if path.exists() else ""
-    has_place = _BETWEEN.search(page)
-    files.write_text(path, _BETWEEN.sub(lambda _: body, page) if has_place else body + "\n")
+    has_markers = _BETWEEN.search(page)
+    files.write_text(path, _BETWEEN.sub(lambda _: body, page) if has_markers else body + "\n")
 
 
 def check(path: Path) -> None:
-    """Raise InputError where no report can be written at this path."""
+    """Raise InputError if no report can be written at this path."""
     if path.suffix not in (".json", ".md"):
         raise InputError(
             f"a report ends in .md or .json, not {path.suffix or 'without an ending'!r}",
@@ -47,25 +46,25 @@ def check(path: Path) -> None:
     if not path.parent.is_dir():
         raise InputError(
             f"there is no folder {path.parent}",
-            hint="make it, or name another place for the report",
+            hint="make it, or name another path for the report",
         )
 
 
-def markdown(found: Found) -> str:
-    """Return the report as Markdown: one table of agents, one of further families, the reasons."""
+def markdown(found: TrialResults) -> str:
+    """Return the report in Markdown: a table of agents, one of further families, the reasons."""
     first = found.rows[0].family
     main = [row for row in found.rows if row.family == first]
     others = [row for row in found.rows if row.family != first]
     parts = [f"Family `{first}`:", "", *_table(HEADINGS, map(cells, main))]
     if others:
         parts += ["", *_table(FAMILY_HEADINGS, _by_family([*_of_one_agent(main, others), *others]))]
-    told = [f"- {line}" for line in reasons(found.rows)]
-    parts += ["", *told] if told else []
+    lines = [f"- {line}" for line in reasons(found.rows)]
+    parts += ["", *lines] if lines else []
     return "\n".join(parts) + "\n"
 
 
-def cells(row: Row) -> list[str]:
-    """Return what the table shows of a trial."""
+def cells(row: TrialResult) -> list[str]:
+    """Return the table cells of a trial."""
     return [row.agent, row.case, row.outcome.value, *_numbers(row.figures)]
 
 
@@ -81,13 +80,13 @@ def _numbers(figures: Figures | None) -> list[str]:
     ]
 
 
-def _by_family(rows: Sequence[Row]) -> Iterator[list[str]]:
+def _by_family(rows: Sequence[TrialResult]) -> Iterator[list[str]]:
     """Sum up each family with each of its agents over the cases."""
     for family, agent in dict.fromkeys((row.family, row.agent) for row in rows):
         mine = [row for row in rows if (row.family, row.agent) == (family, agent)]
         figures = [row.figures for row in mine if row.figures]
         ends = [row.outcome.value for row in mine if row.figures or not row.reason]
-        told = ", ".join(f"{ends.count(end)} {end}" for end in dict.fromkeys(ends))
+        summary = ", ".join(f"{ends.count(end)} {end}" for end in dict.fromkeys(ends))
         if not figures:
             yield [family, agent, "0", *[NONE] * (len(FAMILY_HEADINGS) - 3)]
             continue
@@ -95,34 +94,34 @@ def _by_family(rows: Sequence[Row]) -> Iterator[list[str]]:
             *(family, agent, str(len(figures)), str(sum(each.turns for each in figures))),
             _percent(min(each.trained for each in figures)),
             f"{max(each.packed for each in figures):.2f}",
-            told,
+            summary,
         ]
 
 
-def _of_one_agent(main: Sequence[Row], others: Sequence[Row]) -> list[Row]:
-    """Return the first family's rows of the agents that met other families, too."""
+def _of_one_agent(main: Sequence[TrialResult], others: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the first family's rows of the agents that also ran with other families."""
     agents = {row.agent for row in others}
     return [row for row in main if row.agent in agents]
 
 
-def reasons(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield why trials failed or could not be made, each reason once."""
-    where: dict[tuple[str, str, str], dict[str, None]] = {}
+def reasons(rows: Sequence[TrialResult]) -> Iterator[str]:
+    """Yield the reasons of failed and impossible trials, each once."""
+    cases_of: dict[tuple[str, str, str], dict[str, None]] = {}
     for row in rows:
         if row.reason:
-            where.setdefault((row.outcome.value, row.agent, row.reason), {})[row.case] = None
-    for (outcome, agent, reason), cases in where.items():
+            cases_of.setdefault((row.outcome.value, row.agent, row.reason), {})[row.case] = None
+    for (outcome, agent, reason), cases in cases_of.items():
         yield f"{outcome}: {agent}: {reason} ({', '.join(cases)})"
 
 
-def attempts(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what each agent tried to reach outside, each attempt once."""
+def attempts(rows: Sequence[TrialResult]) -> Iterator[str]:
+    """Yield the attempts of each agent to reach outside, each once."""
     tried = [(row.agent, each) for row in rows if row.figures for each in row.figures.outside or ()]
     yield from (f"outside: {agent}: {each}" for agent, each in dict.fromkeys(tried))
 
 
 def _percent(share: float) -> str:
-    """Return a share in percent, never rounded up to a whole that it is not."""
+    """Return a share in percent; a share below 1 is never rounded up to 100."""
     return "100" if share == 1 else f"{int(share * 10_000) / 100:.2f}"
 
 

@@ -1,4 +1,4 @@
-"""The door passes everything on and counts requests, however they are cut into pieces."""
+"""The proxy passes everything on and counts requests, however they are cut into pieces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import aiohttp
 from aiohttp import web
 
-from swerl.checks.compat.door import Door, door_to
+from swerl.checks.compat.watch import CountingProxy, proxy_to
 
 
 class Echo:
@@ -29,26 +29,26 @@ class Echo:
 async def test_bodies_pass_whole_and_requests_are_counted_by_path() -> None:
     echo = Echo()
     body = b'{"said": "POST /v1/other HTTP/1.1\\r\\n"}' * 20_000
-    async with door_to(echo) as door, aiohttp.ClientSession() as http:
-        url = await door.listen()
+    async with proxy_to(echo) as proxy, aiohttp.ClientSession() as http:
+        url = await proxy.listen()
         for path in ("/v1/messages?beta=true", "/v1/messages"):
             async with http.post(url + path, data=body) as response:
                 assert await response.read() == body
         async with http.head(url + "/") as response:
             assert response.status == 200
-        assert door.requests == {"POST /v1/messages": 2, "HEAD /": 1}
+        assert proxy.requests == {"POST /v1/messages": 2, "HEAD /": 1}
     await echo.runner.cleanup()
 
 
 async def test_a_first_line_in_two_pieces_is_counted_once() -> None:
-    door = Door(0)
+    proxy = CountingProxy(0)
     seen = b""
     for piece in (b"GET /v1/mo", b"dels HTTP/1.1\r\nHo", b"st: x\r\n\r\n", b"POST /a HTTP/1.1\r\n"):
-        seen = door._count(seen + piece)
-    assert door.requests == {"GET /v1/models": 1, "POST /a": 1}
+        seen = proxy._count(seen + piece)
+    assert proxy.requests == {"GET /v1/models": 1, "POST /a": 1}
 
 
-async def test_a_client_that_leaves_is_noticed_behind_the_door() -> None:
+async def test_a_client_that_leaves_is_noticed_behind_the_proxy() -> None:
     left = asyncio.Event()
 
     class Waiting(Echo):
@@ -60,8 +60,8 @@ async def test_a_client_that_leaves_is_noticed_behind_the_door() -> None:
             return web.Response()
 
     echo = Waiting()
-    async with door_to(echo) as door:
-        host, port = (await door.listen()).removeprefix("http://").split(":")
+    async with proxy_to(echo) as proxy:
+        host, port = (await proxy.listen()).removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await writer.drain()
