@@ -1,7 +1,8 @@
-"""What the ledger costs: a sandbox that takes no time, with and without it, and reading it back.
+"""Measure the cost of the ledger: a sandbox with and without it, and reading it back.
 
 `python bench/ledger.py [--json FILE] [--sandboxes 20000] [--processes 200]`. One process opens
-many sandboxes one after the other; then the ledger also gets the files of many dead processes.
+many sandboxes that take no time, one after the other; then the ledger also gets the sandboxes of
+many dead processes.
 """
 
 from __future__ import annotations
@@ -11,43 +12,44 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from swerl.core.contracts import SandboxBackend
 from swerl.core.liveness import this_process
 from swerl.core.sandbox import Limits, LiveSandbox, Mount
 from swerl.sandboxes.ledger.bill import bill
-from swerl.sandboxes.ledger.entry import Entry, Head
-from swerl.sandboxes.ledger.lines import entry_lines, head_line
-from swerl.sandboxes.ledger.records import Records
-from swerl.sandboxes.ledger.store import Ledger
-from swerl.sandboxes.ledger.tracked import Tracked
+from swerl.sandboxes.ledger.store import Entry, Ledger, Use
+from swerl.sandboxes.ledger.tracked import Recorder, Tracked
 
+T = TypeVar("T")
 LIMITS = Limits()
 IMAGE = "registry.example/swebench/sweb.eval.x86_64.some__repository-12345:latest"
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What was measured."""
-
     sandboxes: int
     bare_us: float
     """Microseconds of one sandbox without the ledger."""
     tracked_us: float
+    loop_us: float
+    """CPU time of the event loop's thread for one sandbox, in microseconds."""
     slowest_ms: float
-    """The slowest sandbox: it waited until the ended ones were added up."""
+    """The slowest sandbox: it waited for a checkpoint, or until the ended ones were added up."""
+    longest_stall_ms: float
+    """The longest time in which the event loop ran nothing else."""
     file_kib: float
-    """Size of the process's file after all of them."""
+    """Size of the database after all of them."""
     dead_processes: int
     read_ms: float
-    """Reading every file, as `ps` does."""
+    """Reading everything, as `ps` does."""
     bill_ms: float
-    archive_ms: float
-    """Moving the files of dead processes into the archive, once."""
+    tidy_ms: float
+    """Adding up the sandboxes of dead processes, once."""
     bill_after_ms: float
 
 
@@ -90,43 +92,68 @@ async def open_all(backend: SandboxBackend, count: int) -> list[float]:
         async with backend.open(IMAGE, LIMITS, workdir="/testbed"):
             pass
         times.append(time.perf_counter() - began)
+        await asyncio.sleep(0)
     return times
+
+
+async def with_longest_stall(work: Awaitable[T]) -> tuple[T, float]:
+    """Return the result of `work`, and by how many seconds a sleep of 1 ms was late at most."""
+    late = [0.0]
+
+    async def watch() -> None:
+        while True:
+            due = time.perf_counter() + 0.001
+            await asyncio.sleep(0.001)
+            late.append(time.perf_counter() - due)
+
+    watching = asyncio.ensure_future(watch())
+    result = await work
+    watching.cancel()
+    return result, max(late)
 
 
 def measure(folder: Path, num_sandboxes: int, num_processes: int) -> Costs:
     """Measure everything in an empty folder."""
     ledger = Ledger(folder)
-    tracked = Tracked(Backend(), Records(ledger, "local", {}, run="bench"))  # type: ignore[arg-type]
+    recorder = Recorder(ledger, "local", "{}", run="bench")
+    tracked = Tracked(Backend(), recorder)  # type: ignore[arg-type]
     bare = asyncio.run(open_all(Backend(), num_sandboxes))  # type: ignore[arg-type]
+    began_s = time.thread_time()
     times = asyncio.run(open_all(tracked, num_sandboxes))
-    (file,) = folder.glob("*.jsonl")
-    size = file.stat().st_size
-    write_dead(folder, num_processes)
+    loop_s = time.thread_time() - began_s
+    _, stall_s = asyncio.run(with_longest_stall(open_all(tracked, num_sandboxes)))
+    recorder.close()
+    size = ledger.path.stat().st_size
+    write_dead(ledger, num_processes)
     return Costs(
         sandboxes=num_sandboxes,
         bare_us=sum(bare) / num_sandboxes * 1e6,
         tracked_us=sum(times) / num_sandboxes * 1e6,
+        loop_us=loop_s / num_sandboxes * 1e6,
         slowest_ms=max(times) * 1e3,
+        longest_stall_ms=stall_s * 1e3,
         file_kib=size / 1024,
         dead_processes=num_processes,
-        read_ms=timed_ms(ledger.pages),
+        read_ms=timed_ms(ledger.read),
         bill_ms=timed_ms(lambda: bill(ledger)),
-        archive_ms=timed_ms(ledger.tidy),
+        tidy_ms=timed_ms(ledger.tidy),
         bill_after_ms=timed_ms(lambda: bill(ledger)),
     )
 
 
-def write_dead(folder: Path, count: int) -> None:
-    """Write files as processes of an earlier boot would have, a hundred sandboxes each."""
-    head = Head("local", {}, "old", replace(this_process(), boot="earlier"))
-    for number in range(count):
-        lines = [head_line(head)]
-        for one in range(100):
-            name = f"swerl-{number}-{one:016x}"
-            began_s = 1.7e9 + number * 3600
-            entry = Entry(name, IMAGE, began_s, 60.0, opened_s=began_s, ended_s=began_s + 30)
-            lines += entry_lines(entry)
-        (folder / f"{number}.jsonl").write_text("".join(lines))
+def write_dead(ledger: Ledger, count: int) -> None:
+    """Record sandboxes as processes of an earlier boot would have, a hundred each."""
+    with closing(ledger.open()) as db:
+        db.execute("BEGIN")
+        for number in range(count):
+            use = Use("local", "{}", "old", replace(this_process(), boot="earlier", pid=number))
+            for one in range(100):
+                name = f"swerl-{number}-{one:016x}"
+                began_s = 1.7e9 + number * 3600
+                ended_s = began_s + 30
+                entry = Entry(use, name, IMAGE, began_s, 60.0, opened_s=began_s, ended_s=ended_s)
+                ledger.add(db, entry)
+        db.execute("COMMIT")
 
 
 def timed_ms(work: Callable[[], object]) -> float:
@@ -137,7 +164,7 @@ def timed_ms(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measure, print a table, and write JSON where asked."""
+    """Measure, print a table, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sandboxes", type=int, default=20_000)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,7 @@ from swerl.cli.sandbox import app
 from swerl.core.errors import InputError, RecipeError, UnknownNameError
 from swerl.core.liveness import this_process
 from swerl.core.sandbox import new_name
-from swerl.sandboxes.ledger.entry import Entry, Head
-from swerl.sandboxes.ledger.lines import entry_lines, head_line
-from swerl.sandboxes.ledger.store import default_ledger
+from swerl.sandboxes.ledger.store import Entry, Use, default_ledger
 
 HOLD = """
 import asyncio
@@ -68,12 +67,11 @@ def rows(*words: str) -> list[dict[str, object]]:
 
 def write(**known: object) -> Entry:
     """Write a sandbox of this process's into the ledger."""
-    entry = Entry(**{"name": new_name(), "image": "img", "lifetime_s": 60.0, **known})  # type: ignore[arg-type]
-    folder = default_ledger().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    head = head_line(Head("e2b", {}, "paid", this_process()))
-    (folder / f"{entry.name}.jsonl").write_text(head + "".join(entry_lines(entry)))
-    return entry
+    use = Use("e2b", "{}", "paid", this_process())
+    entry = Entry(use, **{"name": new_name(), "image": "img", "lifetime_s": 60.0, **known})  # type: ignore[arg-type]
+    ledger = default_ledger()
+    with closing(ledger.open()) as db:
+        return ledger.add(db, entry)
 
 
 def test_a_sandbox_is_shown_reaped_and_billed(held: subprocess.Popen[str]) -> None:
@@ -162,9 +160,9 @@ async def test_a_run_removes_what_its_killed_start_left(held: subprocess.Popen[s
     heard: list[Event] = []
     recipe = load([], ["name=held"])
     await wiring.reap_leftovers(recipe, heard.append)
-    assert [page.unfinished for page in default_ledger().pages()] != [[]]
+    assert [entry.ended_s for entry in default_ledger().read().entries] == [0]
     held.kill()
     await asyncio.to_thread(held.wait)
     await wiring.reap_leftovers(recipe, heard.append)
-    assert [page.unfinished for page in default_ledger().pages()] == [[]]
+    assert all(entry.ended_s for entry in default_ledger().read().entries)
     assert all(isinstance(event, Notice) for event in heard)

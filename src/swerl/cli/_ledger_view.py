@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swerl.sandboxes.ledger.bill import Bill, By
-    from swerl.sandboxes.ledger.census import Row
-    from swerl.sandboxes.ledger.provider import Answer
-    from swerl.sandboxes.ledger.reap import Reaped
+    from swerl.sandboxes.ledger.reap import ListedSandbox, ProviderAnswer, Reaped
 
 _UNITS_S = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 _COLOURS = {
@@ -28,7 +26,7 @@ _COLOURS = {
 }
 
 
-def warn_of(unreachable: Sequence[Answer]) -> None:
+def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
     """Print a line of warning for each provider that could not be asked."""
     from rich.markup import escape
 
@@ -39,7 +37,7 @@ def warn_of(unreachable: Sequence[Answer]) -> None:
         stderr().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
 
-def ps_table(rows: Sequence[Row]) -> Table:
+def ps_table(rows: Sequence[ListedSandbox]) -> Table:
     """Lay out sandboxes, a line each."""
     from rich.box import SIMPLE
     from rich.markup import escape
@@ -52,18 +50,19 @@ def ps_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         entry = row.entry
         began_s = entry.opened_s or entry.intended_s
-        deadline = "" if entry.ended_s or not row.page else _deadline(entry.deadline_s - now_s)
+        deadline = "" if entry.ended_s or not entry.row else _deadline(entry.deadline_s - now_s)
         state = f"[{_COLOURS.get(row.state, 'dim')}]{row.state}[/]"
         age = _span((entry.ended_s or now_s) - began_s) if began_s else ""
-        owner = f"{row.pid or ''} {row.life}".strip()
-        place = f"{owner} ({row.host})" if row.life == "elsewhere" and row.host else owner
+        owner = f"{entry.use.owner.pid} {row.life}"
+        host = _host(row)
+        place = f"{owner} ({host})" if row.life == "elsewhere" and host else owner
         cost = f"${row.cost(now_s):.4f}" if entry.price else ""
         table.add_row(
             *(
                 entry.name,
-                row.backend,
+                entry.use.backend,
                 escape(entry.image),
-                escape(row.run),
+                escape(entry.use.run),
                 place,
                 age,
                 deadline,
@@ -78,26 +77,31 @@ def _deadline(left_s: float) -> str:
     return f"in {_span(left_s)}" if left_s > 0 else f"{_span(-left_s)} ago"
 
 
-def row_json(row: Row) -> dict[str, Any]:
+def row_json(row: ListedSandbox) -> dict[str, Any]:
     """Return a sandbox as JSON."""
     entry, now_s = row.entry, time.time()
     return {
         "name": entry.name,
         "id": entry.id,
-        "backend": row.backend,
+        "backend": entry.use.backend,
         "image": entry.image,
-        "run": row.run,
+        "run": entry.use.run,
         "state": row.state,
         "exists": row.is_live,
-        "owner": {"pid": row.pid, "host": row.host, "state": row.life},
+        "owner": {"pid": entry.use.owner.pid, "host": _host(row), "state": row.life},
         "intended_unix_s": entry.intended_s,
         "opened_unix_s": entry.opened_s,
-        "deadline_unix_s": entry.deadline_s if row.page else None,
+        "deadline_unix_s": entry.deadline_s if entry.row else None,
         "ended_unix_s": entry.ended_s,
         "why": entry.why,
         "price_usd_per_hour": entry.price,
         "cost_usd": row.cost(now_s),
     }
+
+
+def _host(row: ListedSandbox) -> str:
+    """Return the host name of a sandbox's owner; empty if no ledger holds it."""
+    return row.entry.use.owner.host.partition("/")[0]
 
 
 def tell_of(done: Reaped) -> None:
@@ -106,16 +110,16 @@ def tell_of(done: Reaped) -> None:
 
     from swerl.cli._output import console
 
-    row = done.row
+    entry = done.sandbox.entry
     colour = _COLOURS.get(done.outcome, "cyan")
-    text = f"{row.backend} {row.entry.name} {row.entry.image}: {done.problem or done.reason}"
+    text = f"{entry.use.backend} {entry.name} {entry.image}: {done.problem or done.reason}"
     console().print(f"[{colour}]{done.outcome}[/] {escape(text)}", soft_wrap=True)
 
 
 def reaped_json(done: Reaped) -> dict[str, Any]:
     """Return a sandbox and what became of it as JSON."""
     said = {"outcome": done.outcome, "reason": done.reason, "problem": done.problem}
-    return {**row_json(done.row), **said}
+    return {**row_json(done.sandbox), **said}
 
 
 def bill_table(found: Bill, by: By) -> Table:

@@ -12,7 +12,8 @@ from swerl.cli._sandbox_options import SettingsOption
 from swerl.sandboxes.ledger.bill import By
 
 if TYPE_CHECKING:
-    from swerl.sandboxes.ledger.provider import Provider
+    from swerl.sandboxes.ledger.reap import Provider
+    from swerl.sandboxes.ledger.store import Ledger
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _LEAST_WIDTH = 140
@@ -41,13 +42,11 @@ def ps(
     from swerl.cli._output import console, stderr
     from swerl.cli._run import run
     from swerl.cli._text import counted
-    from swerl.sandboxes.ledger import census
-    from swerl.sandboxes.ledger.reap import reason_to_go
-    from swerl.sandboxes.ledger.store import default_ledger
+    from swerl.sandboxes.ledger.reap import SandboxState, list_sandboxes
 
-    only = _only(backend, settings)
-    found = run(census.take(default_ledger(), only=only), after="nothing was changed")
-    rows = [row for row in found.rows if show_all or row.state is not census.State.ENDED]
+    work = list_sandboxes(_ledger(), only=_only(backend, settings))
+    found = run(work, after="nothing was changed")
+    rows = [row for row in found.sandboxes if show_all or row.state is not SandboxState.ENDED]
     rows.sort(key=lambda row: row.entry.intended_s)
     warn_of(found.unreachable)
     if as_json:
@@ -56,7 +55,7 @@ def ps(
     if rows:
         wide = Console(width=max(console().width, _LEAST_WIDTH), highlight=False)
         wide.print(ps_table(rows))
-    left_over = sum(bool(reason_to_go(row, time.time())) for row in found.rows)
+    left_over = sum(bool(row.reason_to_go(time.time())) for row in found.sandboxes)
     console().print(
         f"{counted(len(rows), 'sandbox', 'sandboxes')}; `swerl sandbox reap` would take {left_over}"
     )
@@ -82,18 +81,22 @@ def reap(
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.core.errors import InputError
-    from swerl.sandboxes.ledger.reap import Outcome, Scope
+    from swerl.sandboxes.ledger.reap import Outcome
     from swerl.sandboxes.ledger.reap import reap as reap_them
-    from swerl.sandboxes.ledger.store import default_ledger
 
     if remove_all and not (yes or dry_run):
         raise InputError(
             "--all removes sandboxes that are in use",
             hint="look with --all --dry-run, then add --yes",
         )
-    scope = Scope(run=run_name, only=_only(backend, settings), living=remove_all)
-    tell = (lambda _: None) if as_json else tell_of
-    work = reap_them(default_ledger(), scope, dry_run=dry_run, tell=tell)
+    work = reap_them(
+        _ledger(),
+        run=run_name,
+        only=_only(backend, settings),
+        living=remove_all,
+        dry_run=dry_run,
+        on_done=(lambda _: None) if as_json else tell_of,
+    )
     report = run(work, after=_AFTER)
     warn_of(report.unreachable)
     if as_json:
@@ -102,7 +105,7 @@ def reap(
     said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     stderr().print(said or "nothing to reap")
     if counts[Outcome.FAILED]:
-        stderr().print("next: mend that, then run the same command again")
+        stderr().print("next: fix that, then run the same command again")
         raise typer.Exit(1)
 
 
@@ -121,10 +124,9 @@ def bill(
     from swerl.cli._output import console, stderr
     from swerl.cli._text import counted
     from swerl.sandboxes.ledger import bill as bills
-    from swerl.sandboxes.ledger.store import default_ledger
 
     since_s = time.time() - _seconds(since) if since else 0.0
-    found = bills.bill(default_ledger(), by=by, run=run_name, since_s=since_s)
+    found = bills.bill(_ledger(), by=by, run=run_name, since_s=since_s)
     if as_json:
         from dataclasses import asdict
 
@@ -138,13 +140,24 @@ def bill(
         )
 
 
+def _ledger() -> Ledger:
+    """Return the user's ledger; print its notices."""
+    from swerl.cli._output import stderr
+    from swerl.sandboxes.ledger.store import default_ledger
+
+    ledger = default_ledger()
+    for notice in ledger.notices():
+        stderr().print(f"warning: {notice}", style="yellow", markup=False, soft_wrap=True)
+    return ledger
+
+
 def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
     """Return the one provider that the command line names. Raises InputError."""
     import json
 
     from swerl.core.errors import InputError
     from swerl.recipe.load import read_settings
-    from swerl.sandboxes.ledger.provider import Provider
+    from swerl.sandboxes.ledger.reap import Provider
 
     if backend is None:
         if settings:

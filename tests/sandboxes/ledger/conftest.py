@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +16,8 @@ import pytest
 from swerl.core.contracts import SandboxBackend
 from swerl.core.liveness import ProcessIdentity, this_process
 from swerl.core.sandbox import new_name
-from swerl.sandboxes.ledger.entry import Entry, Head
-from swerl.sandboxes.ledger.lines import entry_lines, head_line
-from swerl.sandboxes.ledger.provider import open_settings
-from swerl.sandboxes.ledger.store import Ledger, default_ledger
-from swerl.sandboxes.ledger.tracked import tracked
+from swerl.sandboxes.ledger.store import Entry, Ledger, Use, default_ledger
+from swerl.sandboxes.ledger.tracked import tracked, without_secrets
 
 _PLUGIN = Path(__file__).parent / "plugin"
 
@@ -95,19 +93,18 @@ def dead() -> ProcessIdentity:
 
 @pytest.fixture
 def write(ledger: Ledger, machines: Machines) -> Callable[..., Entry]:
-    """Return a function that writes a file as another process would have, with one sandbox."""
+    """Return a function that records one sandbox as another process would have."""
 
     def write(
         by: ProcessIdentity, *, run: str = "r", settings: object = None, **known: object
     ) -> Entry:
-        shown = open_settings(machines.options(**(settings or {})))  # type: ignore[arg-type]
+        recorded = without_secrets(machines.options(**(settings or {})))  # type: ignore[arg-type]
+        use = Use("folder", recorded, run, by)
         entry = Entry(
-            **{"name": new_name(), "image": "img", "intended_s": 1e9, "lifetime_s": 60.0, **known}
-        )  # type: ignore[arg-type]
-        ledger.folder.mkdir(parents=True, exist_ok=True)
-        head = head_line(Head("folder", shown, run, by))
-        path = ledger.folder / f"{entry.name}.jsonl"
-        path.write_text(head + "".join(entry_lines(entry)))
-        return entry
+            use,
+            **{"name": new_name(), "image": "img", "intended_s": 1e9, "lifetime_s": 60.0, **known},  # type: ignore[arg-type]
+        )
+        with closing(ledger.open()) as db:
+            return ledger.add(db, entry)
 
     return write

@@ -21,9 +21,8 @@ from swerl.core import plugins
 from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import SandboxUnavailableError
 from swerl.core.sandbox import Limits
-from swerl.sandboxes.ledger.provider import Provider
-from swerl.sandboxes.ledger.reap import Outcome, Scope, reap
-from swerl.sandboxes.ledger.store import Ledger
+from swerl.sandboxes.ledger.reap import Outcome, Provider, reap
+from swerl.sandboxes.ledger.store import Entry, Ledger
 
 CONTROLLERS = Path(__file__).parent / "plugin" / "controllers.py"
 SEED = 20261120
@@ -87,21 +86,25 @@ async def test_nothing_is_left_after_reap(case: Case, ledger: Ledger) -> None:
     except SandboxUnavailableError as error:
         pytest.skip(f"{error}: {error.hint}")
     pids = crash(case, ledger)
-    left = [entry for page in ledger.pages() for entry in page.unfinished]
+    left = unfinished(ledger)
     assert any(not entry.opened_s for entry in left), "some were killed within a create"
     assert any(entry.opened_s for entry in left), "and some later"
 
     only = Provider(case.backend, json.dumps(case.settings, sort_keys=True))
-    report = await reap(ledger, Scope(run="crash", only=only))
+    report = await reap(ledger, run="crash", only=only)
     assert [each for each in report.reaped if each.outcome is Outcome.FAILED] == []
 
     theirs = tuple(f"swerl-{pid}-" for pid in pids)
     live = [each.name for each in await case.build().live()]
     assert [name for name in live if name.startswith(theirs)] == []
-    assert [entry.name for page in ledger.pages() for entry in page.unfinished] == []
+    assert unfinished(ledger) == []
     if case.backend != "e2b":  # what its server runs on is the server's own matter
         for what, left in leftovers(theirs).items():
             assert left == [], what
+
+
+def unfinished(ledger: Ledger) -> list[Entry]:
+    return [entry for entry in ledger.read().entries if not entry.ended_s]
 
 
 def crash(case: Case, ledger: Ledger) -> list[int]:
@@ -159,9 +162,8 @@ def started_by(pid: int) -> list[int]:
 def wait_for_one_in_use(ledger: Ledger, pids: list[int]) -> None:
     """Wait until one of these processes has an open sandbox, however slow the machine is."""
     for _ in range(600):
-        for page in ledger.pages():
-            if page.head.owner.pid in pids and any(each.opened_s for each in page.unfinished):
-                return
+        if any(each.opened_s and each.use.owner.pid in pids for each in unfinished(ledger)):
+            return
         time.sleep(0.05)
     pytest.fail("no sandbox opened within 30 s")
 

@@ -50,8 +50,7 @@ async def main():
     async with backend.open("after", Limits(), workdir="/w"):
         pass
     print("warned", len(heard), "opened", len(opened))
-    print("known", sum("after" in (e.image, "") for p in default_ledger().pages()
-                       for e in p.entries.values()))
+    print("known", sum(entry.image == "after" for entry in default_ledger().read().entries))
 
 asyncio.run(main())
 """
@@ -62,7 +61,7 @@ def test_a_full_disk(machines: Machines, tmp_path: Path) -> None:
         pytest.skip("mounting a small disk takes root and `unshare`")
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = 'mount -t tmpfs -o size=32k none "$1" && SWERL_STATE="$1" exec "$2" -c "$3" "$1" "$4"'
+    mount = 'mount -t tmpfs -o size=256k none "$1" && SWERL_STATE="$1" exec "$2" -c "$3" "$1" "$4"'
     argv = ["unshare", "-m", "sh", "-c", mount, "sh", str(disk), sys.executable, SCRIPT]
     done = subprocess.run(
         [*argv, str(machines.folder)], capture_output=True, text=True, check=False
@@ -72,6 +71,6 @@ def test_a_full_disk(machines: Machines, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     refused, counts, known = done.stdout.splitlines()
     assert refused.startswith("refused: no paid sandbox without a record of it")
-    assert "No space left on device" in refused
+    assert "disk is full" in refused
     assert counts == "warned 1 opened 32"
     assert known == "known 1"

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 from swerl.core.liveness import ProcessIdentity
 from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes.ledger.bill import bill
-from swerl.sandboxes.ledger.census import State, take
-from swerl.sandboxes.ledger.entry import Entry
-from swerl.sandboxes.ledger.provider import Provider
-from swerl.sandboxes.ledger.reap import Outcome, Scope, reap, reap_leftovers
-from swerl.sandboxes.ledger.store import Ledger
+from swerl.sandboxes.ledger.reap import (
+    Outcome,
+    Provider,
+    SandboxState,
+    list_sandboxes,
+    reap,
+    reap_leftovers,
+)
+from swerl.sandboxes.ledger.store import Entry, Ledger
 
 from .conftest import Machines
 
 LIMITS = Limits(lifetime_s=60)
 Write = Callable[..., Entry]
-RUN = Scope(run="r")
 
 
 async def outcomes(ledger: Ledger, **scope: object) -> dict[str, Outcome]:
-    report = await reap(ledger, Scope(**(scope or {"run": "r"})))  # type: ignore[arg-type]
-    return {each.row.entry.name: each.outcome for each in report.reaped}
+    report = await reap(ledger, **(scope or {"run": "r"}))  # type: ignore[arg-type]
+    return {each.sandbox.entry.name: each.outcome for each in report.reaped}
 
 
-async def states(ledger: Ledger) -> dict[str, State]:
-    return {row.entry.name: row.state for row in (await take(ledger, run="r")).rows}
+async def states(ledger: Ledger) -> dict[str, SandboxState]:
+    return {
+        each.entry.name: each.state for each in (await list_sandboxes(ledger, run="r")).sandboxes
+    }
 
 
 async def test_a_dead_owners_sandboxes_go_at_every_stage(
@@ -40,10 +46,10 @@ async def test_a_dead_owners_sandboxes_go_at_every_stage(
     for name in (made, opened):
         machines.add(name)
     assert await states(ledger) == {
-        intended: State.LOST,
-        made: State.ORPHAN,
-        opened: State.ORPHAN,
-        gone: State.LOST,
+        intended: SandboxState.LOST,
+        made: SandboxState.ORPHAN,
+        opened: SandboxState.ORPHAN,
+        gone: SandboxState.LOST,
     }
     assert await outcomes(ledger) == {
         intended: Outcome.GONE,
@@ -52,7 +58,7 @@ async def test_a_dead_owners_sandboxes_go_at_every_stage(
         gone: Outcome.GONE,
     }
     assert machines.names() == []
-    assert set((await states(ledger)).values()) == {State.ENDED}
+    assert set((await states(ledger)).values()) == {SandboxState.ENDED}
     assert await outcomes(ledger) == {}
 
 
@@ -61,7 +67,7 @@ async def test_a_living_owners_sandbox_stays_unless_all_go(
 ) -> None:
     async with machines.backend().open("img", LIMITS, workdir="/w"):
         (name,) = machines.names()
-        assert await states(ledger) == {name: State.OPEN}
+        assert await states(ledger) == {name: SandboxState.OPEN}
         assert await outcomes(ledger) == {}
         assert machines.names() == [name]
         assert await outcomes(ledger, run="r", living=True) == {name: Outcome.REMOVED}
@@ -104,7 +110,7 @@ async def test_what_was_not_seen_to_close_goes_while_its_owner_lives(
     except Exception:  # noqa: BLE001  how it fails is another test's matter
         pass
     (name,) = machines.names()
-    assert await states(ledger) == {name: State.ORPHAN}
+    assert await states(ledger) == {name: SandboxState.ORPHAN}
     machines.flag("stuck", on=False)
     assert await outcomes(ledger) == {name: Outcome.REMOVED}
 
@@ -115,7 +121,7 @@ async def test_a_sandbox_that_its_provider_lost_is_shown_and_kept(
     async with machines.backend().open("img", LIMITS, workdir="/w"):
         (name,) = machines.names()
         (machines.folder / f"{name}.json").unlink()
-        assert await states(ledger) == {name: State.LOST}
+        assert await states(ledger) == {name: SandboxState.LOST}
         assert await outcomes(ledger) == {}
 
 
@@ -126,13 +132,12 @@ async def test_a_paid_sandbox_that_appears_after_it_was_reaped_goes_too(
     began_s = time.time() - 30
     name = write(dead, intended_s=began_s, price=1.0, settings={"url": "u"}).name
     assert await outcomes(ledger) == {name: Outcome.GONE}
-    (path,) = ledger.folder.glob("*.jsonl")
-    ended, _, end = path.read_text().rstrip().rpartition('"at":')
-    path.write_text(f'{ended}"at":{began_s + 1}{end[end.index(",") :]}\n')
-    ledger.tidy(most_files=0)
+    with closing(ledger.open()) as db:
+        db.execute("UPDATE sandboxes SET ended_s = ?", (began_s + 1,))
+    ledger.tidy(keep=0)
     machines.add(name)
-    assert await states(ledger) == {name: State.ORPHAN}
-    assert [each.row.entry.name for each in await reap_leftovers(ledger, "r")] == [name]
+    assert await states(ledger) == {name: SandboxState.ORPHAN}
+    assert [each.sandbox.entry.name for each in await reap_leftovers(ledger, "r")] == [name]
     assert machines.names() == []
 
 
@@ -141,26 +146,25 @@ async def test_an_unreachable_provider_fails_its_sandboxes_and_no_others(
 ) -> None:
     reachable = machines.add(write(dead).name)
     cut_off = write(dead, settings={"folder": machines.folder / "nowhere"}).name
-    report = await reap(ledger, RUN)
-    assert {each.row.entry.name: each.outcome for each in report.reaped} == {
+    report = await reap(ledger, run="r")
+    assert {each.sandbox.entry.name: each.outcome for each in report.reaped} == {
         reachable: Outcome.REMOVED,
         cut_off: Outcome.FAILED,
     }
     assert [answer.problem for answer in report.unreachable] == [
         "the folder of machines is not there (make it)"
     ]
-    assert (await states(ledger))[cut_off] is State.UNKNOWN
+    assert (await states(ledger))[cut_off] is SandboxState.UNKNOWN
 
 
 async def test_a_backend_that_is_gone_or_takes_other_settings_is_a_warning(
     ledger: Ledger, dead: ProcessIdentity, write: Write
 ) -> None:
-    for old, new in (('"folder","settings"', '"no-such","settings"'), ('"folder":', '"fodler":')):
-        path = ledger.folder / f"{write(dead).name}.jsonl"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-    problems = [answer.problem for answer in (await take(ledger, run="r")).unreachable]
+    for change in ("backend = 'no-such'", """settings = replace(settings, 'folder"', 'fodler"')"""):
+        with closing(ledger.open()) as db:
+            db.execute(f"UPDATE sandboxes SET {change} WHERE name = ?", (write(dead).name,))
+    listing = await list_sandboxes(ledger, run="r")
+    problems = [answer.problem for answer in listing.unreachable]
     assert len(problems) == 2
     assert any("unknown sandbox 'no-such'" in each for each in problems)
     assert any("fodler" in each and "folder" in each for each in problems)
@@ -171,7 +175,7 @@ async def test_a_removal_that_fails_is_reported_and_tried_again(
 ) -> None:
     name = machines.add(write(dead).name)
     machines.flag("stuck")
-    (failed,) = (await reap(ledger, RUN)).reaped
+    (failed,) = (await reap(ledger, run="r")).reaped
     assert failed.outcome is Outcome.FAILED
     assert failed.problem == "the provider answers 500 (ask again later)"
     machines.flag("stuck", on=False)
@@ -182,10 +186,10 @@ async def test_a_rehearsal_changes_nothing(
     ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     name = machines.add(write(dead).name)
-    (would,) = (await reap(ledger, RUN, dry_run=True)).reaped
+    (would,) = (await reap(ledger, run="r", dry_run=True)).reaped
     assert would.outcome is Outcome.WOULD
     assert machines.names() == [name]
-    assert await states(ledger) == {name: State.ORPHAN}
+    assert await states(ledger) == {name: SandboxState.ORPHAN}
 
 
 async def test_one_runs_leftovers_leave_other_runs_alone(
@@ -193,7 +197,7 @@ async def test_one_runs_leftovers_leave_other_runs_alone(
 ) -> None:
     ours, theirs = (machines.add(write(dead, run=run).name) for run in ("ours", "theirs"))
     done = await reap_leftovers(ledger, "ours")
-    assert [each.row.entry.name for each in done] == [ours]
+    assert [each.sandbox.entry.name for each in done] == [ours]
     assert machines.names() == [theirs]
     assert await reap_leftovers(ledger, "ours") == []
 
@@ -206,7 +210,7 @@ async def test_a_sandbox_found_after_a_lost_answer_is_billed_and_a_gone_one_to_i
     write(dead, intended_s=began_s, price=2.0)
     write(dead, intended_s=began_s, opened_s=began_s, lifetime_s=1800.0, price=2.0)
     assert bill(ledger).num_unsettled == 3
-    await reap(ledger, RUN)
+    await reap(ledger, run="r")
     (line,) = bill(ledger).lines
     assert (line.num_sandboxes, round(line.cost, 2)) == (2, 3.0), "one hour, and half an hour"
     assert bill(ledger).num_unsettled == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,8 +13,7 @@ import pytest
 
 from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import Limits
-from swerl.sandboxes.ledger.entry import Entry
-from swerl.sandboxes.ledger.store import Ledger
+from swerl.sandboxes.ledger.store import Entry, Ledger
 
 from .conftest import Machines
 
@@ -20,7 +21,7 @@ LIMITS = Limits(lifetime_s=60)
 
 
 def entries(ledger: Ledger) -> list[Entry]:
-    return [entry for page in ledger.pages() for entry in page.entries.values()]
+    return ledger.read().entries
 
 
 async def test_the_intent_is_written_before_the_machine_exists(
@@ -52,17 +53,18 @@ async def test_the_file_tells_how_to_reach_the_provider_and_no_secret(
         headers={"Authorization": "hunter2", "X-Route": "gpu"},
     )
     async with backend.open("img", LIMITS, workdir="/w", name="swerl-mine"):
-        (page,) = ledger.pages()
-    assert page.head.run == "nightly"
-    assert page.head.settings == {
+        (seen,) = entries(ledger)
+    assert (seen.name, seen.use.run, seen.price) == ("swerl-mine", "nightly", 1.5)
+    assert json.loads(seen.use.settings) == {
         "folder": str(machines.folder),
         "price": 1.5,
         "url": "https://gateway.example/v1",
         "headers": {"X-Route": "gpu"},
     }
-    assert page.entries["swerl-mine"].price == 1.5
-    assert "hunter2" not in page.path.read_text()
-    assert page.path.stat().st_mode & 0o77 == 0
+    for path in ledger.folder.iterdir():
+        assert b"hunter2" not in path.read_bytes()
+        assert path.stat().st_mode & 0o77 == 0
+    assert ledger.folder.stat().st_mode & 0o77 == 0
 
 
 async def test_an_error_in_use_passes_through_and_is_noted(
@@ -176,20 +178,23 @@ async def test_without_a_ledger_free_sandboxes_warn_once_and_work(
     assert "cannot write the ledger" in heard[0]
 
 
-def test_a_fork_writes_a_file_of_its_own(ledger: Ledger, machines: Machines) -> None:
+def test_a_fork_records_its_sandboxes_as_its_own(ledger: Ledger, machines: Machines) -> None:
     backend = machines.backend()
 
-    def begin() -> None:
-        """Open a sandbox up to the first pause: the machine is there."""
-        backend.open("img", LIMITS, workdir="/w").__aenter__().send(None)  # type: ignore[attr-defined]
+    async def use() -> None:
+        async with backend.open("img", LIMITS, workdir="/w"):
+            pass
 
-    begin()
+    asyncio.run(use())
     pid = os.fork()
     if pid == 0:
         try:
-            begin()
+            asyncio.run(use())
         finally:
             os._exit(0)
+    asyncio.run(use())
     os.waitpid(pid, 0)
-    owners = {page.head.owner.pid for page in ledger.pages()}
-    assert owners == {os.getpid(), pid}
+    owners = [entry.use.owner.pid for entry in entries(ledger)]
+    assert sorted(owners) == sorted([os.getpid(), os.getpid(), pid])
+    with sqlite3.connect(ledger.path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

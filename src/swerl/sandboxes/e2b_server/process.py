@@ -80,7 +80,7 @@ async def serve(link: socket.socket) -> None:
 async def _backend(begin: Begin) -> SandboxBackend:
     """Build the backend, with images and ledger, and remove what killed starts left here."""
     for each in await reap_leftovers(default_ledger(), begin.run):
-        told = each.row.entry.name, each.outcome.value, each.problem
+        told = each.sandbox.entry.name, each.outcome.value, each.problem
         _LOG.warning("sandbox %s of an earlier start: %s %s", *told)
     section = PluginSection.model_validate(begin.sandbox)
     options = plugin_options("sandboxes", section, section="sandbox")

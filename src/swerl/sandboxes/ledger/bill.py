@@ -1,31 +1,28 @@
-"""What sandboxes cost, from the ledger alone."""
+"""Add up the cost of sandboxes, from the ledger alone."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 
 from swerl.core.liveness import Life, life
-from swerl.sandboxes.ledger.entry import HOUR_S, Entry, Page, Sum, fold
-from swerl.sandboxes.ledger.store import Ledger
+from swerl.sandboxes.ledger.store import HOUR_S, Entry, Ledger, Sum, add_up
 
 
 class By(StrEnum):
-    """What to add up by."""
+    """The key by which a bill adds up."""
 
     RUN = "run"
     BACKEND = "backend"
     DAY = "day"
-    """The day on which a sandbox began, in UTC."""
+    """The UTC day on which a sandbox began."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a bill."""
-
+class BillLine:
     label: str
     num_sandboxes: int = 0
     seconds: float = 0.0
@@ -35,36 +32,41 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What was used."""
-
-    lines: tuple[Line, ...]
+    lines: tuple[BillLine, ...]
     num_open: int
-    """Sandboxes that are counted as far as they have lived."""
+    """Sandboxes in use; they count up to now."""
     num_unsettled: int
-    """Sandboxes of dead owners, counted up to their deadline or not at all until a `reap`."""
+    """Sandboxes of dead owners; they count up to their deadline, if at all, until a `reap`."""
 
 
 def bill(ledger: Ledger, *, by: By = By.RUN, run: str | None = None, since_s: float = 0.0) -> Bill:
-    """Add up seconds and cost of the sandboxes that began after `since_s`, seconds since 1970.
+    """Add up time and cost of the sandboxes that began after the Unix time `since_s`.
 
-    Those that ended long ago are known by the hour in which they began, after a month by the day.
+    `since_s` is exact to the hour. Raises RunError if the ledger cannot be read.
     """
-    known = ledger.everything()
-    sums = known.sums
-    open_count = unsettled = 0
+    known = ledger.read()
     now_s = time.time()
-    for page in known.pages:
-        if run is None or page.head.run == run:
-            is_dead = life(page.head.owner) is Life.DEAD
-            unsettled += len(page.unfinished) * is_dead
-            open_count += sum(1 for each in page.unfinished if each.opened_s) * (not is_dead)
-        sums += [*page.sums, *fold(_up_to(page, now_s), page.head)]
-    lines: dict[str, Line] = {}
-    for each in sums:
+    life_of = cache(life)
+    num_open = num_unsettled = 0
+    ended: list[Entry] = []
+    for entry in known.entries:
+        if run is not None and entry.use.run != run:
+            continue
+        if entry.ended_s:
+            ended.append(entry)
+            continue
+        owner = life_of(entry.use.owner)
+        num_unsettled += owner is Life.DEAD
+        num_open += owner is not Life.DEAD and entry.opened_s > 0
+        # A sandbox counts up to its deadline at most if its owner does not run here.
+        end_s = now_s if owner is Life.ALIVE else min(now_s, entry.deadline_s)
+        ended.append(replace(entry, ended_s=end_s))
+    lines: dict[str, BillLine] = {}
+    for each in [*known.sums, *add_up(ended)]:
         if (run is None or each.run == run) and each.began_s + HOUR_S > since_s:
             label = _label(each, by)
-            old = lines.get(label, Line(label))
-            lines[label] = Line(
+            old = lines.get(label, BillLine(label))
+            lines[label] = BillLine(
                 label,
                 old.num_sandboxes + each.num_sandboxes,
                 old.seconds + each.seconds,
@@ -73,7 +75,7 @@ def bill(ledger: Ledger, *, by: By = By.RUN, run: str | None = None, since_s: fl
     ordered = sorted(lines.values(), key=lambda line: (-line.cost, -line.seconds, line.label))
     if by is By.DAY:
         ordered.sort(key=lambda line: line.label)
-    return Bill(tuple(ordered), open_count, unsettled)
+    return Bill(tuple(ordered), num_open, num_unsettled)
 
 
 def _label(each: Sum, by: By) -> str:
@@ -84,14 +86,3 @@ def _label(each: Sum, by: By) -> str:
             return each.backend
         case By.DAY:
             return datetime.fromtimestamp(each.began_s, UTC).date().isoformat()
-
-
-def _up_to(page: Page, now_s: float) -> Iterator[Entry]:
-    """Yield a file's sandboxes, the unfinished ones as if they ended now.
-
-    One without a living owner here lives to its deadline at most.
-    """
-    alive = life(page.head.owner) is Life.ALIVE
-    for entry in page.entries.values():
-        end_s = now_s if alive else min(now_s, entry.deadline_s)
-        yield entry if entry.ended_s else replace(entry, ended_s=end_s)
