@@ -57,10 +57,11 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        told = self._line()
-        self.ports: list[int] = told["ports"]
-        self.pids: list[int] = told["pids"]
-        self.chars_per_token: float = told["chars_per_token"]
+        line = self._line()
+        self.url: str = line.get("url", "")
+        self.ports: list[int] = line.get("ports", [])
+        self.pids: list[int] = line.get("pids", [process.pid])
+        self.chars_per_token: float = line.get("chars_per_token", 0.0)
 
     def ask(self, word: str) -> dict[str, Any]:
         """Say a word and return the answer."""
@@ -152,18 +153,22 @@ class Agent:
 
 
 async def drive(
-    agents: Sequence[Agent], num_turns: int, *, at_once: int = 0
+    agents: Sequence[Agent], num_turns: int, *, at_once: int = 0, period_s: float = 0.0
 ) -> tuple[list[Turn], list[str]]:
-    """Let every agent take its turns, each as fast as it is answered; return turns and errors.
+    """Let every agent take its turns and return turns and errors.
 
-    `at_once` bounds the requests under way; 0 leaves them free.
+    `at_once` bounds the requests under way; 0 sets no bound. Each agent begins a turn every
+    `period_s` seconds, spread evenly over the agents, or as soon as the last one is answered.
     """
     turns: list[Turn] = []
     errors: list[str] = []
     gate = asyncio.Semaphore(at_once or len(agents))
+    began = time.perf_counter()
 
-    async def work(agent: Agent) -> None:
-        for _ in range(num_turns):
+    async def work(number: int, agent: Agent) -> None:
+        for turn in range(num_turns):
+            due = began + period_s * (turn + number / len(agents))
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
             async with gate:
                 try:
                     turns.append(await agent.turn(http))
@@ -174,7 +179,7 @@ async def drive(
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=600)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-        await asyncio.gather(*map(work, agents))
+        await asyncio.gather(*(work(number, agent) for number, agent in enumerate(agents)))
     return turns, errors
 
 

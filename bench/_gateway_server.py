@@ -1,11 +1,11 @@
-"""The other processes of bench/gateway.py: a gateway to be measured, and an engine in no time.
+"""The other processes of bench/gateway.py: the gateway under test, and an engine without a model.
 
     python bench/_gateway_server.py alone  MODEL SESSIONS
-    python bench/_gateway_server.py pool   MODEL SESSIONS PROCESSES LOG_DIR
-    python bench/_gateway_server.py engine MODEL
+    python bench/_gateway_server.py url    MODEL SESSIONS URL LOG_DIR
+    python bench/_gateway_server.py engine MODEL REPLY_S
 
-Each tells in one line of JSON where it is reached, answers the words on its standard input with
-such lines too, and ends with it. MODEL is a folder, or `-` for the tiny family.
+Each prints its address in one line of JSON, answers the words on its standard input with such
+lines, and ends when that closes. MODEL is a folder, or `-` for the tiny family.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,14 +22,12 @@ from typing import Any
 
 from swerl.core import plugins
 from swerl.core.chat import Finish, Message, Role, ToolCall
-from swerl.core.contracts import EngineAddress, Family
+from swerl.core.contracts import EngineSetup, Family
 from swerl.core.turn import Completion, Sampling
+from swerl.engines import sglang
 from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.orders import WorkerSetup
-from swerl.gateway.pool import GatewayPool
-from swerl.gateway.sessions import Session
-from swerl.gateway.speakers import HistoryPolicy
+from swerl.gateway.sessions import ServedSession
 
 LIMITS = SessionLimits(max_turns=10_000, requests_per_minute=10**6, max_context_tokens=10**6)
 CALL = ToolCall("", "Tool1", {"command": "sed -n 1,40p src/main.py && grep -rn def . " * 3})
@@ -58,10 +55,10 @@ def main() -> None:
     match kind:
         case "alone":
             asyncio.run(alone(*family, int(rest[0])))
-        case "pool":
-            asyncio.run(pool(*family, int(rest[0]), int(rest[1]), Path(rest[2])))
+        case "url":
+            asyncio.run(behind_url(*family, int(rest[0]), rest[1], Path(rest[2])))
         case "engine":
-            asyncio.run(engine(*family))
+            asyncio.run(engine(*family, float(rest[0])))
 
 
 def name_of(model: str) -> str:
@@ -82,37 +79,22 @@ async def alone(name: str, model: Path | None, num_sessions: int) -> None:
         await _work(gateway.open, family, num_sessions, [os.getpid()])
 
 
-async def pool(
-    name: str, model: Path | None, num_sessions: int, num_processes: int, log_dir: Path
+async def behind_url(
+    name: str, model: Path | None, num_sessions: int, url: str, log_dir: Path
 ) -> None:
-    """Be the controller of gateway processes, with their engine in a process of its own."""
-    command = [sys.executable, __file__, "engine", "-" if model is None else str(model)]
-    served = await asyncio.create_subprocess_exec(
-        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert served.stdout
-    assert served.stdin
-    try:
-        line = await served.stdout.readline()
-        setup = WorkerSetup(
-            engine=EngineAddress("sglang", {"url": json.loads(line)["url"]}),
-            family=name,
-            model=model,
-            model_name="m",
-            history=HistoryPolicy.EXACT,
-            log_dir=log_dir,
-        )
-        async with GatewayPool(setup, num_processes=num_processes) as gateway:
-            pids = [worker.pid for worker in gateway._workers]
-            await _work(gateway.open, build(name, model), num_sessions, [*pids, os.getpid()])
-    finally:
-        served.stdin.close()
-        await served.wait()
+    """Be a gateway in one process, with its engine behind a URL."""
+    family = build(name, model)
+    setup = EngineSetup(family, log_dir, model)
+    async with (
+        sglang.open(sglang.Options(url=url), setup) as engine,
+        Gateway(engine=engine, family=family) as gateway,
+    ):
+        await _work(gateway.open, family, num_sessions, [os.getpid()])
 
 
 async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int]) -> None:
     """Serve sessions on sockets of their own, as sandboxes have them, until told to end."""
-    sessions: list[Session] = []
+    sessions: list[ServedSession] = []
     ports = []
     for number in range(num_sessions):
         session = open_one(str(number), sampling=Sampling(4096), limits=LIMITS)
@@ -133,8 +115,8 @@ async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int
             _tell({"turns": turns, "close_s": time.perf_counter() - began})
 
 
-async def engine(name: str, model: Path | None) -> None:
-    """Be an engine that answers each request with the same bytes, and reads none of it."""
+async def engine(name: str, model: Path | None, reply_s: float) -> None:
+    """Be an engine that answers each request with the same bytes after `reply_s` seconds."""
     done = await Instant(build(name, model)).generate([0], Sampling(1), "")
     pairs = [[value, one, None] for one, value in zip(done.ids, done.logprobs, strict=True)]
     meta = {
@@ -145,7 +127,9 @@ async def engine(name: str, model: Path | None) -> None:
     answer = json.dumps({"output_ids": list(done.ids), "meta_info": meta}).encode()
     info = json.dumps({"weight_version": "v1"}).encode()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Canned(answer, info), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(
+        lambda: _Canned(answer, info, reply_s), "127.0.0.1", 0, backlog=1024
+    )
     _tell({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
     await asyncio.to_thread(sys.stdin.readline)
 
@@ -153,8 +137,8 @@ async def engine(name: str, model: Path | None) -> None:
 class _Canned(asyncio.Protocol):
     """HTTP for one client that keeps its connections: counts bytes and answers."""
 
-    def __init__(self, answer: bytes, info: bytes) -> None:
-        self._answer, self._info = answer, info
+    def __init__(self, answer: bytes, info: bytes, reply_s: float) -> None:
+        self._answer, self._info, self._reply_s = answer, info, reply_s
         self._head = b""
         self._missing = 0
 
@@ -166,7 +150,7 @@ class _Canned(asyncio.Protocol):
         if self._missing:
             self._missing -= len(data)
             if not self._missing:
-                self._reply(self._answer)
+                self._sample()
             return
         self._head += data
         head, end, rest = self._head.partition(b"\r\n\r\n")
@@ -181,7 +165,10 @@ class _Canned(asyncio.Protocol):
             length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
             self._missing = int(length) - len(rest)
             if not self._missing:
-                self._reply(self._answer)
+                self._sample()
+
+    def _sample(self) -> None:
+        asyncio.get_running_loop().call_later(self._reply_s, self._reply, self._answer)
 
     def _reply(self, body: bytes) -> None:
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"

@@ -1,6 +1,6 @@
 """What the gateway costs, and what it bears, with an engine that answers at once.
 
-    python bench/gateway.py [--only CASE …] [--sessions N] [--json FILE]
+    python bench/gateway.py [--only CASE …] [--agents N] [--json FILE]
 
 Agents replay their whole history every turn, in Anthropic Messages with streaming and 15 tools,
 over 400 new tokens a turn, each over a connection of its own. The family is qwen3, with the
@@ -8,8 +8,7 @@ tokenizer and template that lie beside the checkout; where they are absent it is
 
     turn      CPU of one turn by length of history; memory of a session; the first request
     load      64 sessions at 42,000 tokens: one process on one core
-    pool      the same on one and on two gateway processes
-    many      1,000 open sessions on two processes
+    agents    1,024 agents, each a turn every 10 s, the engine behind a URL: one process, one core
     replay    share of sampled tokens that is trained when a client or the model drifts
     samples   a session of a million tokens from tree to rows
 """
@@ -20,6 +19,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -41,7 +41,9 @@ NEAR = 8
 SESSION_TURNS = 200
 NUM_SESSIONS = 4
 LOAD_SESSIONS, LOAD_TURNS, LOAD_TOKENS = 64, 6, 41_000
-MANY_TURNS, MANY_TOKENS = 3, 11_000
+AGENT_TOKENS, PERIOD_S = (30_000, 96_000), 10.0
+REPLY_S = 3.0
+"""Seconds after which the engine behind a URL answers; not counted as the gateway's."""
 STOPS = ("<|im_end|>", "<|endoftext|>")
 
 Case = Callable[[str, argparse.Namespace], list[dict[str, Any]]]
@@ -51,7 +53,8 @@ def main() -> None:
     """Run the cases and print their tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--sessions", type=int, default=1000, help="of the case `many`")
+    parser.add_argument("--agents", type=int, default=1024, help="of the case `agents`")
+    parser.add_argument("--turns", type=int, default=6, help="of each agent in the case `agents`")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     figures: dict[str, Any] = {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
@@ -130,63 +133,63 @@ def measure_load(model: str, options: argparse.Namespace) -> list[dict[str, Any]
         return [{"what": "one process on one core", **_loaded(gateway)}]
 
 
-def measure_pool(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The same load on one and on two gateway processes, with their engine behind a URL."""
-    rows = []
-    for num in (1, 2):
-        with (
-            tempfile.TemporaryDirectory() as logs,
-            served("pool", model, LOAD_SESSIONS, num, logs) as gateway,
-        ):
-            rows.append({"what": f"{num} gateway processes", **_loaded(gateway, num)})
-    return rows
+def measure_agents(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A thousand agents at their usual pace, with histories of 30,000 to 96,000 tokens."""
+    count = options.agents
+    rest = sorted(os.sched_getaffinity(0) - {0}) or [0]
+    os.sched_setaffinity(0, rest)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        served("engine", model, REPLY_S, cores=rest) as engine,
+        served("url", model, count, engine.url, logs, cores=[0]) as gateway,
+    ):
+        steps = [number / max(1, count - 1) for number in range(count)]
+        random.Random(0).shuffle(steps)
+        first, last = AGENT_TOKENS
+        agents = [
+            Agent(gateway, number, round(first + step * (last - first)))
+            for number, step in enumerate(steps)
+        ]
+        _, failed = asyncio.run(drive(agents, 1, at_once=32))  # encodes the first prompts
+        before, began = gateway.cpu_s()[0], time.perf_counter()
+        turns, errors = asyncio.run(drive(agents, options.turns, period_s=PERIOD_S))
+        spent_s, wall_s = gateway.cpu_s()[0] - before, time.perf_counter() - began
+        memory = gateway.rss_mib()[0]
+        closed = gateway.ask("close")
+    for error in sorted({*failed, *errors})[:5]:
+        _say(f"error: {error}\n")
+    waits = sorted(turn.wall_s - REPLY_S for turn in turns)
+    return [
+        {
+            "what": f"{count:,} agents, a turn every {PERIOD_S:g} s",
+            "turns": len(turns),
+            "errors": len(errors) + len(failed),
+            "turns in the trees": closed["turns"],
+            "mean tokens": round(statistics.fmean(turn.prompt_tokens for turn in turns)),
+            "CPU ms a turn": round(1000 * spent_s / len(turns), 2),
+            "share of the core": f"{100 * spent_s / wall_s:.0f} %",
+            "added p50 ms": round(1000 * waits[len(waits) // 2]),
+            "added p99 ms": round(1000 * waits[int(len(waits) * 0.99)]),
+            "MiB": round(memory),
+            "load average": round(os.getloadavg()[0], 1),
+        }
+    ]
 
 
-def _loaded(gateway: Served, num_processes: int = 1) -> dict[str, Any]:
+def _loaded(gateway: Served) -> dict[str, Any]:
     agents = [Agent(gateway, number, LOAD_TOKENS) for number in range(LOAD_SESSIONS)]
     asyncio.run(drive(agents, 1))  # the first prompts are long; what comes after is measured
-    before, began = gateway.cpu_s(), time.perf_counter()
+    before, began = gateway.cpu_s()[0], time.perf_counter()
     turns, errors = asyncio.run(drive(agents, LOAD_TURNS))
-    wall_s = time.perf_counter() - began
-    spent = [now - then for now, then in zip(gateway.cpu_s(), before, strict=True)]
+    spent_s, wall_s = gateway.cpu_s()[0] - before, time.perf_counter() - began
     waits = sorted(turn.wall_s for turn in turns)
     return {
         "turns/s": round(len(turns) / wall_s, 1),
         "p50 ms": round(1000 * waits[len(waits) // 2]),
         "p99 ms": round(1000 * waits[int(len(waits) * 0.99)]),
-        "CPU ms a turn": round(1000 * sum(spent[:num_processes]) / len(turns), 2),
-        "turns a CPU second of the busiest": round(len(turns) / max(spent[:num_processes]), 1),
+        "CPU ms a turn": round(1000 * spent_s / len(turns), 2),
         "errors": len(errors),
     }
-
-
-def measure_many(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Many open sessions on two processes; nothing may fail or be lost."""
-    count = options.sessions
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        served("pool", model, count, 2, logs) as gateway,
-    ):
-        agents = [Agent(gateway, number, MANY_TOKENS) for number in range(count)]
-        began = time.perf_counter()
-        turns, errors = asyncio.run(drive(agents, MANY_TURNS))
-        wall_s = time.perf_counter() - began
-        memory = gateway.rss_mib()
-        closed = gateway.ask("close")
-    for error in sorted(set(errors))[:5]:
-        _say(f"error: {error}\n")
-    return [
-        {
-            "what": f"{count:,} open sessions on 2 processes",
-            "turns": len(turns),
-            "errors": len(errors),
-            "turns in the trees": closed["turns"],
-            "MiB, processes": " + ".join(f"{one:.0f}" for one in memory[:2]),
-            "MiB, controller": round(memory[2]),
-            "s": round(wall_s, 1),
-            "s to close": round(closed["close_s"], 2),
-        }
-    ]
 
 
 def measure_replay(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -219,8 +222,7 @@ def measure_samples(model: str, options: argparse.Namespace) -> list[dict[str, A
 CASES: dict[str, Case] = {
     "turn": measure_turn,
     "load": measure_load,
-    "pool": measure_pool,
-    "many": measure_many,
+    "agents": measure_agents,
     "replay": measure_replay,
     "samples": measure_samples,
 }
