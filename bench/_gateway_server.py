@@ -25,9 +25,9 @@ from swerl.core.chat import Finish, Message, Role, ToolCall
 from swerl.core.contracts import EngineSetup, Family
 from swerl.core.turn import Completion, Sampling
 from swerl.engines import sglang
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.sessions import ServedSession
+from swerl.gateway.server import Gateway
+from swerl.gateway.sessions import Session
 
 LIMITS = SessionLimits(max_turns=10_000, requests_per_minute=10**6, max_context_tokens=10**6)
 CALL = ToolCall("", "Tool1", {"command": "sed -n 1,40p src/main.py && grep -rn def . " * 3})
@@ -94,7 +94,7 @@ async def behind_url(
 
 async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int]) -> None:
     """Serve sessions on sockets of their own, as sandboxes have them, until told to end."""
-    sessions: list[ServedSession] = []
+    sessions: list[Session] = []
     ports = []
     for number in range(num_sessions):
         session = open_one(str(number), sampling=Sampling(4096), limits=LIMITS)

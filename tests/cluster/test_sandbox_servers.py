@@ -29,7 +29,7 @@ from swerl.core.grade import Verdict
 from swerl.core.patch import edits
 from swerl.core.sandbox import Limits, Mount
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway.app import Gateway
+from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import Recipe
 from swerl.rollout import group

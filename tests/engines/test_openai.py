@@ -16,8 +16,8 @@ from swerl.core.turn import Sampling
 from swerl.engines import openai, scripted
 from swerl.engines.families import tiny
 from swerl.engines.openai import OpenAIEngine, Options
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 
 FAMILY = tiny.build(None)
 SAID = Message(Role.ASSISTANT, "I look.", "Hm.", (ToolCall("", "bash", {"cmd": "ls"}),))

@@ -5,39 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
 from swerl.core.chat import Finish
-from swerl.core.contracts import EngineAddress
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway.orders import WorkerSetup
-from swerl.gateway.speakers import HistoryPolicy
 from tests.gateway._fakes import RecordingEngine
 
 
 class WireEngine:
-    """Serves an engine. A request is its own session: the wire has no word for ours."""
+    """Serves an engine. Each request is a session: the wire format does not carry ours."""
 
     def __init__(self, engine: RecordingEngine) -> None:
         self.engine = engine
         self.aborted: list[str] = []
         self.url = ""
         self._running: dict[str, asyncio.Task[Completion]] = {}
-
-    def setup(self, log_dir: Path, **more: Any) -> WorkerSetup:
-        """Return what a gateway process needs to use the engine."""
-        return WorkerSetup(
-            engine=EngineAddress("sglang", {"url": self.url}),
-            family="tiny",
-            model=None,
-            model_name="m",
-            history=HistoryPolicy.EXACT,
-            log_dir=log_dir,
-            **more,
-        )
 
     def routes(self) -> web.Application:
         """Return the HTTP application."""

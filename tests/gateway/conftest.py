@@ -8,8 +8,8 @@ from typing import TypeAlias
 import pytest
 
 from swerl.core.turn import Sampling
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
 

@@ -17,10 +17,10 @@ import pytest
 from swerl.core.chat import Finish
 from swerl.core.errors import EngineError, EngineLostError, GatewayError
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway import retries
-from swerl.gateway._body import read_object
-from swerl.gateway.app import Gateway
+from swerl.gateway import conversation as state
+from swerl.gateway.connections import read_object
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
 
@@ -245,7 +245,7 @@ async def test_an_engine_that_is_slow_is_given_up_and_loses_nothing(talk: Talk) 
 async def test_a_client_that_goes_away_loses_its_own_reply_only(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "RETRY_S", 0.0)
+    monkeypatch.setattr(state, "RETRY_S", 0.0)
     talk.engine.started.clear()
     talk.engine.gate = asyncio.Event()
     asking = asyncio.create_task(talk.post(talk.dialect.body({**ASK, "content": "and now?"})))

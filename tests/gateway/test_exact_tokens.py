@@ -1,6 +1,6 @@
 """The heart: whatever a client does to history, each sampled token is trained once, in its place.
 
-A made-up client speaks Anthropic Messages. It replays history as real agents do (re-keyed
+A made-up client made Anthropic Messages. It replays history as real agents do (re-keyed
 arguments, moved cache markers, dropped thinking, …), forks, runs sub-agents, rewrites history and
 goes away. The engine keeps what it really saw.
 """
@@ -24,10 +24,10 @@ from swerl.core.sample import Sample, to_samples
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Sampling
 from swerl.engines.families import qwen3_5, tiny
+from swerl.gateway.conversation import Conversation
 from swerl.gateway.dialects import anthropic
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.pipeline import Conversation
-from swerl.gateway.speakers import HistoryPolicy, speaker
+from swerl.gateway.prompting import HistoryPolicy, prompter
 from tests.engines.families.test_templates import write_model
 from tests.gateway._fakes import Call, RecordingEngine
 
@@ -319,8 +319,8 @@ def _conversation(
 ) -> Conversation:
     return Conversation(
         "s",
-        speaker(engine, engine.family, "s", policy),
+        prompter(engine, engine.family, "s", policy),
         sampling=Sampling(max_new_tokens=90),
         limits=SessionLimits(),
-        on_delivered=None,
+        on_turn=None,
     )

@@ -21,8 +21,8 @@ import pytest
 from swerl.core.contracts import Family
 from swerl.core.turn import Sampling
 from swerl.engines.families import qwen3_5, tiny
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 from tests.engines.families.test_templates import write_model
 from tests.gateway._fakes import RecordingEngine
 

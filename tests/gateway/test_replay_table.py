@@ -22,10 +22,10 @@ from swerl.core.sample import to_samples
 from swerl.core.turn import Sampling
 from swerl.engines.families import qwen3
 from swerl.engines.families._template_family import TemplateFamily
+from swerl.gateway.conversation import Conversation
 from swerl.gateway.dialects import anthropic
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.pipeline import Conversation
-from swerl.gateway.speakers import HistoryPolicy, speaker
+from swerl.gateway.prompting import HistoryPolicy, prompter
 from tests.engines.families.test_templates import write_model
 from tests.gateway._fakes import RecordingEngine
 
@@ -144,8 +144,8 @@ async def work(
     """Let an agent work for 60 turns and say what training gets of it."""
     engine = RecordingEngine(family=family)
     limits = SessionLimits(max_context_tokens=10**6)
-    speaks = speaker(engine, family, "s", policy)
-    talk = Conversation("s", speaks, sampling=Sampling(9000), limits=limits, on_delivered=None)
+    made = prompter(engine, family, "s", policy)
+    talk = Conversation("s", made, sampling=Sampling(9000), limits=limits, on_turn=None)
     messages: Body = [{"role": "user", "content": [{"type": "text", "text": "Fix it."}]}]
     for turn in range(NUM_TURNS):
         call = ToolCall("", "bash", {"n": f"0{turn}", "cmd": f"sed -n {turn}p src/*.py"})

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.sample import Sample, to_samples
 from swerl.core.turn import Sampling
+from swerl.gateway.conversation import Conversation
 from swerl.gateway.dialects import anthropic, openai_chat
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.pipeline import Conversation
-from swerl.gateway.speakers import speaker
+from swerl.gateway.prompting import prompter
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.replays import AT_ODDS, HARMLESS, Body, Replay
 from tests.gateway.test_exact_tokens import check_samples
@@ -51,13 +51,13 @@ class Talk:
     system: str = "Be brief.\nToday is Monday."
 
     def __post_init__(self) -> None:
-        speaks = speaker(self.engine, self.engine.family, "s")
+        made = prompter(self.engine, self.engine.family, "s")
         self.conversation = Conversation(
             "s",
-            speaks,
+            made,
             sampling=Sampling(max_new_tokens=900),
             limits=SessionLimits(),
-            on_delivered=None,
+            on_turn=None,
         )
 
     async def say(self, *changes: Replay, said: Message | None = None) -> None:

@@ -14,33 +14,32 @@ import pytest
 
 from swerl.core.chat import ChatReply, ChatRequest, Message, Role
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway import retries
-from swerl.gateway.app import Gateway
+from swerl.gateway import conversation as state
+from swerl.gateway.conversation import Caller, Conversation, read_caller
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.pipeline import Conversation
-from swerl.gateway.retries import Asker, read_asker
-from swerl.gateway.sessions import ServedSession, Session
-from swerl.gateway.speakers import speaker
+from swerl.gateway.prompting import prompter
+from swerl.gateway.server import Gateway
+from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 
 ASK = Message(Role.USER, "fix it")
-NOBODY, NAMED, AGAIN = Asker(), Asker("agent-7"), Asker(again=True)
+NOBODY, NAMED, AGAIN = Caller(), Caller("agent-7"), Caller(is_retry=True)
 
 
 def talk(engine: RecordingEngine, **limits: int) -> Conversation:
     return Conversation(
         "s",
-        speaker(engine, engine.family, "s"),
+        prompter(engine, engine.family, "s"),
         sampling=Sampling(100),
         limits=SessionLimits(**limits),
-        on_delivered=None,
+        on_turn=None,
     )
 
 
-async def ask(conversation: Conversation, asker: Asker = NOBODY, text: str = "") -> ChatReply:
+async def ask(conversation: Conversation, caller: Caller = NOBODY, text: str = "") -> ChatReply:
     request = ChatRequest((Message(Role.USER, text) if text else ASK,))
-    async with conversation.answer(request, asker) as answer:
+    async with conversation.answer(request, caller) as answer:
         reply = await answer.reply()
         answer.delivered()
         return reply
@@ -51,17 +50,17 @@ async def leave(asking: asyncio.Task[ChatReply]) -> None:
     await asyncio.wait({asking})
 
 
-@pytest.mark.parametrize("asker", [NOBODY, NAMED, AGAIN])
+@pytest.mark.parametrize("caller", [NOBODY, NAMED, AGAIN])
 async def test_who_left_and_asks_again_gets_the_reply_that_was_in_the_making(
-    engine: RecordingEngine, asker: Asker
+    engine: RecordingEngine, caller: Caller
 ) -> None:
     engine.gate = asyncio.Event()
     conversation = talk(engine, max_turns=1)
-    first = asyncio.create_task(ask(conversation, asker))
+    first = asyncio.create_task(ask(conversation, caller))
     await engine.started.wait()
     await leave(first)
 
-    again = asyncio.create_task(ask(conversation, asker))
+    again = asyncio.create_task(ask(conversation, caller))
     await asyncio.sleep(0)
     engine.gate.set()
 
@@ -81,13 +80,13 @@ async def test_a_reply_that_was_ready_and_not_sent_is_given_to_the_retry(
     assert len((await conversation.close()).turns) == 1
 
 
-@pytest.mark.parametrize("asker", [NOBODY, Asker("agent-8")])
+@pytest.mark.parametrize("caller", [NOBODY, Caller("agent-8")])
 async def test_two_who_ask_alike_at_once_get_a_reply_each(
-    engine: RecordingEngine, asker: Asker
+    engine: RecordingEngine, caller: Caller
 ) -> None:
     engine.gate = asyncio.Event()
     conversation = talk(engine)
-    both = [asyncio.create_task(ask(conversation, one)) for one in (NOBODY, asker)]
+    both = [asyncio.create_task(ask(conversation, one)) for one in (NOBODY, caller)]
     await until(lambda: len(engine.calls) == 2)
     engine.gate.set()
     await asyncio.gather(*both)
@@ -96,13 +95,13 @@ async def test_two_who_ask_alike_at_once_get_a_reply_each(
     assert [turn.parent for turn in (await conversation.close()).turns] == [None, None]
 
 
-@pytest.mark.parametrize("asker", [NAMED, AGAIN])
+@pytest.mark.parametrize("caller", [NAMED, AGAIN])
 async def test_who_cannot_ask_twice_at_once_shares_the_reply_and_trains_it_once(
-    engine: RecordingEngine, asker: Asker
+    engine: RecordingEngine, caller: Caller
 ) -> None:
     engine.gate = asyncio.Event()
     conversation = talk(engine)
-    both = [asyncio.create_task(ask(conversation, asker)) for _ in range(2)]
+    both = [asyncio.create_task(ask(conversation, caller)) for _ in range(2)]
     await asyncio.sleep(0.01)
     engine.gate.set()
 
@@ -172,7 +171,7 @@ async def test_a_failed_reply_is_tried_anew(engine: RecordingEngine) -> None:
 async def test_a_reply_that_nobody_asks_for_again_is_aborted_and_frees_its_place(
     engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "RETRY_S", 0)
+    monkeypatch.setattr(state, "RETRY_S", 0)
     engine.gate = asyncio.Event()
     conversation = talk(engine, max_concurrency=1, max_turns=1)
     first = asyncio.create_task(ask(conversation))
@@ -196,7 +195,7 @@ async def test_few_delivered_replies_are_kept(engine: RecordingEngine) -> None:
     for number in range(1, 80):
         last = await ask(conversation, text=str(number))
 
-    assert len(conversation._twins._delivered) == len(conversation._twins._answers) == 32
+    assert len(conversation._duplicates.delivered) == len(conversation._duplicates.answers) == 32
     assert await ask(conversation, AGAIN, "79") is last
     assert await ask(conversation, AGAIN, "0") is not first
 
@@ -212,18 +211,18 @@ async def test_tokens_of_lost_replies_count_towards_the_cap(engine: RecordingEng
 
 
 @pytest.mark.parametrize(
-    ("headers", "asker"),
+    ("headers", "caller"),
     [
-        ({}, Asker()),
-        ({"x-stainless-retry-count": "0"}, Asker()),
-        ({"x-stainless-retry-count": "2"}, Asker("", again=True)),
-        ({"x-claude-code-agent-id": "a"}, Asker("a")),
-        ({"thread-id": "t"}, Asker("t")),
-        ({"Idempotency-Key": "k"}, Asker("k", again=True)),
+        ({}, Caller()),
+        ({"x-stainless-retry-count": "0"}, Caller()),
+        ({"x-stainless-retry-count": "2"}, Caller("", is_retry=True)),
+        ({"x-claude-code-agent-id": "a"}, Caller("a")),
+        ({"thread-id": "t"}, Caller("t")),
+        ({"Idempotency-Key": "k"}, Caller("k", is_retry=True)),
     ],
 )
-def test_headers_tell_who_asks(headers: dict[str, str], asker: Asker) -> None:
-    assert read_asker(headers) == asker
+def test_headers_tell_who_asks(headers: dict[str, str], caller: Caller) -> None:
+    assert read_caller(headers) == caller
 
 
 class HurriedEngine(RecordingEngine):
@@ -241,7 +240,7 @@ class HurriedEngine(RecordingEngine):
 async def test_clients_that_come_and_go_lose_no_token_uncounted(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(retries, "RETRY_S", 0.003)
+    monkeypatch.setattr(state, "RETRY_S", 0.003)
     random = Random(seed)
     engine = HurriedEngine()
     received: set[str] = set()
@@ -288,8 +287,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 def num_waiting(session: Session) -> int:
     """Return the clients that wait for a reply."""
-    assert isinstance(session, ServedSession)
-    return sum(answer.num_waiting for answer in session.conversation._answers)
+    return sum(answer.num_waiting for answer in session.conversation.answers)
 
 
 @pytest.mark.parametrize("header", ["x-claude-code-agent-id", "thread-id", "x-other"])

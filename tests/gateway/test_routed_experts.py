@@ -23,20 +23,20 @@ from hypothesis import strategies as st
 
 from swerl.core import experts
 from swerl.core.chat import Message, Role
-from swerl.core.contracts import EngineAddress
+from swerl.core.contracts import EngineSetup
 from swerl.core.experts import ExpertSpool
 from swerl.core.sample import Sample, to_samples
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Completion, RoutedExperts, Sampling, WeightChange
+from swerl.engines import sglang
 from swerl.engines.families import tiny as tokenizer
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.orders import WorkerSetup
-from swerl.gateway.pool import GatewayPool
-from swerl.gateway.speakers import HistoryPolicy
+from swerl.gateway.prompting import HistoryPolicy
+from swerl.gateway.server import Gateway
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway._wire_engine import WireEngine, wired
-from tests.gateway.test_app import body, post
 from tests.gateway.test_exact_tokens import live
+from tests.gateway.test_server import body, post
 
 LAYERS, TOP_K, EXPERTS = 3, 2, 256
 
@@ -158,19 +158,20 @@ class RoutingWire(WireEngine):
         return web.json_response({"output_ids": list(done.ids), "meta_info": meta})
 
 
-async def test_a_gateway_process_keeps_the_experts_and_sends_home_where_they_lie(
-    tmp_path: Path,
-) -> None:
+async def test_experts_of_an_engine_behind_a_url_are_spooled(tmp_path: Path) -> None:
     tokenizer.save_tokenizer(tokenizer.byte_tokenizer(), tmp_path)
     config = {"vocab_size": 512, "num_hidden_layers": LAYERS, "num_experts_per_tok": TOP_K}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": EXPERTS}))
     engine = RoutingEngine()
     async with wired(engine, RoutingWire) as wire:
-        address = EngineAddress("sglang", {"url": wire.url, "routed_experts": True})
-        setup = WorkerSetup(address, "tiny", tmp_path, "m", HistoryPolicy.EXACT, tmp_path)
-        setup = replace(setup, spool=ExpertSpool(tmp_path / "spool"))
-        async with GatewayPool(setup, num_processes=2) as pool:
-            session = pool.open("s", sampling=Sampling(100), limits=SessionLimits())
+        options = sglang.Options(url=wire.url, routed_experts=True)
+        setup = EngineSetup(engine.family, tmp_path, tmp_path)
+        spool = ExpertSpool(tmp_path / "spool")
+        async with (
+            sglang.open(options, setup) as client,
+            Gateway(engine=client, family=engine.family, spool=spool) as gateway,
+        ):
+            session = gateway.open("s", sampling=Sampling(100), limits=SessionLimits())
             said: list[dict[str, str]] = []
             for line in ("One.", "Two."):
                 engine.lines = [Message(Role.ASSISTANT, line)]

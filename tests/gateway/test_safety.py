@@ -15,10 +15,10 @@ import zstandard
 from swerl.core.chat import Message, Role
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway import _body, limits
-from swerl.gateway.app import Gateway
+from swerl.gateway import connections, limits
 from swerl.gateway.connections import Server
-from swerl.gateway.limits import Admission, SessionLimits
+from swerl.gateway.limits import SessionAdmission, SessionLimits
+from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
@@ -170,6 +170,7 @@ async def test_a_target_with_a_host_in_it_is_served_here_and_forwarded_nowhere(
         {"extra": "".join(f"X-{number}: a\r\n" for number in range(2000))},
         {"extra": "X-Folded: a\r\n b\r\n"},
         {"target": "/v1/mess\x00ages"},
+        {"target": "http://[/v1/messages"},
         {"method": "NONSENSE"},
     ],
 )
@@ -261,7 +262,7 @@ async def test_a_packed_body_is_unpacked_up_to_the_cap(
 async def test_a_body_that_never_ends_is_given_up(
     open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_body, "BODY_S", 0.05)
+    monkeypatch.setattr(connections, "BODY_S", 0.05)
     session = open_session()
 
     answer = await told(session, http(session)[:-5])
@@ -273,7 +274,7 @@ async def test_a_body_that_never_ends_is_given_up(
 async def test_idle_connections_make_room_for_new_ones_and_busy_ones_stay(
     engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swerl.gateway.app._MOST_CONNECTIONS_OF_ALL", 3)
+    monkeypatch.setattr("swerl.gateway.server._MOST_CONNECTIONS_OF_ALL", 3)
     engine.gate = asyncio.Event()
     async with Gateway(engine=engine, family=engine.family) as gateway:
         session = gateway.open("s", sampling=Sampling(9), limits=SessionLimits())
@@ -325,12 +326,12 @@ async def test_a_server_full_of_busy_connections_takes_no_more() -> None:
 
 async def test_a_session_has_few_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_MOST_WAITING", 2)
-    admission = Admission(SessionLimits(max_concurrency=1))
+    admission = SessionAdmission(SessionLimits(max_concurrency=1))
     await admission.enter()
     waiting = [asyncio.create_task(admission.enter()) for _ in range(2)]
     await asyncio.sleep(0)
 
-    with pytest.raises(GatewayError, match="2 requests of this session wait already") as refused:
+    with pytest.raises(GatewayError, match="2 requests of this session are already") as refused:
         await admission.enter()
 
     assert refused.value.retryable

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
+import pytest
+
+from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway.app import Gateway
+from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.sessions import TurnRecord
+from swerl.gateway.server import Gateway
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
-from tests.gateway.test_app import body, post
+from tests.gateway.test_server import body, post
 
 
 async def test_a_session_may_be_closed_by_two_at_once(
@@ -26,6 +30,19 @@ async def test_a_session_may_be_closed_by_two_at_once(
     assert one is two
     assert one.dropped == {"aborted": 2}
     assert (await asking)[0] >= 400
+
+
+async def test_a_closed_session_takes_no_socket(open_session: OpenSession) -> None:
+    session = open_session()
+    await session.close()
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+
+    with pytest.raises(GatewayError, match="closed"):
+        await session.attach(sock)
+
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_a_close_that_nobody_waits_for_any_more_is_carried_out(
@@ -56,5 +73,5 @@ async def test_a_listener_of_turns_that_breaks_keeps_no_place(
     for number in range(3):
         await post(session, json=body({"role": "user", "content": str(number)}))
 
-    assert not session.conversation.is_busy
+    assert not session.conversation.answers
     assert len((await session.close()).turns) == 3

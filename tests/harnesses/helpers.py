@@ -21,9 +21,9 @@ from swerl.core.tree import Trajectory
 from swerl.core.turn import Sampling
 from swerl.engines.families import tiny
 from swerl.engines.scripted import ScriptedEngine
-from swerl.gateway.app import Gateway
+from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.sessions import TurnRecord
+from swerl.gateway.server import Gateway
 from swerl.sandboxes import local
 
 WORKDIR = "/repo"

@@ -19,8 +19,8 @@ from swerl.core.contracts import Harness, Sandbox
 from swerl.core.errors import SandboxError
 from swerl.core.patch import FileEdit, edits
 from swerl.core.sandbox import Exec, Mount
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 
 from .agents import AGENTS, Agent
 from .helpers import PATCH, ROOMY, SOLVED, WORKDIR, Worked, built, locally, task, work

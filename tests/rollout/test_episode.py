@@ -25,7 +25,7 @@ from swerl.core.sample import to_samples
 from swerl.core.sandbox import Limits, Mount
 from swerl.core.task import Task
 from swerl.core.turn import Completion, RoutedExperts, Sampling
-from swerl.gateway.app import Gateway
+from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode, group, record

@@ -16,7 +16,7 @@ from swerl.core.learning import WeightRef
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Completion
-from swerl.gateway.app import Gateway
+from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.group import run as run_group

@@ -16,7 +16,7 @@ from swerl.core.patch import edits
 from swerl.core.sandbox import Mount
 from swerl.core.turn import Completion, Sampling
 from swerl.engines.scripted import ScriptedEngine
-from swerl.gateway.app import Gateway
+from swerl.gateway.server import Gateway
 from swerl.sandboxes import docker, e2b, local
 from swerl.sandboxes._relay import open_relay
 

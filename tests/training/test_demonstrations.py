@@ -13,8 +13,8 @@ from swerl.core.sandbox import Limits
 from swerl.core.turn import Sampling
 from swerl.engines.families import tiny
 from swerl.engines.scripted import ScriptedEngine
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.sandboxes import local
 from swerl.tasks._twin_templates import TRAINED

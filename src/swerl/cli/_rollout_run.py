@@ -14,7 +14,7 @@ from swerl.core.errors import TaskError
 from swerl.core.events import Emit
 from swerl.core.files import disk_errors
 from swerl.core.task import Task
-from swerl.gateway.sessions import TurnRecord
+from swerl.gateway.conversation import TurnRecord
 from swerl.recipe.schema import Recipe
 from swerl.rollout import episode, record, wiring
 

@@ -16,15 +16,15 @@ from swerl.core.errors import RunError
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample, to_samples
+from swerl.core.seeds import seed_of
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Sampling
-from swerl.gateway.app import Gateway
+from swerl.gateway.conversation import Conversation, TurnRecord
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.pipeline import Conversation
-from swerl.gateway.sessions import Session, TurnRecord
+from swerl.gateway.server import Gateway
+from swerl.gateway.sessions import Session
 from swerl.recipe.schema import Recipe
 from swerl.rollout import record
-from swerl.rollout.episode import seed_of
 from swerl.training import batch
 
 _NO_CAP = 10**12
@@ -124,7 +124,7 @@ class Desk:
         now = time.monotonic()
         for key, served in list(self._served.items()):
             is_idle = now - served.last_s >= self._plan.idle_s
-            if is_idle and served.has_turns and not served.conversation.is_busy:
+            if is_idle and served.has_turns and not served.conversation.answers:
                 self._open(key)
                 if await self._keep(served):
                     self._view.kept(served.session.id, served.folder)

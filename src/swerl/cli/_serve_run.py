@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from swerl.cli._serve_desk import Desk, Plan, Totals, View
 from swerl.core.contracts import EngineSetup
 from swerl.core.files import disk_errors
-from swerl.gateway.app import Gateway
-from swerl.gateway.speakers import HistoryPolicy
+from swerl.gateway.prompting import HistoryPolicy
+from swerl.gateway.server import Gateway
 from swerl.rollout import wiring
 
 _LOOK_S = 1.0

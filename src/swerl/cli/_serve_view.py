@@ -13,7 +13,7 @@ from swerl.cli._serve_desk import Totals
 from swerl.cli._text import counted, safe
 from swerl.core.chat import Message
 from swerl.core.errors import EngineError, SwerlError
-from swerl.gateway.sessions import TurnRecord
+from swerl.gateway.conversation import TurnRecord
 from swerl.rollout.episode import brief, first_line
 
 if TYPE_CHECKING:

@@ -248,24 +248,6 @@ class Engine(Protocol):
         """Release the client's connections; the server lives on."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
-    """How another process opens a client of a running engine."""
-
-    type: str
-    """Name of the engine's plug-in."""
-    options: Mapping[str, Json]
-    """Settings with which its `open` connects and launches nothing."""
-
-
-@runtime_checkable
-class SharedEngine(Protocol):
-    """An Engine or ChatEngine behind a URL, so that other processes can use it too."""
-
-    def address(self) -> EngineAddress:
-        """Return how another process connects to the same engine."""
-
-
 class WeightSource(Protocol):
     """Holds the weights and sends them into the memory of running engines."""
 

@@ -133,7 +133,6 @@ class Notice:
 class GatewayLoad:
     """Load of the gateway since the last such event."""
 
-    process: int
     lag_s: float
     """Maximum event-loop lag in seconds."""
     at_work: int

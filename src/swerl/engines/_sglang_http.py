@@ -16,8 +16,8 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Any, TypeVar
 
-from swerl.core.chat import Finish, Json
-from swerl.core.contracts import EngineAddress, WeightSource
+from swerl.core.chat import Finish
+from swerl.core.contracts import WeightSource
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.learning import Received, WeightRef
 from swerl.core.turn import Completion, Sampling
@@ -73,19 +73,6 @@ class HttpEngine:
     def url(self) -> str:
         """Where requests go: the router, or the first server."""
         return (self._fleet.crew.router or self._fleet.crew.servers[0]).url
-
-    def address(self) -> EngineAddress:
-        """Return how another process reaches the same servers. Implements SharedEngine."""
-        servers = [self._fleet.crew.router] if self._fleet.crew.router else self._fleet.crew.servers
-        chosen = self._settings
-        options: dict[str, Json] = {
-            "url": [server.url for server in servers],
-            "max_in_flight": chosen.max_in_flight,
-            "routed_experts": chosen.routed_experts,
-        }
-        if chosen.reply_s is not None:
-            options["reply_timeout_s"] = chosen.reply_s
-        return EngineAddress("sglang", options)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError when the engine is gone."""

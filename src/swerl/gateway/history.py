@@ -1,27 +1,48 @@
-"""The replies of one Session by what was said before them: which branch a request continues.
+"""The tree of one Session's messages and replies: which branch does a request continue?
 
-Conversations form a tree of places. A step from one place to the next is a reply, or all that was
-said between two replies, by its identity (`identity.py`). A request walks the tree as far as it
-can; the last reply on the way is its parent, and only the messages after it are new.
+A step of the tree is a reply, or all messages between two replies, keyed by its identity. A request
+is walked down the tree as far as its steps are known. The last reply on the way is its parent, and
+only the messages after it are new.
+
+Two messages are identical if they differ only in what clients change on replay: white space and
+control characters, the cuts between messages and blocks, thinking, the order of arguments, results
+and tools, and the spelling of numbers.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from swerl.core.chat import ChatRequest, Finish, Message, Role, ToolCall
+import orjson
+
+from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
+from swerl.core.errors import GatewayError
 from swerl.core.turn import RoutedExperts, Turn, WeightChange
-from swerl.gateway.identity import BLANK, Key, Words, joined, tools_key
 
+Key: TypeAlias = Hashable
+
+_BLANK: Key = (Role.ASSISTANT, b"", ())
+"""Key of a reply without text and calls."""
 _MOST_PARTS = 8
-"""Messages of one speaker among which a known beginning is looked for."""
+"""Messages of one role among which a known prefix is looked for."""
+_NUMBER = re.compile(r"[+-]?[0-9]{1,15}(\.[0-9]{1,15})?")
+"""A number as a model writes it, such as `050` and `5.0`; a longer one would lose digits."""
+_LEFT_OUT = bytes((*range(33), 127))
+"""White space and control characters."""
+_WIDE_SPACES = "\u00a0\ufeff\u2028\u2029"
+"""Further characters that JavaScript trims as white space."""
+_SHORT = 32
+"""Bytes up to which a text is its own key; a longer one is hashed."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One recorded reply, held small: arrays take 4 bytes a token where tuples take 36."""
+    """One recorded reply, kept small: an array takes 4 bytes a token, a tuple takes 36."""
 
     parent: Node | None
     prompt_ids: array[int]
@@ -34,13 +55,13 @@ class Node:
     trainable: bool
     malformed_calls: int
     index: int | None = None
-    """Number of its Turn; None until its client is known to have the reply."""
+    """Number of its Turn; None until a client has received the reply."""
     message: Message | None = None
-    """What was said, where the history policy reads it again."""
+    """The reply itself, if the history policy needs it again."""
     is_rewritten: bool = False
-    """Whether it begins a new root because the chat template wrote its past anew."""
+    """Whether it begins a new root because the chat template changed its past."""
     is_continued: bool = False
-    """Whether the client has said something after it."""
+    """Whether the client has continued it."""
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
 
@@ -79,16 +100,16 @@ def path_ids(node: Node | None) -> array[int]:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a conversation stands after some messages."""
+    """A point of the tree: after these messages."""
 
     next: dict[Key, _Place] = field(default_factory=dict)
     replies: list[Node] = field(default_factory=list)
-    """Replies that led here, oldest first: the same text may be sampled twice."""
+    """Replies that end here, oldest first: the same text may be sampled twice."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """A reply, or what was said between two, as a request has it; made by the hundred."""
+    """A reply, or all messages between two, in a request. Not frozen: made by the hundred."""
 
     key: Key
     end: int
@@ -99,66 +120,67 @@ class _Step:
 
     @property
     def is_reply(self) -> bool:
-        """Whether the assistant says it."""
+        """Whether it is the assistant's."""
         return self.messages[0].role is Role.ASSISTANT
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """The assistant's words at a request's end: clients may send them and the reply as one."""
+class _Prefill:
+    """Assistant messages at a request's end: a client may send them and the reply as one."""
 
     place: _Place | None
     """The place of the last known reply before them."""
     keys: tuple[Key, ...]
-    """The steps from there to where they begin."""
-    said: Message
+    """The steps from there to their beginning."""
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is known of a request."""
+    """The known part of a request."""
 
     parent: Node | None
-    """The reply that it continues; None where it begins a new root."""
+    """The reply that it continues; None if it begins a new root."""
     new: tuple[Message, ...]
     """Its messages after that reply."""
     root: Key
-    """The tools on offer: they stand before everything else in a prompt."""
+    """The offered tools: they come first in a prompt."""
     place: _Place | None
-    """Where `parent` ends; None at the beginning."""
+    """The place of `parent`; None at the root."""
     keys: tuple[Key, ...]
     """The steps from there over the new messages."""
     known: tuple[tuple[int, Node], ...]
-    """The replies up to `parent` that stand as one message, with that message's number."""
-    opened: _Opened | None = None
-    """Set where the request ends with words of the assistant."""
+    """Number and Node of each reply up to `parent` that is one message of the request."""
+    prefill: _Prefill | None = None
+    """Set if the request ends with assistant messages."""
 
 
 class History:
-    """The tree of places of one Session."""
+    """The tree of one Session."""
 
     def __init__(self, *, keeps_blank: bool = True) -> None:
-        """`keeps_blank`: whether a blank reply stays where its client left it out."""
+        """`keeps_blank`: match a blank reply even if the client left it out of its history."""
         self._keeps_blank = keeps_blank
-        self._words = Words()
+        self._text_keys: dict[int, bytes] = {}
+        """Keys by hash of the texts: histories repeat, and the texts are too large to keep."""
         self._roots: dict[Key, _Place] = {}
         self._names: dict[Key, Key] = {}
-        """Each root's key by itself: one long text is kept however often it is met."""
+        """Each root's key by itself, so that a long key is stored once."""
         self._minted: dict[str, tuple[Key, int]] = {}
-        """Minted call id -> identity of the reply that holds it, and which of its calls it is."""
+        """Minted call id -> key of its reply, and number of the call in it."""
 
     def match(self, request: ChatRequest) -> Match:
         """Find the longest known branch that the request continues."""
-        root = tools_key(request.tools)
+        root = _tools_key(request.tools)
         root = self._names.get(root, root)
         parent, place, num_steps, num_messages = None, None, 0, 0
         known: list[tuple[int, Node]] = []
-        opened: tuple[_Place | None, int] = (None, 0)
+        before_reply: tuple[_Place | None, int] = (None, 0)
         steps: list[_Step] = []
         here = self._roots.get(root)
         for step, there in self._walk(here, self._steps(request.messages)):
             if step.is_reply:
-                opened = (place, num_steps)
+                before_reply = (place, num_steps)
             steps.append(step)
             if there is None or not there.replies:
                 continue
@@ -170,14 +192,14 @@ class History:
         match = Match(parent, new, root, place, keys[num_steps:], tuple(known))
         if not steps or not steps[-1].is_reply:
             return match
-        start, num_before = opened
-        said = joined(steps[-1].messages)
-        return replace(match, opened=_Opened(start, keys[num_before:-1], said))
+        start, num_before = before_reply
+        message = _joined(steps[-1].messages)
+        return replace(match, prefill=_Prefill(start, keys[num_before:-1], message))
 
     def add(self, match: Match, message: Message, node: Node) -> None:
         """Record a reply after the messages of `match`."""
         place = self._end(match.root, match.place, match.keys)
-        content = self._words.reply_key(message)
+        content = self._reply_key(message)
         if message.tool_calls:
             owner = _owner_key(message)
             minted = ((call.id, (owner, n)) for n, call in enumerate(message.tool_calls))
@@ -186,18 +208,19 @@ class History:
         else:
             there = place.next.setdefault(content, _Place())
             there.replies.append(node)
-        if match.opened:
-            before = self._end(match.root, match.opened.place, match.opened.keys)
-            whole = joined((match.opened.said, message))
-            for key in filter(None, (self._owner(whole), self._words.reply_key(whole))):
+        if match.prefill:
+            before = self._end(match.root, match.prefill.place, match.prefill.keys)
+            whole = _joined((match.prefill.message, message))
+            for key in filter(None, (self._owner(whole), self._reply_key(whole))):
                 before.next.setdefault(key, there)
 
     def discard(self, match: Match, message: Message, node: Node) -> None:
-        """Forget a reply that `add` recorded: nobody received it."""
-        key = _owner_key(message) if message.tool_calls else self._words.reply_key(message)
+        """Remove a reply that `add` recorded and no client received."""
+        key = _owner_key(message) if message.tool_calls else self._reply_key(message)
         self._end(match.root, match.place, match.keys).next[key].replies.remove(node)
 
     def _end(self, root: Key, place: _Place | None, keys: Sequence[Key]) -> _Place:
+        """Return the place after these steps; make it if it is new."""
         name = self._names.setdefault(root, root)
         place = place or self._roots.setdefault(name, _Place())
         for key in keys:
@@ -207,17 +230,17 @@ class History:
     def _walk(
         self, here: _Place | None, steps: Iterator[_Step]
     ) -> Iterator[tuple[_Step, _Place | None]]:
-        """Yield each step with where it leads, None from where nothing is known."""
+        """Yield each step with its place, None from the first unknown step on."""
         for whole in steps:
             for step in self._parts(here, whole):
                 here = here.next.get(step.key) if here else None
                 yield step, here
 
     def _parts(self, here: _Place | None, step: _Step) -> Iterator[_Step]:
-        """Yield the step as it is, or in the parts in which it is known.
+        """Yield the step, or the parts in which the tree knows it.
 
-        Where a reply is followed by words that its client made up, the reply is still known. And
-        a blank reply may have stood between two messages of the user: clients drop it.
+        A client may add assistant text of its own after a reply; the reply is still known. And it
+        may drop a blank reply between two user messages; the reply is put back.
         """
         if here is None or step.key in here.next:
             yield step
@@ -233,8 +256,8 @@ class History:
                 return
             if self._keeps_blank and not step.is_reply and _has_blank_reply(there):
                 yield head
-                yield _Step(BLANK, head.end, (Message(Role.ASSISTANT),))
-                yield from self._parts(there.next[BLANK], tail)
+                yield _Step(_BLANK, head.end, (Message(Role.ASSISTANT),))
+                yield from self._parts(there.next[_BLANK], tail)
                 return
         yield step
 
@@ -247,7 +270,7 @@ class History:
         )
 
     def _steps(self, messages: Sequence[Message]) -> Iterator[_Step]:
-        """Yield the steps of a request. Blank messages are no part of any: clients drop them."""
+        """Yield the steps of a request without blank messages, which clients drop."""
         run: list[Message] = []
         calls: tuple[ToolCall, ...] = ()
         end = 0
@@ -257,7 +280,7 @@ class History:
             is_reply = message.role is Role.ASSISTANT
             if run and is_reply != (run[0].role is Role.ASSISTANT):
                 yield _Step(self._key(run, calls), end, tuple(run), calls)
-                calls = joined(run).tool_calls if not is_reply else ()
+                calls = _joined(run).tool_calls if not is_reply else ()
                 run = []
             run.append(message)
             end = position
@@ -265,28 +288,108 @@ class History:
             yield _Step(self._key(run, calls), end, tuple(run), calls)
 
     def _key(self, run: Sequence[Message], calls: Sequence[ToolCall]) -> Key:
+        """Identify a step: a reply by its minted ids or content, other messages by content."""
         if run[0].role is Role.ASSISTANT:
-            said = joined(run)
-            return self._owner(said) or self._words.reply_key(said)
+            message = _joined(run)
+            return self._owner(message) or self._reply_key(message)
+        # Some clients number calls anew in each request, so a result is keyed by its call's number.
         own = {call.id: number for number, call in enumerate(calls)}
         places: dict[str, Hashable] = {}
-        for asked in {m.tool_call_id for m in run if m.role is Role.TOOL}:
-            minted = self._minted.get(asked)
-            places[asked] = minted[1] if minted else own.get(asked, asked)
-        return self._words.heard_key(run, places)
+        for call_id in {m.tool_call_id for m in run if m.role is Role.TOOL}:
+            minted = self._minted.get(call_id)
+            places[call_id] = minted[1] if minted else own.get(call_id, call_id)
+        results: set[Key] = set()
+        texts: list[tuple[Role, list[str]]] = []
+        for message in run:
+            if message.role is Role.TOOL:
+                results.add((places[message.tool_call_id], self._text_key(message.text)))
+            elif texts and texts[-1][0] is message.role:
+                texts[-1][1].append(message.text)
+            else:
+                texts.append((message.role, [message.text]))
+        return (frozenset(results), *((role, self._text_key(*parts)) for role, parts in texts))
+
+    def _reply_key(self, message: Message) -> Key:
+        """Identify a reply by content, without thinking, which clients drop."""
+        calls = tuple(map(_call_key, message.tool_calls))
+        return (message.role, self._text_key(message.text), calls)
+
+    def _text_key(self, *texts: str) -> bytes:
+        """Identify consecutive texts, however they are cut; empty if they are blank."""
+        known = hash(texts)
+        if known not in self._text_keys:
+            self._text_keys[known] = _short(b"".join(map(_squeezed, texts)))
+        return self._text_keys[known]
 
     def _owner(self, message: Message) -> Key | None:
-        """Return the identity of the reply whose minted call ids these are."""
+        """Return the key of the reply whose minted call ids the message holds."""
         known = (self._minted.get(call.id) for call in message.tool_calls)
         found = next(filter(None, known), None)
         return found[0] if found else None
 
 
 def _has_blank_reply(place: _Place) -> bool:
-    """Say whether a reply without words was given here that a client has for certain."""
-    blank = place.next.get(BLANK)
+    """Return True if a blank reply was given here and surely delivered."""
+    blank = place.next.get(_BLANK)
     return blank is not None and bool(blank.replies) and blank.replies[-1].index is not None
 
 
 def _owner_key(message: Message) -> Key:
     return ("reply", message.tool_calls[0].id)
+
+
+def _joined(run: Sequence[Message]) -> Message:
+    """Return neighbouring assistant messages as one."""
+    if len(run) == 1:
+        return run[0]
+    return Message(
+        Role.ASSISTANT,
+        "\n".join(message.text for message in run if message.text),
+        "\n".join(message.thinking for message in run if message.thinking),
+        tuple(call for message in run for call in message.tool_calls),
+    )
+
+
+def _tools_key(tools: Sequence[Tool]) -> Key:
+    """Identify the offered tools, in any order."""
+    ordered = sorted(tools, key=lambda tool: tool.name)
+    return _written([[tool.name, tool.description, dict(tool.parameters)] for tool in ordered])
+
+
+def _call_key(call: ToolCall) -> Key:
+    """Identify a call by content: clients reorder its arguments and coerce their values."""
+    return (call.name, frozenset((key, _plain(value)) for key, value in call.arguments.items()))
+
+
+def _plain(value: Json) -> str:
+    match value:
+        case str():
+            text = value.strip()
+            return _plain(float(text)) if _NUMBER.fullmatch(text) else text
+        case float() if value.is_integer():
+            return str(int(value))
+        case _:
+            return _written(value).decode()
+
+
+def _squeezed(text: str) -> bytes:
+    if not text.isascii():
+        for space in _WIDE_SPACES:
+            text = text.replace(space, "")
+    return text.encode("utf-8", "surrogatepass").translate(None, _LEFT_OUT)
+
+
+def _short(text: bytes) -> bytes:
+    if len(text) <= _SHORT:
+        return text
+    return hashlib.blake2b(text, digest_size=_SHORT).digest()
+
+
+def _written(value: Json) -> bytes:
+    """Write JSON in one canonical way. Raises GatewayError if it is nested too deeply."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise GatewayError(
+            "a tool's parameters or a call's arguments are nested too deeply"
+        ) from error

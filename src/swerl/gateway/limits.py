@@ -1,17 +1,24 @@
-"""What one Session may ask of the gateway."""
+"""Admission: the limits of one Session, and of the whole gateway process.
+
+A request of any Session holds a slot of the process from before its body is read until it is
+answered. If no slot is free it waits unread: it costs its head and what the kernel buffers. Waiting
+Sessions take turns, so a Session that floods the gateway delays only itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from swerl.core.errors import GatewayError, Refusal
 
 _WINDOW_S = 60.0
 _MOST_WAITING = 64
-"""Requests of one session that wait for a place; each holds a whole conversation."""
+"""Requests of one Session that wait for a slot; each holds a whole conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +26,23 @@ class SessionLimits:
     """Caps of one Session."""
 
     max_turns: int = 200
-    """Replies. Agents without a cap of their own would go on for ever."""
+    """Replies. An agent without a cap of its own would never stop."""
     max_sampled_tokens: int = 2_000_000
-    """Tokens that the engine samples for the session, those of lost replies too."""
+    """Tokens that the engine samples for the Session, tokens of lost replies included."""
     max_context_tokens: int = 131_072
     """Prompt and reply together, in tokens."""
     max_body_bytes: int = 32 * 2**20
     """Bytes of one request: the cap of Anthropic's API."""
     max_concurrency: int = 8
-    """Replies in the making at once; further requests wait. Sub-agents run side by side."""
+    """Replies sampled at the same time; further requests wait. Sub-agents run in parallel."""
     requests_per_minute: int = 600
-    """Breaks loops: an agent that compacts in circles sent 900 requests in a minute."""
+    """Stops loops: an agent that compacts in circles sent 900 requests in a minute."""
     model_call_s: float = 600.0
     """Seconds for one reply; a slower one is aborted."""
 
 
-class Admission:
-    """Lets requests of one Session in, within its limits."""
+class SessionAdmission:
+    """Admits the requests of one Session, within its limits."""
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
@@ -45,13 +52,13 @@ class Admission:
         self._num_tokens = 0
         self._num_waiting = 0
         self.reading = asyncio.Semaphore(limits.max_concurrency)
-        """Held while a body is read, so that bodies under way have a bound."""
+        """Held while a body is read, so that the bodies in memory are bounded."""
         self.reached = ""
-        """Name of the cap that refused a request; empty while none did, and once a prompt fits
-        again after one that was over `max_context_tokens`."""
+        """Name of the cap that refused a request, else empty. `max_context_tokens` is cleared
+        when a later prompt fits."""
 
-    def knock(self) -> None:
-        """Count a request. Raises GatewayError where they come too fast."""
+    def count_request(self) -> None:
+        """Count a request. Raises GatewayError if requests come too fast."""
         now = time.monotonic()
         while self._recent and self._recent[0] < now - _WINDOW_S:
             self._recent.popleft()
@@ -61,10 +68,7 @@ class Admission:
         self._recent.append(now)
 
     async def enter(self) -> bool:
-        """Take a place for one reply, and say whether it had to be waited for.
-
-        Raises GatewayError at a cap.
-        """
+        """Take a slot for one reply; return True after a wait. Raises GatewayError at a cap."""
         if self._num_turns >= self._limits.max_turns:
             raise self._refuse("max_turns", f"this session used up its {self._num_turns} turns")
         if self._num_tokens >= self._limits.max_sampled_tokens:
@@ -72,7 +76,7 @@ class Admission:
             raise self._refuse("max_sampled_tokens", message)
         if self._num_waiting >= _MOST_WAITING:
             raise GatewayError(
-                f"{self._num_waiting} requests of this session wait already",
+                f"{self._num_waiting} requests of this session are already waiting",
                 refusal=Refusal.OVERLOADED,
             )
         self._num_turns += 1
@@ -90,14 +94,142 @@ class Admission:
         return True
 
     def leave(self, *, answered: bool) -> None:
-        """Give a place back; one that came to nothing costs no turn."""
+        """Free a slot; a request without an answer costs no turn."""
         self._slots.release()
         self._num_turns -= int(not answered)
 
     def spend(self, num_tokens: int) -> None:
-        """Count tokens that were sampled, whatever became of them."""
+        """Count sampled tokens, whether or not they reach a client."""
         self._num_tokens += num_tokens
 
     def _refuse(self, cap: str, message: str) -> GatewayError:
         self.reached = cap
         return GatewayError(message, refusal=Refusal.LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """Caps of one gateway process."""
+
+    most_active: int = 1024
+    """Requests with a slot, most of which wait for the engine. One of 94,000 tokens takes 6 MB."""
+    most_waiting: int = 1024
+    """Requests that wait for a slot; each holds at most 64 KiB of its body."""
+    wait_s: float = 10.0
+    """Seconds to wait for a slot. Agents wait for minutes, and retry when refused."""
+
+
+class GatewayAdmission:
+    """The slots of one process, given to waiting Sessions in turn."""
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        self.num_active = 0
+        self.num_waiting = 0
+        self.num_refused = 0
+        """Requests refused since the start because no slot was free."""
+        self.parsing = OnePerIteration()
+        self._limits = limits
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Waiting requests by Session; the next Session first."""
+
+    @asynccontextmanager
+    async def slot(self, session: str) -> AsyncIterator[None]:
+        """Hold a slot for one request. Raises GatewayError if none is free in time."""
+        if self.num_active < self._limits.most_active and not self._waiting:
+            self.num_active += 1
+        else:
+            await self._wait(session)
+        try:
+            yield
+        finally:
+            self.num_active -= 1
+            self._admit_next()
+
+    async def _wait(self, session: str) -> None:
+        self._make_room(session)
+        admitted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(session, deque()).append(admitted)
+        self.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._limits.wait_s):
+                await admitted
+        except TimeoutError as error:
+            self._give_up(session, admitted)
+            raise self._refused() from error
+        except BaseException:
+            self._give_up(session, admitted)
+            raise
+
+    def _make_room(self, session: str) -> None:
+        """Refuse the youngest request of the Session with the longest queue, or this one."""
+        if self.num_waiting < self._limits.most_waiting:
+            return
+        longest = max(self._waiting, key=lambda name: len(self._waiting[name]), default=session)
+        if len(self._waiting.get(longest, ())) <= len(self._waiting.get(session, ())) + 1:
+            raise self._refused()
+        youngest = self._waiting[longest][-1]
+        self._remove(longest, youngest)
+        youngest.set_exception(self._refused())
+
+    def _give_up(self, session: str, admitted: asyncio.Future[None]) -> None:
+        """Leave the queue; a slot that was granted at the same moment goes to the next request."""
+        if admitted in self._waiting.get(session, ()):
+            self._remove(session, admitted)
+        elif admitted.done() and not admitted.cancelled() and admitted.exception() is None:
+            self.num_active -= 1
+            self._admit_next()
+
+    def _admit_next(self) -> None:
+        while self._waiting and self.num_active < self._limits.most_active:
+            session, queue = next(iter(self._waiting.items()))
+            admitted = queue[0]
+            self._remove(session, admitted)
+            if session in self._waiting:  # its next request comes after the other Sessions'
+                self._waiting[session] = self._waiting.pop(session)
+            if not admitted.done():
+                self.num_active += 1
+                admitted.set_result(None)
+
+    def _remove(self, session: str, admitted: asyncio.Future[None]) -> None:
+        self._waiting[session].remove(admitted)
+        self.num_waiting -= 1
+        if not self._waiting[session]:
+            del self._waiting[session]
+
+    def _refused(self) -> GatewayError:
+        self.num_refused += 1
+        message = f"the gateway is serving {self.num_active} requests: retry in a moment"
+        return GatewayError(message, refusal=Refusal.OVERLOADED)
+
+
+class OnePerIteration:
+    """Lets one request run in each iteration of the event loop.
+
+    A request is parsed without a break. Between two of them the loop serves its sockets; otherwise
+    a thousand first requests would block every client for seconds.
+    """
+
+    def __init__(self) -> None:
+        self._is_free = True
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Return in an iteration in which no other request runs."""
+        loop = asyncio.get_running_loop()
+        if self._is_free:
+            self._is_free = False
+            loop.call_soon(self._next)
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                loop.call_soon(self._next)
+                return
+        self._is_free = True

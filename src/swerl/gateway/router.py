@@ -1,57 +1,54 @@
-"""One HTTP request from its path to its answer; every failure leaves in its vendor's shape."""
+"""One HTTP request, from its path to its answer; every failure leaves in its vendor's format."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from aiohttp import web
 
+from swerl.core import plugins
 from swerl.core.chat import Json
 from swerl.core.contracts import Dialect
 from swerl.core.errors import GatewayError, Refusal, SwerlError
-from swerl.gateway._body import read_body, read_object
-from swerl.gateway._http import EventStream, send, send_json
-from swerl.gateway.intake import Intake
-from swerl.gateway.pipeline import Conversation
-from swerl.gateway.retries import read_asker
-from swerl.gateway.routes import MODELS, Route, Routes
-from swerl.gateway.sessions import ServedSession
+from swerl.gateway.connections import EventStream, read_body, read_object, send, send_json
+from swerl.gateway.conversation import Conversation, read_caller
+from swerl.gateway.limits import GatewayAdmission
+from swerl.gateway.sessions import Session
 
 PING_S = 5.0
-"""Seconds of silence after which a streaming client is shown that its answer is being made."""
+"""Seconds between two signs to a streaming client that its answer is pending."""
 
-_CHECKS = frozenset({"", "/api/hello", "/healthz"})
-"""Paths at which agents and people look whether somebody is there."""
+_MODELS = "/v1/models"
+_HEALTH_CHECKS = frozenset({"", "/api/hello", "/healthz"})
+"""Paths at which agents and people check that a server is up."""
+_METHODS: Mapping[str, str] = {"chat": "POST", "count_tokens": "POST", "models": "GET"}
 
 OnRefused: TypeAlias = Callable[[str, Exception], None]
-"""Told of each request that ends in an error, with its session's id; empty where it has none."""
-
-_METHODS: Mapping[str, str] = {"chat": "POST", "count_tokens": "POST", "models": "GET"}
+"""Called for each request that ends in an error, with its Session's id; empty if it has none."""
 
 
 class Router:
-    """Answers requests for the sessions that are open."""
+    """Answers requests for open Sessions."""
 
     def __init__(
-        self, model_name: str, intake: Intake, on_refused: OnRefused | None = None
+        self, model_name: str, admission: GatewayAdmission, on_refused: OnRefused | None = None
     ) -> None:
-        self.sessions: dict[str, ServedSession] = {}
-        """Open sessions by key."""
+        self.sessions: dict[str, Session] = {}
+        """Open Sessions by key."""
         self.on_break: dict[web.RequestHandler, Callable[[], None]] = {}
-        """Whom to tell where a connection breaks after its last answer."""
+        """Callback by connection, if it breaks after its last answer."""
         self._model_name = model_name
-        self._intake = intake
+        self._admission = admission
         self._on_refused = on_refused
-        self._routes = Routes()
+        self._routes = _Routes()
 
-    async def handle(
-        self, alone: ServedSession | None, request: web.BaseRequest
-    ) -> web.StreamResponse:
-        """Answer a request to one session alone, or to the session that its key names."""
+    async def handle(self, alone: Session | None, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request to one Session alone, or to the Session of its key."""
         path = request.path.rstrip("/")
-        if request.method == "HEAD" or (request.method == "GET" and path in _CHECKS):
+        if request.method == "HEAD" or (request.method == "GET" and path in _HEALTH_CHECKS):
             return web.json_response({"ok": True})
         route = self._routes.find(path)
         dialect = self._routes.dialect(path)
@@ -65,52 +62,48 @@ class Router:
                 )
             session = session or self._session(request.headers, dialect)
             return await self._serve(request, stream, route, session)
-        except SwerlError as error:
-            self._tell(session, error)
-            return await _fail(request, stream, dialect, error)
-        except ConnectionError:
-            return web.Response(status=499)
         except Exception as error:  # noqa: BLE001  # the boundary: a client always gets an answer
-            self._tell(session, error)
+            if isinstance(error, ConnectionError) and not isinstance(error, SwerlError):
+                return web.Response(status=499)  # the client is gone
+            if self._on_refused:
+                self._on_refused(session.id if session else "", error)
             return await _fail(request, stream, dialect, error)
 
-    def _tell(self, session: ServedSession | None, error: Exception) -> None:
-        if self._on_refused:
-            self._on_refused(session.id if session else "", error)
-
-    def _session(self, headers: Mapping[str, str], dialect: Dialect) -> ServedSession:
+    def _session(self, headers: Mapping[str, str], dialect: Dialect) -> Session:
         key = dialect.session_key(headers)
         session = self.sessions.get(key) if key else None
         if session is None:
             raise GatewayError(
-                "no open session answers to this API key" if key else "no API key was sent",
+                "no open session has this API key" if key else "no API key was sent",
                 refusal=Refusal.AUTHENTICATION,
             )
         return session
 
     async def _serve(
-        self, request: web.BaseRequest, stream: EventStream, route: Route, session: ServedSession
+        self, request: web.BaseRequest, stream: EventStream, route: _Route, session: Session
     ) -> web.StreamResponse:
         if route.operation == "models":
-            name = request.path.rstrip("/").partition(MODELS + "/")[2]
+            name = request.path.rstrip("/").partition(_MODELS + "/")[2]
             return await send_json(request, _model(name) if name else _models(self._model_name))
-        session.conversation.admission.knock()
-        async with self._intake.place(session.id):
+        session.conversation.admission.count_request()
+        async with self._admission.slot(session.id):
             return await self._answer(request, stream, route, session.conversation)
 
     async def _answer(
-        self, request: web.BaseRequest, stream: EventStream, route: Route, talk: Conversation
+        self, request: web.BaseRequest, stream: EventStream, route: _Route, talk: Conversation
     ) -> web.StreamResponse:
         most, encoding = talk.limits.max_body_bytes, request.headers.get("Content-Encoding", "")
         async with talk.admission.reading:
-            packed = await read_body(request, most)
-        await self._intake.turns.take()
-        asked = route.dialect.parse(read_object(packed, encoding, most))
-        del packed
+            body = await read_body(request, most)
+        await self._admission.parsing.wait()
+        asked = route.dialect.parse(read_object(body, encoding, most))
+        del body
         if route.operation == "count_tokens":
-            return await send_json(request, _count(await talk.count(asked)))
-        asker = read_asker(request.headers)
-        async with talk.answer(asked, asker) as answer:
+            # Both vendors' clients can read this object.
+            num_tokens = await talk.count(asked)
+            count: Json = {"object": "response.input_tokens", "input_tokens": num_tokens}
+            return await send_json(request, count)
+        async with talk.answer(asked, read_caller(request.headers)) as answer:
             while asked.stream and not await answer.ready(PING_S):
                 await stream.ping()
             reply = await answer.reply()
@@ -133,13 +126,43 @@ async def _fail(
         return web.Response(status=499)
 
 
-def _count(num_tokens: int) -> Json:
-    """Return a count of tokens that readers of either vendor's understand."""
-    return {"object": "response.input_tokens", "input_tokens": num_tokens}
+@dataclass(frozen=True, slots=True)
+class _Route:
+    dialect: Dialect
+    operation: str
+
+
+class _Routes:
+    """The paths of every installed dialect."""
+
+    def __init__(self) -> None:
+        dialects = [plugins.load("dialects", name).build() for name in plugins.names("dialects")]
+        self._fallback: Dialect = dialects[0]
+        self._routes: dict[str, _Route] = {}
+        for dialect in dialects:
+            for path, operation in dialect.routes.items():
+                self._routes.setdefault(path, _Route(dialect, operation))
+
+    def find(self, path: str) -> _Route | None:
+        """Return the route of a path without a trailing slash."""
+        if path in self._routes:
+            return self._routes[path]
+        # One model's page: a request may use any model name, so every name has a page.
+        name = path.removeprefix(_MODELS + "/")
+        is_name = name not in (path, "") and ".." not in name.split("/")
+        return self._routes.get(_MODELS) if is_name else None
+
+    def dialect(self, path: str) -> Dialect:
+        """Return the dialect of a path, or of the nearest path above it."""
+        while path:
+            if route := self.find(path):
+                return route.dialect
+            path = path.rpartition("/")[0]
+        return self._fallback
 
 
 def _models(name: str) -> Json:
-    """Return a list of one model that readers of either vendor's list understand."""
+    """Return a list of one model that clients of either vendor can read."""
     data = [_model(name)]
     return {"object": "list", "data": data, "has_more": False, "first_id": name, "last_id": name}
 

@@ -91,11 +91,6 @@ def check_schedule(recipe: Recipe) -> None:
         )
     if schedule.mode != "async":
         return
-    if schedule.replies != "keep" and recipe.gateway.processes > 1:
-        raise RecipeError(
-            f"schedule.replies = {schedule.replies!r} needs gateway.processes = 1",
-            hint="set schedule.replies = 'keep', which any number can do",
-        )
     if schedule.replies == "keep" and recipe.engine.options.get("pause_mode") == "abort":
         raise RecipeError(
             "engine.pause_mode = 'abort' contradicts schedule.replies = 'keep'",

@@ -190,9 +190,6 @@ class GatewaySection(Section):
     address for sandboxes that connect by a public URL. Every request needs a session's key."""
     port: int = Field(0, ge=0, le=65535)
     """Port to listen on; 0 chooses a free one."""
-    processes: int = Field(1, ge=1, le=64)
-    """Processes that serve; one is the controller's own, and one core of it serves over a hundred
-    turns a second. More than one needs an engine behind a URL."""
     history: Literal["exact", "template"] = "exact"
     """The model's view of its own past: the exact sampled tokens, or a new rendering by its chat
     template. The template of a thinking model drops old thoughts, and each rewrite starts a new

@@ -8,7 +8,6 @@ that point are kept.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,10 +20,12 @@ from swerl.core.episode import Episode, Status
 from swerl.core.errors import BrokenImageError, BudgetError, SandboxError, SwerlError
 from swerl.core.events import EpisodeEnded, TurnEnded
 from swerl.core.grade import Grade, Verdict
+from swerl.core.seeds import seed_of
 from swerl.core.task import Task
 from swerl.core.turn import Sampling
+from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.sessions import Session, TurnRecord
+from swerl.gateway.sessions import Session
 from swerl.rollout import workspace
 from swerl.rollout.parts import Clock, Parts
 from swerl.rollout.reward import penalty
@@ -180,11 +181,6 @@ def _open_session(episode_id: str, parts: Parts) -> Session:
         ),
         on_turn=_turn_emitter(episode_id, parts),
     )
-
-
-def seed_of(seed: int, name: str) -> int:
-    """Return a 31-bit seed that depends on the run's seed and the name alone."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) >> 1
 
 
 def _turn_emitter(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]:

@@ -13,7 +13,8 @@ from swerl.core.events import Emit, PhaseEnded, PhaseStarted
 from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
-from swerl.gateway.sessions import SessionSource, TurnRecord
+from swerl.gateway.conversation import TurnRecord
+from swerl.gateway.server import Gateway
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.reward import Rule
 from swerl.tasks.hide_future import Facts, scrub
@@ -24,7 +25,7 @@ from swerl.tasks.set_up import set_up
 class Parts:
     """The parts that all Episodes of a run share."""
 
-    gateway: SessionSource
+    gateway: Gateway
     provisioner: Provisioner
     harness: Harness
     reward: Rule

@@ -24,7 +24,7 @@ from swerl.core.errors import SwerlError
 from swerl.core.events import Event, Notice, ignore
 from swerl.core.grade import LEARNABLE, Grade, Verdict
 from swerl.core.task import Task
-from swerl.gateway.sessions import SessionSource
+from swerl.gateway.server import Gateway
 from swerl.rollout import _slime_samples as convert
 from swerl.rollout import episode, group, record, wiring
 from swerl.rollout._slime_samples import SlimeArgs, SlimeSample
@@ -161,7 +161,7 @@ class _Service:
             async with AsyncExitStack() as stack:
                 await wiring.reap_leftovers(recipe, _log_notice)
                 engine = await stack.enter_async_context(wiring.engine_of(recipe, setup))
-                gateway: SessionSource = await stack.enter_async_context(
+                gateway: Gateway = await stack.enter_async_context(
                     wiring.gateway_of(recipe, engine, setup, _log_notice)
                 )
                 self._opened.set_result(wiring.parts_of(recipe, gateway, _log_notice))

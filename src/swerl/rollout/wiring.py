@@ -24,18 +24,14 @@ from swerl.core.contracts import (
     Harness,
     ParserChoice,
     SandboxBackend,
-    SharedEngine,
 )
 from swerl.core.errors import RecipeError
 from swerl.core.events import Emit, Notice, ignore
 from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, read_tasks
-from swerl.gateway.app import Gateway
-from swerl.gateway.orders import WorkerSetup
-from swerl.gateway.pool import GatewayPool
-from swerl.gateway.sessions import SessionSource
-from swerl.gateway.speakers import HistoryPolicy
+from swerl.gateway.prompting import HistoryPolicy
+from swerl.gateway.server import Gateway
 from swerl.images.ondemand import on_demand
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
@@ -114,14 +110,11 @@ def gateway_of(
     emit: Emit = ignore,
     *,
     spool: ExpertSpool | None = None,
-) -> Gateway | GatewayPool:
+) -> Gateway:
     """Return the recipe's gateway, not yet entered, in front of an engine opened with `setup`.
 
-    Recorded experts go to `spool`, or stay in memory without one. Raises RecipeError if the
-    gateway's processes could not reach the engine.
+    Recorded experts go to `spool`, or stay in memory without one.
     """
-    if recipe.gateway.processes > 1:
-        return _pool_of(recipe, engine, setup, emit, spool)
     return Gateway(
         engine=engine,
         family=setup.family,
@@ -134,39 +127,8 @@ def gateway_of(
     )
 
 
-def _pool_of(
-    recipe: Recipe,
-    engine: Engine | ChatEngine,
-    setup: EngineSetup,
-    emit: Emit,
-    spool: ExpertSpool | None,
-) -> GatewayPool:
-    chosen = recipe.gateway
-    if not isinstance(engine, SharedEngine):
-        message = f"gateway.processes = {chosen.processes}, and only one can reach this engine"
-        hint = f"engine.type = {recipe.engine.type!r} has no URL; set gateway.processes = 1"
-        raise RecipeError(message, hint=hint)
-    return GatewayPool(
-        WorkerSetup(
-            engine=engine.address(),
-            family=recipe.model.family,
-            model=setup.model,
-            model_name=recipe.name,
-            history=HistoryPolicy(chosen.history),
-            log_dir=setup.log_dir,
-            parser=_parser_of(recipe),
-            spool=spool,
-        ),
-        num_processes=chosen.processes,
-        host=chosen.bind,
-        port=chosen.port,
-        on_load=emit,
-        on_death=lambda told: emit(Notice(told)),
-    )
-
-
 def parts_of(
-    recipe: Recipe, gateway: SessionSource, emit: Emit, backend: SandboxBackend | None = None
+    recipe: Recipe, gateway: Gateway, emit: Emit, backend: SandboxBackend | None = None
 ) -> Parts:
     """Build the parts that Episodes share; the default backend is that of the recipe."""
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)

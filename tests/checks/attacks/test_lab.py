@@ -14,7 +14,7 @@ from swerl.checks.attacks.inside import greedy
 from swerl.checks.attacks.sheet import Subject
 from swerl.core.errors import SandboxLostError
 from swerl.core.sandbox import Exec, Limits
-from swerl.gateway.sessions import ServedSession
+from swerl.gateway.sessions import Session
 
 from .weak import WeakBackend, WeakSandbox
 
@@ -104,7 +104,7 @@ async def test_an_endpoint_that_does_not_answer_is_no_hole(
         sock.close()
 
     monkeypatch.setattr(Greeter, "attach", attach_none)
-    monkeypatch.setattr(ServedSession, "attach", attach_none)
+    monkeypatch.setattr(Session, "attach", attach_none)
     for name in ("other-sessions", "session-keys", "engine-admin", "gateway-as-proxy"):
         assert (await finding(name, tmp_path)).result is Result.CANNOT, name
 

@@ -14,7 +14,8 @@ from anthropic import beta_async_tool
 
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.errors import EngineError, EngineLostError
-from swerl.gateway import retries, router
+from swerl.gateway import conversation as state
+from swerl.gateway import router
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
@@ -203,7 +204,7 @@ async def test_a_client_that_gave_up_waiting_gets_the_same_reply_when_it_asks_ag
     monkeypatch: pytest.MonkeyPatch,
     stream: bool,
 ) -> None:
-    monkeypatch.setattr(retries, "RETRY_S", 5.0)
+    monkeypatch.setattr(state, "RETRY_S", 5.0)
     engine.gate = asyncio.Event()
     patient = claude.with_options(timeout=0.1, max_retries=5)
     patient._calculate_retry_timeout = lambda *_, **__: 0.0  # type: ignore[method-assign]

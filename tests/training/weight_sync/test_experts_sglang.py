@@ -26,14 +26,14 @@ from swerl.core.turn import Completion, Sampling
 from swerl.engines import sglang
 from swerl.engines._sglang_http import HttpEngine
 from swerl.engines.families import tiny
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.weight_sync.sync import TrainerSource
 from tests.engines._served import sglang_python
 from tests.engines.families.lines import build
-from tests.gateway.test_app import body, post
+from tests.gateway.test_server import body, post
 from tests.training.rank.references import blocks, record_experts, records
 from tests.training.weight_sync._live_servers import until
 from tests.training.weight_sync.served_lines import write_line

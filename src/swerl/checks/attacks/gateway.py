@@ -19,8 +19,8 @@ from swerl.core.chat import Finish, Message, Role
 from swerl.core.contracts import Family
 from swerl.core.learning import WeightRef
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 
 _ADMIN = (

@@ -33,8 +33,8 @@ from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Sampling
-from swerl.gateway.app import Gateway
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 
 NONE = "\u2013"

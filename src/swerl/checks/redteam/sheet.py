@@ -21,7 +21,7 @@ from swerl.core.errors import SwerlError
 from swerl.core.events import ignore
 from swerl.core.grade import Canary
 from swerl.engines.scripted import ScriptedEngine
-from swerl.gateway.app import Gateway
+from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode

@@ -15,12 +15,11 @@ from swerl.core.chat import Json, Message, Role
 from swerl.core.errors import GatewayError, Refusal
 from swerl.core.events import GatewayLoad
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway import pulse, router
-from swerl.gateway._body import read_object
-from swerl.gateway.app import Gateway
-from swerl.gateway.intake import Bounds, Intake
-from swerl.gateway.limits import SessionLimits
-from swerl.gateway.sessions import ServedSession
+from swerl.gateway import router, server
+from swerl.gateway.connections import read_object
+from swerl.gateway.limits import GatewayAdmission, GatewayLimits, SessionLimits
+from swerl.gateway.server import Gateway
+from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
 
 HELD_S = 0.1
@@ -34,8 +33,10 @@ class SlowEngine(RecordingEngine):
         return await super().generate(ids, sampling, session)
 
 
-async def hold(intake: Intake, session: str, entered: list[str], gate: asyncio.Event) -> None:
-    async with intake.place(session):
+async def hold(
+    admission: GatewayAdmission, session: str, entered: list[str], gate: asyncio.Event
+) -> None:
+    async with admission.slot(session):
         entered.append(session)
         await gate.wait()
 
@@ -47,28 +48,36 @@ async def settle() -> None:
 
 
 async def test_sessions_take_turns_however_many_requests_one_of_them_sends() -> None:
-    intake, entered, gate = Intake(Bounds(most_at_work=1)), list[str](), asyncio.Event()
+    admission, entered, gate = (
+        GatewayAdmission(GatewayLimits(most_active=1)),
+        list[str](),
+        asyncio.Event(),
+    )
     sent = ["loud"] * 5 + ["quiet", "calm"]
-    tasks = [asyncio.create_task(hold(intake, name, entered, gate)) for name in sent]
+    tasks = [asyncio.create_task(hold(admission, name, entered, gate)) for name in sent]
     await settle()
-    assert (entered, intake.num_waiting) == (["loud"], 6)
+    assert (entered, admission.num_waiting) == (["loud"], 6)
 
     gate.set()
     await asyncio.gather(*tasks)
 
     assert entered == ["loud", "loud", "quiet", "calm", "loud", "loud", "loud"]
-    assert (intake.num_at_work, intake.num_waiting) == (0, 0)
+    assert (admission.num_active, admission.num_waiting) == (0, 0)
 
 
 async def test_a_full_queue_refuses_who_has_most_in_it() -> None:
-    intake, entered, gate = Intake(Bounds(1, most_waiting=3)), list[str](), asyncio.Event()
+    admission, entered, gate = (
+        GatewayAdmission(GatewayLimits(1, most_waiting=3)),
+        list[str](),
+        asyncio.Event(),
+    )
     sent = ["loud"] * 4
-    tasks = [asyncio.create_task(hold(intake, name, entered, gate)) for name in sent]
+    tasks = [asyncio.create_task(hold(admission, name, entered, gate)) for name in sent]
     await settle()
 
-    with pytest.raises(GatewayError, match="1 requests at work") as refused:
-        await hold(intake, "loud", entered, gate)
-    quiet = asyncio.create_task(hold(intake, "quiet", entered, gate))
+    with pytest.raises(GatewayError, match="serving 1 requests") as refused:
+        await hold(admission, "loud", entered, gate)
+    quiet = asyncio.create_task(hold(admission, "quiet", entered, gate))
     await settle()
     gate.set()
     await quiet
@@ -76,14 +85,15 @@ async def test_a_full_queue_refuses_who_has_most_in_it() -> None:
 
     assert refused.value.refusal is Refusal.OVERLOADED
     assert [isinstance(one, GatewayError) for one in outcomes] == [False, False, False, True]
-    assert (intake.num_refused, intake.num_at_work) == (2, 0)
+    assert (admission.num_refused, admission.num_active) == (2, 0)
 
 
 async def test_who_leaves_the_queue_loses_nobody_a_place() -> None:
-    intake, entered, gate = Intake(Bounds(1)), list[str](), asyncio.Event()
-    first = asyncio.create_task(hold(intake, "first", entered, gate))
+    admission = GatewayAdmission(GatewayLimits(1))
+    entered, gate = list[str](), asyncio.Event()
+    first = asyncio.create_task(hold(admission, "first", entered, gate))
     await settle()
-    waiting = [asyncio.create_task(hold(intake, str(n), entered, gate)) for n in range(3)]
+    waiting = [asyncio.create_task(hold(admission, str(n), entered, gate)) for n in range(3)]
     await settle()
 
     waiting[0].cancel()
@@ -93,21 +103,21 @@ async def test_who_leaves_the_queue_loses_nobody_a_place() -> None:
     await asyncio.gather(first, *waiting, return_exceptions=True)
 
     assert entered == ["first", "2"]
-    assert (intake.num_at_work, intake.num_waiting) == (0, 0)
+    assert (admission.num_active, admission.num_waiting) == (0, 0)
 
 
 async def test_nobody_waits_for_longer_than_is_said() -> None:
-    intake, gate = Intake(Bounds(1, wait_s=0.01)), asyncio.Event()
-    holder = asyncio.create_task(hold(intake, "first", [], gate))
+    admission, gate = GatewayAdmission(GatewayLimits(1, wait_s=0.01)), asyncio.Event()
+    holder = asyncio.create_task(hold(admission, "first", [], gate))
     await settle()
 
     with pytest.raises(GatewayError) as refused:
-        await hold(intake, "second", [], gate)
+        await hold(admission, "second", [], gate)
     gate.set()
     await holder
 
     assert refused.value.retryable
-    assert intake.num_waiting == 0
+    assert admission.num_waiting == 0
 
 
 @pytest.mark.parametrize(("path", "busy"), [("/v1/messages", 529), ("/v1/chat/completions", 503)])
@@ -116,12 +126,12 @@ async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
 ) -> None:
     """Eight at work and four waiting, for a tenth of a second each, and twice as many that ask."""
     engine = SlowEngine()
-    bounds = Bounds(most_at_work=8, most_waiting=4, wait_s=10)
+    limits = GatewayLimits(most_active=8, most_waiting=4, wait_s=10)
     statuses: Counter[int] = Counter()
     retry_after: set[str | None] = set()
     seconds: list[float] = []
 
-    async def ask(session: ServedSession, http: aiohttp.ClientSession, number: int) -> None:
+    async def ask(session: Session, http: aiohttp.ClientSession, number: int) -> None:
         headers = {"Authorization": f"Bearer {session.key}"}
         message = {"role": "user", "content": f"{number}"}
         more = {"metadata": {"user_id": "x" * 200_000}}  # more than is read of one that waits
@@ -136,7 +146,7 @@ async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
             retry_after.add(response.headers.get("retry-after"))
             assert answer["error"]["message"]
 
-    async with Gateway(engine=engine, family=engine.family, bounds=bounds) as gateway:
+    async with Gateway(engine=engine, family=engine.family, limits=limits) as gateway:
         opened = [
             gateway.open(str(n), sampling=Sampling(50), limits=SessionLimits()) for n in range(12)
         ]
@@ -180,7 +190,7 @@ async def test_of_requests_that_come_at_once_one_is_parsed_in_each_turn_of_the_l
         sent = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         async with aiohttp.ClientSession() as http:
 
-            async def ask(session: ServedSession) -> int:
+            async def ask(session: Session) -> int:
                 headers = {"x-api-key": session.key}
                 url = session.url + "/v1/messages"
                 async with http.post(url, json=sent, headers=headers) as response:
@@ -194,8 +204,8 @@ async def test_of_requests_that_come_at_once_one_is_parsed_in_each_turn_of_the_l
 
 
 async def test_a_stalled_loop_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "BEAT_S", 0.01)
-    monkeypatch.setattr(pulse, "TELL_S", 0.05)
+    monkeypatch.setattr(server, "LAG_SAMPLE_S", 0.01)
+    monkeypatch.setattr(server, "LOAD_REPORT_S", 0.05)
     told, engine = asyncio.Queue[GatewayLoad](), RecordingEngine(lines=[Message(Role.ASSISTANT)])
     served = Gateway(engine=engine, family=engine.family, on_load=told.put_nowait)
     async with served as gateway:

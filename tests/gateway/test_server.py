@@ -12,9 +12,10 @@ import pytest
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.errors import BudgetError, EngineError, EngineLostError, GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway import retries, router, sessions
-from swerl.gateway.app import Gateway
+from swerl.gateway import conversation as state
+from swerl.gateway import router, sessions
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
@@ -278,7 +279,7 @@ async def test_an_engine_that_is_too_slow_is_aborted(
 async def test_a_client_that_goes_away_aborts_its_reply_which_is_counted(
     engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "RETRY_S", 0.01)
+    monkeypatch.setattr(state, "RETRY_S", 0.01)
     engine.gate = asyncio.Event()
     engine.lines = [Message(Role.ASSISTANT, "a long answer")]
     session = open_session()

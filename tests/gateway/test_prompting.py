@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swerl.core.chat import Json, Tool
-from swerl.gateway.arguments import coerce
+from swerl.gateway.prompting import coerce
 
 
 @pytest.mark.parametrize(

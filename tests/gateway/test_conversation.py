@@ -10,11 +10,10 @@ import pytest
 from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway import retries
-from swerl.gateway.arguments import UNREADABLE
+from swerl.gateway import conversation as state
+from swerl.gateway.conversation import Conversation
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.pipeline import Conversation
-from swerl.gateway.speakers import speaker
+from swerl.gateway.prompting import MALFORMED_CALL, prompter
 from tests.gateway._fakes import RecordingEngine
 
 ASK = Message(Role.USER, "fix it")
@@ -23,10 +22,10 @@ ASK = Message(Role.USER, "fix it")
 def talk(engine: RecordingEngine, *, max_new_tokens: int = 100) -> Conversation:
     return Conversation(
         "s",
-        speaker(engine, engine.family, "s"),
+        prompter(engine, engine.family, "s"),
         sampling=Sampling(max_new_tokens),
         limits=SessionLimits(),
-        on_delivered=None,
+        on_turn=None,
     )
 
 
@@ -40,7 +39,7 @@ async def ask(conversation: Conversation, *messages: Message) -> ChatReply:
 async def test_a_reply_that_was_not_delivered_is_no_turn_and_no_parent(
     engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "RETRY_S", 0)
+    monkeypatch.setattr(state, "RETRY_S", 0)
     engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
     conversation = talk(engine)
     async with conversation.answer(ChatRequest((ASK,))) as answer:
@@ -182,10 +181,10 @@ async def test_a_malformed_call_of_an_agent_with_tools_gets_an_error_that_the_mo
         await answer.reply()
         answer.delivered()
 
-    assert [call.name for call in calls] == ["bash", UNREADABLE]
+    assert [call.name for call in calls] == ["bash", MALFORMED_CALL]
     assert "<tool_call>" in reply.message.text
     assert reply.finish is Finish.TOOL_CALLS
-    assert f"of {UNREADABLE}" in engine.family.text(engine.calls[1].prompt)
+    assert f"of {MALFORMED_CALL}" in engine.family.text(engine.calls[1].prompt)
     trajectory = await conversation.close()
     assert [turn.malformed_calls for turn in trajectory.turns] == [1, 0]
     assert trajectory.turns[0].output_ids == engine.calls[0].output

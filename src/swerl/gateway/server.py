@@ -1,0 +1,202 @@
+"""Gateway: the HTTP service that answers every dialect from one engine.
+
+The main port serves all open Sessions by key. A socket attached to a Session serves only that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from secrets import token_urlsafe
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from aiohttp import web
+
+from swerl.core.contracts import ChatEngine, Endpoint, Engine, Family
+from swerl.core.errors import GatewayError
+from swerl.core.events import GatewayLoad, ignore
+from swerl.core.experts import ExpertSpool
+from swerl.core.turn import Sampling
+from swerl.gateway.connections import Server
+from swerl.gateway.conversation import Conversation, TurnRecord
+from swerl.gateway.limits import GatewayAdmission, GatewayLimits, SessionLimits
+from swerl.gateway.prompting import HistoryPolicy, prompter
+from swerl.gateway.router import OnRefused, Router
+from swerl.gateway.sessions import Session, end_connections
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+HOST = "127.0.0.1"
+LAG_SAMPLE_S = 0.1
+"""Seconds between two samples of event-loop lag: shorter stalls harm nobody."""
+LOAD_REPORT_S = 10.0
+"""Seconds between two GatewayLoad events."""
+_BACKLOG = 1024
+_DEFAULT_LIMITS = GatewayLimits()
+_MOST_CONNECTIONS = 256
+"""Connections to a Session's own socket: an agent and its sub-agents hold a few."""
+_MOST_CONNECTIONS_OF_ALL = 8192
+"""Connections to the main port: a few for each of a thousand Sessions."""
+
+OnLoad: TypeAlias = Callable[[GatewayLoad], None]
+
+
+class Gateway:
+    """Answers agents from an engine and records exact tokens by Session."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine | ChatEngine,
+        family: Family,
+        model_name: str = "swerl",
+        host: str = HOST,
+        port: int = 0,
+        history: HistoryPolicy = HistoryPolicy.EXACT,
+        limits: GatewayLimits = _DEFAULT_LIMITS,
+        on_refused: OnRefused | None = None,
+        on_load: OnLoad = ignore,
+        spool: ExpertSpool | None = None,
+    ) -> None:
+        """Prepare a gateway; it listens on `host` and `port` between enter and exit.
+
+        `on_refused` is called for each request that ends in an error, `on_load` every ten seconds
+        while Sessions are open. Routed experts go to `spool`, or stay in memory without one.
+        """
+        self.url = ""
+        self._engine = engine
+        self._family = family
+        self._model_name = model_name
+        self._host = host
+        self._port = port
+        self._history = history
+        self._spool = spool
+        self._on_load = on_load
+        self._admission = GatewayAdmission(limits)
+        self._router = Router(model_name, self._admission, on_refused)
+        self._sessions: dict[str, Session] = {}
+        self._server = self._make_server(None)
+        self._listener: asyncio.Server | None = None
+        self._load_task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        listening = _listen(self._host, self._port)
+        self.url = _url_of(self._host, listening)
+        self._listener = await asyncio.get_running_loop().create_server(
+            self._server, sock=listening, backlog=_BACKLOG
+        )
+        self._load_task = asyncio.create_task(self._report_load())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.gather(*(session.close() for session in list(self._sessions.values())))
+        if self._load_task:
+            self._load_task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._load_task
+        if self._listener:
+            self._listener.close()
+        await end_connections(self._server)
+
+    def open(
+        self,
+        session_id: str,
+        *,
+        sampling: Sampling,
+        limits: SessionLimits,
+        on_turn: Callable[[TurnRecord], None] | None = None,
+        key: str | None = None,
+    ) -> Session:
+        """Open a Session; the gateway serves no others.
+
+        It answers to `key`, which an earlier Session then loses, or to a fresh key. Raises
+        GatewayError if a Session of this id is already open.
+        """
+        if session_id in self._sessions:
+            raise GatewayError(
+                f"session {session_id!r} is already open", hint="close it, or choose another id"
+            )
+        conversation = Conversation(
+            session_id,
+            prompter(self._engine, self._family, session_id, self._history, self._spool),
+            sampling=sampling,
+            limits=limits,
+            on_turn=on_turn,
+        )
+        session = Session(
+            session_id,
+            conversation,
+            endpoint=Endpoint(self.url, key or f"sk-swerl-{token_urlsafe(24)}", self._model_name),
+            server=self._make_server,
+            on_close=self._forget,
+        )
+        self._router.sessions[session.key] = session
+        self._sessions[session_id] = session
+        return session
+
+    def _forget(self, session: Session) -> None:
+        if self._router.sessions.get(session.key) is session:
+            del self._router.sessions[session.key]
+        del self._sessions[session.id]
+
+    def _make_server(self, session: Session | None) -> web.Server:
+        """Return a server of all Sessions, or of one alone."""
+        handler = partial(self._router.handle, session)
+        most = _MOST_CONNECTIONS if session else _MOST_CONNECTIONS_OF_ALL
+        return Server(handler, self._router.on_break, most=most)
+
+    async def _report_load(self) -> None:
+        """Sample event-loop lag, and report it with the load every ten seconds."""
+        loop = asyncio.get_running_loop()
+        reported_s = expected_s = loop.time()
+        lag_s, num_refused = 0.0, 0
+        while True:
+            await asyncio.sleep(LAG_SAMPLE_S)
+            now_s = loop.time()
+            lag_s = max(lag_s, now_s - expected_s - LAG_SAMPLE_S)
+            expected_s = now_s
+            if now_s - reported_s < LOAD_REPORT_S:
+                continue
+            reported_s = now_s
+            admission = self._admission
+            refused, num_refused = admission.num_refused - num_refused, admission.num_refused
+            if self._sessions:
+                load = GatewayLoad(
+                    lag_s=round(lag_s, 4),
+                    at_work=admission.num_active,
+                    waiting=admission.num_waiting,
+                    refused=refused,
+                    sessions=len(self._sessions),
+                )
+                self._on_load(load)
+            lag_s = 0.0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises GatewayError if the address is not available."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]  # which repeats the address
+        message = f"cannot listen on {host}:{port}: {reason}"
+        hint = "set the port to 0 to get a free one, or stop the process that uses it"
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            hint = "name an address of this machine, such as 127.0.0.1"
+        raise GatewayError(message, hint=hint) from error
+
+
+def _url_of(host: str, listening: socket.socket) -> str:
+    """Return the URL at which a client on this machine reaches the socket."""
+    name = HOST if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listening.getsockname()[1]}"
