@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from swerl.core.chat import Message
 from swerl.core.errors import SandboxLostError
 from swerl.core.patch import FileEdit
-from swerl.harnesses import _messages_client
+from swerl.harnesses import builtin as _messages_client
 from swerl.harnesses.builtin import Builtin, Options, build
 
 from .plain import FolderSandbox, LostSandbox, Model, edit, serve, task_at, use

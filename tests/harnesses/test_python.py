@@ -10,7 +10,7 @@ import pytest
 
 from swerl.core.errors import ImageError
 from swerl.core.sandbox import Mount
-from swerl.harnesses import _python
+from swerl.harnesses import mini_swe_agent as _python
 
 
 @pytest.fixture(scope="module")

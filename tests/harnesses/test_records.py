@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swerl.core.contracts import Sandbox
-from swerl.harnesses import _records
+from swerl.harnesses import _cli as _records
 from swerl.sandboxes import local
 
 from .helpers import LIMITS, WORKDIR, shell

@@ -11,8 +11,7 @@ from swerl.core.errors import InputError, TaskError
 from swerl.core.task import GradingSpec, Task, read_tasks, write_tasks
 from swerl.grading.support import unsupported
 from swerl.tasks import select
-from swerl.tasks.stats import count
-from swerl.tasks.where import compile_where
+from swerl.tasks.select import compile_where, count
 
 PATCH = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1,2 @@\n-x\n+y\n+z\n"
 

@@ -14,8 +14,7 @@ import pytest
 from swerl.core.errors import ImageError, InputError
 from swerl.core.patch import edits, touched
 from swerl.core.task import Task
-from swerl.tasks._twin_templates import TRAINED, UNSEEN
-from swerl.tasks.twin import TEST_COMMAND, TEST_FILE, make_tasks, make_variants
+from swerl.tasks.twin import TEST_COMMAND, TEST_FILE, TRAINED, UNSEEN, make_tasks, make_variants
 
 
 def _functions(source: str) -> set[tuple[str, ...]]:

@@ -17,8 +17,7 @@ from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.sandboxes import local
-from swerl.tasks._twin_templates import TRAINED
-from swerl.tasks.twin import make_tasks, make_variants
+from swerl.tasks.twin import TRAINED, make_tasks, make_variants
 from swerl.training.warm_start import Demonstration, repairs, to_row
 
 

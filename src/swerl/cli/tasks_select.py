@@ -30,7 +30,7 @@ def filter_tasks(
     meta.NAME for what else a dataset says.
     """
     from swerl.tasks import select
-    from swerl.tasks.where import compile_where
+    from swerl.tasks.select import compile_where
 
     wanted = [*([f"({where})"] if where.strip() else []), *_rates(solve_rate)]
     if not wanted:

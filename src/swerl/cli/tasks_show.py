@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swerl.core.task import Task
-    from swerl.tasks.stats import Stats
+    from swerl.tasks.select import Stats
 
 _COLUMNS = {
     "id": "task",
@@ -65,7 +65,7 @@ def stats(
     from dataclasses import asdict
 
     from swerl.tasks import select
-    from swerl.tasks.stats import count
+    from swerl.tasks.select import count
 
     found = count(task for _, task in select.lines(tasks))
     if as_json:
@@ -79,7 +79,7 @@ def _list(found: list[Task]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from swerl.tasks.facts import FACTS
+    from swerl.tasks.select import FACTS
 
     rows = [{name: FACTS[name](task) for name in _COLUMNS} for task in found]
     said = [name for name in _COLUMNS if any(row[name] is not None for row in rows)]
@@ -101,7 +101,7 @@ def _show_one(task: Task, *, hidden: bool) -> None:
     from rich.table import Table
 
     from swerl.cli._output import console
-    from swerl.tasks.facts import FACTS
+    from swerl.tasks.select import FACTS
 
     table = Table(box=None, show_header=False, pad_edge=False)
     facts = {name: fact(task) for name, fact in FACTS.items()}

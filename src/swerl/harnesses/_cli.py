@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,3 +71,42 @@ def said_last(lines: bytes) -> Iterator[dict[str, Json]]:
             continue
         if isinstance(event, dict):
             yield event
+
+
+MAX_BYTES = 4 * 2**20
+"""Most that is kept; the files of a session of a hundred turns are about one."""
+_TIMEOUT_S = 30.0
+
+# The agent may have put anything there: what is no plain file is left alone.
+_GATHER = 'find "$HOME/$1" -type f -name "*.jsonl" -exec cat {} + 2>/dev/null | head -c "$2"'
+
+
+async def gather(sandbox: Sandbox, folder: str) -> bytes:
+    """Return the JSON lines of all files below a folder of the user's home, one after the other.
+
+    Works for an agent that was killed, too. Empty where there is no such folder.
+    """
+    words = ["sh", "-c", _GATHER, "sh", folder, str(MAX_BYTES)]
+    done = await sandbox.run(words, cwd="/", timeout_s=_TIMEOUT_S)
+    return done.stdout
+
+
+_PYTHON = (
+    "import sys; path, old, new = sys.argv[1:]; text = open(path, newline='').read(); "
+    "open(path, 'w', newline='').write(text.replace(old, new, 1))"
+)
+_PERL = (
+    "my ($path, $old, $new) = @ARGV; local $/; open(F, '<', $path); my $text = <F>; "
+    "$text =~ s/\\Q$old\\E/$new/; open(F, '>', $path); print F $text"
+)
+
+
+def edit_command(edit: FileEdit, workdir: str) -> str:
+    """Return one command that makes this edit, with the Python or the Perl of the image."""
+    path = shlex.quote(f"{workdir}/{edit.path}")
+    if not edit.old:  # a new file, or an empty one
+        return f'mkdir -p "$(dirname {path})" && printf %s {shlex.quote(edit.new)} > {path}'
+    values = f"{path} {shlex.quote(edit.old)} {shlex.quote(edit.new)}"
+    python = f"python3 -c {shlex.quote(_PYTHON)} {values}"
+    perl = f"perl -e {shlex.quote(_PERL)} -- {values}"
+    return f"if command -v python3 >/dev/null; then {python}; else {perl}; fi"

@@ -22,7 +22,7 @@ from swerl.core.sandbox import Exec, Mount
 from swerl.core.task import Task
 from swerl.harnesses import _claude_dispatch as dispatch
 from swerl.harnesses import _claude_releases as releases
-from swerl.harnesses import _records
+from swerl.harnesses import _cli as _records
 from swerl.harnesses._cli import prepare, said_last
 
 DEFAULT_VERSION = "2.1.112"

@@ -21,9 +21,9 @@ from swerl.core.errors import ImageError, InputError
 from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
-from swerl.harnesses import _bundles, _records
-from swerl.harnesses._cli import NO_PROXY, prepare, said_last
-from swerl.harnesses._shell_edits import edit_command
+from swerl.harnesses import _bundles
+from swerl.harnesses import _cli as _records
+from swerl.harnesses._cli import NO_PROXY, edit_command, prepare, said_last
 
 DEFAULT_VERSION = "0.169.0"
 

@@ -1,7 +1,7 @@
 """mini-swe-agent, offline in the sandbox, its model calls going to the gateway.
 
 Its own packages come from PyPI as one bundle, with a Python that needs nothing of the image
-(`_python.py`). A small driver runs the agent's own loop with its own prompts and formats, and
+(`py`). A small driver runs the agent's own loop with its own prompts and formats, and
 stands in for LiteLLM (`_mini_swe_agent/driver.py`).
 """
 
@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import re
+import shutil
+import ssl
 import subprocess
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,8 +29,8 @@ from swerl.core.errors import ImageError, InputError
 from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
-from swerl.harnesses import _bundles, _python
-from swerl.harnesses._shell_edits import edit_command
+from swerl.harnesses import _bundles
+from swerl.harnesses._cli import edit_command
 
 DEFAULT_VERSION = "2.4.6"
 
@@ -82,7 +87,7 @@ def fetch(version: str) -> tuple[Mount, ...]:
     pins = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:8]
     release = f"{version}-{sys.implementation.cache_tag}-{pins}"
     bundle = _bundles.bundle(_PACKAGE, release, fill)
-    return (Mount(bundle, _HOME), _python.mount(), Mount(_INSIDE, _DRIVER))
+    return (Mount(bundle, _HOME), mount(), Mount(_INSIDE, _DRIVER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ class MiniSweAgent:
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Work on the Task until done or until `budget_s` seconds are over."""
         done = await sandbox.run(
-            _python.command(f"{_DRIVER}/driver.py"),
+            command(f"{_DRIVER}/driver.py"),
             cwd=task.workdir,
             timeout_s=budget_s,
             stdin=self._job(task, endpoint),
@@ -185,3 +190,101 @@ def _pip(requirements: Path, folder: Path, what: str) -> None:
         f"cannot fetch {what}: {reason[:300]}",
         hint="check pip, the network and the index settings, then try again",
     )
+
+
+HOME = "/opt/swerl/agents/python"
+_LEFT_OUT = {
+    "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter",
+    "turtledemo", "lib2to3", "ensurepip", "distutils", "pydoc_data", "lib-dynload", "sqlite3",
+    "curses", "dbm",
+}  # fmt: skip
+"""Folders of the standard library that no agent imports."""
+_LEFT_OUT_MODULES = re.compile(
+    r"_tkinter|_test|_?xx|_ctypes_test|_curses|readline|_sqlite3|_g?dbm|nis|_crypt|ossaudio|spwd"
+)
+"""Compiled modules that need libraries of their own, or nobody needs."""
+_CHECK = "import asyncio, ctypes, decimal, json, socket, ssl, subprocess, zlib"
+_TIMEOUT_S = 120.0
+
+
+def mount() -> Mount:
+    """Return the bundle's mount, made on the first call. Raises ImageError where it cannot be."""
+    version = f"{platform.python_version()}-{platform.machine()}"
+    return Mount(_bundles.bundle("python", version, _fill), HOME)
+
+
+def command(*arguments: str, home: str = HOME) -> list[str]:
+    """Return the command line that runs the bundle's Python, apart from any environment."""
+    loader = [f"{home}/lib/ld.so", "--library-path", f"{home}/lib", f"{home}/bin/python3"]
+    return [*loader, "-I", "-S", "-B", "-X", "utf8", *arguments]
+
+
+def _fill(folder: Path) -> str:
+    if not sys.platform.startswith("linux"):
+        raise ImageError(
+            f"a Python for sandboxes cannot be made on {sys.platform}", hint="run swerl on Linux"
+        )
+    program = Path(sys.executable).resolve()
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    _copy(program, folder / "bin" / "python3")
+    library = folder / "lib" / stdlib.name
+    shutil.copytree(stdlib, library, ignore=_unwanted)
+    compiled = library / "lib-dynload"
+    for module in _compiled_modules(stdlib.name):
+        _copy(module, compiled / module.name)
+    for source in _needed([program, *compiled.glob("*.so")]):
+        name = "ld.so" if source.name.startswith("ld-") else source.name
+        _copy(source, folder / "lib" / name)
+    if roots := ssl.get_default_verify_paths().cafile:
+        _copy(Path(roots), folder / "etc" / "cert.pem")
+    _try_out(folder)
+    return f"host python {platform.python_version()}"
+
+
+def _unwanted(_: str, names: list[str]) -> set[str]:
+    wanted = (".py", ".pyc")
+    return {
+        name
+        for name in names
+        if name in _LEFT_OUT
+        or name.startswith("config-")
+        or name.endswith((".opt-1.pyc", ".opt-2.pyc"))
+        or (Path(name).suffix and not name.endswith(wanted))
+    }
+
+
+def _compiled_modules(library: str) -> Iterator[Path]:
+    folder = Path(sys.base_exec_prefix, sys.platlibdir, library, "lib-dynload")
+    for module in sorted(folder.glob("*.so")):
+        if not _LEFT_OUT_MODULES.match(module.name):
+            yield module
+
+
+def _needed(programs: Sequence[Path]) -> Iterator[Path]:
+    """Yield every shared library that these programs load, and the loader itself."""
+    if not shutil.which("ldd"):
+        raise ImageError(
+            "ldd is not installed, so the libraries of this Python cannot be found",
+            hint="install the C library's programs (libc-bin)",
+        )
+    listed = subprocess.run(
+        ["ldd", *map(str, programs)], capture_output=True, text=True, timeout=_TIMEOUT_S
+    ).stdout
+    found = set(re.findall(r"(?:=> )?(/\S+) \(0x", listed))
+    yield from map(Path, sorted(found))
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+
+
+def _try_out(folder: Path) -> None:
+    done = subprocess.run(
+        command("-c", _CHECK, home=str(folder)), capture_output=True, text=True, env={}
+    )
+    if done.returncode:
+        raise ImageError(
+            f"this Python cannot be taken along: {done.stderr.strip()[-300:]}",
+            hint="run swerl with a CPython for glibc",
+        )

@@ -20,7 +20,8 @@ from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
-from swerl.harnesses import _bundles, _cli, _records
+from swerl.harnesses import _bundles, _cli
+from swerl.harnesses import _cli as _records
 
 DEFAULT_VERSION = "0.73.1"
 _RETRIES = 2

@@ -8,19 +8,21 @@ that a killed conversion left say which row comes next, and the same call goes o
 from __future__ import annotations
 
 import fcntl
+import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from swerl.core.errors import InputError, TaskError
-from swerl.core.image_reference import is_local
+from swerl.core.image_reference import is_local, parse
 from swerl.core.task import Task, to_row
-from swerl.tasks._resume import Progress, resume
-from swerl.tasks._usable import check_usable
 from swerl.tasks.datasets import Converter, Row
 from swerl.tasks.rows import RowSource
 
@@ -198,3 +200,90 @@ def _claimed(out: Path) -> Iterator[Path]:
             f"cannot write {out}: {error.strerror}",
             hint="pass -o with a file in a folder that exists",
         ) from error
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a conversion is."""
+
+    num_rows: int = 0
+    ids: set[str] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """How often each reason made a reject."""
+    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How many Tasks each pair of grader and log parser has."""
+
+
+def resume(parts: tuple[Path, Path], claim: Path, identity: str) -> Progress:
+    """Return what the two files hold, cut to whole lines; another conversion's are emptied.
+
+    Every reject before the last Task is there, and some after it may be: those that follow it row
+    by row are kept.
+    """
+    same = claim.read_text() == identity and all(part.is_file() for part in parts)
+    if not same:
+        for part in parts:
+            part.write_bytes(b"")
+        claim.write_text(identity)
+        return Progress()
+    done = Progress()
+    _cut(parts[0], _read_tasks(parts[0], done))
+    _cut(parts[1], _read_rejects(parts[1], done))
+    return done
+
+
+def _read_tasks(path: Path, done: Progress) -> int:
+    """Count the Tasks; return the size of the whole lines."""
+    size = 0
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            row = orjson.loads(line)
+            grading: dict[str, Any] = row["metadata"]["swerl"]["grading"]
+            done.ids.add(row["label"])
+            done.kinds[grading["grader"], grading["log_parser"]] += 1
+            size += len(line)
+    return size
+
+
+def _read_rejects(path: Path, done: Progress) -> int:
+    """Count the rejects that no missing Task comes before; return the size of their lines."""
+    size, num_tasks, num_rejects = 0, len(done.ids), 0
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            entry = orjson.loads(line)
+            if entry["row"] > num_tasks + num_rejects + 1:
+                break
+            num_rejects += 1
+            done.reasons[entry["reason"]] += 1
+            size += len(line)
+    done.num_rows = num_tasks + num_rejects
+    return size
+
+
+def _cut(path: Path, size: int) -> None:
+    if path.stat().st_size != size:
+        os.truncate(path, size)
+
+
+_MAX_ID_BYTES = 200
+"""An Episode's folder bears the id and a number; file systems take 255 bytes."""
+_PLAIN_IMAGE = re.compile(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*(?::[\w.-]{1,128})?", re.ASCII)
+"""Most images; the rule for all of them takes thirty times as long."""
+
+
+def check_usable(task: Task) -> None:
+    """Raise TaskError where the id, the image or the prompt cannot be used on any machine."""
+    if not task.id.isprintable() or len(task.id.encode("utf-8", "replace")) > _MAX_ID_BYTES:
+        raise TaskError(f"the id holds a control character or has over {_MAX_ID_BYTES} bytes")
+    if "\0" in task.prompt:
+        raise TaskError("the problem holds a NUL character, which no program takes")
+    if _PLAIN_IMAGE.fullmatch(task.image) or is_local(task.image):
+        return
+    try:
+        parse(task.image)
+    except InputError as error:
+        raise TaskError(f"its image {error}") from error

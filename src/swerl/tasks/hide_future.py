@@ -21,7 +21,6 @@ from swerl.core.errors import BrokenImageError, SandboxError
 from swerl.core.patch import edits, touched
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task
-from swerl.tasks import hide_future_hidden as scrub_hidden
 
 MAX_OBJECTS = 50_000
 """Most objects of a store whose past is kept: some 0.3 s of scrubbing."""
@@ -101,8 +100,8 @@ def orders(task: Task, facts: Facts) -> list[str]:
     hidden = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
     tests = [path for path in hidden if _is_plain(path)]
     return [
-        *(f"hidden {pattern}" for pattern in scrub_hidden.outside()),
-        *(f"inside {pattern}" for pattern in scrub_hidden.inside()),
+        *(f"hidden {pattern}" for pattern in outside()),
+        *(f"inside {pattern}" for pattern in inside()),
         *(f"test {path}" for path in tests),
         *(f"copy {path}" for path in facts.copies or ()),
         *(f"solved {blob}" for blob in facts.solved),
@@ -200,3 +199,107 @@ def _object_names(blob: bytes) -> Sequence[str]:
     """Return the blob's object id in SHA-1 and in SHA-256 repositories."""
     data = b"blob %d\0" % len(blob) + blob
     return hashlib.sha1(data, usedforsecurity=False).hexdigest(), hashlib.sha256(data).hexdigest()
+
+
+OUTSIDE: Mapping[str, tuple[str, ...]] = {
+    "r2e-gym": (
+        "/r2e_tests",
+        "/run_tests.sh",
+        "/expected_test_output.json",
+        "/execution_result.json",
+        "/parsed_commit.json",
+        "/syn_issue.json",
+        "/root/r2e_tests",
+        "/root/run_tests.sh",
+        "/home/*/r2e_tests",
+        "/home/*/run_tests.sh",
+    ),
+    "multi-swe-bench": (
+        "/home/*.patch",
+        "/home/run.sh",
+        "/home/*-run.sh",
+        "/home/prepare.sh",
+    ),
+    "swe-bench": (
+        "/eval.sh",
+        "/root/eval.sh",
+        "/tmp/*.patch",
+        "/tmp/*.diff",
+        "/root/*.patch",
+        "/root/*.diff",
+    ),
+    "swe-bench-pro": (
+        "/workspace/*.patch",
+        "/workspace/*.diff",
+        "/workspace/run_script.sh",
+        "/workspace/parser.py",
+        "/workspace/output.json",
+        "/before.sh",
+        "/before_repo_set_cmd*",
+        "/run_script.sh",
+        "/parser.py",
+    ),
+    "harbor": (
+        "/solution",
+        "/oracle",
+        "/verifier",
+        "/tests",
+        "/logs/verifier",
+        "/logs/agent",
+    ),
+    "any": (
+        "/*.patch",
+        "/*.diff",
+        "/reward*",
+        "/gold*",
+        "/root/.git-credentials",
+        "/root/.netrc",
+        "/home/*/.git-credentials",
+        "/home/*/.netrc",
+        "/root/.config/git/credentials",
+        "/home/*/.config/git/credentials",
+    ),
+    "who made the image": (
+        "/root/.*_history",
+        "/home/*/.*_history",
+        "/root/.viminfo",
+        "/home/*/.viminfo",
+    ),
+    "package caches": (
+        "/root/.cache/pip",
+        "/root/.cache/uv",
+        "/home/*/.cache/pip",
+        "/home/*/.cache/uv",
+        "/opt/*conda*/pkgs/*.conda",
+        "/opt/*conda*/pkgs/*.tar.bz2",
+    ),
+}
+"""Absolute patterns by who leaves such files there."""
+
+INSIDE: Mapping[str, tuple[str, ...]] = {
+    "r2e-gym": (
+        "r2e_tests",
+        "run_tests.sh",
+        "expected_test_output.json",
+        "execution_result.json",
+        "parsed_commit.json",
+        "syn_issue.json",
+        "modified_files.json",
+        "modified_entities.json",
+    ),
+    "swe-bench-pro": ("before.sh", "run_script.sh", "parser.py"),
+    "scale-swe": ("test_fail_to_pass.py",),
+    "harbor": ("verifier", "oracle.patch", "reward.txt", "reward.json"),
+    "any": ("fix.patch", "test.patch", "gold.patch", "model.patch", "solution.patch", "fix.diff"),
+}
+"""Patterns relative to the repository; a file that the base commit has stays."""
+
+
+def outside() -> list[str]:
+    """Return every absolute pattern."""
+    return [pattern for patterns in OUTSIDE.values() for pattern in patterns]
+
+
+def inside() -> list[str]:
+    """Return every pattern relative to the repository."""
+    return [pattern for patterns in INSIDE.values() for pattern in patterns]

@@ -15,8 +15,7 @@ from typing import IO
 
 from swerl.core.errors import InputError
 from swerl.tasks import task_folders
-from swerl.tasks._row_files import RowFile, Rows, read_files
-from swerl.tasks.rows import RowSource
+from swerl.tasks.rows import RowFile, Rows, RowSource, read_files
 
 _HINT = "check the id, the split and the network, or pass --rows FILE; the same command goes on"
 _READ = (".parquet", ".jsonl")

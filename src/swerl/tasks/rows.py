@@ -8,16 +8,174 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from swerl.core.errors import InputError, TaskError
 from swerl.tasks import task_folders
-from swerl.tasks._row_files import ENDINGS, HINT, Rows, count_rows, local, read_files
+from swerl.tasks._row_lines import CHUNK_BYTES, check_fetched, count_lines, file_lines, parse
 from swerl.tasks.datasets import Row
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+Rows: TypeAlias = Iterator[Row | TaskError]
+
+HINT = "pass --rows with a JSONL or Parquet file, or a folder of them"
+ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+"""What the names of files with rows end in, where a folder is given."""
+_OTHERS = {".csv", ".tsv", ".arrow", ".feather", ".pkl", ".pickle", ".xlsx", ".db", ".sqlite"}
+"""Endings of tables that are read by other programs."""
+_PARQUET_ROWS = 32
+"""Rows held at once from a Parquet file: the largest known rows have one megabyte."""
+_GROUP_BYTES = 8 << 20
+"""Most bytes of a remote row group that is fetched in one piece and not column by column."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """One file; its name says how it is read."""
+
+    name: str
+    open: Callable[[], IO[bytes]]
+    is_remote: bool = False
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether it is a table and not lines."""
+        return self.name.endswith(".parquet")
+
+
+def local(path: Path) -> RowFile:
+    """Return a file of this machine. Raises InputError on one that only other programs read."""
+    if path.suffix.lower() in _OTHERS:
+        raise InputError(
+            f"cannot read rows from {path}: it is neither JSONL nor Parquet",
+            hint="`Dataset.to_parquet` of the package datasets writes one",
+        )
+    return RowFile(str(path), lambda: path.open("rb", CHUNK_BYTES))
+
+
+def read_files(files: Sequence[RowFile], start: int) -> Rows:
+    """Yield the rows of all files from this number on. Raises InputError on a damaged file."""
+    for file in files:
+        if file.is_parquet:
+            size = _parquet(file).metadata.num_rows
+            if start < size:
+                yield from _parquet_rows(file, start)
+            start = max(0, start - size)
+        else:
+            lines = _lines(file)
+            start -= sum(1 for _ in islice(lines, start)) if start else 0
+            yield from map(parse, lines)
+
+
+def count_rows(files: Sequence[RowFile]) -> int | None:
+    """Return how many rows files of this machine have, blank lines counted, if it is cheap."""
+    num_rows = 0
+    for file in files:
+        more = _parquet(file).metadata.num_rows if file.is_parquet else count_lines(file.open)
+        if more is None:
+            return None
+        num_rows += more
+    return num_rows
+
+
+def _lines(file: RowFile) -> Iterator[bytes]:
+    try:
+        yield from file_lines(file.open)
+    except (OSError, InputError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _parquet(file: RowFile, *, in_one_piece: bool = False) -> ParquetFile:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(
+            "reading Parquet needs the package `pyarrow`",
+            hint="install it: `pip install 'swerl[datasets]'`",
+        ) from error
+    try:
+        source = file.open() if file.is_remote else file.name
+        return pyarrow.parquet.ParquetFile(source, pre_buffer=in_one_piece, buffer_size=CHUNK_BYTES)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _unreadable(file, _unfetched(file) or error) from error
+
+
+def _unfetched(file: RowFile) -> InputError | None:
+    """Return the reason where only a stand-in for a file of this machine is there."""
+    try:
+        with file.open() as stream:
+            check_fetched(stream.readline())
+    except InputError as error:
+        return error
+    except OSError:
+        return None
+    return None
+
+
+def _parquet_rows(file: RowFile, start: int) -> Rows:
+    import pyarrow
+
+    facts = _parquet(file).metadata
+    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    small = file.is_remote and max(group.total_byte_size for group in groups) <= _GROUP_BYTES
+    table = _parquet(file, in_one_piece=small)
+    try:
+        for number, group in enumerate(groups):
+            if start < group.num_rows:
+                # Group by group: what is fetched in one piece is fetched for all that are asked.
+                batches = table.iter_batches(_PARQUET_ROWS, row_groups=[number])
+                found = map(_batch_rows, map(_as_text, batches))
+                yield from islice(chain.from_iterable(found), start, None)
+            start = max(0, start - group.num_rows)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise _unreadable(file, error) from error
+
+
+def _as_text(batch: Any) -> Any:
+    """Return a batch in which columns of bytes are text: some writers do not say that they are."""
+    for number, field in enumerate(batch.schema):
+        kind = _text_kind(field.type)
+        if kind != field.type:
+            # Not checked here: what is not UTF-8 is found row by row.
+            values = batch.column(number).cast(kind, safe=False)
+            batch = batch.set_column(number, field.name, values)
+    return batch
+
+
+def _text_kind(kind: Any) -> Any:
+    import pyarrow
+
+    if pyarrow.types.is_list(kind):
+        inner = _text_kind(kind.value_type)
+        return kind if inner == kind.value_type else pyarrow.list_(inner)
+    texts = {pyarrow.binary(): pyarrow.string(), pyarrow.large_binary(): pyarrow.large_string()}
+    return texts.get(kind, kind)
+
+
+def _batch_rows(batch: Any) -> list[Row | TaskError]:
+    try:
+        rows: list[Row | TaskError] = batch.to_pylist()
+    except UnicodeDecodeError:
+        if batch.num_rows == 1:
+            return [TaskError("the row holds text that is not UTF-8")]
+        halves = (batch.slice(0, batch.num_rows // 2), batch.slice(batch.num_rows // 2))
+        rows = [row for half in halves for row in _batch_rows(half)]
+    return rows
+
+
+def _unreadable(file: RowFile, error: Exception) -> InputError:
+    said = getattr(error, "strerror", "") or str(error)
+    message = f"cannot read rows from {file.name}: {said.strip():.200}"
+    return InputError(message, hint=getattr(error, "hint", "") or HINT)
+
 
 _SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]{16})?")
 _SPLITS = frozenset({"train", "test", "dev", "validation", "valid", "val"})

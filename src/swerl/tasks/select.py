@@ -6,18 +6,23 @@ that the same seed chooses the same Tasks whatever else the file holds.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import heapq
-from collections.abc import Iterator, Mapping
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import orjson
 
-from swerl.core.errors import InputError, TaskError
+from swerl.core.chat import Json
+from swerl.core.errors import InputError, TaskError, unknown
+from swerl.core.patch import touched
 from swerl.core.task import Task, from_row
-from swerl.tasks.where import Choice
 
 
 def lines(path: Path) -> Iterator[tuple[bytes, Task]]:
@@ -127,3 +132,184 @@ def _written(paths: Mapping[str, Path]) -> Iterator[dict[str, BinaryIO]]:
     finally:
         for part in parts.values():
             part.unlink(missing_ok=True)
+
+
+def _changed_lines(task: Task) -> int:
+    lines = task.gold_patch.split("\n")
+    return sum(line[:1] in {"+", "-"} and line[:4] not in {"+++ ", "--- "} for line in lines)
+
+
+def _metadata(name: str) -> Callable[[Task], Json]:
+    return lambda task: task.metadata.get(name)
+
+
+FACTS: Mapping[str, Callable[[Task], Json]] = {
+    "id": lambda task: task.id,
+    "repo": lambda task: task.repo,
+    "dataset": lambda task: task.dataset,
+    "image": lambda task: task.image,
+    "grader": lambda task: task.grading.grader,
+    "log_parser": lambda task: task.grading.log_parser,
+    "language": _metadata("language"),
+    "difficulty": _metadata("difficulty"),
+    "solve_rate": _metadata("solve_rate"),
+    "prompt_chars": lambda task: len(task.prompt),
+    "patch_lines": _changed_lines,
+    "patch_files": lambda task: len(touched(task.gold_patch)),
+    "num_fail_to_pass": lambda task: len(task.grading.fail_to_pass),
+    "num_pass_to_pass": lambda task: len(task.grading.pass_to_pass),
+    "timeout_s": lambda task: task.grading.timeout_s,
+}
+"""Name -> how a Task answers it; None where it does not say."""
+
+NUMBERS = ("prompt_chars", "patch_lines", "patch_files", "num_fail_to_pass", "num_pass_to_pass")
+"""Facts that every Task has as a number."""
+
+
+Choice: TypeAlias = Callable[[Task], bool]
+_Value: TypeAlias = Callable[[Task], Any]
+
+_HINT = """for example 'repo == "django/django" and patch_lines < 50 and solve_rate > 0'"""
+_ORDERS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, group: item in group,
+    ast.NotIn: lambda item, group: item not in group,
+}
+
+
+def compile_where(text: str) -> Choice:
+    """Return what chooses Tasks by an expression. Raises InputError on what is none."""
+    try:
+        value = _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{text!r:.200} is no expression", hint=_HINT) from error
+
+    def choose(task: Task) -> bool:
+        try:
+            return bool(value(task))
+        except TypeError as error:
+            raise InputError(
+                f"task {task.id} cannot be compared so: {error}",
+                hint="text and numbers have no order",
+            ) from error
+
+    return choose
+
+
+def _value(node: ast.expr) -> _Value:
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            parts = [_value(each) for each in values]
+            return lambda task: all(part(task) for part in parts)
+        case ast.BoolOp(values=values):
+            parts = [_value(each) for each in values]
+            return lambda task: any(part(task) for part in parts)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            inner = _value(operand)
+            return lambda task: not inner(task)
+        case ast.Compare():
+            return _comparison(node)
+        case _:
+            return _term(node)
+
+
+def _comparison(node: ast.Compare) -> _Value:
+    terms = [_value(each) for each in (node.left, *node.comparators)]
+    links = [_link(op) for op in node.ops]
+
+    def compare(task: Task) -> bool:
+        found = [term(task) for term in terms]
+        return all(link(found[i], found[i + 1]) for i, link in enumerate(links))
+
+    return compare
+
+
+def _link(op: ast.cmpop) -> Callable[[Any, Any], bool]:
+    if isinstance(op, ast.Eq):
+        return operator.eq
+    if isinstance(op, ast.NotEq):
+        return operator.ne
+    if type(op) not in _ORDERS:
+        raise _refused("`is`")
+    order = _ORDERS[type(op)]
+    return lambda left, right: left is not None and right is not None and order(left, right)
+
+
+def _term(node: ast.expr) -> _Value:
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return lambda task: value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return lambda task: -number
+        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+            terms = [_term(each) for each in items]
+            return lambda task: [term(task) for term in terms]
+        case ast.Attribute(value=ast.Name(id="meta"), attr=name):
+            return lambda task: task.metadata.get(name)
+        case ast.Name(id=name) if name in FACTS:
+            return FACTS[name]
+        case ast.Name(id=name):
+            raise unknown("name", name, FACTS)
+        case _:
+            what = f"`{ast.unparse(node):.80}`"
+            raise _refused(what)
+
+
+def _refused(what: str) -> InputError:
+    return InputError(f"{what} cannot stand in an expression", hint=_HINT)
+
+
+GROUPED = ("dataset", "repo", "language", "grader", "difficulty")
+"""Facts whose values are counted."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """The counts of a file."""
+
+    num_tasks: int = 0
+    groups: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Fact -> value -> number of Tasks, the most frequent first."""
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+    """Fact -> its smallest value, median, mean and largest value."""
+    num_images: int = 0
+    solve_rates: list[float] = field(default_factory=list)
+    """Of the Tasks that were probed."""
+    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(grader, log parser) -> number of Tasks."""
+
+
+def count(tasks: Iterable[Task]) -> Stats:
+    """Count Tasks; memory grows by some numbers for each of them."""
+    stats = Stats()
+    groups: dict[str, Counter[str]] = {name: Counter() for name in GROUPED}
+    images: set[str] = set()
+    values: dict[str, list[float]] = {name: [] for name in NUMBERS}
+    for task in tasks:
+        stats.num_tasks += 1
+        images.add(task.image)
+        stats.kinds[task.grading.grader, task.grading.log_parser] += 1
+        for name, counter in groups.items():
+            counter[str(FACTS[name](task) or "")] += 1
+        for name, found in values.items():
+            found.append(_number(FACTS[name](task)))
+        if (rate := task.metadata.get("solve_rate")) is not None:
+            stats.solve_rates.append(_number(rate))
+    stats.num_images = len(images)
+    stats.groups = {name: dict(each.most_common()) for name, each in groups.items()}
+    stats.numbers = {name: _spread(found) for name, found in values.items() if found}
+    return stats
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _spread(found: list[float]) -> list[float]:
+    found.sort()
+    return [found[0], found[len(found) // 2], sum(found) / len(found), found[-1]]

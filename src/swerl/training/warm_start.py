@@ -26,8 +26,7 @@ from swerl.engines.families import tiny
 from swerl.harnesses import builtin
 from swerl.harnesses._editor_tools import answer, not_once
 from swerl.recipe.schema import ModelShape, Recipe, WarmStartSection
-from swerl.tasks._twin_templates import Split, Variant, draw
-from swerl.tasks.twin import WORKDIR
+from swerl.tasks.twin import WORKDIR, Split, Variant, draw
 from swerl.training.model_folder import copy_tokenizer
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
