@@ -16,7 +16,7 @@ from swerl.core.contracts import Endpoint
 from swerl.core.errors import BrokenImageError, InputError
 from swerl.core.patch import FileEdit, edits
 from swerl.core.sandbox import Mount
-from swerl.harnesses import _claude_releases, claude_code
+from swerl.harnesses import claude_code
 from swerl.harnesses.claude_code import ClaudeCode, Options
 
 from .helpers import PATCH, Recorder, task
@@ -99,9 +99,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
         asked.append((package, version, bool(integrity)))
         return Path("/cache")
 
-    monkeypatch.setattr(_claude_releases._bundles, "fetch", fetch)
-    monkeypatch.setattr(_claude_releases._bundles, "node", lambda: Path("/node"))
-    monkeypatch.setattr(_claude_releases.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(claude_code._bundles, "fetch", fetch)
+    monkeypatch.setattr(claude_code._bundles, "node", lambda: Path("/node"))
+    monkeypatch.setattr(claude_code.platform, "machine", lambda: "x86_64")
     return asked
 
 

@@ -21,8 +21,7 @@ from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
-from swerl.harnesses._editor_tools import BASH, EDITOR, SUBMIT, Tools, definitions
-from swerl.harnesses._shell_tool import Shell
+from swerl.harnesses._builtin_tools import BASH, EDITOR, SUBMIT, Shell, Tools, definitions
 
 _TIMED_OUT = 124
 _REMINDER = f"That was no tool call. Go on with a tool, or call {SUBMIT} when the work is done."

@@ -8,9 +8,10 @@ the last of type `result`. The environment keeps the CLI from calling anything b
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -20,8 +21,7 @@ from swerl.core.errors import BrokenImageError, InputError
 from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Exec, Mount
 from swerl.core.task import Task
-from swerl.harnesses import _claude_dispatch as dispatch
-from swerl.harnesses import _claude_releases as releases
+from swerl.harnesses import _bundles
 from swerl.harnesses import _cli as _records
 from swerl.harnesses._cli import prepare, said_last
 
@@ -97,7 +97,7 @@ class Options(BaseModel):
                 "dispatch = 'forced' brings tools and agents of its own: leave out bare, tools "
                 "and sub_agents"
             )
-        if self.dispatch == "forced" and not dispatch.is_kept_by(self.version):
+        if self.dispatch == "forced" and not is_kept_by(self.version):
             raise ValueError(
                 f"{self.version} gives its main thread every tool; dispatch needs 2.1.143"
             )
@@ -110,17 +110,12 @@ def build(options: Options) -> ClaudeCode:
     Raises ImageError where it cannot be had, InputError where it takes no `compact_at`.
     """
     bundle = fetch(options.version, options.libc)
-    if options.compact_at and not releases.can_compact(options.version, bundle):
+    if options.compact_at and not can_compact(options.version, bundle):
         raise InputError(
             f"Claude Code {options.version} cannot be told where to compact",
             hint="leave out compact_at, or use version 2.1.112 or newer",
         )
     return ClaudeCode(options, bundle)
-
-
-def fetch(version: str, libc: str = "glibc") -> tuple[Mount, ...]:
-    """Return the mounts of this release, downloading what is not in the cache yet."""
-    return releases.fetch(version, libc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,26 +162,26 @@ class ClaudeCode:
 
 
 async def _check(sandbox: Sandbox, options: Options) -> None:
-    done = await sandbox.run(releases.check(options.version), timeout_s=60)
+    done = await sandbox.run(start_check(options.version), timeout_s=60)
     if done.exit_code == 0:
         return
     message = f"Claude Code {options.version} cannot run in this image: {done.text.strip()[-200:]}"
     hint = "it needs libstdc++; native releases, such as version 2.1.143, do not"
-    if releases.is_native(options.version):
+    if is_native(options.version):
         other = "glibc" if options.libc == "musl" else "musl"
         hint = f'it is built for {options.libc}; for images of the other kind, libc = "{other}"'
     raise BrokenImageError(message, hint=hint)
 
 
 def _argv(options: Options) -> list[str]:
-    argv = releases.program(options.version)
+    argv = program(options.version)
     argv += ["-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
     if options.max_turns is not None:
         argv += ["--max-turns", str(options.max_turns)]
     if options.tools is not None:
         argv += ["--tools", ",".join(options.tools)]
     if options.dispatch == "forced":
-        argv += ["--agents", json.dumps(dispatch.AGENTS), "--agent", dispatch.LEAD]
+        argv += ["--agents", json.dumps(AGENTS), "--agent", LEAD]
     if not options.sub_agents:
         argv += ["--disallowedTools", ",".join(_AGENT_TOOLS)]
     if options.bare:
@@ -221,7 +216,7 @@ def _compaction(compact_at: int | None) -> Mapping[str, str]:
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(_WINDOW),
         # the same once more for those in between, 2.1.200 among them
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(_WINDOW),
-        releases.COMPACT_AT: f"{percent:.4f}",
+        COMPACT_AT: f"{percent:.4f}",
     }
 
 
@@ -251,3 +246,108 @@ def _edit_calls(edits: Sequence[FileEdit], workdir: str) -> Iterator[Message]:
 
 def _call(name: str, arguments: Mapping[str, Json]) -> Message:
     return Message(Role.ASSISTANT, tool_calls=(ToolCall("", name, arguments),))
+
+
+HOME = "/opt/swerl/agents/claude-code"
+_NODE = "/opt/swerl/agents/node"
+COMPACT_AT = "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"
+"""Variable with the percentage of the window at which the CLI compacts; 2.0.14 knows none."""
+_LAST_JAVASCRIPT = (2, 1, 112)
+_PACKAGE = "@anthropic-ai/claude-code"
+_PINNED = {
+    f"{_PACKAGE}@2.1.112": "sha512-"
+    "9FUgJ0EOvILyhIqxFKNVliebiUjL68dwpEW3eGSSe0vkVDJ1c5qMDNWc22gW3zkD7zRAqtfQPSGv0t4vMM2DPA==",
+    f"{_PACKAGE}-linux-x64@2.1.143": "sha512-"
+    "gnlVMesO1nHh8DDyZpbmBIkIUN3rdap5SVxccZ8GRey1ZG25BByyy9I0MA0trmPRtB1/6vRW7yM4Er2JjzdUHQ==",
+    f"{_PACKAGE}-linux-x64@2.1.330": "sha512-"
+    "9Gn+V7DtJ8M1nztP9CeDVl9g3RtrepI7rOFTyPRRnZe8D6zebIHKmC7OvBauucuAP0X0k85SDN/LPVZyjsGezQ==",
+}
+"""Known tarballs; other versions are checked against what npm states."""
+_MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+def is_native(version: str) -> bool:
+    """Say whether a release needs no Node."""
+    return tuple(map(int, version.split("."))) > _LAST_JAVASCRIPT
+
+
+def fetch(version: str, libc: str = "glibc") -> tuple[Mount, ...]:
+    """Return the mounts of a release, downloading what is not in the cache yet.
+
+    `libc` is that of the image: `glibc` or `musl`. Raises InputError where there is none.
+    """
+    if is_native(version):
+        package = f"{_PACKAGE}-linux-{_machine()}{'-musl' if libc == 'musl' else ''}"
+        pin = _PINNED.get(f"{package}@{version}")
+        return (Mount(_bundles.fetch(package, version, integrity=pin), HOME),)
+    if libc == "musl":
+        raise InputError(
+            f"Claude Code {version} runs on Node, which is not had for musl",
+            hint="use a native release: version 2.1.143 or newer",
+        )
+    pin = _PINNED.get(f"{_PACKAGE}@{version}")
+    bundle = _bundles.fetch(_PACKAGE, version, integrity=pin)
+    return (Mount(bundle, HOME), Mount(_bundles.node(), _NODE))
+
+
+def program(version: str) -> list[str]:
+    """Return the command that starts a release in a sandbox."""
+    return [f"{HOME}/claude"] if is_native(version) else [f"{_NODE}/bin/node", f"{HOME}/cli.js"]
+
+
+def can_compact(version: str, bundle: Sequence[Mount]) -> bool:
+    """Say whether a release can be told where to compact; every native one can."""
+    return is_native(version) or COMPACT_AT.encode() in (bundle[0].source / "cli.js").read_bytes()
+
+
+def start_check(version: str) -> list[str]:
+    """Return a quick command that works exactly where the release's program can run."""
+    return [program(version)[0], "--version"]
+
+
+def _machine() -> str:
+    machine = platform.machine().lower()
+    if machine not in _MACHINES:
+        raise InputError(
+            f"Claude Code has no native release for {machine}",
+            hint="use version 2.1.112, which needs only Node",
+        )
+    return _MACHINES[machine]
+
+
+LEAD = "lead"
+WORKER = "worker"
+_LOOKING = ["Read", "Grep", "Glob"]
+_DELEGATING = ["Agent", "Task", "SendMessage"]
+"""By their names in every release."""
+
+AGENTS: dict[str, Any] = {
+    LEAD: {
+        "description": "Leads the work and hands it out.",
+        "prompt": (
+            "You lead the repair of a repository. You can read it, but not change it or run "
+            f"anything: hand every such piece of work to a sub-agent of the type `{WORKER}` by the "
+            "Agent tool. Tell it all that it needs, as it knows nothing of your conversation: the "
+            "problem, the files, what to change and how to check it. Wait for its report before "
+            "you go on. When the problem is solved and checked, say so in a sentence and stop."
+        ),
+        "tools": [*_LOOKING, *_DELEGATING],
+    },
+    WORKER: {
+        "description": "Changes files and runs commands. Use it for every piece of work.",
+        "prompt": (
+            "You work on one part of the repair of a repository, as you are told. Look, edit and "
+            "run what checks it. Then report in a few sentences what you changed, what you ran and "
+            "what came out."
+        ),
+        "tools": [*_LOOKING, "Bash", "Edit", "Write"],
+    },
+}
+"""What the CLI takes as `--agents`."""
+_FIRST = (2, 1, 143)
+"""Oldest release that is known to hold its main thread to an agent's tools; 2.1.112 does not."""
+
+
+def is_kept_by(version: str) -> bool:
+    """Return whether a release holds the lead to its tools."""
+    return tuple(map(int, version.split("."))) >= _FIRST

@@ -24,7 +24,7 @@ from swerl.core.sample import Sample
 from swerl.core.secrets import cache_dir
 from swerl.engines.families import tiny
 from swerl.harnesses import builtin
-from swerl.harnesses._editor_tools import answer, not_once
+from swerl.harnesses._builtin_tools import answer, not_once
 from swerl.recipe.schema import ModelShape, Recipe, WarmStartSection
 from swerl.tasks.twin import WORKDIR, Split, Variant, draw
 from swerl.training.model_folder import copy_tokenizer
