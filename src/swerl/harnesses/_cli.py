@@ -1,4 +1,4 @@
-"""What agents that are programs inside the sandbox share."""
+"""Helpers of agents that run as programs inside the sandbox."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from swerl.core.errors import SandboxError
 from swerl.core.patch import FileEdit
 
 NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; "
-"""Shell command: an image may name a proxy, and the gateway is not behind one."""
+"""Shell command: an image may set a proxy, but the gateway is not behind one."""
 ENDLESS_CONTEXT = 10_000_000
-"""Tokens of a context that no run fills, for a CLI that is not to mind it."""
+"""A context size in tokens that no run fills, for a CLI that must not compact."""
 UNCAPPED_TOKENS = 131_072
-"""Most tokens of a reply that a CLI is told to ask for; the session's own sampling decides."""
+"""Maximum reply tokens that a CLI requests; the session's own limit decides."""
 
 
 async def prepare(sandbox: Sandbox, script: str, agent: str) -> None:
-    """Run the shell script that makes an agent's home folder. Raises SandboxError."""
+    """Run the shell script that creates an agent's home folder. Raises SandboxError."""
     done = await sandbox.run(["sh", "-c", script], timeout_s=60)
     if done.exit_code:
         raise SandboxError(
@@ -32,7 +32,7 @@ async def prepare(sandbox: Sandbox, script: str, agent: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileTools:
-    """How an agent names its tools for files, and what they take."""
+    """Names and arguments of an agent's file tools."""
 
     read: str
     edit: str
@@ -42,12 +42,12 @@ class FileTools:
     new: str
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> list[Message]:
-        """Return replies that read each file once, edit it hunk by hunk, and sum up."""
+        """Return replies that read each file once, edit it hunk by hunk, then summarise."""
         replies: list[Message] = []
         seen: set[str] = set()
         for edit in edits:
             path = {self.path: f"{workdir.rstrip('/')}/{edit.path}"}
-            if not edit.old:  # a new file, or an empty one
+            if not edit.old:  # a new or empty file
                 replies.append(call(self.write, **path, content=edit.new))
                 continue
             if edit.path not in seen:
@@ -63,7 +63,7 @@ def call(name: str, **arguments: Json) -> Message:
 
 
 def said_last(lines: bytes) -> Iterator[dict[str, Json]]:
-    """Yield the JSON objects of a transcript that has one a line, the last first."""
+    """Yield the JSON objects of a transcript with one per line, last first."""
     for line in reversed(lines.splitlines()):
         try:
             event = json.loads(line)
@@ -74,17 +74,17 @@ def said_last(lines: bytes) -> Iterator[dict[str, Json]]:
 
 
 MAX_BYTES = 4 * 2**20
-"""Most that is kept; the files of a session of a hundred turns are about one."""
+"""Maximum size of the records; a session of a hundred turns has about 1 MiB."""
 _TIMEOUT_S = 30.0
 
-# The agent may have put anything there: what is no plain file is left alone.
+# The agent controls these files: read only regular ones.
 _GATHER = 'find "$HOME/$1" -type f -name "*.jsonl" -exec cat {} + 2>/dev/null | head -c "$2"'
 
 
 async def gather(sandbox: Sandbox, folder: str) -> bytes:
-    """Return the JSON lines of all files below a folder of the user's home, one after the other.
+    """Return the JSON lines of all files below a folder of the user's home.
 
-    Works for an agent that was killed, too. Empty where there is no such folder.
+    Works for a killed agent, too. Empty if there is no such folder.
     """
     words = ["sh", "-c", _GATHER, "sh", folder, str(MAX_BYTES)]
     done = await sandbox.run(words, cwd="/", timeout_s=_TIMEOUT_S)
@@ -102,9 +102,9 @@ _PERL = (
 
 
 def edit_command(edit: FileEdit, workdir: str) -> str:
-    """Return one command that makes this edit, with the Python or the Perl of the image."""
+    """Return one shell command that makes this edit, with the image's Python or Perl."""
     path = shlex.quote(f"{workdir}/{edit.path}")
-    if not edit.old:  # a new file, or an empty one
+    if not edit.old:  # a new or empty file
         return f'mkdir -p "$(dirname {path})" && printf %s {shlex.quote(edit.new)} > {path}'
     values = f"{path} {shlex.quote(edit.old)} {shlex.quote(edit.new)}"
     python = f"python3 -c {shlex.quote(_PYTHON)} {values}"

@@ -1,6 +1,6 @@
 """The built-in agent: a small loop of model and tools that runs in the controller's process.
 
-It asks the gateway over HTTP like any agent, and uses its tools through the Sandbox's own calls. A
+It calls the gateway over HTTP like any agent and runs its tools by the Sandbox's own calls. A
 reply without a tool call ends the run, and so does `submit`.
 """
 
@@ -33,31 +33,30 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_turns: int = Field(50, ge=1)
-    """Most model replies: a repair that takes longer has usually lost its way."""
+    """Maximum model replies; longer repairs rarely succeed."""
     max_reply_tokens: int = Field(4096, ge=1)
-    """Most tokens of one reply that the agent asks for; the gateway may allow fewer."""
+    """Maximum tokens that the agent requests per reply; the gateway may allow fewer."""
     tool_timeout_s: float = Field(60.0, gt=0)
-    """Most seconds of one bash call: a module's tests, not a project's whole suite."""
+    """Time limit of one bash call in seconds: enough for a module's tests, not a whole suite."""
     lasting_shell: bool = True
-    """Whether the shell's folder and exported variables last from one bash call to the next."""
+    """Whether the shell's folder and exported variables are kept between bash calls."""
     max_reminders: int = Field(0, ge=0)
-    """Replies without a tool call that are answered with a reminder; the next one ends the run."""
+    """Replies without a tool call that get a reminder; the next one ends the run."""
     max_output_chars: int = Field(10_000, ge=2)
-    """Characters of a tool's output that the model sees; the middle of longer ones is left out."""
+    """Maximum characters of a tool's output; the middle of longer output is cut."""
     system_prompt: str = (
         "You repair software. Look at the repository with your tools, change it so that the "
         "problem is solved, check the result, then call submit."
     )
-    """What the model is told before the task; names no path, so it suits every task."""
+    """System prompt; it names no path, so it fits every task."""
 
 
 def build(options: Options) -> Builtin:
-    """Return the harness."""
     return Builtin(options)
 
 
 class Builtin:
-    """Implements Harness."""
+    """The loop of model and tools."""
 
     dialect = "anthropic"
     inside = False
@@ -67,14 +66,14 @@ class Builtin:
         self._client = Client()
 
     def mounts(self) -> Sequence[Mount]:
-        """Return nothing: the agent does not live in the sandbox."""
+        """Return nothing: the agent runs outside of the sandbox."""
         return ()
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Prepare nothing: every sandbox with bash and find will do."""
+        """Do nothing: bash and find are enough."""
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
-        """Work on the Task until done or until `budget_s` seconds are over."""
+        """Run the agent on the Task for at most `budget_s` seconds."""
         options = self._options
         shell = Shell(sandbox, task.workdir, options.tool_timeout_s, options.lasting_shell)
         tools = Tools(sandbox, shell, task.workdir, options.max_output_chars)
@@ -92,7 +91,7 @@ class Builtin:
         return Exit(0, limit=end == "limit", log=_log(messages))
 
     async def _converse(self, model: Model, tools: Tools, messages: list[dict[str, Any]]) -> str:
-        """Let model and tools take turns, appending to `messages`; return what ended it."""
+        """Alternate model and tools and append to `messages`; return the reason of the end."""
         reminders = self._options.max_reminders
         for _ in range(self._options.max_turns):
             reply = await model.reply(messages)
@@ -129,7 +128,7 @@ def script(edits: Sequence[FileEdit]) -> list[Message]:
 
 
 async def _results(calls: Sequence[Any], tools: Tools) -> list[dict[str, Any]] | None:
-    """Do the calls of one reply in turn; None where one of them hands in the work."""
+    """Execute the calls of one reply in order; return None if one of them submits."""
     results: list[dict[str, Any]] = []
     for call in calls:
         if call["name"] == SUBMIT:
@@ -140,7 +139,7 @@ async def _results(calls: Sequence[Any], tools: Tools) -> list[dict[str, Any]] |
 
 
 def _log(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the conversation, one message as JSON a line."""
+    """Return the conversation as JSON lines, one per message."""
     return b"\n".join(orjson.dumps(message) for message in messages).decode()
 
 
@@ -165,19 +164,19 @@ def _call(name: str, **arguments: Json) -> Message:
 
 _MAX_ERROR_CHARS = 500
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Pauses between attempts; an engine that starts anew needs about a minute."""
+"""Pauses between attempts in seconds; a restarting engine needs about a minute."""
 
 
 class RefusedError(Exception):
-    """The gateway answered with an error."""
+    """The gateway returned an error."""
 
 
 class _LaterError(RefusedError):
-    """The gateway has no answer at the moment."""
+    """The gateway has no capacity at the moment."""
 
 
 class Client:
-    """One HTTP session for all runs at a time, closed with the last of them."""
+    """One HTTP session for all current runs, closed with the last of them."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -185,9 +184,9 @@ class Client:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """Return the session; it is closed when the last of its users leaves."""
+        """Return the session; it closes when its last user leaves."""
         if self._session is None:
-            # Neither a cap on connections nor a timeout: the scheduler and the budget set those.
+            # No cap on connections and no timeout: the scheduler and the budget have both.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout()
             )
@@ -202,7 +201,7 @@ class Client:
 
 
 class Model:
-    """Asks the gateway for the next message; `settings` go into every request."""
+    """Client of the gateway's Messages API; `settings` are part of every request."""
 
     def __init__(
         self, http: aiohttp.ClientSession, endpoint: Endpoint, settings: Mapping[str, Any]
@@ -219,7 +218,7 @@ class Model:
     async def reply(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the next message in Anthropic's form. Raises RefusedError.
 
-        Asks again where the gateway says that it will have an answer later.
+        Retries if the gateway has no capacity.
         """
         body = orjson.dumps({**self._body, "messages": messages})
         for pause_s in _PAUSES_S:

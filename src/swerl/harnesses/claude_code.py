@@ -1,8 +1,9 @@
-"""The Claude Code CLI, offline in the sandbox, its model calls going to the gateway.
+"""The Claude Code CLI, offline in the sandbox; its model calls go to the gateway.
 
-The CLI comes as a bundle from npm, mounted read-only. The prompt goes in by stdin, so its size and
-its characters do not matter. `--output-format stream-json` makes the log: one JSON object a line,
-the last of type `result`. The environment keeps the CLI from calling anything but the gateway.
+The CLI is a bundle from npm, mounted read-only. Up to 2.1.112 a release is JavaScript for Node;
+later ones are one native program per platform and C library. The prompt is sent by stdin, so any
+size and character works. `--output-format stream-json` writes the log: one JSON object per line,
+the last of type `result`. The environment stops the CLI from calling anything but the gateway.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from swerl.harnesses._cli import prepare, said_last
 DEFAULT_VERSION = "2.1.112"
 
 _READ_LINES = 40
-"""Lines that a scripted Read asks for: enough to allow edits, and within every file size."""
+"""Lines of a scripted Read: enough to permit edits, and within every file size."""
 
 _QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -36,18 +37,18 @@ _QUIET = {
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_AUTOUPDATER": "1",
-    # An image may name a proxy, and the gateway is not behind one.
+    # An image may set a proxy, but the gateway is not behind one.
     **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), ""),
 }
-"""What keeps the CLI from contacting anybody but the gateway."""
+"""Settings that stop the CLI from contacting anything but the gateway."""
 _WINDOW = 200_000
-"""Context window that the CLI is told where it shall compact; old releases know no other."""
+"""Context window for the CLI if it has to compact; old releases know no other."""
 _SUMMARY = 20_000
-"""Tokens of it that the CLI keeps free for its summary."""
+"""Tokens that the CLI reserves for its summary."""
 _MARGIN = 13_000
-"""Tokens that it keeps free besides; it compacts no later."""
+"""Further reserved tokens; the CLI compacts no later."""
 _AGENT_TOOLS = ("Agent", "Task", "Workflow", "SendMessage", "ListAgents")
-"""Tools that start sub-agents or deal with them, by their names in every release."""
+"""Tools for sub-agents, by their names in every release."""
 
 _INSTALL = """
 : "${HOME:?no home folder}" && mkdir -p "$HOME/.claude" &&
@@ -56,7 +57,7 @@ printf %s '{"skipDangerousModePermissionPrompt": true}' > "$HOME/.claude/setting
 """
 
 _LIMIT_REASONS = {"max_turns", "prompt_too_long", "blocking_limit", "rapid_refill_breaker"}
-"""Terminal reasons of the CLI that mean a turn or context limit, not a breakdown."""
+"""The CLI's terminal reasons for a turn or context limit."""
 
 
 class Options(BaseModel):
@@ -65,55 +66,55 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
-    """Release on npm. 2.1.112 is the last in plain JavaScript and the smallest: 18 MB, not 71 to
-    174."""
+    """Release on npm. 2.1.112 is the last JavaScript release and the smallest: 18 MB instead of 71
+    to 174."""
     libc: Literal["glibc", "musl"] = "glibc"
-    """C library of the images, for native releases: Alpine has musl, most others have glibc."""
+    """C library of the images, for native releases: musl for Alpine, glibc for most others."""
     max_turns: int | None = Field(None, ge=1)
-    """Most model replies, enforced by the CLI; none leaves it to the gateway's own limit."""
+    """Maximum model replies, enforced by the CLI. None: only the gateway's limit."""
     tools: tuple[str, ...] | None = None
-    """Tools to offer, such as `("Bash", "Read", "Edit", "Write")`; none is the CLI's own choice.
-    Fewer tools make the first request several times shorter."""
+    """Tools to offer, such as `("Bash", "Read", "Edit", "Write")`. None: the CLI's own set. Fewer
+    tools make the first request several times shorter."""
     sub_agents: bool = True
-    """Whether the model may start agents of its own, as the CLI lets it by default."""
+    """Whether the model may start sub-agents; the CLI's default."""
     dispatch: Literal["free", "forced"] = "free"
-    """`forced`: the lead can only look and hand work to sub-agents of the type `worker`; they alone
-    edit and run. What they sample is trained too, as branches of the Episode."""
+    """`forced`: the lead agent only reads and delegates to sub-agents of type `worker`; only they
+    edit and run. Their tokens are trained, too, as branches of the Episode."""
     compact_at: int | None = Field(None, ge=1, le=_WINDOW - _SUMMARY - _MARGIN)
-    """Tokens of history at which the CLI puts a summary in its place; none is its own choice,
-    which is past 160,000, so that smaller contexts end instead."""
+    """History tokens at which the CLI replaces the history by a summary. None: the CLI's own limit
+    above 160,000; smaller contexts then end the run instead."""
     bare: bool = False
-    """Whether to run the CLI's minimal mode (Bash, Edit and Read, a short system prompt), for
-    models with little context."""
+    """Run the CLI's minimal mode (Bash, Edit and Read, a short system prompt), for models with a
+    small context."""
     tool_timeout_s: float = Field(120.0, gt=0)
-    """Most seconds of one Bash call; the CLI's own default."""
+    """Time limit of one Bash call in seconds; the CLI's default."""
     extra_args: tuple[str, ...] = ()
-    """More arguments for the CLI, as they are."""
+    """Extra arguments for the CLI, unchanged."""
 
     @model_validator(mode="after")
     def _can_dispatch(self) -> Options:
         if self.dispatch == "forced" and (self.bare or not self.sub_agents or self.tools):
             raise ValueError(
-                "dispatch = 'forced' brings tools and agents of its own: leave out bare, tools "
-                "and sub_agents"
+                "dispatch = 'forced' sets tools and agents itself: remove bare, tools and "
+                "sub_agents"
             )
         if self.dispatch == "forced" and not is_kept_by(self.version):
             raise ValueError(
-                f"{self.version} gives its main thread every tool; dispatch needs 2.1.143"
+                f"version {self.version} cannot restrict its main thread; dispatch needs 2.1.143"
             )
         return self
 
 
 def build(options: Options) -> ClaudeCode:
-    """Return the harness, its bundle fetched.
+    """Fetch the bundle and return the harness.
 
-    Raises ImageError where it cannot be had, InputError where it takes no `compact_at`.
+    Raises ImageError if the bundle is unavailable, InputError if it does not support `compact_at`.
     """
     bundle = fetch(options.version, options.libc)
     if options.compact_at and not can_compact(options.version, bundle):
         raise InputError(
-            f"Claude Code {options.version} cannot be told where to compact",
-            hint="leave out compact_at, or use version 2.1.112 or newer",
+            f"Claude Code {options.version} does not support compact_at",
+            hint="remove compact_at, or use version 2.1.112 or newer",
         )
     return ClaudeCode(options, bundle)
 
@@ -128,19 +129,19 @@ class ClaudeCode:
     inside: bool = True
 
     def mounts(self) -> Sequence[Mount]:
-        """Return the CLI, and Node where the release needs it."""
+        """Return the CLI, with Node if the release needs it."""
         return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
-        """See that the CLI can run, and answer its first-start questions in a configuration.
+        """Check that the CLI runs, and configure the answers to its first-start questions.
 
-        Raises BrokenImageError where the image lacks the libraries, SandboxError without a home.
+        Raises BrokenImageError if the image lacks libraries, SandboxError without a home folder.
         """
         await _check(sandbox, self.options)
         await prepare(sandbox, _INSTALL, "Claude Code")
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
-        """Work on the Task until done or until `budget_s` seconds are over."""
+        """Run the agent on the Task for at most `budget_s` seconds."""
         done = await sandbox.run(
             _argv(self.options),
             cwd=task.workdir,
@@ -157,7 +158,7 @@ class ClaudeCode:
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
-        """Return replies that Read each file once, Edit it hunk by hunk, and sum up."""
+        """Return replies that Read each file once, Edit it hunk by hunk, then summarise."""
         return [*_edit_calls(edits, workdir.rstrip("/")), Message(Role.ASSISTANT, "Done.")]
 
 
@@ -208,25 +209,25 @@ def _environment(options: Options, endpoint: Endpoint, budget_s: float) -> Mappi
 
 
 def _compaction(compact_at: int | None) -> Mapping[str, str]:
-    """Return what makes every release compact at this many tokens: a share of its window."""
+    """Return the variables that make every release compact at this many tokens."""
     if compact_at is None:
         return {}
     percent = 100 * compact_at / (_WINDOW - _SUMMARY)
     return {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(_WINDOW),
-        # the same once more for those in between, 2.1.200 among them
+        # the same setting for intermediate releases such as 2.1.200
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(_WINDOW),
         COMPACT_AT: f"{percent:.4f}",
     }
 
 
 def _prompt(text: str) -> bytes:
-    """Return the prompt as stdin; a first `/` would be taken for a command of the CLI."""
+    """Return the prompt for stdin; a leading `/` would be a command of the CLI."""
     return ("\n" + text if text.lstrip().startswith("/") else text).encode()
 
 
 def _hit_limit(done: Exec) -> bool:
-    """Say whether the transcript's last line names a turn or context limit."""
+    """Whether the transcript's last line names a turn or context limit."""
     last = next(said_last(done.stdout), {})
     return last.get("terminal_reason") in _LIMIT_REASONS
 
@@ -238,8 +239,8 @@ def _edit_calls(edits: Sequence[FileEdit], workdir: str) -> Iterator[Message]:
         if path not in seen:
             seen.add(path)
             yield _call("Read", {"file_path": path, "limit": _READ_LINES})
-        # The CLI shows every file with plain line ends and puts the file's own back. An empty
-        # old string makes a new file or fills an empty one.
+        # The CLI shows every file with plain line ends and restores the file's own. An empty
+        # old string creates a new file or fills an empty one.
         old, new = (text.replace("\r\n", "\n") for text in (edit.old, edit.new))
         yield _call("Edit", {"file_path": path, "old_string": old, "new_string": new})
 
@@ -251,7 +252,7 @@ def _call(name: str, arguments: Mapping[str, Json]) -> Message:
 HOME = "/opt/swerl/agents/claude-code"
 _NODE = "/opt/swerl/agents/node"
 COMPACT_AT = "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"
-"""Variable with the percentage of the window at which the CLI compacts; 2.0.14 knows none."""
+"""Variable for the percentage of the window at which the CLI compacts; not in 2.0.14."""
 _LAST_JAVASCRIPT = (2, 1, 112)
 _PACKAGE = "@anthropic-ai/claude-code"
 _PINNED = {
@@ -262,19 +263,19 @@ _PINNED = {
     f"{_PACKAGE}-linux-x64@2.1.330": "sha512-"
     "9Gn+V7DtJ8M1nztP9CeDVl9g3RtrepI7rOFTyPRRnZe8D6zebIHKmC7OvBauucuAP0X0k85SDN/LPVZyjsGezQ==",
 }
-"""Known tarballs; other versions are checked against what npm states."""
+"""Known tarballs; other versions are checked against npm's own hash."""
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
 def is_native(version: str) -> bool:
-    """Say whether a release needs no Node."""
+    """Whether a release is a native program, without Node."""
     return tuple(map(int, version.split("."))) > _LAST_JAVASCRIPT
 
 
 def fetch(version: str, libc: str = "glibc") -> tuple[Mount, ...]:
-    """Return the mounts of a release, downloading what is not in the cache yet.
+    """Return the mounts of a release; download missing files.
 
-    `libc` is that of the image: `glibc` or `musl`. Raises InputError where there is none.
+    `libc` is the image's: `glibc` or `musl`. Raises InputError if there is no such release.
     """
     if is_native(version):
         package = f"{_PACKAGE}-linux-{_machine()}{'-musl' if libc == 'musl' else ''}"
@@ -282,7 +283,7 @@ def fetch(version: str, libc: str = "glibc") -> tuple[Mount, ...]:
         return (Mount(_bundles.fetch(package, version, integrity=pin), HOME),)
     if libc == "musl":
         raise InputError(
-            f"Claude Code {version} runs on Node, which is not had for musl",
+            f"Claude Code {version} needs Node, which is not available for musl",
             hint="use a native release: version 2.1.143 or newer",
         )
     pin = _PINNED.get(f"{_PACKAGE}@{version}")
@@ -296,12 +297,12 @@ def program(version: str) -> list[str]:
 
 
 def can_compact(version: str, bundle: Sequence[Mount]) -> bool:
-    """Say whether a release can be told where to compact; every native one can."""
+    """Whether a release supports `compact_at`; every native one does."""
     return is_native(version) or COMPACT_AT.encode() in (bundle[0].source / "cli.js").read_bytes()
 
 
 def start_check(version: str) -> list[str]:
-    """Return a quick command that works exactly where the release's program can run."""
+    """Return a quick command that succeeds if the release's program runs in the image."""
     return [program(version)[0], "--version"]
 
 
@@ -343,11 +344,11 @@ AGENTS: dict[str, Any] = {
         "tools": [*_LOOKING, "Bash", "Edit", "Write"],
     },
 }
-"""What the CLI takes as `--agents`."""
+"""Value of the CLI's `--agents`."""
 _FIRST = (2, 1, 143)
-"""Oldest release that is known to hold its main thread to an agent's tools; 2.1.112 does not."""
+"""Oldest tested release that restricts its main thread to an agent's tools; 2.1.112 does not."""
 
 
 def is_kept_by(version: str) -> bool:
-    """Return whether a release holds the lead to its tools."""
+    """Whether a release restricts the lead agent to its tools."""
     return tuple(map(int, version.split("."))) >= _FIRST

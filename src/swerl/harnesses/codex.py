@@ -1,8 +1,8 @@
-"""The Codex CLI, offline in the sandbox, its model calls going to the gateway.
+"""The Codex CLI, offline in the sandbox; its model calls go to the gateway.
 
-The CLI comes as a bundle from npm, a static program mounted read-only. The prompt goes in by stdin.
-`--json` makes the log: one JSON object a line. Everything that Codex would read from a config file
-is given on its command line, so no home folder of an image can change it.
+The CLI is a bundle from npm, a static program mounted read-only. The prompt is sent by stdin.
+`--json` writes the log: one JSON object per line. All settings are on the command line, so no home
+folder of an image changes them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PINNED = {
     f"{_PACKAGE}@0.94.0": "sha512-"
     "GKOU2ty3NXls2aeiFSCnSSB6zQBtENqC5OnPa8s79Z576YP1r2DIfUrhQZzVDKmFei852E1SG4TNljFL/081gg==",
 }
-"""Known tarballs; other versions are checked against what npm states."""
+"""Known tarballs; other versions are checked against npm's own hash."""
 _LAST_CHAT = (0, 94)
-"""Later releases speak the Responses API alone."""
+"""The last release with the Chat Completions API; later ones use only the Responses API."""
 _FIRST_SPLIT = (0, 99)
-"""From here on npm has one package a platform."""
+"""First release with one npm package per platform."""
 _TRIPLES = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _HOME = "/opt/swerl/agents/codex"
 _KEY = "SWERL_CODEX_KEY"
@@ -48,21 +48,21 @@ _QUIET = {
     "check_for_update_on_startup": "false",
     "web_search": '"disabled"',
 }
-"""What keeps the CLI from contacting anybody but the gateway."""
+"""Settings that stop the CLI from contacting anything but the gateway."""
 _UNUSED = ("apps", "plugins", "goals", "remote_models")
-"""Features that need the vendor's servers, or a person. For the last, old releases wait 5 s for an
-address of the vendor's at every start."""
+"""Features that need the vendor's servers or a person. With the last one, old releases wait 5 s for
+a vendor address at every start."""
 _SUB_AGENTS = ("multi_agent", "collab")
-"""Features by which the model may start agents: their names of all releases that have them."""
+"""Features for sub-agents, by their names in all releases."""
 _RETRIES = 7
-"""Times that a refused request is sent again: each second while the engine is away, and with pauses
-that double, 25 s in all, after other failures."""
+"""Retries of a refused request: every second if the engine is away; after other failures with
+doubling pauses, 25 s in total."""
 
 _LIMIT_WORDS = ("max_output_tokens", "context window", "context_length_exceeded")
-"""What the CLI says where a reply or the context was at its limit."""
+"""The CLI's messages for a reply or context at its limit."""
 
 _START = f'{NO_PROXY}PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex* "$@"'
-"""Its program's name ends with the platform's in old releases; there is but one."""
+"""Pattern of its program; in old releases the name ends with the platform."""
 _PREPARE = 'mkdir -p "${HOME:?no home folder}/.codex"'
 
 
@@ -72,40 +72,39 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
-    """Release on npm. Up to 0.94.0 it speaks Chat Completions, from then on Responses."""
+    """Release on npm. Up to 0.94.0 it uses Chat Completions, later Responses."""
     context_window: int | None = Field(None, ge=1)
-    """Tokens of the model's context, by which the CLI compacts; none is its own guess."""
+    """Context size in tokens at which the CLI compacts. None: its own guess."""
     compact_at: int | None = Field(None, ge=1)
-    """Tokens of history at which the CLI puts a summary in its place; none is 9/10 of
-    `context_window`. Up to 0.94.0 the CLI asks for no token counts and does not compact, so it is
-    refused."""
+    """History tokens at which the CLI replaces the history by a summary. None: 9/10 of
+    `context_window`. Refused up to 0.94.0: those releases request no token counts and never
+    compact."""
     sub_agents: bool = False
-    """Whether the model may start agents of its own; off, for they triple the tools' text."""
+    """Whether the model may start sub-agents; off because they triple the tools' text."""
     extra_args: tuple[str, ...] = ()
-    """More arguments for `codex exec`, as they are."""
+    """Extra arguments for `codex exec`, unchanged."""
 
     @model_validator(mode="after")
     def _can_compact(self) -> Options:
         if self.compact_at and _numbers(self.version) <= _LAST_CHAT:
             raise ValueError(
-                f"{self.version} asks for no token counts and so never compacts; compact_at "
-                "needs 0.95.0 or newer"
+                f"Codex {self.version} never compacts; compact_at needs 0.95.0 or newer"
             )
         return self
 
 
 def build(options: Options) -> Codex:
-    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    """Fetch the bundle and return the harness. Raises ImageError if the bundle is unavailable."""
     chat = _numbers(options.version) <= _LAST_CHAT
     dialect = "openai-chat" if chat else "openai-responses"
     return Codex(options, fetch(options.version), dialect)
 
 
 def fetch(version: str) -> tuple[Mount, ...]:
-    """Return the mounts of this release, downloading what is not in the cache yet."""
+    """Return the mounts of this release; download missing files."""
     short, triple = _machine()
     release = f"{version}-linux-{short}" if _numbers(version) >= _FIRST_SPLIT else version
-    # what is left out: other platforms, and helpers for voice and for a sandbox of its own
+    # left out: other platforms, and helpers for voice and for its own sandbox
     native = f"{triple}-unknown-linux-musl"
     keep = rf"package/(package\.json|vendor/{native}/.*/(codex|rg)|bin/codex-{native})"
     pin = _PINNED.get(f"{_PACKAGE}@{release}")
@@ -128,15 +127,15 @@ class Codex:
     inside: bool = True
 
     def mounts(self) -> Sequence[Mount]:
-        """Return the CLI and the search tool that it brings."""
+        """Return the CLI and its search tool."""
         return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Make the folder in which the CLI keeps its sessions."""
+        """Create the CLI's session folder."""
         await prepare(sandbox, _PREPARE, "Codex")
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
-        """Work on the Task until done or until `budget_s` seconds are over."""
+        """Run the agent on the Task for at most `budget_s` seconds."""
         done = await sandbox.run(
             ["sh", "-c", _START, "sh", *self._arguments(endpoint, budget_s)],
             cwd=task.workdir,
@@ -153,7 +152,7 @@ class Codex:
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
-        """Return replies that make each edit by one shell command, and sum up."""
+        """Return replies that make each edit with one shell command, then summarise."""
         calls = [self._shell_call(edit_command(edit, workdir.rstrip("/"))) for edit in edits]
         return [*calls, Message(Role.ASSISTANT, "Done.")]
 
@@ -185,8 +184,8 @@ class Codex:
         settings = {"model": endpoint.model, "model_provider": "swerl"}
         settings |= {f"model_providers.swerl.{key}": value for key, value in provider.items()}
         quoted = {key: json.dumps(value) for key, value in settings.items()}
-        # A stream that breaks has been sampled: asked for again, it would be sampled twice. And
-        # a slow model must not look dead.
+        # A broken stream has been sampled: a retry samples twice. And a slow model must not
+        # look dead.
         quoted["model_providers.swerl.stream_max_retries"] = "0"
         quoted["model_providers.swerl.request_max_retries"] = str(_RETRIES)
         quoted["model_providers.swerl.stream_idle_timeout_ms"] = str(int(budget_s * 1000))
@@ -198,7 +197,7 @@ class Codex:
 
 
 def _hit_limit(log: bytes) -> bool:
-    """Say whether the run broke off because a reply or the context was at its limit."""
+    """Whether the run ended because a reply or the context was at its limit."""
     for event in said_last(log):
         if event.get("type") == "turn.failed":
             said = json.dumps(event.get("error"))
@@ -209,9 +208,7 @@ def _hit_limit(log: bytes) -> bool:
 def _folder_of(bundle: Path, program: str) -> Path:
     found = next(bundle.glob(f"vendor/*/*/{program}"), None)
     if found is None:
-        raise ImageError(
-            f"the Codex bundle {bundle} holds no {program}", hint="use another version"
-        )
+        raise ImageError(f"the Codex bundle {bundle} has no {program}", hint="use another version")
     return found.parent
 
 
@@ -221,7 +218,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def _machine() -> tuple[str, str]:
-    """Return npm's and the compiler's name of this machine."""
+    """Return npm's and the compiler's name of this machine's processor."""
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower())
     machine = machine or platform.machine().lower()
     if machine not in _TRIPLES:

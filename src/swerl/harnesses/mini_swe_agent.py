@@ -1,8 +1,9 @@
-"""mini-swe-agent, offline in the sandbox, its model calls going to the gateway.
+"""mini-swe-agent, offline in the sandbox; its model calls go to the gateway.
 
-Its own packages come from PyPI as one bundle, with a Python that needs nothing of the image
-(`py`). A small driver runs the agent's own loop with its own prompts and formats, and
-stands in for LiteLLM (`_mini_swe_agent/driver.py`).
+Its packages are one bundle from PyPI. A small driver (`_mini_swe_agent/driver.py`) runs the agent's
+own loop, prompts and formats, and replaces LiteLLM. Images have an old Python, another one, or
+none; so swerl's own interpreter, its standard library, all shared libraries and the C library's
+loader are a second bundle, which needs nothing of the image.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ DEFAULT_VERSION = "2.4.6"
 
 _PACKAGE = "mini-swe-agent"
 _PINNED = {"2.4.6": "a35463c553ac825c7773b03cfa69cd44958e3af20155dcc5711fdf9e4c67cd54"}
-"""sha256 of known wheels; other versions are checked against what the index states."""
+"""sha256 of known wheels; other versions are checked against the index's hash."""
 _FIRST_WITH_TOOLS = 2
-"""Major version from which on the agent's commands are tool calls."""
+"""First major version with tool calls."""
 _INSIDE = Path(__file__).with_name("_mini_swe_agent")
 _REQUIREMENTS = _INSIDE / "requirements.txt"
 _HOME = "/opt/swerl/agents/mini-swe-agent"
@@ -56,11 +57,11 @@ class Options(BaseModel):
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on PyPI."""
     config: Literal["swebench", "mini"] = "swebench"
-    """Which of the agent's own settings files: the one of its SWE-bench results, or of its CLI."""
+    """The agent's own settings file: that of its SWE-bench results, or that of its CLI."""
     step_limit: int | None = Field(None, ge=0)
-    """Most model replies, enforced by the agent; none is the settings file's own, 250 or none."""
+    """Maximum model replies, enforced by the agent. None: the settings file's, 250 or none."""
     tool_timeout_s: int | None = Field(None, ge=1)
-    """Most seconds of one command; none is the settings file's own, 60 or 30."""
+    """Time limit of one command in seconds. None: the settings file's, 60 or 30."""
 
     @field_validator("version")
     @classmethod
@@ -73,17 +74,17 @@ class Options(BaseModel):
 
 
 def build(options: Options) -> MiniSweAgent:
-    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    """Fetch the bundle and return the harness. Raises ImageError if the bundle is unavailable."""
     return MiniSweAgent(options, fetch(options.version))
 
 
 def fetch(version: str) -> tuple[Mount, ...]:
-    """Return the mounts of this release, downloading what is not in the cache yet."""
+    """Return the mounts of this release; download missing files."""
 
     def fill(folder: Path) -> str:
         return _install(version, folder)
 
-    # compiled packages are made for one Python, and belong to one set of pins
+    # compiled packages belong to one Python and one set of pins
     pins = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:8]
     release = f"{version}-{sys.implementation.cache_tag}-{pins}"
     bundle = _bundles.bundle(_PACKAGE, release, fill)
@@ -100,14 +101,14 @@ class MiniSweAgent:
     inside: bool = True
 
     def mounts(self) -> Sequence[Mount]:
-        """Return the agent's packages, a Python for it, and the driver."""
+        """Return the agent's packages, its Python, and the driver."""
         return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Prepare nothing: the agent keeps nothing in the sandbox."""
+        """Do nothing: the agent stores nothing in the sandbox."""
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
-        """Work on the Task until done or until `budget_s` seconds are over."""
+        """Run the agent on the Task for at most `budget_s` seconds."""
         done = await sandbox.run(
             command(f"{_DRIVER}/driver.py"),
             cwd=task.workdir,
@@ -122,7 +123,7 @@ class MiniSweAgent:
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
-        """Return replies that make each edit by one command, and submit."""
+        """Return replies that make each edit with one command, then submit."""
         commands = [edit_command(edit, workdir.rstrip("/")) for edit in edits]
         return [
             Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"command": command}),))
@@ -146,7 +147,7 @@ class MiniSweAgent:
 
 
 def _exit_status(log: bytes) -> str:
-    """Return how the agent says that it ended; empty where it does not."""
+    """Return the agent's own exit status; empty if it reports none."""
     try:
         last = json.loads(log.rstrip().rpartition(b"\n")[2])
     except ValueError:
@@ -155,7 +156,7 @@ def _exit_status(log: bytes) -> str:
 
 
 def _install(version: str, folder: Path) -> str:
-    """Install the agent and what it imports into `folder`; return the agent's pin."""
+    """Install the agent and its dependencies into `folder`; return the agent's pin."""
     pinned = _PINNED.get(version, "")
     agent = folder / "agent.txt"
     agent.write_text(f"{_PACKAGE}=={version}" + (f" --hash=sha256:{pinned}" if pinned else ""))
@@ -202,19 +203,19 @@ _LEFT_OUT = {
 _LEFT_OUT_MODULES = re.compile(
     r"_tkinter|_test|_?xx|_ctypes_test|_curses|readline|_sqlite3|_g?dbm|nis|_crypt|ossaudio|spwd"
 )
-"""Compiled modules that need libraries of their own, or nobody needs."""
+"""Compiled modules that need other libraries, or that no agent needs."""
 _CHECK = "import asyncio, ctypes, decimal, json, socket, ssl, subprocess, zlib"
 _TIMEOUT_S = 120.0
 
 
 def mount() -> Mount:
-    """Return the bundle's mount, made on the first call. Raises ImageError where it cannot be."""
+    """Return the bundle's mount, created on the first call. Raises ImageError if that fails."""
     version = f"{platform.python_version()}-{platform.machine()}"
     return Mount(_bundles.bundle("python", version, _fill), HOME)
 
 
 def command(*arguments: str, home: str = HOME) -> list[str]:
-    """Return the command line that runs the bundle's Python, apart from any environment."""
+    """Return the command that runs the bundle's Python, isolated from any environment."""
     loader = [f"{home}/lib/ld.so", "--library-path", f"{home}/lib", f"{home}/bin/python3"]
     return [*loader, "-I", "-S", "-B", "-X", "utf8", *arguments]
 
@@ -222,7 +223,7 @@ def command(*arguments: str, home: str = HOME) -> list[str]:
 def _fill(folder: Path) -> str:
     if not sys.platform.startswith("linux"):
         raise ImageError(
-            f"a Python for sandboxes cannot be made on {sys.platform}", hint="run swerl on Linux"
+            f"a Python for sandboxes cannot be built on {sys.platform}", hint="run swerl on Linux"
         )
     program = Path(sys.executable).resolve()
     stdlib = Path(sysconfig.get_path("stdlib"))
@@ -261,7 +262,7 @@ def _compiled_modules(library: str) -> Iterator[Path]:
 
 
 def _needed(programs: Sequence[Path]) -> Iterator[Path]:
-    """Yield every shared library that these programs load, and the loader itself."""
+    """Yield every shared library that these programs load, and the loader."""
     if not shutil.which("ldd"):
         raise ImageError(
             "ldd is not installed, so the libraries of this Python cannot be found",
@@ -285,6 +286,6 @@ def _try_out(folder: Path) -> None:
     )
     if done.returncode:
         raise ImageError(
-            f"this Python cannot be taken along: {done.stderr.strip()[-300:]}",
-            hint="run swerl with a CPython for glibc",
+            f"this Python does not run from a bundle: {done.stderr.strip()[-300:]}",
+            hint="run swerl with a glibc build of CPython",
         )

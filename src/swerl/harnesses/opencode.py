@@ -1,9 +1,9 @@
-"""opencode, offline in the sandbox, its model calls going to the gateway.
+"""opencode, offline in the sandbox; its model calls go to the gateway.
 
-The CLI comes as a bundle from npm, one native program mounted read-only. The prompt goes in by
-stdin. `--format json` makes the log: one JSON object a line. Its configuration is given in the
-environment, and what it keeps goes to a folder of its own below HOME, so no configuration of an
-image or a repository changes it.
+The CLI is a bundle from npm, one native program mounted read-only. The prompt is sent by stdin.
+`--format json` writes the log: one JSON object per line. Its configuration is in the environment,
+and its state is in its own folder below HOME, so no configuration in an image or a repository
+changes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swerl.harnesses import _bundles, _cli
 DEFAULT_VERSION = "1.18.33"
 
 _PACKAGES = {
-    "x86_64": "opencode-linux-x64-baseline",  # runs on processors without AVX2 too
+    "x86_64": "opencode-linux-x64-baseline",  # runs on processors without AVX2, too
     "amd64": "opencode-linux-x64-baseline",
     "aarch64": "opencode-linux-arm64",
     "arm64": "opencode-linux-arm64",
@@ -35,7 +35,7 @@ _PINNED = {
     "opencode-linux-x64-baseline@1.18.33": "sha512-"
     "1KQGBiiDDeL/VHHbHkOvvFo8Jr97WT5+C1tear+p7IcDTnXgVHXqIjU4O4jM4mHQzykTP2i884FCnW5LDa+zCA==",
 }
-"""Known tarballs; other versions are checked against what npm states."""
+"""Known tarballs; other versions are checked against npm's own hash."""
 _HOME = "/opt/swerl/agents/opencode"
 _ENDLESS_MS = 24 * 3600 * 1000
 _KEY = "SWERL_OPENCODE_KEY"
@@ -49,17 +49,17 @@ _QUIET = {
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "OPENCODE_DISABLE_SHARE": "1",
 }
-"""What keeps the CLI from contacting anybody but the gateway."""
+"""Settings that stop the CLI from contacting anything but the gateway."""
 _OWN_RULES = {
     "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
     "OPENCODE_DISABLE_EXTERNAL_SKILLS": "1",
     "OPENCODE_DISABLE_CLAUDE_CODE": "1",
 }
-"""What keeps files of an image or a repository from configuring the CLI."""
+"""Settings against configuration files in an image or a repository."""
 
 _INSTALLED = '{"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}'
-"""A lock file. The CLI installs this package from npm beside its configuration where none says that
-it is there; nothing here uses it."""
+"""A lock file. Without it the CLI installs this package from npm beside its configuration; nothing
+here uses the package."""
 _PREPARE = (
     f"mkdir -p {_OWN}/opencode/node_modules && "
     f"echo '{_INSTALLED}' >{_OWN}/opencode/package-lock.json"
@@ -82,19 +82,19 @@ class Options(BaseModel):
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on npm."""
     context_window: int | None = Field(None, ge=1)
-    """Tokens of the model's context, by which the CLI compacts; without it, it never does, and a
-    full context ends the run."""
+    """Context size in tokens at which the CLI compacts. If unset, it never compacts, and a full
+    context ends the run."""
     extra_args: tuple[str, ...] = ()
-    """More arguments for `opencode run`, as they are."""
+    """Extra arguments for `opencode run`, unchanged."""
 
 
 def build(options: Options) -> OpenCode:
-    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    """Fetch the bundle and return the harness. Raises ImageError if the bundle is unavailable."""
     return OpenCode(options, fetch(options.version))
 
 
 def fetch(version: str) -> tuple[Mount, ...]:
-    """Return the mounts of this release, downloading what is not in the cache yet."""
+    """Return the mounts of this release; download missing files."""
     machine = platform.machine().lower()
     if machine not in _PACKAGES:
         raise InputError(
@@ -115,15 +115,14 @@ class OpenCode:
     inside: bool = True
 
     def mounts(self) -> Sequence[Mount]:
-        """Return the CLI."""
         return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Make the folder in which the CLI keeps its sessions."""
+        """Create the CLI's session folder."""
         await _cli.prepare(sandbox, _PREPARE, "opencode")
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
-        """Work on the Task until done or until `budget_s` seconds are over."""
+        """Run the agent on the Task for at most `budget_s` seconds."""
         done = await sandbox.run(
             ["sh", "-c", _START, "sh", *self._arguments()],
             cwd=task.workdir,
@@ -145,11 +144,11 @@ class OpenCode:
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
-        """Return replies that read each file once, edit it hunk by hunk, and sum up."""
+        """Return replies that read each file once, edit it hunk by hunk, then summarise."""
         return _FILES.script(edits, workdir)
 
     def _arguments(self) -> Sequence[str]:
-        # With a title given, the model is not asked for one.
+        # A given title prevents a request for one.
         return ["--title", "task", *self.options.extra_args]
 
     def _config(self, endpoint: Endpoint, workdir: str) -> Mapping[str, Json]:
@@ -159,15 +158,15 @@ class OpenCode:
             "small_model": model,
             "enabled_providers": ["swerl"],
             "provider": {"swerl": self._provider(endpoint)},
-            # The repository's words, as every agent reads them; its opencode.json is not read.
+            # Every agent reads this file of the repository; its opencode.json is not read.
             "instructions": [f"{workdir.rstrip('/')}/AGENTS.md"],
             "permission": {"*": "allow"},
-            # releases that ask the model for a title all the same
+            # releases that request a title in any case
             "agent": {"title": {"disable": True}},
             "compaction": self._compaction(),
             "autoupdate": False,
             "share": "disabled",
-            # what would start other programs, or copy the repository
+            # features that start other programs or copy the repository
             "snapshot": False,
             "lsp": False,
             "formatter": False,
@@ -188,7 +187,7 @@ class OpenCode:
             # A slow model must not look dead.
             "timeout": False,
             "headerTimeout": False,
-            "chunkTimeout": _ENDLESS_MS,  # not every release takes a false here
+            "chunkTimeout": _ENDLESS_MS,  # not every release accepts false here
         }
         model: Json = {"name": endpoint.model, "tool_call": True, "limit": limit}
         return {
@@ -200,7 +199,7 @@ class OpenCode:
 
 
 def _hit_limit(log: bytes) -> bool:
-    """Say whether the last reply was cut at its token limit or refused for a full context."""
+    """Whether the last reply hit its token limit or the context was full."""
     for event in _cli.said_last(log):
         if event.get("type") == "error":
             return "prompt is too long" in json.dumps(event)

@@ -1,9 +1,8 @@
-"""pi, a small agent with four tools, offline in the sandbox, its model calls to the gateway.
+"""pi, a small agent with four tools, offline in the sandbox; its model calls go to the gateway.
 
-The CLI comes as a bundle from npm with all that it depends on, mounted read-only, and runs on Node.
-The prompt goes in by stdin. All that it reads and keeps of its own lies in one folder of its own
-below HOME, so no configuration of an image changes it. The log is the session that it keeps there,
-one JSON object a line, and what it printed to stderr.
+The CLI is a bundle from npm with its dependencies, mounted read-only, and runs on Node. The prompt
+is sent by stdin. Its settings and state are in its own folder below HOME, so no configuration in an
+image changes it. The log is its session file, one JSON object per line, and its stderr.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from swerl.harnesses import _cli as _records
 
 DEFAULT_VERSION = "0.73.1"
 _RETRIES = 2
-"""What OpenAI's client does by default; newer releases of pi switch that off."""
+"""Retries of a request: the default of OpenAI's client, which newer releases of pi disable."""
 
 _LAST_OF_FIRST_NAME = (0, 73)
-"""Later releases have another name on npm, need a newer Node, and write variables with a `$`."""
+"""The last release under the old npm name; later ones need a newer Node, and `$` for variables."""
 _LOCKS = Path(__file__).parent / "_locks"
 """The package trees of tested versions, as npm writes them with `npm install
 --package-lock-only --omit-lockfile-registry-resolved`."""
@@ -39,9 +38,9 @@ _FOLDER = ".swerl-pi"
 _OWN = f'"${{HOME:?no home folder}}/{_FOLDER}"'
 
 _QUIET = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}
-"""What keeps the CLI from contacting anybody but the gateway."""
+"""Settings that stop the CLI from contacting anything but the gateway."""
 _PLAIN = ("--no-extensions", "--no-skills", "--no-prompt-templates", "--no-themes")
-"""Nothing of an image's or a repository's is loaded into the CLI but its AGENTS.md."""
+"""Flags: load nothing from an image or a repository except AGENTS.md."""
 
 _PREPARE = f"mkdir -p {_OWN}/sessions"
 _START = (
@@ -59,20 +58,20 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
-    """Release on npm. The trees of packages of tested ones are pinned."""
+    """Release on npm. Package trees of tested releases are pinned."""
     tools: tuple[str, ...] | None = None
-    """Tools to offer; None is the CLI's own set: read, bash, edit, write."""
+    """Tools to offer. None: the CLI's own set (read, bash, edit, write)."""
     extra_args: tuple[str, ...] = ()
-    """More arguments for the CLI, as they are."""
+    """Extra arguments for the CLI, unchanged."""
 
 
 def build(options: Options) -> Pi:
-    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    """Fetch the bundle and return the harness. Raises ImageError if the bundle is unavailable."""
     return Pi(options, fetch(options.version))
 
 
 def fetch(version: str) -> tuple[Mount, ...]:
-    """Return the mounts of this release, downloading what is not in the cache yet."""
+    """Return the mounts of this release; download missing files."""
     lock = _LOCKS / f"pi-{version}.json"
     tree = _bundles.fetch_tree(_package(version), version, lock=lock if lock.exists() else None)
     oldest = (20, 6) if _has_first_name(version) else (22, 19)
@@ -89,15 +88,14 @@ class Pi:
     inside: bool = True
 
     def mounts(self) -> Sequence[Mount]:
-        """Return the CLI and Node."""
         return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Make the folder in which the CLI keeps its settings and its session."""
+        """Create the CLI's folder for settings and sessions."""
         await _cli.prepare(sandbox, _PREPARE, "pi")
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
-        """Work on the Task until done or until `budget_s` seconds are over."""
+        """Run the agent on the Task for at most `budget_s` seconds."""
         done = await sandbox.run(
             ["sh", "-c", _START, "sh", *self._arguments(endpoint)],
             cwd=task.workdir,
@@ -119,7 +117,7 @@ class Pi:
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
-        """Return replies that make each edit by one call, and sum up."""
+        """Return replies that make each edit with one call, then summarise."""
         calls = [_edit_call(edit, workdir.rstrip("/")) for edit in edits]
         return [*calls, Message(Role.ASSISTANT, "Done.")]
 
@@ -139,7 +137,7 @@ class Pi:
         provider: Json = {
             "baseUrl": f"{endpoint.url}/v1",
             "api": "openai-completions",
-            # the environment variable with the key
+            # environment variable with the key
             "apiKey": _KEY if _has_first_name(self.options.version) else f"${_KEY}",
             "compat": {"supportsDeveloperRole": False, "supportsStore": False},
             "models": [model],
@@ -148,11 +146,11 @@ class Pi:
 
     def _settings(self, budget_s: float) -> Mapping[str, Json]:
         return {
-            # It would compact after its last reply, for a next prompt that never comes.
+            # Without it pi compacts after its last reply, for a next prompt that never comes.
             "compaction": {"enabled": False},
-            # A stream that breaks has been sampled: asked for again, it would be sampled twice.
-            # Requests that were refused before a stream began are repeated as the provider's own
-            # client does. And a slow model must not look dead.
+            # A broken stream has been sampled: a retry samples twice.
+            # Requests refused before a stream began are retried, as the provider's own
+            # client does. A slow model must not look dead.
             "retry": {
                 "enabled": False,
                 "provider": {"timeoutMs": int(budget_s * 1000), "maxRetries": _RETRIES},
@@ -161,7 +159,7 @@ class Pi:
 
 
 def _hit_limit(session: bytes) -> bool:
-    """Say whether the last reply was cut at its token limit or refused for a full context."""
+    """Whether the last reply hit its token limit or the context was full."""
     for entry in _cli.said_last(session):
         message = entry.get("message")
         if isinstance(message, dict) and message.get("role") == "assistant":
@@ -172,9 +170,9 @@ def _hit_limit(session: bytes) -> bool:
 
 def _edit_call(edit: FileEdit, workdir: str) -> Message:
     path = f"{workdir}/{edit.path}"
-    if not edit.old:  # a new file, or an empty one
+    if not edit.old:  # a new or empty file
         return _cli.call("write", path=path, content=edit.new)
-    # every release takes one change so; only newer ones take a list of them
+    # every release accepts one change in this form; only newer ones accept a list
     return _cli.call("edit", path=path, oldText=edit.old, newText=edit.new)
 
 

@@ -1,8 +1,8 @@
-"""Qwen Code, offline in the sandbox, its model calls going to the gateway.
+"""Qwen Code, offline in the sandbox; its model calls go to the gateway.
 
-The CLI comes as a bundle from npm that needs only Node, mounted read-only. The prompt goes in by
-stdin. `stream-json` makes the log: one JSON object a line. Its settings and what it keeps lie in a
-folder of its own below HOME, so no configuration of an image changes it.
+The CLI is a bundle from npm that needs only Node, mounted read-only. The prompt is sent by stdin.
+`stream-json` writes the log: one JSON object per line. Its settings and state are in its own folder
+below HOME, so no configuration in an image changes it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PINNED = {
     "0.15.10": "sha512-"
     "A1rAUg7TTO62yuwogzEstMWLVxQ4n4JO26k9t6s93Ed14svp7W+7WEAAZhUMmxPf/q9xQQW7LwX48cuQcgKDBQ==",
 }
-"""Known tarballs; other versions are checked against what npm states."""
+"""Known tarballs; other versions are checked against npm's own hash."""
 _LEFT_OUT = r"package/(web-shell|examples|export-transcript-document|vendor/ripgrep/\w+-(?!linux))"
-"""What only a browser, a reader or another system would use."""
+"""Files for browsers, people or other platforms; not part of the bundle."""
 _OLDEST_NODE = (22,)
 _HOME = "/opt/swerl/agents/qwen-code"
 _NODE = "/opt/swerl/agents/node"
@@ -47,7 +47,7 @@ _PREPARE = f"mkdir -p {_OWN}"
 _START = (
     f"{_cli.NO_PROXY} export QWEN_HOME={_OWN}; "
     'printf %s "$SWERL_QWEN_SETTINGS" >"$QWEN_HOME/settings.json" && unset SWERL_QWEN_SETTINGS && '
-    # releases before 0.15 know of no QWEN_HOME; all of them know where a system's settings lie
+    # releases before 0.15 ignore QWEN_HOME; all of them read the system settings
     'export QWEN_CODE_SYSTEM_SETTINGS_PATH="$QWEN_HOME/settings.json" && '
     f'exec {_NODE}/bin/node {_HOME}/cli.js "$@"'
 )
@@ -69,23 +69,23 @@ class Options(BaseModel):
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on npm."""
     max_turns: int | None = Field(None, ge=1)
-    """Most replies, enforced by the CLI. The gateway has a limit of its own."""
+    """Maximum replies, enforced by the CLI; the gateway has its own limit."""
     context_window: int | None = Field(None, ge=1)
-    """Tokens of the model's context, by which the CLI compacts; without it, it never does, and a
-    full context ends the run."""
+    """Context size in tokens at which the CLI compacts. If unset, it never compacts, and a full
+    context ends the run."""
     tools: tuple[str, ...] | None = None
-    """Tools to offer; None is the CLI's own set."""
+    """Tools to offer. None: the CLI's own set."""
     extra_args: tuple[str, ...] = ()
-    """More arguments for the CLI, as they are."""
+    """Extra arguments for the CLI, unchanged."""
 
 
 def build(options: Options) -> QwenCode:
-    """Return the harness, its bundle fetched. Raises ImageError where it cannot be had."""
+    """Fetch the bundle and return the harness. Raises ImageError if the bundle is unavailable."""
     return QwenCode(options, fetch(options.version))
 
 
 def fetch(version: str) -> tuple[Mount, ...]:
-    """Return the mounts of this release, downloading what is not in the cache yet."""
+    """Return the mounts of this release; download missing files."""
     bundle = _bundles.fetch(
         _PACKAGE,
         version,
@@ -106,15 +106,14 @@ class QwenCode:
     inside: bool = True
 
     def mounts(self) -> Sequence[Mount]:
-        """Return the CLI and Node."""
         return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
-        """Make the folder in which the CLI keeps its settings."""
+        """Create the CLI's settings folder."""
         await _cli.prepare(sandbox, _PREPARE, "Qwen Code")
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
-        """Work on the Task until done or until `budget_s` seconds are over."""
+        """Run the agent on the Task for at most `budget_s` seconds."""
         done = await sandbox.run(
             ["sh", "-c", _START, "sh", *self._arguments()],
             cwd=task.workdir,
@@ -137,7 +136,7 @@ class QwenCode:
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
-        """Return replies that read each file once, edit it hunk by hunk, and sum up."""
+        """Return replies that read each file once, edit it hunk by hunk, then summarise."""
         return _FILES.script(edits, workdir)
 
     def _arguments(self) -> Sequence[str]:
@@ -151,14 +150,14 @@ class QwenCode:
     def _settings(self, budget_s: float) -> Mapping[str, Json]:
         generation: Json = {
             "contextWindowSize": self.options.context_window or _cli.ENDLESS_CONTEXT,
-            # Without it the CLI asks again, for more, when a reply was cut at its limit.
+            # Without it the CLI repeats a truncated reply with a higher limit.
             "samplingParams": {"max_tokens": _cli.UNCAPPED_TOKENS},
-            # A slow model must not look dead: a repeated request would sample twice.
+            # A slow model must not look dead: a repeated request samples twice.
             "timeout": int(budget_s * 1000),
             "streamIdleTimeoutMs": 0,
         }
         return {
-            # what keeps the CLI from contacting anybody but the gateway
+            # stop the CLI from contacting anything but the gateway
             "general": {
                 "enableAutoUpdate": False,
                 "gitCoAuthor": {"commit": False, "pr": False},
@@ -166,12 +165,12 @@ class QwenCode:
             },
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
-            # what would ask the model for things that are no part of the task
+            # features with extra model requests
             "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
             "experimental": {"emitToolUseSummaries": False},
             "ui": {"enableFollowupSuggestions": False},
             "model": {"skipNextSpeakerCheck": True, "generationConfig": generation},
-            # what would rewrite the history
+            # features that rewrite the history
             "context": {"clearContextOnIdle": _NEVER},
             "disableAllHooks": True,
         }
@@ -181,12 +180,12 @@ _NEVER: Json = {"toolResultsThresholdMinutes": -1, "toolResultsTotalCharsThresho
 
 
 def _prompt(text: str) -> bytes:
-    """Return the prompt as stdin; a first `/` would be taken for a command of the CLI."""
+    """Return the prompt for stdin; a leading `/` would be a command of the CLI."""
     return ("\n" + text if text.lstrip().startswith("/") else text).encode()
 
 
 def _hit_limit(log: bytes) -> bool:
-    """Say whether the transcript ends for a full context, refused or foreseen."""
+    """Whether the transcript ends because of a full context, refused or predicted."""
     for event in _cli.said_last(log):
         if event.get("type") == "result":
             error = json.dumps(event.get("error", ""))
