@@ -18,15 +18,14 @@ nox.options.stop_on_first_error = True
 
 BENCHES = Path("bench")
 SGLANG_ENV = Path(".nox/sglang-cpu")
-SGLANG_PACKAGES = ("sglang==0.5.21", "sglang-router==0.3.2", "gguf")
+SGLANG_PACKAGES = ("sglang==0.5.21", "gguf")
 SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
 SGLANG_TESTS = (
     "tests/training/test_twin_sglang.py",
     "tests/training/weight_sync/test_weight_sync_sglang.py",
     "tests/training/weight_sync/test_experts_sglang.py",
-    "tests/engines/test_sglang_router.py",
 )
-GLM_AND_CONTRACT = "experts_sglang and glm4_moe or (sglang or router) and not experts_sglang"
+GLM_AND_CONTRACT = "experts_sglang and glm4_moe or sglang and not experts_sglang"
 MAX_WORKERS = 4
 """Test processes at once: some tests hold a time limit, and bombs take whole processors."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
@@ -69,8 +68,8 @@ def sglang(session: nox.Session) -> None:
 
 @nox.session
 def sglang_contract(session: nox.Session) -> None:
-    """Run the engines' contract on SGLang and its router, compare SGLang's parsers, serve GLM."""
-    tests = ["tests/engines/test_contract.py", "tests/families"]
+    """Run the engines' contract on SGLang, compare SGLang's parsers, serve GLM."""
+    tests = ["tests/engines/test_contract.py", "tests/engines/families"]
     tests.append("tests/training/weight_sync/test_experts_sglang.py")
     _run_on_sglang(session, [*tests, "-k", GLM_AND_CONTRACT])
 

@@ -23,7 +23,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swerl.core.contracts import EngineSetup
 from swerl.core.turn import Sampling
 from swerl.engines import torch_cpu
-from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_client import HttpEngine
 
 NUM_PROMPT, NUM_NEW, NUM_VOCAB = 200, 256, 512
 """Context lengths of the twin: a few turns of a few dozen tokens on a short prompt."""

@@ -20,7 +20,7 @@ from swerl.core.contracts import EngineSetup
 from swerl.core.errors import ClusterError, RankLostError
 from swerl.core.learning import Batch
 from swerl.core.turn import Sampling
-from swerl.engines import _sglang_fleet, sglang
+from swerl.engines import _sglang_pool, sglang
 from swerl.recipe.schema import ClusterSection
 from swerl.training import trainer as ranks
 from swerl.training.options import TrainerOptions
@@ -160,13 +160,13 @@ async def test_nothing_of_a_killed_controller_lives_on(ray_cluster: Any, tmp_pat
 async def test_a_server_of_a_node_that_hangs_is_replaced_and_its_requests_begun_anew(
     ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.2)
-    monkeypatch.setattr(_sglang_fleet, "WATCH_S", 1.0)
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.2)
+    monkeypatch.setattr(_sglang_pool, "WATCH_S", 1.0)
     options = sglang.Options(
-        cpu=True, python=fake_python(tmp_path), router=True, restarts=9, start_timeout_s=240
+        cpu=True, python=fake_python(tmp_path), restarts=9, start_timeout_s=240
     )
     told: list[str] = []
-    setup = EngineSetup(family=None, log_dir=tmp_path, model=tmp_path, tell=told.append)  # type: ignore[arg-type]
+    setup = EngineSetup(family=None, log_dir=tmp_path, model=tmp_path, notify=told.append)  # type: ignore[arg-type]
     async with (
         ray_nodes(ray_cluster.address, TWO, run="servers") as nodes,
         serve_on(nodes, options, tmp_path, cluster=ClusterSection(), logs=tmp_path) as hosts,
@@ -180,10 +180,10 @@ async def test_a_server_of_a_node_that_hangs_is_replaced_and_its_requests_begun_
             await asyncio.sleep(0.01)
         process_at(hosts[0].url).suspend()
         replies = await asyncio.gather(*calls)
-        while any(server.lost for server in engine._fleet.crew.servers):  # noqa: ASYNC110
+        while any(server.lost for server in engine.pool.servers):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert {len(reply.ids) for reply in replies} == {900}
-    assert "ran and answered nothing; it is started again" in told[0]
+    assert "ran but answered nothing; restarting it" in told[0]
 
 
 async def test_a_node_that_is_lost_ends_its_processes_for_the_controller(

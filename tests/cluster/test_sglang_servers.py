@@ -18,8 +18,7 @@ from swerl.core.contracts import EngineSetup
 from swerl.core.errors import ClusterError, EngineError, RecipeError
 from swerl.core.turn import Sampling
 from swerl.engines import sglang
-from swerl.engines._sglang_launch import keep
-from swerl.engines._sglang_server import Server
+from swerl.engines._sglang_server import ServerState, SglangServer, supervise
 from swerl.engines.sglang import Options
 from swerl.recipe.schema import ClusterSection
 from tests.cluster._lost_node import Lost
@@ -51,9 +50,9 @@ def options(tmp_path: Path) -> Options:
     return Options(cpu=True, python=python, restarts=1, start_timeout_s=60)
 
 
-def _server(host: NodeServer) -> Server:
+def _server(host: NodeServer) -> SglangServer:
     clients: Any = None
-    return Server(host.url, clients)
+    return SglangServer(host.url, clients)
 
 
 def _pid(url: str) -> int:
@@ -70,7 +69,7 @@ async def test_a_server_a_node_comes_back_when_killed_and_ends_with_the_block(
         urls = [host.url for host in hosts]
         assert len(set(urls)) == 2
         keeping = asyncio.create_task(
-            keep(hosts[0], _server(hosts[0]), restarts=1, tell=told.append)
+            supervise(hosts[0], _server(hosts[0]), restarts=1, notify=told.append)
         )
         first = _pid(urls[0])
         os.kill(first, signal.SIGKILL)
@@ -82,7 +81,7 @@ async def test_a_server_a_node_comes_back_when_killed_and_ends_with_the_block(
                 except OSError:
                     await asyncio.sleep(0.05)
         assert second != first
-        assert "started again (1 of 1)" in str(told)
+        assert "restarting it (1 of 1)" in str(told)
         other = _pid(urls[1])
         keeping.cancel()
     assert not Path(f"/proc/{second}").exists()
@@ -107,9 +106,9 @@ async def test_a_server_whose_machine_is_gone_is_told_of_and_the_others_serve_on
         server = _server(hosts[0])
         os.kill(_pid(hosts[0].url), signal.SIGKILL)
         async with asyncio.timeout(60):
-            await keep(hosts[0], server, restarts=1, tell=told.append)
-        assert "did not come back: the machine is gone" in str(told)
-        assert server.ended
+            await supervise(hosts[0], server, restarts=1, notify=told.append)
+        assert "did not restart: the machine is gone" in str(told)
+        assert server.state is ServerState.ENDED
         assert _pid(hosts[1].url)
 
 
@@ -122,8 +121,8 @@ async def test_a_server_that_hangs_is_killed_and_comes_back(
         server = _server(host)
         first = _pid(host.url)
         os.kill(first, signal.SIGSTOP)
-        keeping = asyncio.create_task(keep(host, server, restarts=1, tell=lambda said: None))
-        server.silence(EngineError("it is silent", hint=""))
+        keeping = asyncio.create_task(supervise(host, server, restarts=1, notify=lambda said: None))
+        server.mark_hung(EngineError("it is silent", hint=""))
         async with asyncio.timeout(60):
             while server.hung.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -132,9 +131,7 @@ async def test_a_server_that_hangs_is_killed_and_comes_back(
 
 
 async def test_requests_of_a_nodes_server_that_dies_are_begun_anew(tmp_path: Path) -> None:
-    options = Options(
-        cpu=True, python=fake_python(tmp_path), router=True, restarts=9, start_timeout_s=120
-    )
+    options = Options(cpu=True, python=fake_python(tmp_path), restarts=9, start_timeout_s=120)
     nodes = [LocalNode(name="n1"), LocalNode(name="n2")]
     setup = EngineSetup(family=None, log_dir=tmp_path, model=tmp_path)  # type: ignore[arg-type]
     async with (

@@ -37,13 +37,6 @@ class Running:
     aborted: bool = False
 
 
-@dataclass(frozen=True)
-class Worker:
-    """A server that a router knows by its URL alone."""
-
-    url: str
-
-
 class FakeServer:
     """One server. `url` is set while it serves."""
 
@@ -292,18 +285,15 @@ class FakeServer:
 class FakeRouter:
     """A router with the `manual` policy: it keeps a routing key on one server."""
 
-    def __init__(self, servers: Sequence[FakeServer | Worker]) -> None:
+    def __init__(self, servers: Sequence[FakeServer]) -> None:
         self.url = ""
         self.servers = list(servers)
-        self._homes: dict[str, FakeServer | Worker] = {}
+        self._homes: dict[str, FakeServer] = {}
 
     async def start(self, port: int = 0) -> web.AppRunner:
         app = web.Application(client_max_size=2**26)
         app.add_routes([
             web.get("/workers", self.workers),
-            web.post("/workers", self.add),
-            web.delete("/workers/{id}", self.remove),
-            web.get("/health", self.health),
             web.post("/generate", self.forward),
         ])  # fmt: skip
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
@@ -313,21 +303,9 @@ class FakeRouter:
         self.url = f"http://{host}:{found}"
         return runner
 
-    async def health(self, request: web.Request) -> web.Response:
-        return web.Response(text="OK")
-
     async def workers(self, request: web.Request) -> web.Response:
         listed = [{"id": one.url.rpartition(":")[2], "url": one.url} for one in self.servers]
         return web.json_response({"workers": listed, "total": len(listed)})
-
-    async def add(self, request: web.Request) -> web.Response:
-        self.servers.append(Worker((await request.json())["url"]))
-        return web.json_response({"status": "accepted"}, status=202)
-
-    async def remove(self, request: web.Request) -> web.Response:
-        gone = request.match_info["id"]
-        self.servers = [one for one in self.servers if one.url.rpartition(":")[2] != gone]
-        return web.json_response({"status": "accepted"}, status=202)
 
     async def forward(self, request: web.Request) -> web.Response:
         if not self.servers:
@@ -345,7 +323,7 @@ class FakeRouter:
         except (OSError, ClientError):
             return _unrouted("call_upstream_request_error", 500)
 
-    def _home(self, key: str) -> FakeServer | Worker:
+    def _home(self, key: str) -> FakeServer:
         """Return a key's server; a key without one goes where the fewest are."""
         if self._homes.get(key) not in self.servers:
             homes = list(self._homes.values())

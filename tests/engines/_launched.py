@@ -1,4 +1,4 @@
-"""What tests of servers that a run launches share."""
+"""Helpers for tests of servers that a run launches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from swerl.core.contracts import EngineSetup
 from swerl.core.learning import WeightRef
 
 
-def setup(tmp_path: Path, told: list[str]) -> EngineSetup:
+def setup(tmp_path: Path, notices: list[str]) -> EngineSetup:
     model = tmp_path / "model"
     model.mkdir()
-    return EngineSetup(family=None, log_dir=tmp_path, model=model, tell=told.append)  # type: ignore[arg-type]
+    return EngineSetup(family=None, log_dir=tmp_path, model=model, notify=notices.append)  # type: ignore[arg-type]
 
 
 def ref(tmp_path: Path, version: str) -> WeightRef:
@@ -24,5 +24,5 @@ def ref(tmp_path: Path, version: str) -> WeightRef:
 
 async def until(true: Callable[[], bool], limit_s: float) -> None:
     async with asyncio.timeout(limit_s):
-        while not true():  # noqa: ASYNC110  what is waited for happens in a server
+        while not true():  # noqa: ASYNC110  the condition changes in a server
             await asyncio.sleep(0.02)

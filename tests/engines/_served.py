@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -111,12 +112,21 @@ def sglang_python() -> Path:
     return Path(python)
 
 
+def _router_python() -> Path:
+    """Return the interpreter with sglang-router, or skip the test."""
+    python = sglang_python()
+    probe = "import sys, importlib.util as u; sys.exit(u.find_spec('sglang_router') is None)"
+    if subprocess.run([python, "-c", probe], check=False).returncode:
+        pytest.skip("SWERL_SGLANG_PYTHON has no sglang-router")
+    return python
+
+
 @asynccontextmanager
 async def _real_router(urls: list[str], logs: Path) -> AsyncIterator[str]:
     """Run sglang-router in front of these servers."""
     url = f"http://127.0.0.1:{_free_port()}"
     command = [
-        str(sglang_python()), "-m", "sglang_router.launch_router", "--policy=manual",
+        str(_router_python()), "-m", "sglang_router.launch_router", "--policy=manual",
         "--host=127.0.0.1", f"--port={url.rpartition(':')[2]}",
         f"--prometheus-port={_free_port()}", "--worker-urls", *urls,
     ]  # fmt: skip

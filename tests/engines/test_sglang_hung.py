@@ -1,4 +1,4 @@
-"""Servers that run and answer nothing: each is a process that a test stops by SIGSTOP.
+"""Servers that run but answer nothing: each is a process that a test stops by SIGSTOP.
 
 The fake speaks SGLang's contract; tests/training/weight_sync/test_weight_sync_sglang.py stops the
 real one.
@@ -15,8 +15,9 @@ import pytest
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineLostError
 from swerl.core.turn import Sampling
-from swerl.engines import _sglang_fleet, sglang
-from swerl.engines._sglang_http import HttpEngine
+from swerl.engines import _sglang_pool, sglang
+from swerl.engines._sglang_client import HttpEngine
+from swerl.engines._sglang_server import ServerState
 from tests.engines import _launched
 from tests.engines._fake_python import fake_python, process_at
 from tests.engines._launched import ref, setup
@@ -27,8 +28,8 @@ until = partial(_launched.until, limit_s=120)
 
 @pytest.fixture(autouse=True)
 def _watchful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.2)
-    monkeypatch.setattr(_sglang_fleet, "WATCH_S", 1.0)
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.2)
+    monkeypatch.setattr(_sglang_pool, "WATCH_S", 1.0)
 
 
 def options(tmp_path: Path, servers: int) -> sglang.Options:
@@ -44,23 +45,23 @@ def running(engine: HttpEngine) -> bool:
 async def test_a_hung_server_is_replaced_and_its_requests_answered_by_the_right_weights(
     tmp_path: Path,
 ) -> None:
-    told: list[str] = []
-    async with sglang.open(options(tmp_path, 2), setup(tmp_path, told)) as engine:
+    notices: list[str] = []
+    async with sglang.open(options(tmp_path, 2), setup(tmp_path, notices)) as engine:
         await engine.load(ref(tmp_path, "v1"))
         sessions = [f"s{n}" for n in range(4)]
         asked = [asyncio.create_task(engine.generate([5], LONG, name)) for name in sessions]
         await until(lambda: running(engine))
-        hung = process_at(engine._fleet.crew.servers[0].url)
+        hung = process_at(engine.pool.servers[0].url)
         hung.suspend()
         async with asyncio.timeout(120):
             replies = await asyncio.gather(*asked)
         assert {reply.weight_version for reply in replies} == {"v1"}
         assert len({reply.ids for reply in replies}) == 1  # the fake's tokens follow the prompt
-        await until(lambda: len(engine._fleet.crew.alive()) == 2)
+        await until(lambda: len(engine.pool.in_use()) == 2)
         assert not hung.is_running()
         replies = [await engine.generate([7], Sampling(3), name) for name in sessions]
         assert {reply.weight_version for reply in replies} == {"v1"}
-    assert "ran and answered nothing; it is started again (1 of 9)" in told[0]
+    assert "ran but answered nothing; restarting it (1 of 9)" in notices[0]
 
 
 async def test_another_client_takes_no_token_of_a_server_that_started_anew(
@@ -71,13 +72,13 @@ async def test_another_client_takes_no_token_of_a_server_that_started_anew(
         async with sglang.open(shared, EngineSetup(None, tmp_path)) as another:  # type: ignore[arg-type]
             assert (await another.generate([5], Sampling(2), "s")).weight_version == "default"
             await engine.load(ref(tmp_path, "v1"))
-            server = engine._fleet.crew.servers[0]
-            async with engine._fleet.loads.changing:  # so that nobody gives it weights yet
+            server = engine.pool.servers[0]
+            async with engine.pool.changing:  # so that it gets no weights yet
                 process_at(engine.url).kill()
-                await until(lambda: server.started_anew)
+                await until(lambda: server.state is ServerState.RESTARTED)
                 with pytest.raises(EngineLostError):
                     await another.generate([5], Sampling(2), "s")
-            await until(lambda: not server.lost and not another._fleet.crew.servers[0].lost)
+            await until(lambda: not server.lost and not another.pool.servers[0].lost)
             assert (await another.generate([5], Sampling(2), "s")).weight_version == "v1"
 
 
@@ -86,18 +87,18 @@ async def test_a_server_that_starts_anew_before_any_load_serves_what_it_did(
 ) -> None:
     async with sglang.open(options(tmp_path, 1), setup(tmp_path, [])) as engine:
         process_at(engine.url).kill()
-        await until(lambda: bool(engine._fleet.crew.servers[0].lost))
+        await until(lambda: bool(engine.pool.servers[0].lost))
         assert (await engine.generate([5], Sampling(2), "s")).weight_version == "default"
 
 
 async def test_a_server_that_hangs_in_an_update_does_not_hold_it_up(tmp_path: Path) -> None:
     async with sglang.open(options(tmp_path, 2), setup(tmp_path, [])) as engine:
         await engine.load(ref(tmp_path, "v1"))
-        first, second = engine._fleet.crew.servers
+        first, second = engine.pool.servers
         process_at(second.url).suspend()
         async with asyncio.timeout(120):
             assert await engine.load(ref(tmp_path, "v2")) == "v2"
-        await until(lambda: len(engine._fleet.crew.alive()) == 2)
+        await until(lambda: len(engine.pool.in_use()) == 2)
         for server in (first, second):
             assert (await server.get("/model_info"))["weight_version"] == "v2"
 

@@ -1,4 +1,4 @@
-"""Weights sent into live servers: all of them serve afterwards, or none; whatever is cut short.
+"""Weights sent into live servers: either all of them serve afterwards, or none.
 
 The servers are fakes of the wire contract, because a fault must come when the test wants it.
 `tests/training/weight_sync/test_weight_sync_sglang.py` sends real weights to real ones.
@@ -18,11 +18,10 @@ from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, EngineLostError, TrainerError
 from swerl.core.learning import EngineTarget, Sent, WeightRef
 from swerl.core.turn import Sampling
-from swerl.engines import _sglang_fleet, sglang
-from swerl.engines._sglang_connect import connect
-from swerl.engines._sglang_http import HttpEngine
-from swerl.engines._sglang_settings import ClientSettings
-from swerl.engines._sglang_wire import ModelShape
+from swerl.engines import _sglang_pool, sglang
+from swerl.engines._sglang_client import HttpEngine, connect
+from swerl.engines._sglang_pool import ClientSettings
+from swerl.engines._sglang_wire import ServedShape
 from swerl.training.weight_sync.transport import Caller, failures
 from tests.engines._fake_sglang import VOCAB, FakeServer, fakes
 
@@ -40,7 +39,7 @@ async def opened(
     servers: list[FakeServer], settings: ClientSettings | None = None
 ) -> AsyncIterator[HttpEngine]:
     urls = [server.url for server in servers]
-    async with connect(urls, shape=ModelShape(VOCAB), settings=settings) as engine:
+    async with connect(urls, shape=ServedShape(VOCAB), settings=settings) as engine:
         yield engine
 
 
@@ -85,7 +84,7 @@ async def versions(engine: HttpEngine) -> set[str]:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110  what is waited for happens in a server
+        while not true():  # noqa: ASYNC110  the condition changes in a server
             await asyncio.sleep(0.01)
 
 
@@ -112,7 +111,7 @@ async def test_a_server_that_dies_in_the_middle_is_taken_out(
     async with opened(servers) as engine:
         await engine.receive(source)
         assert await versions(engine) == {"1"}
-        assert sum(server.lost is not None for server in engine._fleet.crew.servers) == 1
+        assert sum(server.lost is not None for server in engine.pool.servers) == 1
 
 
 async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(
@@ -122,17 +121,17 @@ async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(
         await engine.receive(Source("1", lambda: setattr(servers[2], "refuses_weights", True)))
         assert await versions(engine) == {"1"}
         assert servers[2].version.startswith("partial:")
-        assert engine._fleet.crew.servers[2].lost
+        assert engine.pool.servers[2].lost
         servers[2].refuses_weights = False
         await engine.receive(Source("2"))
         assert await versions(engine) == {"2"}
         assert {server.version for server in servers} == {"2"}
 
 
-async def test_a_server_that_missed_weights_gets_them_from_who_sent_them(
+async def test_a_server_that_missed_weights_gets_them_from_their_source(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
     async with opened(servers) as engine:
         await engine.receive(Source("1"))
         await servers[0].restart()
@@ -140,10 +139,10 @@ async def test_a_server_that_missed_weights_gets_them_from_who_sent_them(
         assert await versions(engine) == {"1"}
 
 
-async def test_a_server_waits_where_the_trainer_has_gone_on(
+async def test_a_server_waits_if_the_trainer_holds_newer_weights(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
     source = Source("1")
     async with opened(servers) as engine:
         await engine.receive(source)
@@ -173,7 +172,7 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_no_server_in_use(
         assert await versions(after) == {"2"}
 
 
-async def test_weights_from_a_folder_mend_an_update_that_was_cut_off(
+async def test_weights_from_a_folder_repair_an_interrupted_update(
     servers: list[FakeServer], tmp_path: Path
 ) -> None:
     for server in servers:
@@ -188,7 +187,7 @@ async def test_weights_from_a_folder_mend_an_update_that_was_cut_off(
 async def test_a_client_that_comes_in_the_middle_waits_until_the_weights_are_whole(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
     for server in servers:
         server.version = "partial:x"
     async with opened(servers) as engine:
@@ -196,7 +195,7 @@ async def test_a_client_that_comes_in_the_middle_waits_until_the_weights_are_who
             await engine.generate([5], Sampling(2), "s")
         for server in servers:
             server.version = "1"
-        await until(lambda: not any(server.lost for server in engine._fleet.crew.servers))
+        await until(lambda: not any(server.lost for server in engine.pool.servers))
         assert await versions(engine) == {"1"}
 
 
@@ -269,7 +268,7 @@ async def test_parameters_that_agreed_once_have_to_agree_ever_after(
             await engine.receive(source)
 
 
-async def test_a_server_of_another_version_than_told_is_refused(
+async def test_a_server_that_reports_another_version_is_refused(
     servers: list[FakeServer],
 ) -> None:
     for server in servers:
@@ -291,17 +290,17 @@ async def test_a_sleeping_engine_wakes_in_order(servers: list[FakeServer]) -> No
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "words", "told"),
+    ("vocab_size", "words", "message"),
     [(999, "ab", r"other with 999 tokens, .*mine has 512"), (512, "ac", "another tokenizer")],
 )
 async def test_a_server_of_another_model_is_refused_by_name(
-    servers: list[FakeServer], tmp_path: Path, vocab_size: int, words: str, told: str
+    servers: list[FakeServer], tmp_path: Path, vocab_size: int, words: str, message: str
 ) -> None:
     mine = _model(tmp_path / "mine", 512, "ab")
     servers[1].model = _model(tmp_path / "other", vocab_size, words)
     urls = tuple(server.url for server in servers)
     setup = EngineSetup(family=None, log_dir=tmp_path, model=mine)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match=told):
+    with pytest.raises(EngineError, match=message):
         async with sglang.open(sglang.Options(url=urls), setup):
             pass
 
@@ -323,7 +322,7 @@ async def test_a_server_on_a_gpu_that_would_keep_its_memory_does_not_sleep(
             await engine.sleep()
 
 
-async def test_a_request_of_a_dead_server_is_begun_anew_on_another(
+async def test_a_request_of_a_dead_server_begins_again_on_another(
     servers: list[FakeServer],
 ) -> None:
     settings = ClientSettings(retries=1, wait_s=10.0)

@@ -20,7 +20,7 @@ from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.turn import Sampling
 from swerl.engines import torch_cpu
-from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_client import HttpEngine
 from swerl.engines._weights import checksum
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

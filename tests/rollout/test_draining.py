@@ -16,7 +16,7 @@ from swerl.core.contracts import EngineSetup
 from swerl.core.learning import WeightRef
 from swerl.core.turn import Completion, Sampling
 from swerl.engines import torch_cpu
-from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_client import HttpEngine
 from swerl.engines._weights import checksum
 from swerl.rollout.draining import DrainingEngine
 from tests.engines.conftest import save_tiny

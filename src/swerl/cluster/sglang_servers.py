@@ -1,6 +1,6 @@
 """SGLang servers on the nodes of a run: started, waited for, and ended.
 
-`engines/_sglang_launch.py` starts those that end or hang again.
+`supervise` in `engines/_sglang_server.py` restarts those that end or hang again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from swerl.cluster.node import Node, Order, Running, end_server, free_port, last_lines
 from swerl.core.errors import EngineError, RecipeError
 from swerl.engines import sglang
-from swerl.engines._sglang_launch import serves
+from swerl.engines.sglang import serves
 from swerl.recipe.schema import ClusterSection
 
 POLL_S = 0.5

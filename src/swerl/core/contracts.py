@@ -297,7 +297,7 @@ class EngineSetup:
     """Folder of the model to serve, in Hugging Face format."""
     script: Callable[[str], Sequence[Message]] | None = None
     """Session id -> its replies, for scripted engines."""
-    tell: Callable[[str], None] = field(default=lambda text: None)
+    notify: Callable[[str], None] = field(default=lambda text: None)
     """Called with one sentence about each change of a server's state."""
 
 

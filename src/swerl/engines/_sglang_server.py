@@ -1,6 +1,7 @@
-"""One SGLang server, or a router in front of some: its calls, and what their failures mean.
+"""One SGLang server: its state, the calls to it, and its restarts.
 
-Nothing is sent again once a request may have been sampled from: its tokens would be drawn twice.
+The pool asks only servers that are in use. A request is never sent again to a server that may have
+sampled from it: its tokens would be drawn twice.
 """
 
 from __future__ import annotations
@@ -9,68 +10,177 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
 
 from swerl.core.chat import Json
-from swerl.core.errors import EngineError, EngineLostError
-from swerl.core.learning import WeightRef
+from swerl.core.errors import EngineError, EngineLostError, SwerlError
 
 CONNECT_TRIES = 3
-"""Tries to open a connection: a server that restarts its listener is back within a second."""
+"""Attempts to open a connection: a server that restarts its listener is back within a second."""
 CONTROL_S = 120.0
-"""Seconds for a call that samples nothing; a pause waits for a step of the whole batch."""
+"""Seconds for a call that samples nothing; a pause waits for one step of the whole batch."""
 UNAVAILABLE = frozenset({502, 503, 504})
-"""What a router answers when a worker died under a request, and a server that is full or ends."""
+"""Statuses of a router whose worker died, and of a server that is full or shuts down."""
 _WORKER_FAILED = "call_upstream"
-"""How a router's codes begin for a worker that it could not reach, or that died under a request."""
+"""Prefix of a router's error codes for a worker that it could not reach, or that died."""
 _DP_RANK = re.compile(r"@\d+$")
-"""How a router that knows data-parallel ranks marks them in a worker's URL."""
+"""Suffix of a worker's URL in routers that list data-parallel ranks."""
+
+
+class ServerState(StrEnum):
+    """The use of a server, and the weights that it holds."""
+
+    SERVING = "serving"
+    """In use."""
+    UPDATING = "updating"
+    """In use and paused; its weights are released or being replaced."""
+    LOST = "lost"
+    """Out of use: it does not answer, or holds other weights than the pool serves."""
+    PARTIAL = "partial"
+    """Out of use until another client's weight update is complete."""
+    STALE = "stale"
+    """Out of use: its weights are gone, mixed or unknown, and it needs all of them again."""
+    RESTARTED = "restarted"
+    """Out of use: it runs again, with the weights that it was started on."""
+    ENDED = "ended"
+    """Out of use for good: nothing starts it again."""
+
+
+_S = ServerState
+IN_USE = frozenset({_S.SERVING, _S.UPDATING})
+TRANSITIONS: Mapping[ServerState, frozenset[ServerState]] = {
+    _S.SERVING: frozenset({_S.UPDATING, _S.LOST, _S.PARTIAL, _S.STALE, _S.ENDED}),
+    _S.UPDATING: frozenset({_S.SERVING, _S.STALE, _S.ENDED}),
+    _S.LOST: frozenset({_S.SERVING, _S.PARTIAL, _S.STALE, _S.ENDED}),
+    _S.PARTIAL: frozenset({_S.SERVING, _S.LOST, _S.STALE, _S.ENDED}),
+    _S.STALE: frozenset({_S.SERVING, _S.RESTARTED, _S.ENDED}),
+    _S.RESTARTED: frozenset({_S.SERVING, _S.STALE, _S.ENDED}),
+    _S.ENDED: frozenset(),
+}
+"""State -> the states that may follow it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Clients:
-    """Connections, in two pools so that an abort never queues behind what it aborts."""
+class Connections:
+    """HTTP clients, in two pools so that an abort never queues behind the request it aborts."""
 
     generate: aiohttp.ClientSession
     control: aiohttp.ClientSession
 
 
-class Server:
-    """One base URL."""
+class SglangServer:
+    """One base URL: an SGLang server, or a router in front of several."""
 
-    def __init__(self, url: str, clients: Clients) -> None:
+    def __init__(self, url: str, connections: Connections) -> None:
         self.url = url.rstrip("/")
-        self.misses = 0
+        self.state = ServerState.SERVING
         self.lost: EngineLostError | None = None
-        """Why it was given up."""
+        """The reason why it is out of use; None while it is in use."""
         self.waiting: set[asyncio.Future[None]] = set()
-        """Who wants to hear at once when it is given up."""
-        self.usable_again = True
-        """False once it may hold weights that nobody vouches for."""
-        self.is_partial = False
-        """Whether it was found in the middle of somebody's update."""
+        """Futures that fail as soon as the server goes out of use."""
+        self.misses = 0
+        """Checks in a row that it did not answer."""
+        self.hung = asyncio.Event()
+        """Set while it runs and answers nothing: `supervise` then restarts it."""
         self.released: set[str] = set()
         """Kinds of memory that it gave back: `weights`, `kv_cache`."""
         self.known_kinds: set[str] = set()
-        """Kinds of parameters that it holds in the layout that the trainer expects."""
-        self.started_anew = False
-        """Whether it was started again and has been given no weights since."""
-        self.ended = False
-        """Whether nobody starts it again."""
-        self.hung = asyncio.Event()
-        """Set where it runs and answers nothing: who started it may start it again."""
+        """Kinds of parameters whose layout agreed with the trainer's at least once."""
         self._limits: set[asyncio.Timeout] = set()
-        """Of the calls under way."""
-        self._clients = clients
+        """Time limits of the calls under way."""
+        self._connections = connections
+
+    @property
+    def in_use(self) -> bool:
+        """Return whether requests may go here."""
+        return self.state in IN_USE
+
+    def move(self, state: ServerState) -> None:
+        """Change the state; the present one changes nothing.
+
+        Raises RuntimeError on a change that TRANSITIONS does not list.
+        """
+        if state is self.state:
+            return
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"{self.url} cannot go from {self.state} to {state}")
+        self.state = state
+
+    def lose(self, why: Exception | str, *, to: ServerState = ServerState.LOST) -> None:
+        """Take the server out of use; its requests fail.
+
+        A server that is out of use already keeps its reason; `to` STALE discards its weights.
+        """
+        if self.in_use:
+            self.move(ServerState.STALE if self.state is ServerState.UPDATING else to)
+            self._fail(lost(self.url, why))
+        elif to is ServerState.STALE and self.state is not ServerState.ENDED:
+            self.move(to)
+
+    def end(self, why: str) -> None:
+        """Take the server out of use for good; clients need not ask again."""
+        self.move(ServerState.ENDED)
+        error = lost(self.url, why)
+        self._fail(EngineLostError(str(error), hint=error.hint, retryable=False))
+
+    def mark_hung(self, why: EngineError) -> None:
+        """Take a server that answers nothing out of use, and cancel every call to it."""
+        self.lose(why)
+        self.hung.set()
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0.0)  # a moment in the past
+
+    def restarted(self) -> None:
+        """Record that the process runs again, with the weights that it was started on.
+
+        If the pool has seen it answer already and given it weights, these stay.
+        """
+        if self.state is ServerState.STALE:
+            self.move(ServerState.RESTARTED)
+        self.released.clear()
+        self.answered()
+
+    def answered(self) -> None:
+        """Record an answer."""
+        self.misses = 0
+        self.hung.clear()
+
+    def use(self) -> None:
+        """Put the server into use: it holds all weights that serve, or is about to load them."""
+        if self.state is ServerState.ENDED:
+            return
+        self.move(ServerState.SERVING)
+        self.lost = None
+        self.answered()
+
+    def begin_update(self) -> None:
+        """Record that its weights are about to change."""
+        if self.in_use:
+            self.move(ServerState.UPDATING)
+        elif self.state is not ServerState.ENDED:
+            self.move(ServerState.STALE)
+
+    def keep_weights(self) -> None:
+        """Record that it refused an update and holds the weights of before."""
+        if self.state is ServerState.UPDATING:
+            self.move(ServerState.SERVING)
+
+    def _fail(self, error: EngineLostError) -> None:
+        self.lost = error
+        for future in self.waiting:
+            if not future.done():
+                future.set_exception(error)
 
     async def generate(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """Sample one reply. Raises EngineLostError, at once where the server was given up."""
+        """Sample one reply. Raises EngineLostError, at once if the server is out of use."""
         if self.lost:
             raise self.lost
         return await self._call("POST", "/generate", body, headers=headers)
@@ -78,19 +188,15 @@ class Server:
     async def post(
         self, path: str, body: Mapping[str, Json], *, timeout_s: float = CONTROL_S
     ) -> dict[str, Any]:
-        """Make a call that samples nothing."""
+        """Make a call that samples nothing. Raises EngineError."""
         return await self._call("POST", path, body, timeout_s=timeout_s)
 
     async def get(self, path: str, *, timeout_s: float = CONTROL_S) -> dict[str, Any]:
-        """Ask for something."""
+        """Read a value. Raises EngineError."""
         return await self._call("GET", path, None, timeout_s=timeout_s)
 
-    async def delete(self, path: str, *, timeout_s: float = CONTROL_S) -> None:
-        """Take something off a list."""
-        await self._call("DELETE", path, None, timeout_s=timeout_s)
-
     async def workers(self, *, timeout_s: float = CONTROL_S) -> list[str] | None:
-        """Return the servers behind a router; None where this is a server itself."""
+        """Return the servers behind a router; None if this is a server itself."""
         try:
             answer = await self.get("/workers", timeout_s=timeout_s)
         except EngineLostError:
@@ -102,92 +208,6 @@ class Server:
             return None
         return list(dict.fromkeys(_DP_RANK.sub("", str(one["url"])) for one in listed))
 
-    async def load(self, weights: WeightRef, *, flush: bool, timeout_s: float) -> None:
-        """Load weights and check what serves then. Raises EngineError."""
-        body: dict[str, Json] = {
-            "model_path": str(weights.path.resolve()),
-            "flush_cache": flush,
-            "weight_version": weights.version,
-        }
-        self.usable_again = False
-        try:
-            await self.post("/update_weights_from_disk", body, timeout_s=timeout_s)
-        except EngineLostError:
-            raise
-        except EngineError:
-            self.usable_again = True  # refused: the old ones serve on
-            raise
-        info = await self.get("/model_info")
-        version = str(info.get("weight_version"))
-        if version != weights.version:
-            raise EngineError(
-                f"{self.url} serves weights {version!r} after loading {weights.version!r}",
-                hint="another client updates the same engine",
-            )
-        if (checksum := info.get("checksum")) and checksum != weights.checksum:
-            raise EngineError(
-                f"weights {version!r} arrived changed: {checksum} is not {weights.checksum}",
-                hint="the folder was written to after it was published",
-            )
-        self.usable_again = True
-
-    async def release(self, kinds: tuple[str, ...]) -> None:
-        """Give memory back; it must be paused. What weights it held is gone."""
-        self.usable_again = False
-        await self.post("/release_memory_occupation", {"tags": list(kinds)})
-        self.released |= set(kinds)
-
-    async def reclaim(self, kind: str) -> None:
-        """Take a kind of memory again; SGLang dies of being asked for what was not released."""
-        if kind in self.released:
-            self.released.discard(kind)
-            await self.post("/resume_memory_occupation", {"tags": [kind]})
-
-    def lose(self, why: Exception | str) -> None:
-        """Give the server up: what it is sampling fails."""
-        if not self.lost:
-            self._give_up(lost(self.url, why))
-
-    def end(self, why: str) -> None:
-        """Give the server up for good: nobody starts it again, so nobody need ask again."""
-        self.usable_again = False
-        self.ended = True
-        error = lost(self.url, why)
-        self._give_up(EngineLostError(str(error), hint=error.hint, retryable=False))
-
-    def silence(self, why: EngineError) -> None:
-        """Give up a server that answers nothing, and every call that still waits for it."""
-        self.lose(why)
-        self.hung.set()
-        for limit in self._limits:
-            if not limit.expired():
-                limit.reschedule(0.0)  # the past
-
-    def fresh(self) -> None:
-        """Note that it runs anew, with the weights that it was started on."""
-        self.usable_again = True
-        self.started_anew = True
-        self.released.clear()
-        self.heard()
-
-    def heard(self) -> None:
-        """Note that it answered."""
-        self.misses = 0
-        self.hung.clear()
-
-    def find(self) -> None:
-        """Take the server back."""
-        self.lost = None
-        self.is_partial = False
-        self.started_anew = False
-        self.heard()
-
-    def _give_up(self, error: EngineLostError) -> None:
-        self.lost = error
-        for future in self.waiting:
-            if not future.done():
-                future.set_exception(error)
-
     async def _call(
         self,
         method: str,
@@ -197,7 +217,7 @@ class Server:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Send one request; only a connection that was never made is tried again."""
+        """Send one request; it is tried again only if no connection was made."""
         for attempt in range(CONNECT_TRIES):
             try:
                 async with self._limit(timeout_s):
@@ -208,14 +228,14 @@ class Server:
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
                 raise lost(self.url, error) from error
             except TimeoutError as error:
-                silent = self.hung.is_set() and self.lost
-                raise lost(self.url, silent or f"{path} took over {timeout_s} s") from error
+                hung = self.hung.is_set() and self.lost
+                raise lost(self.url, hung or f"{path} took over {timeout_s} s") from error
             await asyncio.sleep(0.1 * 2**attempt * (1 + random.random()))
         raise AssertionError
 
     @asynccontextmanager
     async def _limit(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Bound a call by its own limit and by the server's silence. Raises TimeoutError."""
+        """Bound a call by its own limit and by `mark_hung`. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s) as limit:
             self._limits.add(limit)
             try:
@@ -230,34 +250,91 @@ class Server:
         body: Mapping[str, Any] | None,
         headers: Mapping[str, str],
     ) -> dict[str, Any]:
-        client = self._clients.generate if path == "/generate" else self._clients.control
+        pools = self._connections
+        client = pools.generate if path == "/generate" else pools.control
         data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {"Content-Type": "application/json", **headers}
         async with client.request(method, self.url + path, data=data, headers=headers) as response:
             raw = await response.read()
         if response.status not in (200, 202):
-            said = raw[:500].decode(errors="replace")
-            message = f"{path} answered {response.status}: {said}"
-            if response.status in UNAVAILABLE or _WORKER_FAILED in said:
+            text = raw[:500].decode(errors="replace")
+            message = f"{path} answered {response.status}: {text}"
+            if response.status in UNAVAILABLE or _WORKER_FAILED in text:
                 raise lost(self.url, message)
-            raise EngineError(message, hint="the engine's log says more")
+            raise EngineError(message, hint="the engine's log has the details")
         if "json" not in response.content_type:
             return {}
         with contextlib.suppress(orjson.JSONDecodeError):
             answer = orjson.loads(raw)
-            if answer is None:  # of calls that return nothing
+            if answer is None:  # the answer of calls that return nothing
                 return {}
             if isinstance(answer, dict):
                 return answer
         raise EngineError(
-            f"{path} answered {raw[:200]!r}, not an object",
-            hint=f"{self.url} does not speak SGLang's contract",
+            f"{path} answered {raw[:200]!r}, not a JSON object",
+            hint=f"{self.url} does not implement SGLang's contract",
         )
 
 
 def lost(url: str, why: Exception | str) -> EngineLostError:
     """Build the error for a server that is gone."""
-    message = (
-        str(why) if isinstance(why, EngineLostError) else f"the engine at {url} is gone: {why}"
+    known = isinstance(why, EngineLostError)
+    message = str(why) if known else f"the engine at {url} is gone: {why}"
+    return EngineLostError(
+        message, hint="see its log for the reason; the same command resumes the run"
     )
-    return EngineLostError(message, hint="its log says why it ended; the same command resumes")
+
+
+class Host(Protocol):
+    """The process of one server, through all its starts."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def start(self) -> None:
+        """End the running process, start a new one, and wait until it serves. Raises SwerlError."""
+
+    async def stop(self) -> None:
+        """End the process, also if it reacts to nothing."""
+
+    async def ended(self) -> str:
+        """Wait until the process has ended, and return how."""
+
+
+async def supervise(
+    host: Host, server: SglangServer, *, restarts: int, notify: Callable[[str], None]
+) -> None:
+    """Restart a server each time it ends or hangs, at most `restarts` times.
+
+    It starts with the weights of the run's beginning. The pool uses it again once it holds the
+    weights that serve.
+    """
+    for number in range(1, restarts + 1):
+        why = f"{await _until_over(host, server)}; restarting it ({number} of {restarts})"
+        notify(f"the server at {host.url} is gone: {why}")
+        server.lose(why, to=ServerState.STALE)
+        try:
+            await host.start()
+        except SwerlError as error:
+            notify(f"the server at {host.url} did not restart: {error}")
+            await host.stop()  # a process that hangs would never end by itself
+            continue
+        server.restarted()
+    why = await _until_over(host, server)
+    notify(f"the server at {host.url} is gone for good: {why}")
+    server.end(why)
+
+
+async def _until_over(host: Host, server: SglangServer) -> str:
+    """Wait until a server ends, or end it once it hangs; return which of both."""
+    ended = asyncio.ensure_future(host.ended())
+    hung = asyncio.ensure_future(server.hung.wait())
+    try:
+        await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return ended.result()
+        await host.stop()
+        return "it ran but answered nothing"
+    finally:
+        ended.cancel()
+        hung.cancel()

@@ -1,98 +1,310 @@
-"""A weight update of live servers: begin, weights, end, checksums, version; or the server is mixed.
+"""Weight updates of a pool: weights serve only if every server in use holds all of them.
 
-From the first byte on until all is confirmed a server carries the version `partial:...`: tokens of
-such weights are refused, also by a controller that comes after one that died in between.
+From the first byte until all is confirmed, a server that takes streamed weights carries the version
+`partial:...`. Tokens of such weights are refused, also by a controller that starts after one that
+died in between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from swerl.core.chat import Json
 from swerl.core.contracts import WeightSource
-from swerl.core.errors import EngineError
-from swerl.core.learning import EngineTarget, Received, Sent
-from swerl.engines._sglang_server import Server
+from swerl.core.errors import EngineError, EngineLostError, TrainerError
+from swerl.core.learning import EngineTarget, Received, Sent, WeightRef
+from swerl.engines._sglang_pool import ServerPool, StreamedWeights
+from swerl.engines._sglang_server import ServerState, SglangServer
+from swerl.engines._sglang_wire import PARTIAL, PauseMode
 
-PARTIAL = "partial:"
-"""How the version of weights begins of which a server may hold only a part."""
-STARTED_ANEW = f"{PARTIAL}started-anew"
-"""The version of a server that was started again: it holds the run's first weights."""
 _NUMBER = re.compile(r"\d+")
+_T = TypeVar("_T")
+
+
+async def load(pool: ServerPool, weights: WeightRef) -> None:
+    """Load a folder into every server in use, or leave the old weights in all.
+
+    Servers that an interrupted update left mixed take part only if no other is left. Raises the
+    EngineError of the first server that refuses. A server that cannot be put back to the old
+    weights goes out of use, so that two versions never serve side by side.
+    """
+    async with pool.changing:
+        if not any(server.in_use for server in pool.servers):
+            for server in await pool.reachable():
+                server.use()
+        servers = pool.in_use()
+        was_paused = pool.paused and not pool.asleep
+        if not pool.paused:
+            servers = await pool.pause(servers)
+        try:
+            await _load_all(pool, servers, weights)
+        finally:
+            if not was_paused:
+                await asyncio.shield(pool.resume_remaining())
+
+
+async def _load_all(pool: ServerPool, servers: Sequence[SglangServer], weights: WeightRef) -> None:
+    servers = await _reclaim(pool, servers, "weights")
+
+    async def load_one(server: SglangServer) -> None:
+        try:
+            await _take(pool, server, weights, flush=_flushes(pool))
+        except EngineLostError as error:
+            server.lose(error)
+
+    results = await asyncio.gather(*map(load_one, servers), return_exceptions=True)
+    refusal = next((each for each in results if isinstance(each, BaseException)), None)
+    if refusal is None:
+        for server in servers:
+            if server.state is ServerState.UPDATING:
+                server.use()
+        await _reclaim(pool, pool.in_use(), "kv_cache")
+        pool.asleep = False
+        pool.served.append(weights)
+        return
+    changed = [server for server in servers if server.state is ServerState.UPDATING]
+    await asyncio.gather(*(_put_back(pool, server) for server in changed))
+    raise refusal
+
+
+async def _put_back(pool: ServerPool, server: SglangServer) -> None:
+    """Load the weights that serve into a server that holds others."""
+    if not pool.served:
+        why = "it holds weights that the other servers refused"
+        server.lose(why, to=ServerState.STALE)
+        return
+    try:
+        await _take(pool, server, pool.served[-1], flush=True)
+        server.use()
+    except (EngineError, TrainerError) as error:
+        server.lose(error, to=ServerState.STALE)
+
+
+async def receive(pool: ServerPool, source: WeightSource) -> Received:
+    """Send a source's weights into every server; one that does not take all goes out of use.
+
+    Servers out of use take part if they answer. Raises EngineError if no server holds all weights,
+    and TrainerError if the source failed, which leaves no server in use.
+    """
+    async with pool.changing:
+        servers = await pool.reachable()
+        resumes = not pool.paused or pool.asleep
+        servers = await pool.pause(servers)
+        try:
+            servers = await _reclaim(pool, servers, "weights")
+            try:
+                outcome = await _stream(servers, source, flush=_flushes(pool))
+            except BaseException:
+                for server in servers:
+                    why = "an update of its weights was interrupted"
+                    server.lose(why, to=ServerState.STALE)
+                raise
+            for server in servers:
+                if failure := outcome.failures.get(server.url):
+                    server.lose(failure, to=ServerState.STALE)
+                elif server.state in (ServerState.UPDATING, ServerState.STALE):
+                    server.use()
+            received = outcome.received
+            await _reclaim(pool, pool.in_use(), "kv_cache")
+            pool.asleep = False
+            pool.served.append(StreamedWeights(received.version, source))
+        finally:
+            if resumes:
+                await asyncio.shield(pool.resume_remaining())
+    return received
+
+
+async def sleep(pool: ServerPool) -> None:
+    """Release every server's memory; its weights are gone until the next update.
+
+    Raises EngineError if a server on a GPU would keep its memory.
+    """
+
+    async def require_saver(server: SglangServer) -> None:
+        info = await server.get("/server_info")
+        if info.get("device") != "cpu" and not info.get("enable_memory_saver"):
+            raise EngineError(
+                f"{server.url} cannot give its memory back to the trainer",
+                hint="start it with --enable-memory-saver (engine.flags)",
+            )
+
+    async def release(server: SglangServer) -> None:
+        server.begin_update()
+        kinds: list[Json] = ["kv_cache", "weights"]
+        await server.post("/release_memory_occupation", {"tags": kinds})
+        server.released |= {"kv_cache", "weights"}
+
+    async with pool.changing:
+        servers = await pool.call_all(require_saver)
+        if not pool.paused:
+            await pool.pause()
+        pool.asleep = True
+        await pool.call_all(release, servers)
+
+
+async def take_back(pool: ServerPool, server: SglangServer) -> None:
+    """Use a server that answers again, once it has the weights that serve.
+
+    It waits for the next update if the trainer no longer holds those weights, or if the pool is
+    paused.
+    """
+    async with pool.changing:
+        if server.in_use or pool.paused:
+            return
+        # A failed attempt leaves it out of use; the next check tries again.
+        with contextlib.suppress(EngineError, TrainerError):
+            if pool.served:
+                await server.post("/pause_generation", {"mode": PauseMode.RETRACT})
+                await _take(pool, server, pool.served[-1], flush=True)
+                await server.post("/continue_generation", {})
+                server.use()
+            elif server.state is ServerState.RESTARTED:
+                await _set_version(server, pool.first_version)
+                server.use()
+            elif server.state is ServerState.LOST:
+                server.use()
+
+
+def _flushes(pool: ServerPool) -> bool:
+    return pool.settings.pause_mode is not PauseMode.IN_PLACE
+
+
+async def _reclaim(
+    pool: ServerPool, servers: Sequence[SglangServer], kind: str
+) -> list[SglangServer]:
+    """Take back memory that `sleep` released; return the servers that answered."""
+
+    async def reclaim(server: SglangServer) -> None:
+        if kind in server.released:  # SGLang dies if asked for memory that it did not release
+            server.released.discard(kind)
+            await server.post("/resume_memory_occupation", {"tags": [kind]})
+
+    return await pool.call_all(reclaim, servers)
+
+
+async def _take(
+    pool: ServerPool, server: SglangServer, weights: WeightRef | StreamedWeights, *, flush: bool
+) -> None:
+    """Bring weights into one paused server, from their folder or from their source."""
+    if isinstance(weights, StreamedWeights):
+        outcome = await _stream([server], weights.source, flush=flush, version=weights.version)
+        _ = outcome.received  # raises the server's failure
+        return
+    server.begin_update()
+    body: dict[str, Json] = {
+        "model_path": str(weights.path.resolve()),
+        "flush_cache": flush,
+        "weight_version": weights.version,
+    }
+    try:
+        await server.post("/update_weights_from_disk", body, timeout_s=pool.settings.load_s)
+    except EngineLostError:
+        raise
+    except EngineError:
+        server.keep_weights()
+        raise
+    info = await _require_version(server, weights.version, "loading")
+    if (checksum := info.get("checksum")) and checksum != weights.checksum:
+        raise EngineError(
+            f"weights {weights.version!r} arrived changed: {checksum} is not {weights.checksum}",
+            hint="the folder changed after it was published",
+        )
+
+
+async def _require_version(server: SglangServer, version: str, doing: str) -> Mapping[str, Any]:
+    info = await server.get("/model_info")
+    if (found := str(info.get("weight_version"))) != version:
+        raise EngineError(
+            f"{server.url} serves weights {found!r} after {doing} {version!r}",
+            hint="another client updates the same engine",
+        )
+    return info
+
+
+async def _set_version(server: SglangServer, version: str) -> None:
+    body: dict[str, Json] = {"new_version": version, "abort_all_requests": False}
+    await server.post("/update_weight_version", body)
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
-    """How many parameters of a server have the trainer's checksum, and how many it has."""
+class _Confirmed:
+    """Number of a server's parameters with the trainer's checksum, and with any checksum."""
 
     num: int
     num_stated: int
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of an update of some servers."""
+class _UpdateOutcome:
+    """Result of a streamed update of some servers, by URL."""
 
     version: str
-    confirmed: Mapping[str, Confirmed]
-    """URL -> whose checksums agreed, of servers that hold all weights."""
+    confirmed: Mapping[str, _Confirmed]
+    """Servers that hold all weights."""
     failures: Mapping[str, EngineError]
-    """URL -> why this one does not."""
 
     @property
     def received(self) -> Received:
-        """Return what every server confirmed at least. Raises EngineError where none holds all."""
+        """Return the least that a server confirmed. Raises EngineError if none holds all."""
         if not self.confirmed:
             raise next(iter(self.failures.values()))
         least = min(self.confirmed.values(), key=lambda each: each.num)
         return Received(self.version, least.num, least.num_stated)
 
 
-async def stream(
-    servers: Sequence[Server],
+async def _stream(
+    servers: Sequence[SglangServer],
     source: WeightSource,
     *,
     flush: bool,
     version: str | None = None,
-    confirm: bool = True,
-) -> Outcome:
-    """Send a source's weights into paused servers; each must be paused by the caller.
+) -> _UpdateOutcome:
+    """Send a source's weights into servers that the caller has paused.
 
-    Servers are marked `usable_again = False` from the start, and again usable where all came.
-    Raises TrainerError where the source fails: then all of them are mixed.
+    Raises TrainerError if the source fails: then all of the servers are mixed.
     """
     for server in servers:
-        server.usable_again = False
+        server.begin_update()
     targets, failures = await _each(servers, _begin)
     if not targets:
-        return Outcome("", {}, failures)
-    _check_alike(list(targets.values()))
-    sent = await source.send(list(targets.values()), version=version)
-    failures |= {
-        url: EngineError(
-            f"{url} did not take the weights: {why}", hint="it must load all of them anew"
+        return _UpdateOutcome("", {}, failures)
+    kinds = {(each.num_ranks, each.dtype, each.device) for each in targets.values()}
+    if len(kinds) > 1:
+        raise EngineError(
+            f"the servers differ in ranks, type or device: {sorted(kinds)}",
+            hint="start all servers of a run with the same settings",
         )
-        for url, why in sent.failures.items()
-    }
+    sent = await source.send(list(targets.values()), version=version)
+    for url, why in sent.failures.items():
+        message = f"{url} did not take the weights: {why}"
+        failures[url] = EngineError(message, hint="it must load all of them again")
     whole = [server for server in servers if server.url in targets and server.url not in failures]
 
-    async def finish(server: Server) -> Confirmed:
-        return await _finish(server, sent, flush=flush, confirm=confirm)
+    async def finish(server: SglangServer) -> _Confirmed:
+        await server.post("/end_weight_update", {})
+        if flush:
+            await server.post("/flush_cache", {})
+        confirmed = await _confirm(server, sent)
+        await _set_version(server, sent.version)
+        await _require_version(server, sent.version, "taking")
+        return confirmed
 
     confirmed, late = await _each(whole, finish)
-    return Outcome(sent.version, confirmed, failures | late)
+    return _UpdateOutcome(sent.version, confirmed, failures | late)
 
 
 async def _each(
-    servers: Sequence[Server], call: Any
-) -> tuple[dict[str, Any], dict[str, EngineError]]:
+    servers: Sequence[SglangServer], call: Callable[[SglangServer], Awaitable[_T]]
+) -> tuple[dict[str, _T], dict[str, EngineError]]:
     """Call for every server at once; return the answers and the failures, by URL."""
     results = await asyncio.gather(*map(call, servers), return_exceptions=True)
-    answers, failures = {}, {}
+    answers: dict[str, _T] = {}
+    failures: dict[str, EngineError] = {}
     for server, result in zip(servers, results, strict=True):
         if isinstance(result, EngineError):
             failures[server.url] = result
@@ -103,10 +315,22 @@ async def _each(
     return answers, failures
 
 
-async def _begin(server: Server) -> EngineTarget:
-    """Mark the server and open the update; one that was left open is closed first."""
-    target = await _target(server)
-    await set_version(server, f"{PARTIAL}{server.url}")
+async def _begin(server: SglangServer) -> EngineTarget:
+    """Mark the server and open the update; an update that was left open is closed first."""
+    info = await server.get("/server_info")
+    if int(info.get("pp_size") or 1) > 1:
+        raise EngineError(
+            f"{server.url} is split into pipeline stages",
+            hint='such engines load with weight_sync = "disk" only',
+        )
+    dtype = str(info.get("dtype") or "auto")  # by torch's name; on GPUs, auto means bfloat16
+    target = EngineTarget(
+        url=server.url,
+        num_ranks=int(info.get("tp_size") or 1),
+        dtype={"half": "float16", "float": "float32", "auto": "bfloat16"}.get(dtype, dtype),
+        device="cpu" if info.get("device") == "cpu" else "cuda",
+    )
+    await _set_version(server, f"{PARTIAL}{server.url}")
     try:
         await server.post("/begin_weight_update", {})
     except EngineError as error:
@@ -117,76 +341,20 @@ async def _begin(server: Server) -> EngineTarget:
     return target
 
 
-async def _target(server: Server) -> EngineTarget:
-    info = await server.get("/server_info")
-    if int(info.get("pp_size") or 1) > 1:
-        raise EngineError(
-            f"{server.url} is split into pipeline stages",
-            hint='such engines load with weight_sync = "disk" only',
-        )
-    device = str(info.get("device") or "cuda")
-    return EngineTarget(
-        url=server.url,
-        num_ranks=int(info.get("tp_size") or 1),
-        dtype=_dtype(info),
-        device="cpu" if device == "cpu" else "cuda",
-    )
+async def _confirm(server: SglangServer, sent: Sent) -> _Confirmed:
+    """Compare the checksums of every rank with the trainer's. Raises EngineError if one differs.
 
-
-def _dtype(info: Mapping[str, Any]) -> str:
-    """Return the type of the weights by torch's name; an engine on GPUs chooses bfloat16."""
-    given = str(info.get("dtype") or "auto")
-    known = {"half": "float16", "float": "float32", "auto": "bfloat16"}
-    return known.get(given, given)
-
-
-def _check_alike(targets: Sequence[EngineTarget]) -> None:
-    kinds = {(each.num_ranks, each.dtype, each.device) for each in targets}
-    if len(kinds) > 1:
-        raise EngineError(
-            f"the servers differ in ranks, type or device: {sorted(kinds)}",
-            hint="start all servers of a run with the same settings",
-        )
-
-
-async def _finish(server: Server, sent: Sent, *, flush: bool, confirm: bool) -> Confirmed:
-    """Close the update, drop what was computed before it, and check; return what was confirmed."""
-    await server.post("/end_weight_update", {})
-    if flush:
-        await server.post("/flush_cache", {})
-    confirmed = await _confirm(server, sent) if confirm else Confirmed(0, 0)
-    await set_version(server, sent.version)
-    info = await server.get("/model_info")
-    if (found := str(info.get("weight_version"))) != sent.version:
-        raise EngineError(
-            f"{server.url} serves weights {found!r} after taking {sent.version!r}",
-            hint="another client updates the same engine",
-        )
-    server.usable_again = True
-    return confirmed
-
-
-async def set_version(server: Server, version: str) -> None:
-    """Give a server's weights a name. Raises EngineError."""
-    body: dict[str, Json] = {"new_version": version, "abort_all_requests": False}
-    await server.post("/update_weight_version", body)
-
-
-async def _confirm(server: Server, sent: Sent) -> Confirmed:
-    """Compare the checksums of every rank.
-
-    A kind of parameters, such as the experts of all layers, may be laid out in a way that the
-    trainer does not know: then none of its checksums ever agrees, and it is not confirmed. Where
-    one of them agreed once, all have to. So it is with all kinds where ranks share attention's data
-    (`--enable-dp-attention`), for then they cut parameters otherwise. A server that states no
-    checksums confirms nothing. Raises EngineError where one differs.
+    An engine may lay out a kind of parameters, such as the experts of all layers, in its own way.
+    None of their checksums then ever agrees, and the kind is not confirmed. Once one of a kind has
+    agreed, all must. If ranks share attention's data (`--enable-dp-attention`), they cut parameters
+    in other ways, so this holds for every kind. A server without checksums confirms nothing.
     """
     try:
         answer = await server.post("/weights_checker", {"action": "checksum"})
     except EngineError:
-        return Confirmed(0, 0)
+        return _Confirmed(0, 0)
     ranks = answer.get("ranks") or []
-    # One entry of places for the model, more for its draft models, which are not the trainer's.
+    # The first place of a rank is the model's; others are its draft models', not the trainer's.
     places = [each["parallelism_info"][0] for each in ranks]
     by_rank = {
         int(place["tp_rank"]): each["checksums"] for place, each in zip(places, ranks, strict=True)
@@ -211,12 +379,12 @@ async def _confirm(server: Server, sent: Sent) -> Confirmed:
             f"{server.url}: {len(wrong)} of {len(set.union(*known))} parameters arrived changed, "
             f"{min(wrong)} first"
         )
-        hint = "does the server hold this model in this type, unquantised?"
+        hint = "does the server hold this model in this type, without quantisation?"
         raise EngineError(message, hint=hint)
     common = set.intersection(*agreed) if agreed else set()
-    return Confirmed(len(common), min(map(len, stated), default=0))
+    return _Confirmed(len(common), min(map(len, stated), default=0))
 
 
 def _kind(name: str) -> str:
-    """Return what a parameter is called in every layer."""
+    """Return a parameter's name with its layer's number left out."""
     return _NUMBER.sub("*", name)

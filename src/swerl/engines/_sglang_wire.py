@@ -1,4 +1,7 @@
-"""SGLang's /generate as bodies and Completions; an answer that contradicts itself is an error."""
+"""SGLang's wire format: bodies of /generate, the answers to them, and names of weight versions.
+
+An answer that contradicts itself is an error.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from swerl.core.chat import Finish, Json
@@ -14,15 +18,30 @@ from swerl.core.turn import Completion, RoutedExperts, Sampling, WeightChange
 
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 ROUNDING = 1e-4
-"""How far above 0 a log-probability may come out of floating-point sums."""
+"""Largest log-probability above 0 that floating-point sums may produce."""
+PARTIAL = "partial:"
+"""Prefix of the version of weights that a server may hold only in part."""
+STARTED_ANEW = f"{PARTIAL}started-anew"
+"""Version of a restarted server: it holds the weights of the run's beginning."""
+
+
+class PauseMode(StrEnum):
+    """The effect of a pause on running requests."""
+
+    RETRACT = "retract"
+    """They keep their tokens and are prefilled again under the new weights: no stale cache."""
+    ABORT = "abort"
+    """They end; their sessions ask again."""
+    IN_PLACE = "in_place"
+    """They keep tokens and cache: fastest, but the cached keys stay those of the old weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What a client must know of the model to judge an answer."""
+class ServedShape:
+    """Numbers of a model against which a client checks an answer."""
 
     num_vocab: int | None = None
-    """Bound of the ids that the engine may sample; None where it is not known."""
+    """Upper bound of the ids that the engine may sample; None if it is not known."""
     num_layers: int = 0
     top_k_experts: int = 0
     num_experts: int = 0
@@ -31,7 +50,7 @@ class ModelShape:
 def generate_body(
     ids: Sequence[int], sampling: Sampling, rid: str, *, routed: bool
 ) -> dict[str, Any]:
-    """Build the body of a /generate, its ids as an array: they are written six times as fast."""
+    """Build the body of a /generate; its ids are an array, which serialises six times as fast."""
     import numpy as np
 
     params: dict[str, Json] = {
@@ -56,38 +75,42 @@ def generate_body(
 
 def read_completion(
     answer: Mapping[str, Any],
-    shape: ModelShape,
+    shape: ServedShape,
     *,
     num_prompt: int = 0,
     routed_from: int | None = None,
 ) -> Completion:
-    """Check and convert the body of a /generate. Raises EngineError on anything inconsistent.
+    """Check and convert the answer to a /generate. Raises EngineError on any inconsistency.
 
-    `routed_from` is the first position whose routed experts were asked for; None asks for none.
+    `routed_from` is the first position whose routed experts were requested; None requests none.
     """
     try:
         meta = answer["meta_info"]
         ids = tuple(answer["output_ids"])
         pairs = meta.get("output_token_logprobs") or ()
         finish = FINISH[meta["finish_reason"]["type"]]
-        num_routed = num_prompt + len(ids) - 1 - (routed_from or 0)
-        wants_routed = routed_from is not None and finish is not Finish.ABORT
-        version, changes = _versions(meta)
+        routed = None
+        if routed_from is not None and finish is not Finish.ABORT:
+            routed = _routed(meta, shape, routed_from, num_prompt + len(ids) - 1 - routed_from)
+        # The version of the first token counts: staleness is measured from it.
+        spans = meta.get("weight_versions") or [{"version": meta["weight_version"]}]
         completion = Completion(
             ids=ids,
             logprobs=tuple(float(pair[0]) for pair in pairs),
             finish=finish,
-            weight_version=version,
+            weight_version=str(spans[0]["version"]),
             prompt_tokens=meta.get("prompt_tokens", 0),
             cached_tokens=meta.get("cached_tokens", 0),
-            weight_changes=changes,
-            routed=_routed(meta, shape, routed_from or 0, num_routed) if wants_routed else None,
+            weight_changes=tuple(
+                WeightChange(int(span["start"]), str(span["version"])) for span in spans[1:]
+            ),
+            routed=routed,
         )
         _check_tokens(completion, [pair[1] for pair in pairs], shape.num_vocab)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(
-            f"the engine's reply makes no sense: {error!r}",
-            hint="it may not speak SGLang's contract",
+            f"the engine's reply is inconsistent: {error!r}",
+            hint="does the server implement SGLang's contract?",
         ) from error
     return completion
 
@@ -105,17 +128,8 @@ def _check_tokens(completion: Completion, scored: list[int], num_vocab: int | No
             raise ValueError(f"log-probability {logprob} of id {token}")
 
 
-def _versions(meta: Mapping[str, Any]) -> tuple[str, tuple[WeightChange, ...]]:
-    """Return the version of the first token, from which staleness counts, and the later ones."""
-    spans = meta.get("weight_versions") or ()
-    if not spans:
-        return str(meta["weight_version"]), ()
-    changes = tuple(WeightChange(int(span["start"]), str(span["version"])) for span in spans[1:])
-    return str(spans[0]["version"]), changes
-
-
 def _routed(
-    meta: Mapping[str, Any], shape: ModelShape, start: int, num_positions: int
+    meta: Mapping[str, Any], shape: ServedShape, start: int, num_positions: int
 ) -> RoutedExperts:
     """Read expert ids [positions, layers, top k], sent as base64 of int32, in fewer bytes."""
     import numpy as np

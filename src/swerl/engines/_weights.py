@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from swerl.core.errors import EngineError
-from swerl.engines._sglang_wire import ModelShape
+from swerl.engines._sglang_wire import ServedShape
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """How model lines call the number of routed experts."""
@@ -46,21 +46,21 @@ def shards(folder: Path) -> list[Path]:
     return found
 
 
-def model_shape(folder: Path) -> ModelShape:
+def model_shape(folder: Path) -> ServedShape:
     """Return what the folder's config.json states."""
     try:
         config = json.loads((folder / "config.json").read_text())
         text = config.get("text_config") or config
         vocab = config.get("vocab_size") or text.get("vocab_size")
         experts = next((text[name] for name in _EXPERTS if text.get(name)), 0)
-        return ModelShape(
+        return ServedShape(
             num_vocab=None if vocab is None else int(vocab),
             num_layers=int(text.get("num_hidden_layers") or 0),
             top_k_experts=int(text.get("num_experts_per_tok") or 0),
             num_experts=int(experts),
         )
     except (OSError, ValueError, TypeError, AttributeError):
-        return ModelShape()
+        return ServedShape()
 
 
 def digest(blobs: Iterable[bytes]) -> str:

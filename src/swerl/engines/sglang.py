@@ -1,26 +1,27 @@
-"""SGLang: connect to a running server, or launch one, on GPUs or unmodified on a CPU."""
+"""SGLang: connect to running servers, or launch some, on GPUs or unmodified on a CPU."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
+from swerl.core.chat import Json
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, InputError
-from swerl.engines._sglang_connect import connect
-from swerl.engines._sglang_crew import PauseMode
-from swerl.engines._sglang_http import HttpEngine
-from swerl.engines._sglang_launch import Host, Launched, LaunchPlan, free_port, keeper
-from swerl.engines._sglang_router import ENVIRONMENT, router_command
-from swerl.engines._sglang_settings import ClientSettings
-from swerl.engines._sglang_update import STARTED_ANEW
-from swerl.engines._sglang_wire import ModelShape
+from swerl.engines._process import child, how_ended, until_ready
+from swerl.engines._sglang_client import HttpEngine, connect
+from swerl.engines._sglang_pool import ClientSettings
+from swerl.engines._sglang_server import Host, SglangServer
+from swerl.engines._sglang_wire import STARTED_ANEW, PauseMode, ServedShape
 from swerl.engines._weights import model_shape
 
 CPU_FOLDER = Path(__file__).with_name("_sglang_cpu")
@@ -33,7 +34,7 @@ CPU_FLAGS = (
     "--disable-cuda-graph",
     # Log-probabilities are compared with the trainer's, which computes in float32 here.
     "--dtype=float32",
-    # The cache is sized by --max-total-tokens; the fraction only has to be satisfiable.
+    # --max-total-tokens sizes the cache; the fraction only has to be satisfiable.
     "--mem-fraction-static=0.1",
     # Without it the scheduler keeps a core busy while idle.
     "--sleep-on-idle",
@@ -43,9 +44,8 @@ FLAGS = (
     "--skip-tokenizer-init",
     "--skip-server-warmup",
 )
-
 AGAIN = (f"--weight-version={STARTED_ANEW}",)
-"""Flags of a server that is started again: other clients, too, must refuse its first tokens."""
+"""Flags of a restarted server: every client must refuse its first tokens."""
 
 
 class Options(BaseModel):
@@ -58,34 +58,31 @@ class Options(BaseModel):
     cpu: bool = False
     """Launch on the CPU: for tests and small models; GPUs are the default."""
     python: Path = Path(sys.executable)
-    """Interpreter that has SGLang; its pinned packages often call for an environment of its own."""
+    """Interpreter that has SGLang; its pinned packages often need an environment of their own."""
     port: int = Field(default=0, ge=0, lt=65536)
-    """Port of the launched server on the loopback interface; 0 takes a free one. More servers take
-    the ports after it."""
+    """Port of the launched server on the loopback interface; 0 takes a free one. Further servers
+    take the ports after it."""
     servers: int = Field(default=1, ge=1)
     """Servers launched on this machine, each with the whole model."""
     gpus_per_server: int = Field(default=0, ge=0)
-    """GPUs of each launched server, one server's after the other's; 0 shows all to each."""
-    router: bool = False
-    """Start sglang-router in front of the launched servers, which then chooses a session's server;
-    off because swerl does so itself, with a process and a copy of every request less."""
+    """GPUs of each launched server, in order of their numbers; 0 shows all GPUs to each."""
     restarts: int = Field(default=3, ge=0)
-    """How often a launched server that died or hangs is started again; more would hide why."""
+    """Restarts of a launched server that died or hangs; more would hide the reason."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of a CPU server; small models are slower with more than one."""
     max_total_tokens: int = Field(default=65536, ge=256)
-    """Tokens that the cache of a CPU server holds; GPU servers size theirs by free memory."""
+    """Tokens in the cache of a CPU server; GPU servers size theirs by free memory."""
     flags: tuple[str, ...] = ()
-    """More command-line flags for the launched server, given as they are."""
+    """Further command-line flags for the launched server, passed on unchanged."""
     pause_mode: PauseMode = PauseMode.RETRACT
-    """What happens to running requests while weights load: `retract`, `abort` or `in_place`. The
-    first loses no token and leaves no stale cache."""
+    """Effect of a weight update on running requests: `retract`, `abort` or `in_place`. The first
+    loses no token and leaves no stale cache."""
     routed_experts: bool = False
-    """Record which experts a mixture-of-experts model chose; about 1 kB a token of context."""
+    """Record the chosen experts of a mixture-of-experts model; about 1 kB per token of context."""
     max_in_flight: int = Field(default=4096, ge=1)
-    """Requests sent at once; more wait in the client. Servers queue by themselves."""
+    """Requests sent at once; more wait in the client. Servers have queues of their own."""
     reply_timeout_s: float = Field(default=3600.0, gt=0)
-    """Seconds for one reply: the last resort, over every `budgets.model_call_s`."""
+    """Seconds for one reply: the last resort, above every `budgets.model_call_s`."""
     load_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds for one server to load weights from disk; a large model takes minutes."""
     start_timeout_s: float = Field(default=300.0, gt=0)
@@ -94,55 +91,46 @@ class Options(BaseModel):
 
 @asynccontextmanager
 async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine]:
-    """Yield a client of what runs at `options.url`, or of a server launched on `setup.model`.
+    """Yield a client of the servers at `options.url`, or of servers launched on `setup.model`.
 
-    Raises EngineError when nothing serves there, SGLang is not installed, or it does not come up.
+    Raises EngineError if no server answers there, if SGLang is not installed, or if a launched
+    server does not come up.
     """
-    if options.url and options.router:
-        raise InputError(
-            "engine.router needs servers that the run launches",
-            hint="give the URL of a router of your own as engine.url",
-        )
-    if not options.url:
-        if setup.model is None:
-            raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
-        await _require_sglang(options)
-        async with AsyncExitStack() as stack:
-            plans = _plans(options, setup.model, setup.log_dir)
-            hosts = [Launched(plan) for plan in plans]
-            await asyncio.gather(*(stack.enter_async_context(host) for host in hosts))
-            yield await stack.enter_async_context(open_hosts(hosts, options, setup))
+    if options.url:
+        urls = [options.url] if isinstance(options.url, str) else list(options.url)
+        shape, settings = _shape(options, setup), _settings(options)
+        async with connect(urls, shape=shape, settings=settings) as engine:
+            if setup.model:
+                await _require_same_model(engine.pool.servers, setup.model)
+            yield engine
         return
-    urls = [options.url] if isinstance(options.url, str) else list(options.url)
-    async with connect(urls, shape=_shape(options, setup), settings=_settings(options)) as engine:
-        if setup.model:
-            await engine.require_match(setup.model)
-        yield engine
+    if setup.model is None:
+        raise EngineError("sglang needs a model", hint="name a model folder, or set engine.url")
+    await _require_sglang(options)
+    async with AsyncExitStack() as stack:
+        hosts = [Launched(plan) for plan in _plans(options, setup.model, setup.log_dir)]
+        await asyncio.gather(*(stack.enter_async_context(host) for host in hosts))
+        yield await stack.enter_async_context(open_hosts(hosts, options, setup))
 
 
 @asynccontextmanager
 async def open_hosts(
     hosts: Sequence[Host], options: Options, setup: EngineSetup
 ) -> AsyncIterator[HttpEngine]:
-    """Yield a client of servers that serve `setup.model`; those that end or hang start again."""
+    """Yield a client of servers that serve `setup.model`; those that end or hang are restarted."""
     settings = replace(_settings(options), retries=options.restarts, wait_s=options.start_timeout_s)
-    async with AsyncExitStack() as stack:
-        routers = [Launched(router_plan(options, setup.log_dir))] if options.router else []
-        for router in routers:
-            await stack.enter_async_context(router)
-        yield await stack.enter_async_context(
-            connect(
-                [host.url for host in hosts],
-                shape=_shape(options, setup),
-                settings=settings,
-                keep=keeper([*hosts, *routers], restarts=options.restarts, tell=setup.tell),
-                router=routers[0].url if routers else None,
-            )
-        )
+    async with connect(
+        [host.url for host in hosts],
+        shape=_shape(options, setup),
+        settings=settings,
+        hosts=hosts,
+        notify=setup.notify,
+    ) as engine:
+        yield engine
 
 
-def _shape(options: Options, setup: EngineSetup) -> ModelShape:
-    shape = model_shape(setup.model) if setup.model else ModelShape()
+def _shape(options: Options, setup: EngineSetup) -> ServedShape:
+    shape = model_shape(setup.model) if setup.model else ServedShape()
     if options.routed_experts and not shape.num_experts:
         raise InputError(
             "engine.routed_experts needs a mixture-of-experts model, and its config.json",
@@ -161,46 +149,42 @@ def _settings(options: Options) -> ClientSettings:
     )
 
 
-def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
-    """Return how each server is started; the first writes engine.log, the others engine-N.log."""
-    plans = []
-    for number in range(options.servers):
-        env = environment(options)
-        if options.gpus_per_server:
-            first = number * options.gpus_per_server
-            gpus = range(first, first + options.gpus_per_server)
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-        port = options.port + number if options.port else free_port()
-        plans.append(
-            LaunchPlan(
-                url=f"http://127.0.0.1:{port}",
-                command=tuple(server_command(options, model, host="127.0.0.1", port=port)),
-                log=log_dir / (f"engine-{number}.log" if number else "engine.log"),
-                env=env,
-                start_timeout_s=options.start_timeout_s,
-                again=AGAIN,
+async def _require_same_model(servers: Sequence[SglangServer], model: Path) -> None:
+    """Raise EngineError if a server's vocabulary or tokenizer differs from that of `model`.
+
+    Ids of another vocabulary are other words, or the server dies of them. A server reports the
+    folder of its files; if this machine cannot read it, only the reported size is compared.
+    """
+    infos = await asyncio.gather(*(server.get("/model_info") for server in servers))
+    for server, info in zip(servers, infos, strict=True):
+        theirs = Path(str(info.get("model_path") or ""))
+        ours = model_shape(model).num_vocab
+        found = info.get("vocab_size") or model_shape(theirs).num_vocab
+        if ours is not None and found is not None and int(found) != ours:
+            raise EngineError(
+                f"{server.url} serves {theirs} with {found} tokens, {model} has {ours}",
+                hint="start it with the model that is trained",
             )
-        )
-    return plans
+        mine, other = _vocabulary(model), _vocabulary(theirs)
+        if mine is not None and other is not None and mine != other:
+            raise EngineError(
+                f"{server.url} serves {theirs} with another tokenizer than that of {model}",
+                hint="start it with the model that is trained",
+            )
 
 
-def router_plan(options: Options, log_dir: Path) -> LaunchPlan:
-    """Return how a router for the run's servers is started on this machine."""
-    port = free_port()
-    command = router_command(
-        options.python, port=port, metrics_port=free_port(), reply_s=options.reply_timeout_s
-    )
-    return LaunchPlan(
-        url=f"http://127.0.0.1:{port}",
-        command=command,
-        log=log_dir / "router.log",
-        env=ENVIRONMENT,
-        start_timeout_s=options.start_timeout_s,
-    )
+def _vocabulary(folder: Path) -> Json:
+    """Return the tokens and merges of a folder's tokenizer; None if it cannot be read."""
+    try:
+        spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        added = sorted([each["id"], each["content"]] for each in spec.get("added_tokens") or [])
+        return [spec["model"].get("vocab"), spec["model"].get("merges"), added]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def environment(options: Options) -> dict[str, str]:
-    """Return what a launched server's environment has besides ours."""
+    """Return the environment variables that a launched server gets besides ours."""
     if not options.cpu:
         return {}
     threads = {"OMP_NUM_THREADS": str(options.threads)}
@@ -220,32 +204,117 @@ def server_command(options: Options, model: Path, *, host: str, port: int) -> li
     return [*command, *options.flags]
 
 
-async def _require_sglang(options: Options) -> None:
-    if not await _has(options.python, "sglang"):
-        raise EngineError(
-            f"{str(options.python)!r} has no SGLang", hint=_how_to_install(options.cpu)
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Command and environment of one server."""
+
+    url: str
+    command: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str]
+    start_timeout_s: float
+
+
+def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
+    """Return a plan per server; the first writes engine.log, the others engine-N.log."""
+    plans = []
+    for number in range(options.servers):
+        env = environment(options)
+        if options.gpus_per_server:
+            first = number * options.gpus_per_server
+            gpus = range(first, first + options.gpus_per_server)
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        port = options.port + number if options.port else free_port()
+        plans.append(
+            LaunchPlan(
+                url=f"http://127.0.0.1:{port}",
+                command=tuple(server_command(options, model, host="127.0.0.1", port=port)),
+                log=log_dir / (f"engine-{number}.log" if number else "engine.log"),
+                env=env,
+                start_timeout_s=options.start_timeout_s,
+            )
         )
-    if options.router and not await _has(options.python, "sglang_router"):
-        message = f"{str(options.python)!r} has no sglang-router"
-        hint = f"{options.python} -m pip install sglang-router==0.3.2, or set engine.router = false"
-        raise EngineError(message, hint=hint)
+    return plans
 
 
-async def _has(python: Path, package: str) -> bool:
-    probe = f"import sys, importlib.util as u; sys.exit(u.find_spec({package!r}) is None)"
+class Launched:
+    """A server process on this machine. Implements Host; an async context manager."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.plan = plan
+        self._stack = AsyncExitStack()
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return self.plan.url
+
+    async def __aenter__(self) -> Launched:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start the process and wait until it serves. Raises EngineError."""
+        await self.stop()
+        plan = self.plan
+
+        async def probe() -> str | None:
+            return plan.url if await serves(plan.url) else None
+
+        command = plan.command if self._process is None else (*plan.command, *AGAIN)
+        running = child(command, plan.log, env=plan.env)
+        self._process = await self._stack.enter_async_context(running)
+        await until_ready(probe, self._process, plan.log, timeout_s=plan.start_timeout_s)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def ended(self) -> str:
+        assert self._process is not None
+        return f"its process ended: {how_ended(await self._process.wait())}"
+
+
+async def serves(url: str) -> bool:
+    """Return whether a server is up."""
+    timeout = aiohttp.ClientTimeout(total=10)
     try:
-        process = await asyncio.create_subprocess_exec(str(python), "-c", probe)
-        return await process.wait() == 0
-    except OSError:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.get(f"{url.rstrip('/')}/health") as response,
+        ):
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
         return False
 
 
-def _how_to_install(cpu: bool) -> str:
-    if not cpu:
-        return "pip install sglang, or set engine.python to the interpreter that has it"
-    return (
-        "python3.11 -m venv sglang-env && sglang-env/bin/pip install torch==2.13.0 && "
-        "sglang-env/bin/pip install --no-deps sglang==0.5.21 gguf && "
-        f"sglang-env/bin/pip install -r {CPU_FOLDER / 'requirements.txt'}; "
-        "then set engine.python to sglang-env/bin/python"
-    )
+def free_port() -> int:
+    """Return a port of the loopback interface that is free at present."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _require_sglang(options: Options) -> None:
+    probe = "import sys, importlib.util as u; sys.exit(u.find_spec('sglang') is None)"
+    try:
+        process = await asyncio.create_subprocess_exec(str(options.python), "-c", probe)
+        if await process.wait() == 0:
+            return
+    except OSError:
+        pass
+    hint = "pip install sglang, or set engine.python to the interpreter that has it"
+    if options.cpu:
+        hint = (
+            "python3.11 -m venv sglang-env && sglang-env/bin/pip install torch==2.13.0 && "
+            "sglang-env/bin/pip install --no-deps sglang==0.5.21 gguf && "
+            f"sglang-env/bin/pip install -r {CPU_FOLDER / 'requirements.txt'}; "
+            "then set engine.python to sglang-env/bin/python"
+        )
+    raise EngineError(f"{str(options.python)!r} has no SGLang", hint=hint)

@@ -6,16 +6,14 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError
 from swerl.engines._process import child, until_ready
-from swerl.engines._sglang_connect import connect
-from swerl.engines._sglang_http import HttpEngine
-from swerl.engines._sglang_settings import ClientSettings
+from swerl.engines._sglang_client import HttpEngine, connect
+from swerl.engines._sglang_pool import ClientSettings
 from swerl.engines._weights import model_shape
 
 
@@ -25,7 +23,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     port: int = Field(default=0, ge=0, lt=65536)
-    """Port on the loopback interface; 0 takes any free one, so that runs never collide."""
+    """Port on the loopback interface; 0 takes a free one, so that runs never collide."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of the server; small models are slower with more than one."""
     max_running: int = Field(default=64, ge=1)
@@ -34,7 +32,7 @@ class Options(BaseModel):
     """Token sequences whose keys and values are kept; twice `max_running` keeps the prefixes of
     sessions that wait for a tool."""
     context_length: int = Field(default=4096, ge=2)
-    """Most tokens of one sequence; the model's own limit applies where it is lower."""
+    """Most tokens of one sequence; the model's own limit applies if it is lower."""
     start_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds until the server must serve; 1 to 4 on an idle machine, far more on a busy one."""
 
@@ -43,32 +41,14 @@ class Options(BaseModel):
 async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine]:
     """Start the server on `setup.model` and yield its client; leaving the context stops it.
 
-    Raises EngineError with the end of the server's log when it does not come up.
+    Raises EngineError with the end of the server's log if it does not come up.
     """
     if setup.model is None:
         raise EngineError("torch-cpu needs a model", hint="name a model folder to serve")
     log, ready = setup.log_dir / "engine.log", setup.log_dir / "engine.ready.json"
     ready.unlink(missing_ok=True)
-    command = _command(options, setup.model, ready)
-    async with child(command, log) as process:
-
-        async def port() -> int | None:
-            return json.loads(ready.read_text())["port"] if ready.exists() else None
-
-        found = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
-        url = f"http://127.0.0.1:{found}"
-        async with connect(
-            [url],
-            shape=model_shape(setup.model),
-            settings=ClientSettings(streams=False, answers_in_loads=False),
-            process=process,
-        ) as engine:
-            yield engine
-
-
-def _command(options: Options, model: Path, ready: Path) -> list[str]:
-    settings = {
-        "--model": model.resolve(),
+    arguments = {
+        "--model": setup.model.resolve(),
         "--ready-file": ready.resolve(),
         "--port": options.port,
         "--threads": options.threads,
@@ -76,5 +56,17 @@ def _command(options: Options, model: Path, ready: Path) -> list[str]:
         "--num-rows": options.num_rows,
         "--context-length": options.context_length,
     }
-    flags = [str(part) for pair in settings.items() for part in pair]
-    return [sys.executable, "-m", "swerl.engines._torch_server", *flags]
+    flags = [str(part) for pair in arguments.items() for part in pair]
+    async with child([sys.executable, "-m", "swerl.engines._torch_server", *flags], log) as process:
+
+        async def port() -> int | None:
+            return json.loads(ready.read_text())["port"] if ready.exists() else None
+
+        found = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
+        async with connect(
+            [f"http://127.0.0.1:{found}"],
+            shape=model_shape(setup.model),
+            settings=ClientSettings(streams=False, answers_in_loads=False),
+            process=process,
+        ) as engine:
+            yield engine

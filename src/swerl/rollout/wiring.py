@@ -67,7 +67,7 @@ async def open_engine(
 ) -> AsyncIterator[Engine]:
     """Open the recipe's engine; with a cluster launcher, SGLang servers run on its nodes."""
     chosen = recipe.engine
-    setup = replace(setup, tell=lambda said: emit(Notice(said)))
+    setup = replace(setup, notify=lambda text: emit(Notice(text)))
     on_nodes = chosen.type == "sglang" and recipe.cluster.launcher != "local"
     if not on_nodes or chosen.options.get("url") or setup.model is None:
         async with engine_of(recipe, setup) as opened:

@@ -24,7 +24,7 @@ from swerl.core.sample import Sample, to_samples
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Completion, Sampling
 from swerl.engines import sglang
-from swerl.engines._sglang_http import HttpEngine
+from swerl.engines._sglang_client import HttpEngine
 from swerl.engines.families import tiny
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway

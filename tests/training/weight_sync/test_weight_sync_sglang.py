@@ -21,8 +21,8 @@ from swerl.core.events import Event
 from swerl.core.learning import Batch, EngineTarget, Sent
 from swerl.core.sample import Sample
 from swerl.core.turn import Completion, Sampling
-from swerl.engines import _sglang_fleet, sglang
-from swerl.engines._sglang_http import HttpEngine
+from swerl.engines import _sglang_pool, sglang
+from swerl.engines._sglang_client import HttpEngine
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ClusterSection, ModelShape
 from swerl.training.options import TrainerOptions
@@ -211,10 +211,10 @@ class _CutOff:
 async def test_no_token_comes_from_an_update_that_was_cut_off(
     engine: HttpEngine, trainer: MegatronTrainer, model: Path
 ) -> None:
-    urls = tuple(server.url for server in engine._fleet.crew.servers)
+    urls = tuple(server.url for server in engine.pool.servers)
     setup = EngineSetup(family=None, log_dir=Path(), model=model)  # type: ignore[arg-type]
     async with (
-        engine._fleet.loads.changing,  # it would see a foreign update, and begin its own
+        engine.pool.changing,  # it would see a foreign update, and begin its own
         sglang.open(sglang.Options(url=urls), setup) as another,
     ):
         with pytest.raises(TrainerError, match="rank 0 died"):
@@ -253,14 +253,14 @@ async def test_a_server_that_hangs_in_a_broadcast_holds_up_nobody_and_is_replace
     random_batch: Callable[..., Batch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 1.0)
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 1.0)
     await both_serve(engine)
     source = TrainerSource(trainer, "distributed")
     old = (await engine.receive(source)).version  # both servers are in the trainer's group
     under_way = asyncio.create_task(sample(engine, 200))
     await until(lambda: bool(engine._flights))
     await trainer.step(random_batch(11))
-    first, second = engine._fleet.crew.servers
+    first, second = engine.pool.servers
     received = await engine.receive(_Hanging(source, second.url, trainer.pids[0]))
     assert received.num_confirmed == NUM_PARAMETERS
     assert second.lost and not first.lost
@@ -296,7 +296,7 @@ class _Start:
     """One start of a run: a trainer of its own, and an engine on servers that others started."""
 
     def __init__(self, engine: HttpEngine, model: Path, root: Path) -> None:
-        self._servers = engine._fleet.crew.servers
+        self._servers = engine.pool.servers
         self._model = model
         self._root = root
 
@@ -339,7 +339,7 @@ async def test_after_a_rank_is_killed_in_an_update_only_whole_weights_serve(
 ) -> None:
     await both_serve(engine)
     start = _Start(engine, model, tmp_path)
-    async with engine._fleet.loads.changing:  # it leaves its servers to this run
+    async with engine.pool.changing:  # it leaves its servers to this run
         async with start.open() as (served, doomed):
             await doomed.step(random_batch(0))
             await doomed.save(1)
@@ -364,7 +364,7 @@ async def test_after_a_rank_is_killed_in_an_update_only_whole_weights_serve(
 
 async def both_serve(engine: HttpEngine) -> None:
     """Wait until the watch has taken back every server that was lost."""
-    await until(lambda: not any(server.lost for server in engine._fleet.crew.servers))
+    await until(lambda: not any(server.lost for server in engine.pool.servers))
 
 
 async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_right_weights(
@@ -373,12 +373,12 @@ async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_righ
     version = (await engine.receive(TrainerSource(trainer, "tensor"))).version
     under_way = asyncio.create_task(sample(engine, 300))
     await until(lambda: bool(engine._flights))
-    victim = engine._fleet.crew.servers[0]
+    victim = engine.pool.servers[0]
     kill_server(victim.url)
     replies = await under_way
     assert {reply.weight_version for reply in replies} == {version}
     assert await mismatch(trainer, replies) <= 1e-4
     await both_serve(engine)
-    for server in engine._fleet.crew.servers:
+    for server in engine.pool.servers:
         assert (await server.get("/model_info"))["weight_version"] == version
     assert await mismatch(trainer, await sample(engine)) <= 1e-4

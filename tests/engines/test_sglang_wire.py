@@ -1,4 +1,4 @@
-"""What the client sends, and how it judges what an engine answers."""
+"""Bodies that the client sends, and its checks of the answers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from swerl.core.chat import Finish
 from swerl.core.errors import EngineError
 from swerl.core.turn import Completion, Sampling
-from swerl.engines._sglang_wire import ModelShape, generate_body, read_completion
+from swerl.engines._sglang_wire import ServedShape, generate_body, read_completion
 
-SHAPE = ModelShape(num_vocab=512)
+SHAPE = ServedShape(num_vocab=512)
 GOOD: dict[str, Any] = {
     "output_ids": [7, 8],
     "meta_info": {
@@ -44,7 +44,7 @@ def test_a_consistent_reply_is_read() -> None:
 )
 def test_an_inconsistent_reply_is_an_error(ids: list[int], logprobs: list[Any]) -> None:
     meta = {**GOOD["meta_info"], "output_token_logprobs": logprobs}
-    with pytest.raises(EngineError, match="makes no sense"):
+    with pytest.raises(EngineError, match="is inconsistent"):
         read_completion({"output_ids": ids, "meta_info": meta}, SHAPE)
 
 

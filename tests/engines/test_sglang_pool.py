@@ -1,4 +1,4 @@
-"""Several servers as one engine: who is used, what is lost, and that two versions never mix.
+"""Several servers as one engine: placement, losses, and that two versions never mix.
 
 The servers are fakes of the wire contract, because a fault must come when the test wants it.
 """
@@ -16,22 +16,20 @@ from swerl.core.chat import Finish
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.learning import WeightRef
 from swerl.core.turn import Sampling
-from swerl.engines import _sglang_fleet, _sglang_http
-from swerl.engines._sglang_connect import connect
-from swerl.engines._sglang_crew import PauseMode
-from swerl.engines._sglang_http import HttpEngine
-from swerl.engines._sglang_settings import ClientSettings
-from swerl.engines._sglang_wire import ModelShape
+from swerl.engines import _sglang_client, _sglang_pool
+from swerl.engines._sglang_client import HttpEngine, connect
+from swerl.engines._sglang_pool import ClientSettings
+from swerl.engines._sglang_wire import PauseMode, ServedShape
 from tests.engines._fake_sglang import EXPERTS, LAYERS, TOP_K, VOCAB, FakeServer, fake_router, fakes
 
-SHAPE = ModelShape(VOCAB, LAYERS, TOP_K, EXPERTS)
+SHAPE = ServedShape(VOCAB, LAYERS, TOP_K, EXPERTS)
 LONG = Sampling(900)
 
 
 @pytest.fixture(autouse=True)
 def _watchful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 0.05)
-    monkeypatch.setattr(_sglang_http, "ABORT_WAITS_S", (0.05, 0.1, 0.2, 0.4))
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr(_sglang_client, "ABORT_WAITS_S", (0.05, 0.1, 0.2, 0.4))
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def ref(tmp_path: Path, version: str) -> WeightRef:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110  what is waited for happens in a server
+        while not true():  # noqa: ASYNC110  the condition changes in a server
             await asyncio.sleep(0.01)
 
 
@@ -103,7 +101,7 @@ async def test_a_routers_servers_are_controlled_one_by_one(
         assert (await task).finish is Finish.ABORT
 
 
-async def test_a_server_that_joins_a_router_loads_what_serves(
+async def test_a_server_that_joins_a_router_loads_the_serving_weights(
     servers: list[FakeServer], tmp_path: Path
 ) -> None:
     late = servers.pop()
@@ -177,32 +175,43 @@ async def test_sessions_move_away_from_a_server_that_is_lost(servers: list[FakeS
     async with opened(servers) as engine:
         await ask(engine)
         await servers[0].stop()
-        await until(lambda: len(engine._fleet.crew.alive()) == 2)
+        await until(lambda: len(engine.pool.in_use()) == 2)
         assert await ask(engine) == {"default"}
 
 
 async def test_a_server_that_hangs_is_given_up_with_its_requests(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_S", 0.1)
+    monkeypatch.setattr(_sglang_pool, "WATCH_S", 0.1)
     async with opened(servers[:1]) as engine:
         servers[0].deaf = True
         with pytest.raises(EngineLostError):
             await asyncio.wait_for(engine.generate([5], LONG, "s"), 60)
 
 
-async def test_a_server_whose_scheduler_is_stuck_is_given_up_where_it_is_started_again(
+async def test_a_server_whose_scheduler_is_stuck_is_given_up_if_it_can_be_restarted(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sglang_fleet, "STUCK_S", 0.5)
+    monkeypatch.setattr(_sglang_pool, "STUCK_S", 0.5)
 
-    async def keep(fleet: _sglang_fleet.Fleet) -> None:
-        await fleet.crew.servers[0].hung.wait()
-        servers[0].stuck = False
+    class StuckHost:
+        """A process whose scheduler answers again after a restart."""
+
+        url = servers[0].url
+
+        async def start(self) -> None:
+            servers[0].stuck = False
+
+        async def stop(self) -> None:
+            pass
+
+        async def ended(self) -> str:
+            await asyncio.Event().wait()
+            raise AssertionError
 
     servers[0].stuck = True
     settings = ClientSettings(retries=3, wait_s=60)
-    async with connect([servers[0].url], settings=settings, keep=keep) as engine:
+    async with connect([servers[0].url], settings=settings, hosts=[StuckHost()]) as engine:
         reply = await asyncio.wait_for(engine.generate([5], Sampling(3), "s"), 60)
     assert len(reply.ids) == 3
     assert servers[0].paths.count("/generate") == 2
@@ -215,21 +224,21 @@ async def test_a_reply_that_never_comes_is_an_error(servers: list[FakeServer]) -
         await until(lambda: not servers[0].running)
 
 
-async def test_a_server_that_starts_anew_is_used_once_it_has_the_weights(
+async def test_a_restarted_server_is_used_once_it_has_the_weights(
     servers: list[FakeServer], tmp_path: Path
 ) -> None:
     async with opened(servers) as engine:
         await engine.load(ref(tmp_path, "v1"))
         await servers[1].restart()
         await until(lambda: servers[1].version == "v1" and not servers[1].paused)
-        await until(lambda: len(engine._fleet.crew.alive()) == 3)
+        await until(lambda: len(engine.pool.in_use()) == 3)
         assert await ask(engine) == {"v1"}
 
 
 async def test_tokens_of_unknown_weights_are_an_engine_error(
     servers: list[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sglang_fleet, "WATCH_EVERY_S", 3600.0)
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 3600.0)
     async with opened(servers[:1]) as engine:
         await engine.load(ref(tmp_path, "v1"))
         await servers[0].restart()
@@ -247,7 +256,7 @@ async def test_an_unreachable_server_is_one_error_at_the_start(servers: list[Fak
 async def test_a_url_of_something_else_is_one_error_at_the_start(
     servers: list[FakeServer],
 ) -> None:
-    with pytest.raises(EngineError, match="no SGLang server and no router") as caught:
+    with pytest.raises(EngineError, match="neither an SGLang server nor a router") as caught:
         async with connect([f"{servers[0].url}/v1"]):
             pass
     assert "without a path" in caught.value.hint
@@ -294,11 +303,11 @@ async def test_a_server_that_cannot_be_put_back_is_not_used(
         servers[2].refuses_weights = True
         with pytest.raises(EngineError, match="Failed to load"):
             await engine.load(ref(tmp_path, "v1"))
-        assert engine._fleet.crew.alive() == [engine._fleet.crew.servers[2]]
+        assert engine.pool.in_use() == [engine.pool.servers[2]]
         assert await ask(engine) == {"default"}
 
 
-async def test_a_server_that_serves_something_else_than_it_loaded_is_found_out(
+async def test_a_server_that_serves_another_version_than_it_loaded_is_an_error(
     servers: list[FakeServer], tmp_path: Path
 ) -> None:
     async with opened(servers) as engine:
@@ -307,7 +316,7 @@ async def test_a_server_that_serves_something_else_than_it_loaded_is_found_out(
         with pytest.raises(EngineError, match="'v7' after loading 'v2'"):
             await engine.load(ref(tmp_path, "v2"))
         assert await ask(engine) == {"v1"}
-        assert len(engine._fleet.crew.alive()) == 2
+        assert len(engine.pool.in_use()) == 2
 
 
 async def test_a_server_that_dies_of_the_weights_does_not_hold_up_the_others(
@@ -353,7 +362,7 @@ async def test_routed_experts_are_recorded_from_where_the_last_turn_ended(
     assert list(routed.data[:6]) == [2, 3, 3, 4, 4, 5]
 
 
-async def test_an_engine_that_routes_no_experts_says_so(servers: list[FakeServer]) -> None:
+async def test_an_engine_that_records_no_experts_is_an_error(servers: list[FakeServer]) -> None:
     async with opened(servers[:1], ClientSettings(routed_experts=True)) as engine:
         with pytest.raises(EngineError, match="no routed experts") as caught:
             await engine.generate([1], Sampling(2), "s")

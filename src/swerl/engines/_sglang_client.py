@@ -1,0 +1,409 @@
+"""An Engine behind SGLang's HTTP contract, for SGLang itself and for servers that implement it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import resource
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from secrets import token_bytes
+from typing import Any, TypeVar
+
+import aiohttp
+
+from swerl.core.chat import Finish
+from swerl.core.contracts import WeightSource
+from swerl.core.errors import EngineError, EngineLostError
+from swerl.core.learning import Received, WeightRef
+from swerl.core.turn import Completion, Sampling
+from swerl.engines import _sglang_update as updates
+from swerl.engines._sglang_pool import POLL_S, ClientSettings, ServerPool
+from swerl.engines._sglang_server import Connections, Host, SglangServer, lost, supervise
+from swerl.engines._sglang_wire import PARTIAL, ServedShape, generate_body, read_completion
+
+KEEPALIVE_S = 2.0
+"""Seconds that an unused connection is kept; less than servers do, so that none is found closed."""
+CONNECT_S = 30.0
+"""Seconds to open a connection: with thousands at once, the last one waits for all before it."""
+SPARE_FILES = 512
+"""Open files beside the connections."""
+ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Seconds between the tries of an abort: one that overtakes its request finds nothing to stop."""
+ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-SGL-Routing-Key")
+"""Headers by which routers keep a session on one server."""
+NUM_SPANS = 4096
+"""Busy spans that are remembered: more than one training step makes."""
+
+_T = TypeVar("_T")
+
+
+@asynccontextmanager
+async def connect(
+    urls: Sequence[str],
+    *,
+    shape: ServedShape | None = None,
+    settings: ClientSettings | None = None,
+    process: asyncio.subprocess.Process | None = None,
+    hosts: Sequence[Host] = (),
+    notify: Callable[[str], None] = lambda text: None,
+) -> AsyncIterator[HttpEngine]:
+    """Open a client of one server, of several, or of a router, and check them until it closes.
+
+    `process` is the only server's, if it is ours: when it ends, the server is gone for good.
+    `hosts` are the servers' processes that are restarted `settings.retries` times; `notify` gets a
+    sentence on each restart. Raises EngineLostError if a server does not answer.
+    """
+    settings = settings or ClientSettings()
+    _allow_files(settings.max_in_flight + SPARE_FILES)
+    async with _http_client(settings.max_in_flight) as generate, _http_client(0) as control:
+        connections = Connections(generate, control)
+        pool = ServerPool(urls, connections, settings, restarts=bool(hosts))
+        await _find(pool, urls)
+        jobs = [pool.watch(partial(updates.take_back, pool))]
+        if process:
+            jobs.append(pool.on_exit(process))
+        servers = {server.url: server for server in pool.servers}
+        for host in hosts:
+            server = servers[host.url]
+            jobs.append(supervise(host, server, restarts=settings.retries, notify=notify))
+        tasks = [asyncio.create_task(job) for job in jobs]
+        engine = HttpEngine(pool, shape or ServedShape())
+        try:
+            yield engine
+        finally:
+            for task in tasks:
+                task.cancel()
+            await engine.close()
+
+
+async def _find(pool: ServerPool, urls: Sequence[str]) -> None:
+    try:
+        await pool.discover()
+        await pool.check()
+    except EngineLostError as error:
+        raise EngineLostError(
+            f"no SGLang server answers: {error}",
+            hint="start it, or leave engine.url out to launch one",
+        ) from error
+    except EngineError as error:
+        raise EngineError(
+            f"{', '.join(urls)}: neither an SGLang server nor a router of some: {error}",
+            hint="engine.url is a base URL, without a path",
+        ) from error
+
+
+@asynccontextmanager
+async def _http_client(limit: int) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEPALIVE_S)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
+        yield client
+
+
+def _allow_files(num_files: int) -> None:
+    """Raise this process's limit of open files as far as permitted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@dataclass(slots=True)
+class EngineUsage:
+    """Tokens that this client got from its engine, and the time in which it had requests there."""
+
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    busy_s: float = 0.0
+    """Seconds during which the engine had at least one of our requests."""
+    spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NUM_SPANS))
+    """Start and end of these times, in seconds of CLOCK_MONOTONIC."""
+    _num_in_flight: int = 0
+    _since: float = 0.0
+
+    def start(self) -> None:
+        if self._num_in_flight == 0:
+            self._since = time.monotonic()
+        self._num_in_flight += 1
+
+    def end(self) -> None:
+        self._num_in_flight -= 1
+        if self._num_in_flight == 0:
+            ended = time.monotonic()
+            self.spans.append((self._since, ended))
+            self.busy_s += ended - self._since
+
+    def count(self, completion: Completion, *, num_prompt: int) -> None:
+        """Add a finished reply."""
+        self.num_requests += 1
+        self.num_prompt_tokens += num_prompt
+        self.num_cached_tokens += completion.cached_tokens
+        self.num_output_tokens += len(completion.ids)
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A request under way."""
+
+    rid: str
+    server: SglangServer
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Done if the client gave the request up; failed if its server went out of use."""
+
+    def give_up(self) -> None:
+        """Stop waiting for the answer."""
+        if not self.stop.done():
+            self.stop.set_result(None)
+
+
+class HttpEngine:
+    """Implements Engine and the optional contracts of engines. `connect` makes one."""
+
+    def __init__(self, pool: ServerPool, shape: ServedShape) -> None:
+        self.pool = pool
+        self._shape = shape
+        self._settings = pool.settings
+        self._flights: dict[str, set[_Flight]] = defaultdict(set)
+        self._numbers = count()
+        self._salt = token_bytes(16)
+        self._pending_aborts: set[asyncio.Task[None]] = set()
+        self._usage = EngineUsage()
+
+    @property
+    def url(self) -> str:
+        """URL of the router, or of the first server."""
+        return (self.pool.router or self.pool.servers[0]).url
+
+    @property
+    def streams(self) -> bool:
+        """Whether `receive` and `sleep` can be used."""
+        return self._settings.streams
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        """Sample one reply. Raises EngineLostError if the engine is gone.
+
+        If its server is gone, the request begins again on another: nobody saw the lost tokens.
+        """
+        self._check_prompt(ids)
+        await self.pool.require_one_version()
+        num_updates = len(self.pool.served)
+        for attempt in range(self._settings.retries + 1):
+            server = await self._place(session)
+            try:
+                answer = await self._sample(ids, sampling, session, server)
+                if answer is None:
+                    served = self.pool.served
+                    version = served[-1].version if served else ""
+                    return Completion((), (), Finish.ABORT, version, len(ids))
+                routed_from = sampling.num_routed if self._settings.routed_experts else None
+                completion = read_completion(
+                    answer, self._shape, num_prompt=len(ids), routed_from=routed_from
+                )
+                self._check_versions(completion, num_updates)
+                self._usage.count(completion, num_prompt=len(ids))
+                return completion
+            except EngineLostError:
+                if attempt == self._settings.retries or not await self.pool.is_gone(server):
+                    raise
+        raise AssertionError
+
+    async def abort(self, session: str) -> None:
+        """Stop the session's requests, and return when they have stopped."""
+        flights = set(self._flights.get(session, ()))
+        for wait_s in ABORT_WAITS_S:
+            for flight in flights:
+                self._send_abort(flight)
+            over = [asyncio.ensure_future(flight.over.wait()) for flight in flights]
+            if over:
+                _, late = await asyncio.wait(over, timeout=wait_s)
+                for task in late:
+                    task.cancel()
+            flights = {flight for flight in flights if not flight.over.is_set()}
+        for flight in flights:
+            flight.give_up()
+
+    async def pause(self) -> None:
+        """Pause every server. Running requests keep their tokens, unless the pause mode differs."""
+        await self.pool.pause()
+
+    async def resume(self) -> None:
+        """Continue on every server."""
+        await self.pool.resume()
+
+    async def load(self, weights: WeightRef) -> str:
+        """Load published weights into every server, and return their version.
+
+        Raises EngineError if a server refuses them or then serves another version; the old weights
+        then still serve.
+        """
+        await self._update(lambda: updates.load(self.pool, weights))
+        return weights.version
+
+    async def receive(self, source: WeightSource) -> Received:
+        """Take all weights of a source. Implements StreamedEngine."""
+        return await self._update(lambda: updates.receive(self.pool, source))
+
+    async def sleep(self) -> None:
+        """Lend the GPUs' memory until the next weights arrive. Implements ColocatedEngine."""
+        await updates.sleep(self.pool)
+
+    async def close(self) -> None:
+        """End the requests under way; the servers continue to run."""
+        flights = [one for flights in self._flights.values() for one in flights]
+        for flight in flights:
+            flight.give_up()
+        await asyncio.gather(*(flight.over.wait() for flight in flights))
+        if self._pending_aborts:
+            _, late = await asyncio.wait(self._pending_aborts, timeout=sum(ABORT_WAITS_S))
+            for task in late:
+                task.cancel()
+
+    async def usage(self) -> EngineUsage:
+        """Return the usage so far; `busy_s` is the server's own count if it keeps one."""
+        busy_s = (await self._server_account()).get("busy_s", self._usage.busy_s)
+        return replace(self._usage, busy_s=busy_s)
+
+    async def busy_spans(self) -> list[tuple[float, float]]:
+        """Return the last times in which the engine computed, in seconds of CLOCK_MONOTONIC.
+
+        If the server keeps no account: the times in which it had at least one of our requests.
+        """
+        spans = (await self._server_account()).get("busy_spans", self._usage.spans)
+        return [(start, end) for start, end in spans]
+
+    async def _server_account(self) -> Mapping[str, Any]:
+        """Return a lone server's own account; those of several cannot be added up."""
+        if self.pool.router or len(self.pool.servers) > 1:
+            return {}
+        return await self.pool.servers[0].get("/server_info")
+
+    async def _update(self, update: Callable[[], Awaitable[_T]]) -> _T:
+        """Update weights; if that lost every server, try again once one has come back."""
+        for attempt in range(self._settings.retries + 1):
+            await self.pool.await_one()
+            try:
+                return await update()
+            except EngineError:
+                if attempt == self._settings.retries or await self.pool.any_answers():
+                    raise
+        raise AssertionError
+
+    async def _place(self, session: str) -> SglangServer:
+        """Return the server for a request; if none is left, wait for one."""
+        for _ in range(math.ceil(self._settings.wait_s / POLL_S)):
+            with contextlib.suppress(EngineLostError):
+                return self.pool.place(session)
+            if self.pool.ended:
+                break
+            await asyncio.sleep(POLL_S)
+        return self.pool.place(session)
+
+    async def _sample(
+        self, ids: Sequence[int], sampling: Sampling, session: str, server: SglangServer
+    ) -> Mapping[str, Any] | None:
+        """Return a server's answer; None if the request was given up."""
+        # The key names a session for routers and logs without disclosing it.
+        key = hashlib.blake2b(session.encode(), key=self._salt, digest_size=12).hexdigest()
+        # Of fixed width: SGLang aborts every request whose id begins with the given one.
+        flight = _Flight(f"{key}_t{next(self._numbers):09d}", server)
+        body = generate_body(ids, sampling, flight.rid, routed=self._settings.routed_experts)
+        headers = dict.fromkeys(ROUTING_HEADERS, key) if self.pool.router else {}
+        call = asyncio.create_task(server.generate(body, headers))
+        reply_s = self._settings.reply_s
+        with self._registered(flight, session):
+            try:
+                both: set[asyncio.Future[Any]] = {call, flight.stop}
+                await asyncio.wait(both, timeout=reply_s, return_when=asyncio.FIRST_COMPLETED)
+                if call.done():
+                    return call.result()
+                self._send_abort(flight)
+                if flight.stop.done():
+                    return flight.stop.result()
+                raise lost(server.url, f"no reply within {reply_s} s")
+            except asyncio.CancelledError:
+                self._send_abort(flight)
+                raise
+            finally:
+                call.cancel()
+
+    @contextmanager
+    def _registered(self, flight: _Flight, session: str) -> Iterator[None]:
+        """Keep a request where aborts and the loss of its server find it."""
+        self._flights[session].add(flight)
+        flight.server.waiting.add(flight.stop)
+        self._usage.start()
+        try:
+            yield
+        finally:
+            self._usage.end()
+            flight.over.set()
+            flight.server.waiting.discard(flight.stop)
+            if not flight.stop.cancel():
+                flight.stop.exception()  # read, because the answer may have come before the loss
+            self._flights[session].discard(flight)
+            if not self._flights[session]:
+                del self._flights[session]
+
+    def _send_abort(self, flight: _Flight) -> None:
+        """Abort a request at its server, in the background.
+
+        A router does not tell which server has a request, so all of them get the abort. A server
+        that does not answer is lost or will be; the request is given up all the same.
+        """
+        pool, server = self.pool, flight.server
+        targets = [each for each in pool.servers if each.in_use]
+        targets = targets if server is pool.router else [server]
+
+        async def send() -> None:
+            body, limit = {"rid": flight.rid}, sum(ABORT_WAITS_S)
+            calls = [each.post("/abort_request", body, timeout_s=limit) for each in targets]
+            with contextlib.suppress(EngineError):
+                await asyncio.gather(*calls)
+
+        task = asyncio.create_task(send())
+        self._pending_aborts.add(task)
+        task.add_done_callback(self._pending_aborts.discard)
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        """Refuse an id outside the embedding: SGLang's server dies of one."""
+        import numpy as np
+
+        num_vocab = self._shape.num_vocab
+        known = np.asarray(ids)
+        top = num_vocab if num_vocab is not None else math.inf
+        wrong = known[(known < 0) | (known >= top)]
+        if wrong.size:
+            raise EngineError(
+                f"prompt id {wrong[0]} is outside the vocabulary of {num_vocab}",
+                hint="tokenizer and model belong to different families",
+            )
+
+    def _check_versions(self, completion: Completion, num_updates: int) -> None:
+        """Refuse tokens of weights that were not published, such as those of a restarted server."""
+        given = [completion.weight_version, *(one.version for one in completion.weight_changes)]
+        if any(version.startswith(PARTIAL) for version in given):
+            raise EngineLostError(
+                f"{self.url} answered with a part of its weights",
+                hint="an update was interrupted; the next one repairs it",
+            )
+        if not num_updates:
+            return
+        known = {weights.version for weights in self.pool.served[num_updates - 1 :]}
+        if wrong := [version for version in given if version not in known]:
+            raise EngineLostError(
+                f"{self.url} answered with weights {wrong[0]!r}; {known} serve",
+                hint="it was restarted, or another client updates it",
+            )
