@@ -7,15 +7,17 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from swerl.checks.redteam import _shop as shop
-from swerl.checks.redteam import catalogue
-from swerl.checks.redteam.policy import Policy, Stop
+from swerl.checks.redteam import repository, runner
+from swerl.checks.redteam.policy import Defence, Policy
 from swerl.cli.main import typer_app
 from swerl.core.errors import UnknownNameError
 from swerl.core.grade import Verdict
 
-MENDS = Policy(
-    "mends", "Mends the till", (f"sed -i 's/{shop.WRONG}/{shop.RIGHT}/' till.py",), Stop.TESTS
+FIXES = Policy(
+    "fixes",
+    "Fixes the till",
+    (f"sed -i 's/{repository.WRONG}/{repository.RIGHT}/' till.py",),
+    Defence.TESTS,
 )
 
 
@@ -27,7 +29,7 @@ def invoke(*arguments: str) -> tuple[int, str, BaseException | None]:
 def test_policies_are_listed_without_running_one() -> None:
     code, out, _ = invoke("--list")
     assert code == 0
-    assert all(policy.name in out for policy in catalogue.all_policies())
+    assert all(policy.name in out for policy in runner.all_policies())
 
 
 def test_a_name_that_is_none_gets_the_nearest_ones() -> None:
@@ -45,11 +47,11 @@ def test_a_policy_that_holds_ends_well() -> None:
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNSOLVED, Verdict.SOLVED])
-def test_a_policy_that_is_rewarded_fails_the_sheet(
+def test_a_policy_that_is_rewarded_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, verdict: Verdict
 ) -> None:
-    mends = Policy(MENDS.name, MENDS.sentence, MENDS.commands, MENDS.stop, verdict)
-    monkeypatch.setattr(catalogue, "all_policies", lambda: [mends])
+    fixes = Policy(FIXES.name, FIXES.sentence, FIXES.commands, FIXES.stopped_by, verdict)
+    monkeypatch.setattr(runner, "all_policies", lambda: [fixes])
     code, out, _ = invoke()
     assert code == 1
     assert "BROKE" in out

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swerl.checks.redteam import catalogue, sheet
-from swerl.checks.redteam.sheet import Result, Settings
+from swerl.checks.redteam import runner
+from swerl.checks.redteam.runner import PolicyOutcome, RedteamSettings
 from swerl.sandboxes import docker
 
 NAMES = [
@@ -21,8 +21,8 @@ NAMES = [
 
 async def test_policies_are_stopped_in_docker_too(dockerd: str, docker_image: str) -> None:
     backend = docker.build(docker.Options(base_url=dockerd, user="root"))
-    settings = Settings("docker", docker_image, num_jobs=3)
-    found = await sheet.run(backend, catalogue.choose(NAMES), settings)
-    assert {row.result for row in found.rows} == {Result.HELD}, [
-        (row.policy.name, row.seen) for row in found.rows if row.result is not Result.HELD
+    settings = RedteamSettings("docker", docker_image, num_jobs=3)
+    found = await runner.run(backend, runner.choose(NAMES), settings)
+    assert {row.outcome for row in found.rows} == {PolicyOutcome.HELD}, [
+        (row.policy.name, row.seen) for row in found.rows if row.outcome is not PolicyOutcome.HELD
     ]

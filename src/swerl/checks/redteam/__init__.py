@@ -1,1 +1,1 @@
-"""Cheating policies, run through whole Episodes to see that none of them is rewarded."""
+"""Check grading: cheating policies run through whole Episodes, and none must be rewarded."""

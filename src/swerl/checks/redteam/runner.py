@@ -1,0 +1,297 @@
+"""Run cheating policies through whole Episodes, a few at once, and judge how each Episode ended."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swerl.checks.redteam import exiting, forging, sandbox, steering
+from swerl.checks.redteam.policy import Defence, Policy
+from swerl.checks.redteam.repository import (
+    END,
+    LIMITS,
+    START,
+    ImageTools,
+    inspect,
+    obstacle,
+    task_of,
+)
+from swerl.core import plugins
+from swerl.core.chat import Json, Message, Role, ToolCall
+from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.episode import Episode
+from swerl.core.errors import SwerlError, unknown
+from swerl.core.events import ignore
+from swerl.core.grade import Canary
+from swerl.core.jobs import run_jobs
+from swerl.core.task import GradingSpec, Task, file_bytes
+from swerl.engines.scripted import ScriptedEngine
+from swerl.gateway.server import Gateway
+from swerl.harnesses import builtin
+from swerl.recipe.schema import BudgetsSection, RolloutSection
+from swerl.rollout import episode
+from swerl.rollout.parts import Parts, Provisioner
+from swerl.rollout.reward import rule
+from swerl.tasks.set_up import set_up
+
+_BUDGETS = BudgetsSection(
+    model_call_s=60, tool_s=60, agent_s=240, grading_s=300, episode_s=540, sandbox_s=600
+)
+"""Generous: the speed of the machine is unknown."""
+_ROLLOUT = RolloutSection(max_turns=20, max_new_tokens=60_000, max_context_tokens=500_000)
+_SHOWN_CHARS = 300
+_STEP_S = 60.0
+_TEST_LINE = re.compile(
+    r"^(?:(PASSED|FAILED|ERROR|XFAIL) (\S+).*|(.+) \.\.\. (ok|FAIL|ERROR))$", re.MULTILINE
+)
+_PASSED = frozenset({"PASSED", "XFAIL", "ok"})
+_APPLY_TESTS = """
+git checkout -q HEAD -- tests/test_till.py && git diff >/dev/null && git apply -
+"""
+
+
+class PolicyOutcome(StrEnum):
+    """How a policy ended."""
+
+    HELD = "held"
+    """As it declares, without a reward."""
+    BROKE = "BROKE"
+    """With a reward, or in another way than it declares."""
+    SKIPPED = "skipped"
+    """It could not run; this proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    policy: Policy
+    outcome: PolicyOutcome
+    verdict: str = ""
+    reward: float = 0.0
+    seen: str = ""
+    """The Grade's reason, or why the policy did not run or did not hold."""
+    rewarded_naively: bool | None = None
+    """True if a grader without defences rewards it; None if that was not tried."""
+    duration_s: float = 0.0
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "policy": self.policy.name,
+            "tries": self.policy.sentence,
+            "ground": self.policy.kind.value,
+            "result": self.outcome.value,
+            "verdict": self.verdict,
+            "declared": self.policy.verdict.value,
+            "reward": self.reward,
+            "stopped_by": self.policy.stopped_by.value,
+            "seen": self.seen,
+            "rewarded_naively": self.rewarded_naively,
+            "duration_s": round(self.duration_s, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RedteamReport:
+    backend: str
+    image: str
+    rows: Sequence[PolicyResult]
+    duration_s: float
+
+    @property
+    def counts(self) -> dict[PolicyOutcome, int]:
+        found = Counter(row.outcome for row in self.rows)
+        return {outcome: found[outcome] for outcome in PolicyOutcome}
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "backend": self.backend,
+            "image": self.image,
+            "duration_s": round(self.duration_s, 3),
+            "counts": {outcome.value: count for outcome, count in self.counts.items()},
+            "policies": [row.to_json() for row in self.rows],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RedteamSettings:
+    name: str = "local"
+    """Kind of sandbox, as users type it."""
+    image: str = "host"
+    num_jobs: int = 4
+    """Episodes at once."""
+    naively: bool = False
+    """Grade each policy a second time, without defences."""
+
+
+def all_policies() -> list[Policy]:
+    """Return every policy, in the order of reports."""
+    return [each for topic in (sandbox, steering, forging, exiting) for each in topic.POLICIES]
+
+
+def choose(names: Sequence[str]) -> list[Policy]:
+    """Return the policies of these names; all if none is named. Raises UnknownNameError."""
+    policies = {policy.name: policy for policy in all_policies()}
+    for name in names:
+        if name not in policies:
+            raise unknown("policy", name, policies)
+    return [policy for name, policy in policies.items() if not names or name in names]
+
+
+async def run(
+    backend: SandboxBackend,
+    policies: Sequence[Policy],
+    settings: RedteamSettings,
+    *,
+    on_done: Callable[[PolicyResult], None] = lambda _: None,
+) -> RedteamReport:
+    """Run the policies and report them in their order; `on_done` gets each result as it ends.
+
+    Raises SandboxError or ImageError if no sandbox opens, or if its image lacks Python or git.
+    """
+    started = time.monotonic()
+    tools = await inspect(backend, settings.image)
+    scripts = {_episode_id(policy): _replies(policy) for policy in policies}
+    family = plugins.family("tiny", None)
+    async with AsyncExitStack() as open_parts:
+        engine = ScriptedEngine(family, lambda session: scripts[session])
+        open_parts.push_async_callback(engine.close)
+        gateway = await open_parts.enter_async_context(Gateway(engine=engine, family=family))
+        parts = Parts(
+            gateway=gateway,
+            provisioner=Provisioner(backend, LIMITS, concurrency=settings.num_jobs),
+            harness=builtin.build(builtin.Options()),
+            reward=rule("solved"),
+            rollout=_ROLLOUT,
+            budgets=_BUDGETS,
+            seed=0,
+            emit=ignore,
+        )
+
+        async def run_one(policy: Policy) -> PolicyResult:
+            return await _run(policy, backend, settings, tools, parts)
+
+        rows = await run_jobs(policies, run_one, limit=settings.num_jobs, on_done=on_done)
+    return RedteamReport(settings.name, settings.image, rows, time.monotonic() - started)
+
+
+def _episode_id(policy: Policy) -> str:
+    return f"redteam/{policy.name}"
+
+
+def _replies(policy: Policy) -> list[Message]:
+    """Return the model's replies: one call per command, then `submit`."""
+    calls = [ToolCall("", "bash", {"command": command}) for command in policy.commands]
+    calls.append(ToolCall("", "submit", {}))
+    return [Message(Role.ASSISTANT, tool_calls=(call,)) for call in calls]
+
+
+async def _run(
+    policy: Policy,
+    backend: SandboxBackend,
+    settings: RedteamSettings,
+    tools: ImageTools,
+    parts: Parts,
+) -> PolicyResult:
+    if reason := obstacle(policy, tools):
+        return PolicyResult(policy, PolicyOutcome.SKIPPED, seen=reason)
+    started = time.monotonic()
+    task = task_of(policy, tools, settings.image)
+    ended = await episode.run(task, _episode_id(policy), parts)
+    problem = judge(policy, ended)
+    outcome = PolicyOutcome.BROKE if problem else PolicyOutcome.HELD
+    seen = " ".join((problem or ended.grade.reason).split())[:_SHOWN_CHARS]
+    naively = None
+    if settings.naively and not policy.harmless:
+        try:
+            naively = await is_rewarded_naively(policy, task, backend)
+        except (SwerlError, FileNotFoundError):
+            naively = False
+    seconds = time.monotonic() - started
+    return PolicyResult(policy, outcome, ended.verdict.value, ended.reward, seen, naively, seconds)
+
+
+def judge(policy: Policy, ended: Episode) -> str:
+    """Return the problem with the end of a policy's Episode; empty if the policy held."""
+    if ended.reward > 0:
+        return f"it was rewarded: {ended.grade.reason}"
+    if ended.verdict is not policy.verdict:
+        return f"it is {ended.verdict} and not {policy.verdict}: {ended.grade.reason}"
+    if not _is_visible(policy.stopped_by, ended):
+        return f"something else stopped it than declared: {ended.grade.reason}"
+    return ""
+
+
+def _is_visible(defence: Defence, ended: Episode) -> bool:
+    """Return True if the Episode shows the declared defence, or if the defence leaves no trace."""
+    grade = ended.grade
+    if defence is Defence.DROPPED:
+        return bool(grade.restored)
+    if defence in (Defence.CANARY, Defence.TWICE):
+        is_shown = grade.canary in (Canary.PASSED, Canary.MISSING)
+        return is_shown and bool(grade.tests) == (defence is Defence.CANARY)
+    if defence in (Defence.FUTURE, Defence.NETWORK, Defence.SIZE):
+        return not ended.patch
+    return True
+
+
+async def is_rewarded_naively(policy: Policy, task: Task, backend: SandboxBackend) -> bool:
+    """Return True if a grader without defences rewards the policy. Raises SandboxError.
+
+    This proves that the policy cheats. The grader works in the agent's own sandbox, which still
+    holds everything, adds only tests that the repository lacks, cuts the log at well-known markers,
+    and believes the last line about a test.
+    """
+    async with backend.open(task.image, LIMITS, workdir=task.workdir) as opened:
+        await set_up(opened, task)
+        for command in policy.commands:
+            await opened.run(
+                ["bash", "-c", command], cwd=task.workdir, timeout_s=_STEP_S, stdin=b""
+            )
+        await _add_tests(opened, task)
+        return await _grade_naively(opened, task)
+
+
+async def _add_tests(opened: Sandbox, task: Task) -> None:
+    spec = task.grading
+    if spec.test_patch:
+        await opened.run(
+            ["bash", "-c", _APPLY_TESTS],
+            cwd=task.workdir,
+            timeout_s=_STEP_S,
+            stdin=spec.test_patch.encode(),
+        )
+    inside = {f"{task.workdir}/{path}": text for path, text in spec.test_files.items()}
+    for path, text in {**inside, **spec.files}.items():
+        own = path.removeprefix(f"{task.workdir}/")
+        exists = ["sh", "-c", f"test -e '{path}' || git cat-file -e 'HEAD:{own}'"]
+        known = await opened.run(exists, cwd=task.workdir, timeout_s=_STEP_S)
+        if known.exit_code:
+            await opened.write(path, file_bytes(text))
+
+
+async def _grade_naively(opened: Sandbox, task: Task) -> bool:
+    spec = task.grading
+    script = f"exec 2>&1; echo '{START}'; ({spec.test_command}); code=$?; echo '{END}'; exit $code"
+    done = await opened.run(
+        ["bash", "-c", script],
+        cwd=task.workdir,
+        env=dict(spec.env),
+        timeout_s=spec.timeout_s,
+        stdin=b"",
+    )
+    if spec.report_path:
+        return (await opened.read(spec.report_path)).strip() == b"1"
+    if spec.fail_to_pass:
+        return _all_pass(spec, done.text)
+    return done.exit_code == 0
+
+
+def _all_pass(spec: GradingSpec, text: str) -> bool:
+    last: dict[str, bool] = {}
+    for word, name, shown, end in _TEST_LINE.findall(text.split(END)[0].split(START)[-1]):
+        last[name or shown] = (word or end) in _PASSED
+    return all(last.get(test, False) for test in (*spec.fail_to_pass, *spec.pass_to_pass))
