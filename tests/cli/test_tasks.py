@@ -105,7 +105,7 @@ def test_images_are_taken_from_a_mirrors_lock_file(rows: Path) -> None:
         ("convert swe-gym --rows rows.jsonl --assets .", "need no assets"),
         ("convert swe-gym --rows rows.jsonl -o none/x.jsonl", "cannot write none/x.jsonl"),
         ("convert swe-smith --rows rows.jsonl", "no row could be converted"),
-        ("tasks show rows.jsonl", "rows.jsonl:1: a task row lacks"),
+        ("tasks show rows.jsonl", "rows.jsonl:1: a task row has a missing or unknown field"),
         ("tasks show none.jsonl", "cannot read task file"),
         ("tasks filter tasks.jsonl repos -o x", "unknown name 'repos'"),
         ("tasks split tasks.jsonl a=0.5 a=0.5", "one name"),

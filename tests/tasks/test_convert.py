@@ -59,8 +59,8 @@ def broken_after(rows: list[Row | TaskError], number: int) -> RowSource:
         ({"id": "a\nb"}, "control character"),
         ({"id": "\u00e9" * 101}, "over 200 bytes"),
         ({"id": "a", "text": "x\0y"}, "NUL character"),
-        ({"id": "a", "image": "x y:latest"}, "'x y:latest' is no image name"),
-        ({"id": "a", "image": "Upper/case"}, "is no image name"),
+        ({"id": "a", "image": "x y:latest"}, "'x y:latest' is not an image name"),
+        ({"id": "a", "image": "Upper/case"}, "is not an image name"),
     ],
 )
 def test_a_task_that_no_machine_could_run_is_a_reject(
@@ -121,7 +121,7 @@ def test_rows_are_never_written_over(
     monkeypatch.chdir(tmp_path)
     Path("other").mkdir()
     Path("rows.jsonl").write_text('{"id": "a"}\n')
-    with pytest.raises(InputError, match="one of the files that rows are read from"):
+    with pytest.raises(InputError, match="one of the input files"):
         convert(CONVERTER, file_rows(Path(source)), Path(out))
     assert Path("rows.jsonl").read_text() == '{"id": "a"}\n'
 

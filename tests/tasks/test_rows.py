@@ -99,11 +99,19 @@ def test_numbers_that_json_lacks_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("rows.jsonl.gz", gzip.compress(lines_of(4000))[:-200], "damaged or cut off"),
+        ("rows.jsonl.gz", gzip.compress(lines_of(4000))[:-200], "damaged or truncated"),
         ("rows.jsonl.gz", b"\x1f\x8b nothing", "cannot read rows"),
-        ("rows.json", b'[{"id": 1}, {', "no JSON list"),
-        ("rows.jsonl", b"version https://git-lfs.github.com/spec/v1\noid", "only Git LFS's"),
-        ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\noid", "only Git LFS's"),
+        ("rows.json", b'[{"id": 1}, {', "not a JSON list"),
+        (
+            "rows.jsonl",
+            b"version https://git-lfs.github.com/spec/v1\noid",
+            "only a Git LFS pointer",
+        ),
+        (
+            "rows.parquet",
+            b"version https://git-lfs.github.com/spec/v1\noid",
+            "only a Git LFS pointer",
+        ),
         ("rows.csv", b"id\n1\n", "neither JSONL nor Parquet"),
     ],
 )
@@ -131,7 +139,7 @@ def test_a_folder_like_the_hubs_is_read_split_by_split(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no split train") as caught:
         file_rows(tmp_path, split="train")
     assert "dev, test" in caught.value.hint
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         file_rows(tmp_path / "data" / "x.parquet", split="test")
 
 
@@ -243,7 +251,7 @@ def test_a_damaged_archive_is_said(tmp_path: Path) -> None:
     write_archive(path, {f"t{n}/image.txt": bytes(range(256)) * 40 for n in range(50)})
     path.write_bytes(path.read_bytes()[:-300])
     *_, last = file_rows(path).read(0)
-    assert isinstance(last, TaskError) and "damaged or cut off" in str(last)
+    assert isinstance(last, TaskError) and "damaged or truncated" in str(last)
 
 
 def test_a_huge_task_is_rejected_without_holding_it(tmp_path: Path) -> None:

@@ -62,15 +62,15 @@ def test_expressions_choose(where: str, fits: bool) -> None:
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("", "is no expression"),
-        ("repo = 'a'", "is no expression"),
+        ("", "is not an expression"),
+        ("repo = 'a'", "is not an expression"),
         ("repos == 'a'", "unknown name 'repos'"),
-        ("__import__('os').system('true')", "cannot stand in an expression"),
-        ("repo.__class__ == 1", "cannot stand in an expression"),
-        ("[x for x in repo]", "cannot stand in an expression"),
-        ("repo is None", "cannot stand in an expression"),
-        ("repo == f'{id}'", "cannot stand in an expression"),
-        ("(" * 9000 + "1" + ")" * 9000, "is no expression"),
+        ("__import__('os').system('true')", "is not allowed in an expression"),
+        ("repo.__class__ == 1", "is not allowed in an expression"),
+        ("[x for x in repo]", "is not allowed in an expression"),
+        ("repo is None", "is not allowed in an expression"),
+        ("repo == f'{id}'", "is not allowed in an expression"),
+        ("(" * 9000 + "1" + ")" * 9000, "is not an expression"),
     ],
 )
 def test_what_is_no_expression_is_one_clear_error(where: str, said: str) -> None:

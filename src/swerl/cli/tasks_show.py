@@ -62,14 +62,19 @@ def stats(
 ) -> None:
     """Count what a file holds: repositories, sizes, graders, difficulty."""
     import json
-    from dataclasses import asdict
+    from collections import Counter
+    from dataclasses import asdict, replace
 
+    from swerl.grading.support import unsupported
     from swerl.tasks import select
     from swerl.tasks.select import count
 
     found = count(task for _, task in select.lines(tasks))
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        shown = asdict(replace(found, kinds=Counter()))
+        shown["missing"] = unsupported(found.kinds)
+        del shown["kinds"]
+        typer.echo(json.dumps(shown, indent=2))
     else:
         _print_stats(found, tasks)
 

@@ -1,1 +1,1 @@
-"""Task files: made, vetted, chosen."""
+"""Task files: read, converted, selected, exported; the twin's tasks."""

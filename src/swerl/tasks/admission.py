@@ -1,4 +1,4 @@
-"""Which Tasks of a file may be trained on: certified ones, of the difficulty that is asked for."""
+"""Select the Tasks of a file for training: certified ones, of the requested difficulty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swerl.core.task import Task
 
 
 def require_certified(tasks: Sequence[Task], source: str) -> None:
-    """Raise RecipeError unless every Task is certified as it stands."""
+    """Raise RecipeError unless every Task is certified in its present form."""
     objections = [(task.id, why) for task in tasks if (why := objection(task))]
     if not objections:
         return
@@ -23,7 +23,7 @@ def require_certified(tasks: Sequence[Task], source: str) -> None:
 
 
 def require_time(tasks: Sequence[Task], grading_s: float) -> None:
-    """Raise RecipeError where certified Tasks may be graded for longer than a run allows."""
+    """Raise RecipeError if certified Tasks need more grading time than the run allows."""
     slow = [task for task in tasks if task.certificate and task.grading.timeout_s > grading_s]
     if not slow:
         return
@@ -36,9 +36,9 @@ def require_time(tasks: Sequence[Task], grading_s: float) -> None:
 
 
 def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: str) -> list[Task]:
-    """Return the Tasks whose probed solve rate lies within bounds, ends included.
+    """Return the Tasks with a measured solve rate within bounds, ends included.
 
-    Raises RecipeError where none is left.
+    Raises RecipeError if none is left.
     """
     low, high = bounds
     rates = [solve_rate(task) for task in tasks]
@@ -57,7 +57,7 @@ def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: st
 
 
 def solve_rate(task: Task) -> float | None:
-    """Return the share of attempts that solved a Task; None where it was never probed."""
+    """Return a Task's measured solve rate, or None."""
     found = task.metadata.get("solve_rate")
     is_number = isinstance(found, int | float) and not isinstance(found, bool)
     return float(found) if is_number else None  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Convert a dataset: a Task or a reject for each of its rows, and a count of what happened.
+"""Convert a dataset: each row becomes a Task or a reject with its reason.
 
-Both files are written under temporary names and renamed at the end. A row writes one line to one
-of them; rejects carry their row's number and reach the disk before any later Task. So the lines
-that a killed conversion left say which row comes next, and the same call goes on there.
+Both files are written under temporary names and renamed at the end. Each row adds one line to one
+of them; a reject includes its row number and is written before any later Task. After a crash the
+lines show which row is next, so the same call resumes there.
 """
 
 from __future__ import annotations
@@ -32,29 +32,28 @@ _NO_UNICODE = "a column holds text that is not valid Unicode"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How rows become Tasks, besides the dataset's own rule."""
+    """Settings of a conversion, besides the dataset's own rule."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Image -> the name to use in its place, as a mirror's lock file has it; empty for none."""
+    """Image -> its name in a mirror, from the mirror's lock file; empty: no replacement."""
     assets: Path | None = None
-    """Folder with what the rows of some datasets lack."""
+    """Folder with data that is missing in the rows of some datasets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a conversion did, the part before a break included."""
+    """Result of a conversion, including the part before an interruption."""
 
     num_tasks: int
     reasons: Mapping[str, int] = field(default_factory=dict)
-    """How often each reason made a reject."""
+    """Reason -> number of rejects."""
     kinds: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(grader, log parser) -> number of Tasks."""
     num_resumed: int = 0
-    """Rows that an earlier, broken conversion had done."""
+    """Rows done by an earlier, interrupted conversion."""
 
     @property
     def num_rejects(self) -> int:
-        """Rows that made no Task."""
         return sum(self.reasons.values())
 
 
@@ -66,11 +65,11 @@ def convert(
     settings: Settings | None = None,
     tell: Callable[[int], None] = lambda num_rows: None,
 ) -> Summary:
-    """Write Tasks to `out` and rejects beside it; both appear whole, or not at all.
+    """Write Tasks to `out` and rejects beside it, both atomically.
 
-    Where no row makes a Task, what `out` was stays.
-    Goes on where the same conversion was broken off. Memory is bounded by a few rows and the ids
-    seen. `tell` hears how many rows are done. Raises InputError where a file cannot be used.
+    If no row converts, `out` is left unchanged. An interrupted conversion is resumed. Memory is
+    bounded by a few rows and the ids seen. `tell` is called with the number of rows done. Raises
+    InputError if a file cannot be used.
     """
     settings = settings or Settings()
     _check_out(out, rows)
@@ -93,12 +92,12 @@ def convert(
 
 
 def rejects_path(out: Path) -> Path:
-    """Return the file that holds the rejects of a conversion into `out`."""
+    """Return the file of rejects of a conversion into `out`."""
     return out.with_name(f"{out.stem}.rejects.jsonl")
 
 
 class _Writer:
-    """Turns rows into lines, and keeps the counts."""
+    """Turns rows into lines and counts them."""
 
     def __init__(self, converter: Converter, settings: Settings, done: Progress) -> None:
         self._to_task = converter.to_task
@@ -106,13 +105,11 @@ class _Writer:
         self._done = done
         add = converter.with_assets
         if settings.assets and not add:
-            raise InputError(
-                f"the rows of {converter.name} need no assets", hint="leave --assets out"
-            )
+            raise InputError(f"the rows of {converter.name} need no assets", hint="remove --assets")
         self._add_assets = add if settings.assets else None
 
     def line(self, row: Row | TaskError) -> tuple[bytes, bool]:
-        """Return the line of a row, and whether it is a Task's."""
+        """Return the line of a row, and whether it is a Task."""
         done = self._done
         done.num_rows += 1
         try:
@@ -161,7 +158,7 @@ def _valid(text: str) -> str:
 
 
 def identity_of(converter: Converter, rows: RowSource, settings: Settings) -> str:
-    """Return a text that is the same where a conversion may go on from what is there."""
+    """Return a text that identifies a conversion: only the same one may resume."""
     images = sorted(settings.images.items())
     parts = [version("swerl"), converter.name, rows.name, str(settings.assets or ""), images]
     return orjson.dumps(parts).decode()
@@ -171,7 +168,7 @@ def _check_out(out: Path, rows: RowSource) -> None:
     for path in (out, rejects_path(out)):
         if path.resolve() in rows.files:
             raise InputError(
-                f"{path} is one of the files that rows are read from",
+                f"{path} is one of the input files",
                 hint="pass -o with another file",
             )
         if path.is_dir():
@@ -184,7 +181,7 @@ def _part(path: Path) -> Path:
 
 @contextmanager
 def _claimed(out: Path) -> Iterator[Path]:
-    """Yield the file that says which conversion is under way; it goes when that has ended well."""
+    """Yield the file that identifies the running conversion; it is deleted on success."""
     path = out.with_name(f"{out.name}.part.json")
     try:
         with path.open("ab") as lock:
@@ -204,21 +201,21 @@ def _claimed(out: Path) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a conversion is."""
+    """State of a conversion."""
 
     num_rows: int = 0
     ids: set[str] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
-    """How often each reason made a reject."""
+    """Reason -> number of rejects."""
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How many Tasks each pair of grader and log parser has."""
+    """(grader, log parser) -> number of Tasks."""
 
 
 def resume(parts: tuple[Path, Path], claim: Path, identity: str) -> Progress:
-    """Return what the two files hold, cut to whole lines; another conversion's are emptied.
+    """Return the state in the two files, cut to whole lines; another conversion's are emptied.
 
-    Every reject before the last Task is there, and some after it may be: those that follow it row
-    by row are kept.
+    Every reject before the last Task has been written, and perhaps some after it: those in the
+    directly following rows are kept.
     """
     same = claim.read_text() == identity and all(part.is_file() for part in parts)
     if not same:
@@ -248,7 +245,7 @@ def _read_tasks(path: Path, done: Progress) -> int:
 
 
 def _read_rejects(path: Path, done: Progress) -> int:
-    """Count the rejects that no missing Task comes before; return the size of their lines."""
+    """Count the rejects before the first missing Task; return the size of their lines."""
     size, num_tasks, num_rejects = 0, len(done.ids), 0
     with path.open("rb") as lines:
         for line in lines:
@@ -270,17 +267,17 @@ def _cut(path: Path, size: int) -> None:
 
 
 _MAX_ID_BYTES = 200
-"""An Episode's folder bears the id and a number; file systems take 255 bytes."""
+"""An Episode's folder has the id and a number as its name; file systems allow 255 bytes."""
 _PLAIN_IMAGE = re.compile(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*(?::[\w.-]{1,128})?", re.ASCII)
-"""Most images; the rule for all of them takes thirty times as long."""
+"""The form of most images; the complete rule is thirty times slower."""
 
 
 def check_usable(task: Task) -> None:
-    """Raise TaskError where the id, the image or the prompt cannot be used on any machine."""
+    """Raise TaskError if the id, the image or the prompt is unusable on every machine."""
     if not task.id.isprintable() or len(task.id.encode("utf-8", "replace")) > _MAX_ID_BYTES:
-        raise TaskError(f"the id holds a control character or has over {_MAX_ID_BYTES} bytes")
+        raise TaskError(f"the id has a control character or over {_MAX_ID_BYTES} bytes")
     if "\0" in task.prompt:
-        raise TaskError("the problem holds a NUL character, which no program takes")
+        raise TaskError("the prompt has a NUL character, which no program accepts")
     if _PLAIN_IMAGE.fullmatch(task.image) or is_local(task.image):
         return
     try:

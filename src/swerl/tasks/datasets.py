@@ -1,6 +1,6 @@
-"""Converters by the name that users type.
+"""Find converters by the name that users type.
 
-They are the modules of the top-level folder `data_converters/` (in a wheel:
+Converters are the modules of the top-level folder `data_converters/` (in a wheel:
 `swerl/data_converters`), or modules registered under the entry point group `swerl.converters`.
 """
 
@@ -31,14 +31,14 @@ class Converter:
 
     name: str
     source: str
-    """Hub id that is read where no file is given; empty where the dataset is on no hub."""
+    """Hub id for a conversion without a file; empty if the dataset is on no hub."""
     splits: tuple[str, ...]
     """Splits of the dataset; the first is the default."""
     to_task: Callable[[Row], Task]
     files: str = ""
     """Pattern of the hub's files to read one by one, for datasets without a table of rows."""
     with_assets: Callable[[Row, Path], Row] | None = None
-    """Adds to a row what only the folder of `--assets` holds."""
+    """Adds data from the folder of `--assets` to a row."""
 
     def tasks(self, rows: Iterable[Row]) -> Iterator[Task]:
         """Yield a Task per row. Raises TaskError on a row that cannot be used."""
@@ -57,7 +57,7 @@ def find_converter(name: str) -> Converter:
 
 
 def converter_names() -> list[str]:
-    """Return every name that `find_converter` answers to."""
+    """Return the names of all converters."""
     built_in = [name.replace("_", "-") for name in _built_in()]
     return sorted([*built_in, *(entry.name for entry in entry_points(group="swerl.converters"))])
 
@@ -84,7 +84,7 @@ def _folder() -> Path:
 
 
 def _package() -> ModuleType:
-    """Import the folder as `swerl.data_converters`, wherever it stands."""
+    """Import the folder as `swerl.data_converters`, from the source tree or the wheel."""
     if _PACKAGE in sys.modules:
         return sys.modules[_PACKAGE]
     init = _folder() / "__init__.py"

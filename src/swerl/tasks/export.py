@@ -1,7 +1,7 @@
-"""Task files in the formats of other trainers: slime's JSONL, verl's Parquet, Harbor's folders.
+"""Export Tasks for other trainers: slime's JSONL, verl's Parquet, Harbor's task folders.
 
-Each format is written whole or not at all. A Task that a format cannot carry is left out and
-counted with the reason.
+Each output is written atomically. A Task that a format cannot express is left out and counted with
+its reason.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 _SLIME_SCRIPT = "test_fail_to_pass.py"
-"""What slime calls the script whose exit code it reads."""
+"""slime's key of the script with the deciding exit code."""
 _TABLE_ROWS = 200
-"""Tasks held at once for Parquet."""
+"""Tasks in memory at the same time for Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """How many Tasks were written, and why others were not."""
+    """Number of written Tasks, and reasons for the others."""
 
     num_tasks: int
     reasons: Mapping[str, int]
 
 
 def export_slime(tasks: Iterable[Task], out: Path) -> Exported:
-    """Write the rows that slime's coding-agent example reads, without what swerl alone needs."""
+    """Write the rows of slime's coding-agent example, without swerl's own fields."""
     return _export_file(tasks, out, _write_slime)
 
 
 def export_verl(tasks: Iterable[Task], out: Path) -> Exported:
-    """Write verl's columns as Parquet; `extra_info.task` holds the whole Task as JSON.
+    """Write verl's columns as Parquet; `extra_info.task` is the whole Task as JSON.
 
-    Raises InputError where pyarrow is not installed.
+    Raises InputError if pyarrow is not installed.
     """
     return _export_file(tasks, out, _write_verl)
 
 
 def export_harbor(tasks: Iterable[Task], out: Path) -> Exported:
-    """Write a task folder for each Task into a folder that does not exist yet."""
+    """Write one task folder per Task into a new folder."""
     if out.exists():
         raise InputError(f"{out} exists already", hint="name a new folder with -o")
     part = out.with_name(f"{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # a killed export left it
+    shutil.rmtree(part, ignore_errors=True)  # left by a killed export
     part.mkdir()
     reasons: Counter[str] = Counter()
     num_tasks = 0
@@ -110,7 +110,7 @@ def _write_slime(tasks: Iterable[Task], part: Path) -> Exported:
 
 
 def _slime_row(task: Task) -> dict[str, Json]:
-    """Return a row with the keys by which slime grades: a test patch, a script or a command."""
+    """Return a row with slime's grading keys: a test patch, a script or a command."""
     row = to_row(task)
     metadata, spec = row["metadata"], task.grading
     assert isinstance(metadata, dict)
@@ -145,7 +145,7 @@ def _write_verl(tasks: Iterable[Task], part: Path) -> Exported:
         writer.write_table(table)
         num_tasks += table.num_rows
     if writer is None:
-        raise TaskError("there is no task to write", hint="`swerl convert` says why")
+        raise TaskError("there is no task to write", hint="`swerl convert` lists the reasons")
     writer.close()
     return Exported(num_tasks, {})
 
@@ -184,7 +184,7 @@ def _verl_row(task: Task, index: int) -> dict[str, Json]:
 
 JUDGE = Path(__file__).parent / "_harbor" / "judge.py"
 _JUDGED = {"pytest", "pytest_options", "status_lines"}
-"""Log parsers whose summary lines the judge reads too."""
+"""Log parsers with summary lines that the judge reads, too."""
 _REWARD = "/logs/verifier/reward.txt"
 _TEST = """#!/bin/bash
 # Brings the hidden tests, runs them, and judges each declared test by the log.
@@ -208,7 +208,7 @@ git apply --whitespace=nowarn /tests/test.patch || exit 1
 
 
 def write(task: Task, root: Path) -> None:
-    """Write the Task's folder. Raises TaskError where Harbor cannot judge it."""
+    """Write the Task's folder. Raises TaskError if Harbor cannot judge it."""
     files = dict(_files(task))
     folder = root / (re.sub(r"[^\w.-]+", "-", task.id).strip(".-") or "task")
     if folder.exists():
@@ -259,7 +259,7 @@ def _tests(task: Task) -> Iterator[tuple[str, bytes]]:
     if spec.grader == "reward_file":
         for path, text in spec.files.items():
             if not path.startswith("/tests/"):
-                raise TaskError("its tests stand outside /tests")
+                raise TaskError("its tests are outside of /tests")
             yield path.removeprefix("/"), file_bytes(text)
         return
     lists = [*spec.fail_to_pass, *spec.pass_to_pass]

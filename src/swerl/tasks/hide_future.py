@@ -23,62 +23,62 @@ from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 
 MAX_OBJECTS = 50_000
-"""Most objects of a store whose past is kept: some 0.3 s of scrubbing."""
+"""Maximum objects of a store with its past kept: about 0.3 s of work."""
 MAX_KIB = 128 * 2**10
-"""Most KiB of a store whose past is kept: it is copied into what the sandbox may write."""
+"""Maximum KiB of a store with its past kept: it is copied into the sandbox's own layer."""
 _TIMEOUT_S = 600.0
 _SCRIPTS = ("common.sh", "main.sh", "repository.sh", "objects.sh", "files.sh", "copies.sh")
 _BROKEN, _FOREIGN = 93, 94
 _MIN_BLOB_BYTES = 32
-"""Smaller files, such as empty ones, are no sign that a past holds a solution."""
+"""Smaller files, such as empty ones, do not prove that the past has a solution."""
 
 
 class History(StrEnum):
-    """How much of the past an agent sees."""
+    """History that an agent sees."""
 
     AUTO = "auto"
-    """All of it where the object store is within MAX_OBJECTS and MAX_KIB, else none."""
+    """`full` if the object store is within MAX_OBJECTS and MAX_KIB, else `none`."""
     FULL = "full"
-    """Every commit that the base descends from."""
+    """Every ancestor of the base commit."""
     NONE = "none"
-    """The base commit alone, as in a clone of depth 1."""
+    """Only the base commit, as in a clone of depth 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is the same in every sandbox of one Task, so that only the first one looks."""
+    """Facts that are equal in every sandbox of one Task; only the first one searches."""
 
     solved: tuple[str, ...] = ()
-    """Object ids of the files that the solution and the hidden tests leave."""
+    """Object ids of the files after the solution and after the hidden tests."""
     copies: tuple[str, ...] | None = None
-    """Repositories and bundles outside the workdir; None before anybody looked."""
+    """Repositories and bundles outside the workdir; None before the first search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """What a scrub found and left."""
+    """Result of hiding the future in one sandbox."""
 
     base: str
-    """Commit that HEAD stands at; empty without a repository or without a commit."""
+    """Commit of HEAD; empty without a repository or without a commit."""
     history: str = ""
     """`full` or `none`."""
     changed: bool = False
-    """Whether there was anything to hide."""
+    """Whether anything was hidden."""
     removed: tuple[str, ...] = ()
-    """Files and folders that are gone, git's own left out."""
+    """Removed files and folders, without git's own."""
     duration_s: float = 0.0
     facts: Facts = field(default_factory=Facts)
-    """To pass to the next scrub of the same Task."""
+    """Facts for the next sandbox of the same Task."""
 
 
 async def scrub(
     sandbox: Sandbox, task: Task, *, history: History = History.AUTO, facts: Facts | None = None
 ) -> Scrubbed:
-    """Remove from an agent's sandbox what would tell it the solution or the tests.
+    """Remove everything from an agent's sandbox that reveals the solution or the tests.
 
-    The base commit keeps its id, HEAD names it, and work tree and index stay as they are. The base
-    is the Task's where HEAD descends from it, else HEAD. Raises BrokenImageError on a repository
-    that git cannot read, SandboxError where the sandbox forbids the scrub.
+    The base commit keeps its id, HEAD points to it, and work tree and index are unchanged. The base
+    is the Task's if HEAD descends from it, else HEAD. Raises BrokenImageError on a repository that
+    git cannot read, SandboxError if the sandbox forbids it.
     """
     started = time.monotonic()
     known = facts or Facts(solved=await _solved(sandbox, task))
@@ -96,7 +96,7 @@ async def scrub(
 
 
 def orders(task: Task, facts: Facts) -> list[str]:
-    """Return what the shell scripts are told over standard input, a line each."""
+    """Return the standard input of the shell scripts, one instruction per line."""
     hidden = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
     tests = [path for path in hidden if _is_plain(path)]
     return [
@@ -111,7 +111,7 @@ def orders(task: Task, facts: Facts) -> list[str]:
 async def _run(
     sandbox: Sandbox, task: Task, history: History, facts: Facts
 ) -> dict[str, list[str]]:
-    """Run the script as the ordinary user, then as root for what that user may not change."""
+    """Run the script as the ordinary user, then as root for files that this user cannot change."""
     look = "1" if facts.copies is None else "0"
     settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), str(MAX_KIB)]
     argv = ["sh", "-c", _script(), "scrub", *settings, look]
@@ -149,7 +149,7 @@ def _failure(task: Task, done: Exec) -> BrokenImageError | SandboxError:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path stays in the workdir and fits on a line."""
+    """Whether a path stays inside the workdir and has no line break."""
     clean = posixpath.normpath(path)
     return "\n" not in path and not clean.startswith(("/", "../")) and clean not in (".", "..")
 
@@ -161,9 +161,9 @@ def _script() -> str:
 
 
 async def _solved(sandbox: Sandbox, task: Task) -> tuple[str, ...]:
-    """Return the ids that git would give to the files as the solution and the tests leave them.
+    """Return git's ids of the files after the solution and after the tests.
 
-    They are computed here, so that no part of the solution ever enters the sandbox.
+    They are computed here, so no part of the solution ever enters the sandbox.
     """
     contents: dict[str, str] = dict(task.grading.test_files)
     for patch in (task.gold_patch, task.grading.test_patch):
@@ -175,7 +175,7 @@ async def _solved(sandbox: Sandbox, task: Task) -> tuple[str, ...]:
 
 
 async def _patched(sandbox: Sandbox, workdir: str, patch: str) -> Mapping[str, str]:
-    """Return the files of a patch with its edits made, but those that it does not fit."""
+    """Return the files of a patch with its edits applied, without files that do not match."""
     contents: dict[str, str] = {}
     failed: set[str] = set()
     for edit in edits(patch):
@@ -274,7 +274,7 @@ OUTSIDE: Mapping[str, tuple[str, ...]] = {
         "/opt/*conda*/pkgs/*.tar.bz2",
     ),
 }
-"""Absolute patterns by who leaves such files there."""
+"""Absolute shell patterns, by the dataset that leaves such files; `*` matches no slash."""
 
 INSIDE: Mapping[str, tuple[str, ...]] = {
     "r2e-gym": (
@@ -292,14 +292,12 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "harbor": ("verifier", "oracle.patch", "reward.txt", "reward.json"),
     "any": ("fix.patch", "test.patch", "gold.patch", "model.patch", "solution.patch", "fix.diff"),
 }
-"""Patterns relative to the repository; a file that the base commit has stays."""
+"""Patterns relative to the repository; files of the base commit stay."""
 
 
 def outside() -> list[str]:
-    """Return every absolute pattern."""
     return [pattern for patterns in OUTSIDE.values() for pattern in patterns]
 
 
 def inside() -> list[str]:
-    """Return every pattern relative to the repository."""
     return [pattern for patterns in INSIDE.values() for pattern in patterns]

@@ -1,7 +1,7 @@
-"""Rows streamed from the Hugging Face hub, without storing them, at one pinned commit.
+"""Stream rows from the Hugging Face hub without storing them, at one pinned commit.
 
-`datasets` says which files make up a split. Tables of Parquet and JSONL are then read by range from
-the hub in bounded memory; what else a dataset is made of, `datasets` streams itself.
+`datasets` lists the files of a split. Parquet and JSONL files are then read by range in bounded
+memory; `datasets` itself streams other formats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ = (".parquet", ".jsonl")
 
 
 def hub_rows(repo_id: str, split: str) -> RowSource:
-    """Return the rows of one split. Raises InputError where the hub does not have it."""
+    """Return the rows of one split. Raises InputError if the hub does not have it."""
     what = f"{repo_id} ({split})"
     with _reported(what):
         commit = _commit(repo_id)
@@ -35,7 +35,7 @@ def hub_rows(repo_id: str, split: str) -> RowSource:
 
 
 def hub_file_rows(repo_id: str, pattern: str) -> RowSource:
-    """Return the rows of the files that match the pattern, one file after the other."""
+    """Return the rows of the files that match the pattern, file by file."""
     with _reported(repo_id):
         from huggingface_hub import HfApi
 
@@ -44,7 +44,7 @@ def hub_file_rows(repo_id: str, pattern: str) -> RowSource:
     found = sorted(fnmatch.filter(paths, pattern))
     if not found:
         raise InputError(
-            f"{repo_id} holds no file {pattern}", hint="pass another --repo-id, or --rows FILE"
+            f"{repo_id} has no file {pattern}", hint="pass another --repo-id, or --rows FILE"
         )
     files = [_file(f"hf://datasets/{repo_id}@{commit}/{path}") for path in found]
     is_table = all(file.name.endswith(_READ) for file in files)
@@ -60,7 +60,7 @@ def _commit(repo_id: str) -> str:
 
 
 def _split_files(repo_id: str, split: str, commit: str) -> list[str]:
-    """Return where the files of a split are."""
+    """Return the locations of a split's files."""
     from datasets import load_dataset_builder
 
     found = load_dataset_builder(repo_id, revision=commit).config.data_files or {}
@@ -76,7 +76,7 @@ def _file(url: str) -> RowFile:
     def opened() -> IO[bytes]:
         from huggingface_hub import HfFileSystem
 
-        # Parquet's reader asks for the ranges that it needs; lines are read ahead.
+        # Parquet's reader requests single ranges; lines are read ahead.
         cache = "none" if url.endswith(".parquet") else "readahead"
         stream: IO[bytes] = HfFileSystem().open(url.removeprefix("hf://"), "rb", cache_type=cache)
         return stream
@@ -107,7 +107,7 @@ def _reported_rows(what: str, read: partial[Rows], start: int) -> Rows:
 
 @contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Turn what the client libraries raise into one error of ours."""
+    """Turn the client libraries' errors into an InputError."""
     try:
         yield
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""A dataset's rows, one after the other: from JSONL and Parquet files, task folders, or the hub.
+"""Read a dataset's rows from JSONL files (plain, gzip, zstd), JSON lists, Parquet or task folders.
 
-A source is read from any row on, so that a conversion that was broken off goes on; a line that is
-no row comes as its error and counts as one.
+A source can be read from any row on, so an interrupted conversion resumes, in bounded memory. A
+line that is not a row is yielded as its error and counts as one row.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Rows: TypeAlias = Iterator[Row | TaskError]
 
 HINT = "pass --rows with a JSONL or Parquet file, or a folder of them"
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
-"""What the names of files with rows end in, where a folder is given."""
+"""Endings of files with rows in a folder."""
 _OTHERS = {".csv", ".tsv", ".arrow", ".feather", ".pkl", ".pickle", ".xlsx", ".db", ".sqlite"}
-"""Endings of tables that are read by other programs."""
+"""Endings of tables in unsupported formats."""
 _PARQUET_ROWS = 32
-"""Rows held at once from a Parquet file: the largest known rows have one megabyte."""
+"""Rows in memory from a Parquet file: the largest known rows have one megabyte."""
 _GROUP_BYTES = 8 << 20
-"""Most bytes of a remote row group that is fetched in one piece and not column by column."""
+"""Maximum size of a remote row group that is fetched at once; larger ones go by column."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """One file; its name says how it is read."""
+    """One file; its name gives the format."""
 
     name: str
     open: Callable[[], IO[bytes]]
@@ -52,16 +52,16 @@ class RowFile:
 
     @property
     def is_parquet(self) -> bool:
-        """Whether it is a table and not lines."""
+        """Whether it is a table, not lines."""
         return self.name.endswith(".parquet")
 
 
 def local(path: Path) -> RowFile:
-    """Return a file of this machine. Raises InputError on one that only other programs read."""
+    """Return a local file. Raises InputError on an unsupported format."""
     if path.suffix.lower() in _OTHERS:
         raise InputError(
             f"cannot read rows from {path}: it is neither JSONL nor Parquet",
-            hint="`Dataset.to_parquet` of the package datasets writes one",
+            hint="convert it with `Dataset.to_parquet` of the package datasets",
         )
     return RowFile(str(path), lambda: path.open("rb", CHUNK_BYTES))
 
@@ -81,7 +81,7 @@ def read_files(files: Sequence[RowFile], start: int) -> Rows:
 
 
 def count_rows(files: Sequence[RowFile]) -> int | None:
-    """Return how many rows files of this machine have, blank lines counted, if it is cheap."""
+    """Return the number of rows of local files, with blank lines, if that is cheap."""
     num_rows = 0
     for file in files:
         more = _parquet(file).metadata.num_rows if file.is_parquet else count_lines(file.open)
@@ -115,7 +115,7 @@ def _parquet(file: RowFile, *, in_one_piece: bool = False) -> ParquetFile:
 
 
 def _unfetched(file: RowFile) -> InputError | None:
-    """Return the reason where only a stand-in for a file of this machine is there."""
+    """Return the reason why a local file is only a pointer, if it is one."""
     try:
         with file.open() as stream:
             check_fetched(stream.readline())
@@ -136,7 +136,7 @@ def _parquet_rows(file: RowFile, start: int) -> Rows:
     try:
         for number, group in enumerate(groups):
             if start < group.num_rows:
-                # Group by group: what is fetched in one piece is fetched for all that are asked.
+                # Group by group: a single fetch covers all requested groups.
                 batches = table.iter_batches(_PARQUET_ROWS, row_groups=[number])
                 found = map(_batch_rows, map(_as_text, batches))
                 yield from islice(chain.from_iterable(found), start, None)
@@ -146,11 +146,11 @@ def _parquet_rows(file: RowFile, start: int) -> Rows:
 
 
 def _as_text(batch: Any) -> Any:
-    """Return a batch in which columns of bytes are text: some writers do not say that they are."""
+    """Return a batch with byte columns as text: some writers do not mark text."""
     for number, field in enumerate(batch.schema):
         kind = _text_kind(field.type)
         if kind != field.type:
-            # Not checked here: what is not UTF-8 is found row by row.
+            # Invalid UTF-8 is found later, row by row.
             values = batch.column(number).cast(kind, safe=False)
             batch = batch.set_column(number, field.name, values)
     return batch
@@ -171,7 +171,7 @@ def _batch_rows(batch: Any) -> list[Row | TaskError]:
         rows: list[Row | TaskError] = batch.to_pylist()
     except UnicodeDecodeError:
         if batch.num_rows == 1:
-            return [TaskError("the row holds text that is not UTF-8")]
+            return [TaskError("the row has text that is not UTF-8")]
         halves = (batch.slice(0, batch.num_rows // 2), batch.slice(batch.num_rows // 2))
         rows = [row for half in halves for row in _batch_rows(half)]
     return rows
@@ -189,20 +189,20 @@ _SPLITS = frozenset({"train", "test", "dev", "validation", "valid", "val"})
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """Rows that can be read more than once."""
+    """A source of rows that can be read again."""
 
     name: str
-    """Says where the rows are and which version of them; the same text means the same rows."""
+    """Location and version of the rows; the same text means the same rows."""
     read: Callable[[int], Rows]
-    """Yields the rows from this number on, counted from 0."""
+    """Yields the rows from this index on."""
     count: Callable[[], int | None]
-    """Returns how many there are, where that is cheap to know."""
+    """Returns the number of rows if that is cheap."""
     files: frozenset[Path] = frozenset()
-    """Files of this machine that are read, links resolved; nothing may be written over them."""
+    """Local input files, with links resolved; they are never overwritten."""
 
 
 def listed(rows: Iterable[Row | TaskError]) -> RowSource:
-    """Return rows at hand as a source."""
+    """Return a list of rows as a source."""
     kept = list(rows)
     return RowSource(f"{len(kept)} rows", lambda start: iter(kept[start:]), lambda: len(kept))
 
@@ -210,11 +210,11 @@ def listed(rows: Iterable[Row | TaskError]) -> RowSource:
 def file_rows(path: Path, *, split: str = "") -> RowSource:
     """Return the rows of a file, of all files in a folder, or of a folder or archive of tasks.
 
-    With `split`, of the files in a folder that bear its name. Raises InputError where there is
-    nothing to read.
+    With `split`: of the files in a folder with its name. Raises InputError if there is nothing to
+    read.
     """
     if split and not path.is_dir():
-        raise InputError(f"{path} is no folder, so that it has no splits", hint="leave --split out")
+        raise InputError(f"{path} is not a folder, so it has no splits", hint="remove --split")
     if task_folders.is_archive(path):
         files = frozenset([path.resolve()])
         return RowSource(_version([path]), partial(_archive, path), lambda: None, files)
@@ -230,7 +230,7 @@ def file_rows(path: Path, *, split: str = "") -> RowSource:
 
 
 def splits_in(path: Path) -> list[str]:
-    """Return the splits that files of rows in a folder are named for, as the hub's are."""
+    """Return the splits in the names of a folder's files, by the hub's rule."""
     return sorted({split for each in _all_files(path) if (split := _split_of(each))})
 
 
@@ -248,7 +248,7 @@ def _row_files(folder: Path, split: str) -> list[Path]:
 
 
 def _all_files(folder: Path) -> list[Path]:
-    """Return the files of rows in a folder, without those of hidden folders."""
+    """Return the files with rows in a folder, without hidden folders."""
     found = (each for each in folder.rglob("*") if each.name.endswith(ENDINGS))
     return sorted(
         each
@@ -258,7 +258,7 @@ def _all_files(folder: Path) -> list[Path]:
 
 
 def _split_of(path: Path) -> str:
-    """Return the split that a file is named for: `test-00000-of-00005.parquet`, `test.jsonl`."""
+    """Return the split in a file's name: `test-00000-of-00005.parquet`, `test.jsonl`."""
     stem = path.name.split(".")[0]
     if match := _SHARD.fullmatch(stem):
         return match[1]
@@ -266,7 +266,7 @@ def _split_of(path: Path) -> str:
 
 
 def _version(paths: list[Path]) -> str:
-    """Return a text that says where files are and how they stand."""
+    """Return location, size and time of files as one text."""
     digest = hashlib.sha256()
     try:
         for path in paths:
@@ -295,14 +295,14 @@ def _folders(found: list[Path], start: int) -> Rows:
 CHUNK_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _LFS = b"version https://git-lfs.github.com/spec/"
-"""How the small text begins that stands for a file which Git LFS did not fetch."""
+"""Beginning of a Git LFS pointer file."""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _NOT_JSON = (b"NaN", b"Infinity")
-"""Numbers that Python's own `json` writes and JSON does not have."""
+"""Numbers that Python's `json` writes but JSON does not have."""
 
 
 def file_lines(opened: Callable[[], IO[bytes]]) -> Iterator[bytes]:
-    """Yield a file's lines that are not blank, or a list's entries. Raises OSError, InputError."""
+    """Yield a file's non-blank lines, or a list's entries. Raises OSError, InputError."""
     with _plain_lines(opened) as lines:
         first = next(lines, b"")
         if first.startswith(b"["):
@@ -313,17 +313,16 @@ def file_lines(opened: Callable[[], IO[bytes]]) -> Iterator[bytes]:
 
 
 def parse(line: bytes) -> Row | TaskError:
-    """Return the row of a line."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         if (row := _lenient(line)) is None:
-            return TaskError(f"the line is no JSON: {error.msg}")
-    return row if isinstance(row, dict) else TaskError("the line is no JSON object")
+            return TaskError(f"the line is not JSON: {error.msg}")
+    return row if isinstance(row, dict) else TaskError("the line is not a JSON object")
 
 
 def count_lines(opened: Callable[[], IO[bytes]]) -> int | None:
-    """Return how many lines there are, blank ones too; nothing where reading is all that tells."""
+    """Return the number of lines, with blank ones, or None if only reading shows it."""
     with opened() as stream:
         head = stream.read(len(_ZSTD))
         if head.startswith((_GZIP, _ZSTD, b"[")):
@@ -333,17 +332,17 @@ def count_lines(opened: Callable[[], IO[bytes]]) -> int | None:
 
 
 def check_fetched(head: bytes) -> None:
-    """Raise InputError where a file begins as Git LFS's stand-in for it does."""
+    """Raise InputError if the file is a Git LFS pointer."""
     if head.startswith(_LFS):
         raise InputError(
-            "only Git LFS's pointer to the file is here",
+            "it is only a Git LFS pointer",
             hint="fetch the file itself: `git lfs pull`",
         )
 
 
 @contextmanager
 def _plain_lines(opened: Callable[[], IO[bytes]]) -> Iterator[Iterator[bytes]]:
-    """Yield the lines of a file that are not blank, unpacked."""
+    """Yield the non-blank lines of a file, decompressed."""
     with opened() as stream:
         first = stream.readline()
         if not first.startswith((_GZIP, _ZSTD)):
@@ -353,7 +352,7 @@ def _plain_lines(opened: Callable[[], IO[bytes]]) -> Iterator[Iterator[bytes]]:
         try:
             yield _kept(stream.readline(), stream)
         except (EOFError, zlib.error) as error:
-            raise OSError(f"it is damaged or cut off: {error}") from error
+            raise OSError(f"it is damaged or truncated: {error}") from error
 
 
 def _kept(first: bytes, stream: Iterable[bytes]) -> Iterator[bytes]:
@@ -380,12 +379,12 @@ def _listed(text: bytes) -> list[object]:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         if (found := _lenient(text)) is None:
-            raise OSError(f"it is no JSON list: {error.msg}") from error
+            raise OSError(f"it is not a JSON list: {error.msg}") from error
     return list(found)
 
 
 def _lenient(text: bytes) -> Any:
-    """Return JSON in which numbers that it does not have are null; None where that is not all."""
+    """Return JSON with null for numbers that JSON does not have; None if that does not help."""
     if not any(name in text for name in _NOT_JSON):
         return None
     try:

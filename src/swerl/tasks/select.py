@@ -1,7 +1,10 @@
-"""Choose Tasks of a file: those that an expression fits, a sample, or parts of a split.
+"""Select Tasks of a file: by an expression, as a sample, or as parts of a split; count a file.
 
-Lines go from file to file as they are. Chance is a hash of the seed and the Task's id (or repo), so
-that the same seed chooses the same Tasks whatever else the file holds.
+Lines are copied unchanged. The random number of a Task is a hash of the seed and its id (or repo),
+so a seed selects the same Tasks whatever else is in the file. Expressions such as `repo ==
+"django/django" and patch_lines < 50` have comparisons, `in`, `and`, `or`, `not` and parentheses
+over the names of `FACTS`, and `meta.NAME` for a Task's metadata. A missing fact is None, which
+equals nothing else and has no order: a comparison with it is false.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from swerl.core.task import Task, from_row
 
 
 def lines(path: Path) -> Iterator[tuple[bytes, Task]]:
-    """Yield each line of a task file with its Task. Raises TaskError on a line or file of none."""
+    """Yield each line of a task file with its Task. Raises TaskError."""
     is_empty = True
     try:
         with path.open("rb") as file:
@@ -39,11 +42,11 @@ def lines(path: Path) -> Iterator[tuple[bytes, Task]]:
             f"cannot read task file {path}: {error.strerror}", hint="make one with `swerl convert`"
         ) from error
     if is_empty:
-        raise TaskError(f"{path} holds no task", hint="`swerl convert` says why rows were rejected")
+        raise TaskError(f"{path} has no task", hint="`swerl convert` lists why rows were rejected")
 
 
 def filter_tasks(path: Path, out: Path, choose: Choice) -> tuple[int, int]:
-    """Write the Tasks that are chosen; return their number and that of all."""
+    """Write the selected Tasks; return their number and the total."""
     num_chosen = num_all = 0
     with _written({"": out}) as files:
         for line, task in lines(path):
@@ -55,7 +58,7 @@ def filter_tasks(path: Path, out: Path, choose: Choice) -> tuple[int, int]:
 
 
 def sample_tasks(path: Path, out: Path, number: int, *, seed: int) -> tuple[int, int]:
-    """Write a number of Tasks in the file's order; a larger sample holds every smaller one."""
+    """Write a sample in the file's order; a larger sample contains every smaller one."""
     num_all = 0
 
     def ranks() -> Iterator[tuple[float, str]]:
@@ -72,9 +75,9 @@ def sample_tasks(path: Path, out: Path, number: int, *, seed: int) -> tuple[int,
 def split_tasks(
     path: Path, parts: Mapping[str, float], *, by_repo: bool, seed: int
 ) -> dict[str, tuple[Path, int]]:
-    """Write each part to a file of its own beside the first; return where, and how many Tasks.
+    """Write each part to its own file beside the first; return the files and numbers of Tasks.
 
-    `parts` are shares that add up to 1. With `by_repo` no repository is in two parts.
+    `parts` are fractions with sum 1. With `by_repo` no repository is in two parts.
     """
     if abs(sum(parts.values()) - 1) > 1e-9 or min(parts.values()) <= 0:
         raise InputError("the shares of a split add up to 1", hint="for example train=0.9 test=0.1")
@@ -94,11 +97,11 @@ def _part(parts: Mapping[str, float], chance: float) -> str:
         edge += share
         if chance < edge:
             return name
-    return list(parts)[-1]  # the shares' sum may be a hair under 1
+    return list(parts)[-1]  # rounding: the sum may be slightly below 1
 
 
 def _chance(seed: int, key: str) -> float:
-    """Return a number from 0 to 1 that nothing but the seed and the key decides."""
+    """Return a number from 0 to 1 from seed and key alone."""
     digest = hashlib.sha256(f"{seed} {key}".encode()).digest()
     return int.from_bytes(digest[:7]) / 256**7
 
@@ -108,7 +111,7 @@ def _task(path: Path, number: int, line: bytes) -> Task:
         row = orjson.loads(line)
         if isinstance(row, dict):
             return from_row(row)
-        raise TaskError("the line is no JSON object")
+        raise TaskError("the line is not a JSON object")
     except (orjson.JSONDecodeError, TaskError) as error:
         raise TaskError(
             f"{path}:{number}: {error}", hint="write it with `swerl convert`"
@@ -117,7 +120,7 @@ def _task(path: Path, number: int, line: bytes) -> Task:
 
 @contextmanager
 def _written(paths: Mapping[str, Path]) -> Iterator[dict[str, BinaryIO]]:
-    """Yield open files that appear under their names when all is written, or not at all."""
+    """Yield open files that get their names when all are complete."""
     parts = {name: path.with_name(f"{path.name}.part") for name, path in paths.items()}
     try:
         with ExitStack() as stack:
@@ -160,10 +163,10 @@ FACTS: Mapping[str, Callable[[Task], Json]] = {
     "num_pass_to_pass": lambda task: len(task.grading.pass_to_pass),
     "timeout_s": lambda task: task.grading.timeout_s,
 }
-"""Name -> how a Task answers it; None where it does not say."""
+"""Name -> function of a Task; None if the fact is missing."""
 
 NUMBERS = ("prompt_chars", "patch_lines", "patch_files", "num_fail_to_pass", "num_pass_to_pass")
-"""Facts that every Task has as a number."""
+"""Numeric facts of every Task."""
 
 
 Choice: TypeAlias = Callable[[Task], bool]
@@ -181,21 +184,21 @@ _ORDERS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def compile_where(text: str) -> Choice:
-    """Return what chooses Tasks by an expression. Raises InputError on what is none."""
+    """Return the filter of an expression. Raises InputError on an invalid one."""
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{text!r:.200} is no expression", hint=_HINT) from error
+        raise InputError(f"{text!r:.200} is not an expression", hint=_HINT) from error
 
     def choose(task: Task) -> bool:
         try:
             return bool(value(task))
         except TypeError as error:
             raise InputError(
-                f"task {task.id} cannot be compared so: {error}",
-                hint="text and numbers have no order",
+                f"task {task.id} cannot be compared: {error}",
+                hint="text and numbers have no common order",
             ) from error
 
     return choose
@@ -261,16 +264,16 @@ def _term(node: ast.expr) -> _Value:
 
 
 def _refused(what: str) -> InputError:
-    return InputError(f"{what} cannot stand in an expression", hint=_HINT)
+    return InputError(f"{what} is not allowed in an expression", hint=_HINT)
 
 
 GROUPED = ("dataset", "repo", "language", "grader", "difficulty")
-"""Facts whose values are counted."""
+"""Facts with counted values."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """The counts of a file."""
+    """Counts over a task file."""
 
     num_tasks: int = 0
     groups: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -279,13 +282,13 @@ class Stats:
     """Fact -> its smallest value, median, mean and largest value."""
     num_images: int = 0
     solve_rates: list[float] = field(default_factory=list)
-    """Of the Tasks that were probed."""
+    """Measured solve rates."""
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(grader, log parser) -> number of Tasks."""
 
 
 def count(tasks: Iterable[Task]) -> Stats:
-    """Count Tasks; memory grows by some numbers for each of them."""
+    """Count Tasks; memory grows by a few numbers per Task."""
     stats = Stats()
     groups: dict[str, Counter[str]] = {name: Counter() for name in GROUPED}
     images: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a Task asks of every new sandbox before anybody works in it: its files and its setup."""
+"""Prepare a new sandbox of a Task: write its files and run its setup."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from swerl.core.errors import BrokenImageError
 from swerl.core.task import Task, file_bytes
 
 _TIMEOUT_S = 600.0
-"""Most seconds for a setup: the known ones check a commit out."""
+"""Time limit of a setup in seconds: known ones check out a commit."""
 _SHOWN_CHARS = 300
 
 
 async def set_up(sandbox: Sandbox, task: Task) -> None:
-    """Write the Task's files and run its setup. Raises BrokenImageError where that fails."""
+    """Write the Task's files and run its setup. Raises BrokenImageError if that fails."""
     for path, content in task.files.items():
         await sandbox.write(path, file_bytes(content))
     if not task.setup:
@@ -29,5 +29,5 @@ async def set_up(sandbox: Sandbox, task: Task) -> None:
         said = done.text.strip()[-_SHOWN_CHARS:]
         raise BrokenImageError(
             f"the setup of task {task.id} failed ({why}): {said}",
-            hint="the image is not the one that its dataset means",
+            hint="the image may not be the one of its dataset",
         )

@@ -1,6 +1,6 @@
-"""Tasks that are folders (an instruction, tests, an environment) as rows: `task_id` and `files`.
+"""Read task folders (instruction, tests, environment) as rows with `task_id` and `files`.
 
-A row holds every file of the folder by its path, as `swerl.core.task.file_text` writes it.
+A row has every file of the folder by its path, in the format of `core.task.file_text`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from swerl.core.task import file_text
 from swerl.tasks.datasets import Row
 
 INSTRUCTION = "instruction.md"
-"""The file that makes a folder a task."""
+"""The file that marks a task folder."""
 MAX_BYTES = 64 * 2**20
-"""Most bytes of one task's files: its row and its Task are held in memory."""
+"""Maximum bytes of one task's files: its row and its Task are in memory."""
 _MAX_DEPTH = 6
 _PARTS = {INSTRUCTION, "task.toml", "image.txt", "setup.sh", "environment", "tests", "solution"}
 
 
 def is_archive(path: Path) -> bool:
-    """Say whether a file's name is that of an archive of task folders."""
+    """Whether a file's name is that of an archive of task folders."""
     return path.name.endswith((".tar.gz", ".tgz", ".tar"))
 
 
@@ -44,7 +44,7 @@ def folder_row(folder: Path) -> Row | TaskError:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            return TaskError(f"task {folder.name} holds the link {name}")
+            return TaskError(f"task {folder.name} has the link {name}")
         if path.is_file():
             left -= path.stat().st_size
             if left < 0:
@@ -54,9 +54,9 @@ def folder_row(folder: Path) -> Row | TaskError:
 
 
 def archive_rows(stream: IO[bytes]) -> Iterator[Row | TaskError]:
-    """Yield the rows of a tar archive, packed or not, in one pass.
+    """Yield the rows of a tar archive, compressed or not, in one pass.
 
-    A task's files must stand together in it, as `tar` puts them; else the second part is an error.
+    A task's files must be adjacent, as `tar` writes them; otherwise the second part is an error.
     """
     seen: set[str] = set()
     try:
@@ -70,7 +70,7 @@ def archive_rows(stream: IO[bytes]) -> Iterator[Row | TaskError]:
                     seen.add(name)
                     yield _member_row(archive, name, members)
     except (tarfile.TarError, EOFError, OSError) as error:
-        yield TaskError(f"the archive is damaged or cut off: {error}")
+        yield TaskError(f"the archive is damaged or truncated: {error}")
 
 
 def _member_row(
@@ -84,7 +84,7 @@ def _member_row(
         left -= member.size
         data = archive.extractfile(member) if member.isfile() else None
         if data is None:
-            problem = TaskError(f"task {task} holds {name}, which is no plain file")
+            problem = TaskError(f"task {task} has {name}, which is not a regular file")
         elif left < 0:
             problem = _too_large(task)
         else:
@@ -97,7 +97,7 @@ def _too_large(task: str) -> TaskError:
 
 
 def _task_of(member: tarfile.TarInfo) -> str:
-    """Return the name of the folder that a file belongs to."""
+    """Return the name of a file's task folder."""
     parts = _parts(member)
     root = _root(parts)
     return parts[root - 1] if root else ""
@@ -109,7 +109,7 @@ def _inside(member: tarfile.TarInfo) -> str:
 
 
 def _root(parts: tuple[str, ...]) -> int:
-    """Return where the path inside the task begins: at the first name that tasks are made of."""
+    """Return the index of the first path part that belongs inside a task."""
     return next((i for i, part in enumerate(parts) if part in _PARTS), len(parts) - 1)
 
 

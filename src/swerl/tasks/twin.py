@@ -1,8 +1,12 @@
 """The twin's tasks: small broken Python repositories with hidden tests, generated from a seed.
 
-A repository is a folder named for the hash of its content: one module, a README and a git history
-of one commit. It is written once under a temporary name and renamed, so that a second call, or two
-at a time, find it ready; a sandbox starts on it as it is.
+A repository is a folder named by the hash of its content: one module, a README and a git history of
+one commit. It is written atomically and used by every sandbox, so repeated and parallel calls find
+it complete.
+
+The bugs come from templates: an operation (`sub`) in a shape (`pair`: both operands are parameters;
+`fixed`: the second one is a constant). A variant fixes everything else: names, the wrong
+expression, the constant, file, neighbours, prompt and test inputs.
 """
 
 from __future__ import annotations
@@ -99,8 +103,8 @@ def make_tasks(folder: Path, *, split: str, count: int, seed: int) -> list[Task]
     """Draw `count` different Tasks of a split and write their repositories under `folder`.
 
     `split` is `train`, `heldout` or `unseen`. The same arguments give the same Tasks, and only
-    missing repositories are written. Raises InputError on an unknown split or a count beyond what
-    the templates can make, ImageError where a repository cannot be written.
+    missing repositories are written. Raises InputError on an unknown split or too high a count,
+    ImageError if a repository cannot be written.
     """
     variants = make_variants(split=split, count=count, seed=seed)
     try:
@@ -115,7 +119,7 @@ def make_tasks(folder: Path, *, split: str, count: int, seed: int) -> list[Task]
 
 
 def make_variants(*, split: str, count: int, seed: int) -> list[Variant]:
-    """Draw the variants behind `make_tasks`, without writing anything."""
+    """Draw the variants of `make_tasks` without writing anything."""
     if split not in set(Split):
         raise InputError(f"unknown split {split!r}", hint=f"choose one of {', '.join(Split)}")
     rng = random.Random(f"{split}/{seed}")
@@ -163,7 +167,7 @@ def _task(folder: Path, variant: Variant) -> Task:
 
 
 def _digest(variant: Variant) -> str:
-    """Name the variant by everything that the agent sees and the tests say."""
+    """Return the hash of everything that the agent sees and the tests check."""
     parts = [variant.file, variant.source, variant.prompt, _readme(variant), _tests(variant)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
@@ -226,24 +230,24 @@ def _gold_patch(variant: Variant) -> str:
 
 
 class Split(StrEnum):
-    """Which variants to draw."""
+    """Set of variants."""
 
     TRAIN = "train"
-    """Variants to learn from."""
+    """Training variants."""
     HELDOUT = "heldout"
-    """Other variants of the same templates."""
+    """Other variants of the trained templates."""
     UNSEEN = "unseen"
-    """Variants of templates that nothing is ever trained on."""
+    """Variants of templates that are never trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a function is meant to compute of its operands `{a}` and `{b}`."""
+    """Intended result of a function of its operands `{a}` and `{b}`."""
 
     good: str
     wrong: tuple[str, ...]
     names: tuple[str, ...]
-    """Names that a function of this operation may have."""
+    """Possible names of a function with this operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +260,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The call as Python writes it."""
+        """The call as Python code."""
         return f"{self.function}({', '.join(map(str, self.args))})"
 
 
@@ -280,23 +284,23 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One small broken repository and everything that judges a repair."""
+    """One small broken repository, its prompt and its tests."""
 
     template: str
     file: str
     function: Function
     bad: str
-    """The wrong expression, as it stands in the file."""
+    """The wrong expression in the file."""
     good: str
-    """The right one."""
+    """The right expression."""
     source: str
     """The broken file."""
     prompt: str
-    """What the agent is asked; names one failing call."""
+    """The prompt; it names one failing call."""
     failing: tuple[Call, ...]
-    """Calls that the bug breaks."""
+    """Calls with a wrong result."""
     passing: tuple[Call, ...]
-    """Calls that work before and after: of the broken function and of its neighbours."""
+    """Calls that are right before and after, also of other functions."""
 
     @property
     def fixed(self) -> str:
@@ -304,7 +308,7 @@ class Variant:
         return self.source.replace(f"return {self.bad}", f"return {self.good}")
 
     def guesses(self) -> list[str]:
-        """Return every expression that a developer might try, the right and wrong ones alike."""
+        """Return every plausible expression, right and wrong."""
         return [self.function.fill(pattern) for pattern in PATTERNS]
 
 
@@ -323,7 +327,7 @@ OPERATIONS = {
 PATTERNS = tuple(
     dict.fromkeys(pattern for op in OPERATIONS.values() for pattern in (op.good, *op.wrong))
 )
-"""Every expression that occurs anywhere: what a repair is picked from."""
+"""Every expression of all templates: the candidates of a random repair."""
 TRAINED = (
     *(f"{name}-pair" for name in OPERATIONS),
     *(f"{name}-fixed" for name in ("add", "sub", "mod", "max", "gt")),
@@ -358,7 +362,7 @@ def draw(rng: random.Random, split: Split) -> Variant:
 
 
 def calls(rng: random.Random, function: Function) -> list[Call]:
-    """Return calls that together tell the right expression from every other one."""
+    """Return calls that together distinguish the right expression from every other one."""
     good = OPERATIONS[function.operation].good
     while True:
         rows = [tuple(rng.randint(1, 9) for _ in function.params) for _ in range(_NUM_CALLS)]
@@ -381,7 +385,7 @@ def _function(rng: random.Random, template: str) -> Function:
 def _is_held_out(function: Function) -> bool:
     """Hold out one in four functions of every name, each name with other operands.
 
-    So every name, parameter and constant occurs in training: what is new is how they meet.
+    So every name, parameter and constant occurs in training; only the combinations are new.
     """
     shift = hashlib.sha256(function.name.encode()).digest()[0]
     shape = "pair" if len(function.params) == 2 else "fixed"
@@ -391,7 +395,7 @@ def _is_held_out(function: Function) -> bool:
 
 
 def _neighbours(rng: random.Random, function: Function) -> Iterator[Function]:
-    """Yield the sound functions that share the file: none, or in a third of the files one."""
+    """Yield correct functions in the same file: one in a third of the files, else none."""
     used = {function.operation}
     for template in rng.sample(TRAINED, rng.choice((0, 0, 1))):
         operation = template.split("-")[0]
