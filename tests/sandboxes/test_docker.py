@@ -14,7 +14,8 @@ import pytest
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import docker
-from swerl.sandboxes._docker import netns, seccomp
+from swerl.sandboxes._docker import create
+from swerl.sandboxes._docker import sandbox as docker_sandbox
 
 from .helpers import GREETED, LIMITS, WORKDIR, Echo, sh
 
@@ -126,7 +127,7 @@ async def test_the_ordinary_user_can_be_chosen(dockerd: str, docker_image: str) 
 async def test_where_the_network_cannot_be_entered_the_way_back_is_a_stream(
     backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(netns, "belongs_to", lambda *_: False)
+    monkeypatch.setattr(docker_sandbox, "_runs_here", lambda *_: False)
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
         listener = Echo(b"by stream")
         url = await sandbox.expose(listener)
@@ -196,6 +197,10 @@ def test_its_price_is_what_the_settings_say() -> None:
 
 def test_a_filter_that_the_daemons_owner_chose_is_left_alone() -> None:
     own = ["name=seccomp,profile=/etc/docker/own.json", "name=cgroupns"]
-    assert seccomp.options(own) == seccomp.options(["name=seccomp,profile=builtin"]) == []
-    [option] = seccomp.options(["name=seccomp,profile=default"])
+    assert (
+        create.security_options(own)
+        == create.security_options(["name=seccomp,profile=builtin"])
+        == []
+    )
+    [option] = create.security_options(["name=seccomp,profile=default"])
     assert "mount" in option

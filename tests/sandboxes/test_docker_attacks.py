@@ -104,13 +104,13 @@ async def test_the_end_after_a_daemon_was_left_is_told_late_but_rightly(
 
 BLIND = """
 for each in /proc/[0-9]*; do
-    case $(tr '\\0' ' ' <$each/cmdline) in *swerl-keeper*) kill -STOP ${each#/proc/} ;; esac
+    case $(tr '\\0' ' ' <$each/cmdline) in *swerl-signaller*) kill -STOP ${each#/proc/} ;; esac
 done 2>/dev/null
 sleep 600
 """
 
 
-async def test_a_command_that_stops_the_keeper_is_still_a_timeout(
+async def test_a_command_that_stops_the_signaller_is_still_a_timeout(
     backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "_KILL_TIMEOUT_S", 0.5)
@@ -135,7 +135,7 @@ async def test_root_commands_are_killed_too(
 CROWD = """
 import os, signal, time
 found = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-keepers = [n for n in found if b"swerl-keeper" in open(f"/proc/{n}/cmdline", "rb").read()]
+signallers = [n for n in found if b"swerl-signaller" in open(f"/proc/{n}/cmdline", "rb").read()]
 def fill():
     while True:
         try:
@@ -144,7 +144,7 @@ def fill():
         except OSError:
             return
 fill()
-for each in keepers:
+for each in signallers:
     os.kill(each, signal.SIGKILL)
     fill()
 while True:
@@ -152,7 +152,7 @@ while True:
 """
 
 
-async def test_a_crowd_that_leaves_no_room_for_a_keeper_ends_only_its_command(
+async def test_a_crowd_that_leaves_no_room_for_a_signaller_ends_only_its_command(
     backend: docker.DockerBackend, docker_image: str
 ) -> None:
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:

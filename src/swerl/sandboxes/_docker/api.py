@@ -1,21 +1,30 @@
-"""The Docker daemon's API through the `docker` SDK, off the event loop, with errors of our own."""
+"""The Docker daemon's API: calls through the `docker` SDK in threads, streams without it.
+
+A stream is an HTTP request whose connection becomes a pipe to a process. The SDK blocks, and reads
+such a connection through a buffer that can lose its first bytes; so streams are opened here, on the
+event loop. All errors are swerl's own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from swerl.core.chat import Json
 from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError, SwerlError
-from swerl.sandboxes._docker.hijack import Address
 
 Answer = TypeVar("Answer")
 
 LIMITS_HELD = {"memory": "MemoryLimit", "pids": "PidsLimit", "cpu": "CpuCfsQuota"}
-"""Limit -> what a daemon that can hold it says of itself."""
+"""Limit -> key of the daemon's info that is true if the daemon can enforce it."""
 _THREADS = 16
 _TIMEOUT_S = 120
 _NO_DAEMON = "start it (`dockerd`), join the group that owns its socket, or set base_url"
@@ -27,8 +36,11 @@ _HINTS = {
     "runtime": "`docker info` lists the runtimes that the daemon knows",
     "mount": "a mounted folder must exist where the daemon runs",
 }
-"""Words of the daemon's -> what to do about it."""
-_NO_HINT = "the daemon's log may say more"
+"""Words of the daemon's error -> hint."""
+_NO_HINT = "see the daemon's log"
+_STDERR = 2
+_CONNECT_S = 30.0
+_SLICE_BYTES = 1 << 18
 
 
 class NameTakenError(SandboxError):
@@ -36,7 +48,7 @@ class NameTakenError(SandboxError):
 
 
 class ContainerGoneError(SandboxError):
-    """The daemon knows no such container."""
+    """The daemon has no such container."""
 
 
 class Api:
@@ -47,13 +59,13 @@ class Api:
         self._client: Any = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="swerl-docker")
         weakref.finalize(self, self._threads.shutdown, wait=False)
-        self.address = Address()
+        self.address = DaemonAddress()
         self.info: dict[str, Any] = {}
-        """What the daemon says of itself."""
+        """The daemon's description of itself."""
         self.is_podman = False
 
     async def connect(self) -> None:
-        """Find the daemon and learn about it, once. Raises SandboxUnavailableError."""
+        """Connect to the daemon and read its info, once. Raises SandboxUnavailableError."""
         if not self.info:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._connect)
 
@@ -62,12 +74,12 @@ class Api:
         return await self.begin(request)
 
     def begin(self, request: Callable[[Any], Answer]) -> asyncio.Future[Answer]:
-        """Start such a call; it goes on to its end even where nobody waits any more."""
+        """Start such a call; it runs to its end even if its caller is cancelled."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._threads, self._call, request)
 
     def path(self, rest: str) -> str:
-        """Return the path of a request that the SDK does not make."""
+        """Return the path of a request outside the SDK."""
         return f"/v{self._client.api_version}{rest}"
 
     def _connect(self) -> None:
@@ -122,13 +134,100 @@ def _own_error(status: int, said: str) -> SwerlError:
     return kinds.get(status, SandboxError)(message, hint=hint)
 
 
-def _address(client_url: str, given: str) -> Address:
-    """Return where to open streams; the SDK hides a Unix socket's path behind a fixed URL."""
+def _address(client_url: str, given: str) -> DaemonAddress:
+    """Return the address for streams; the SDK hides a Unix socket's path behind a fixed URL."""
     parts = urlsplit(given or "unix:///var/run/docker.sock")
     if parts.scheme in ("unix", "http+unix"):
-        return Address(path=parts.path or "/var/run/docker.sock")
+        return DaemonAddress(path=parts.path or "/var/run/docker.sock")
     if parts.scheme in ("tcp", "http") and client_url.startswith("http://"):
-        return Address(host=parts.hostname or "127.0.0.1", port=parts.port or 2375)
-    message = f"cannot stream through {given}"
+        return DaemonAddress(host=parts.hostname or "127.0.0.1", port=parts.port or 2375)
+    message = f"streams of the docker daemon cannot go through {given}"
     hint = "forward its socket: `ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST`, and set "
     raise SandboxUnavailableError(message, hint=hint + "base_url = 'unix:///tmp/docker.sock'")
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonAddress:
+    """A daemon's Unix socket path, or its host and port."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+class StreamRefusedError(SandboxError):
+    """The daemon answered a request for a stream with an error."""
+
+
+class Stream:
+    """A pipe to a process in a container."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self) -> tuple[bytes, bool] | None:
+        """Return the next piece of output, and whether it is stderr; None at the end."""
+        try:
+            kind, size = struct.unpack(">B3xI", await self._reader.readexactly(8))
+            return await self._reader.readexactly(size), kind == _STDERR
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+
+    async def send(self, data: bytes) -> None:
+        """Write to its input. Raises ConnectionError if that is closed."""
+        view = memoryview(data)
+        for start in range(0, len(view), _SLICE_BYTES):
+            self._writer.write(view[start : start + _SLICE_BYTES])
+            await self._writer.drain()
+
+    def end_input(self) -> None:
+        with suppress(OSError):
+            self._writer.write_eof()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def open_stream(
+    address: DaemonAddress, path: str, body: Mapping[str, Json] | None = None
+) -> Stream:
+    """Open a stream. Raises StreamRefusedError, or OSError if the daemon does not answer.
+
+    Without a body nothing is sent: Podman would pass it on to the process.
+    """
+    async with asyncio.timeout(_CONNECT_S):
+        reader, writer = await _connect(address)
+        try:
+            data = json.dumps(body).encode() if body else b""
+            head = f"POST {path} HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
+            head += f"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(data)}\r\n\r\n"
+            writer.write(head.encode() + data)
+            await _require_stream(reader)
+        except BaseException:
+            writer.close()
+            raise
+    return Stream(reader, writer)
+
+
+async def _connect(address: DaemonAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if address.path:
+        return await asyncio.open_unix_connection(address.path)
+    return await asyncio.open_connection(address.host, address.port)
+
+
+async def _require_stream(reader: asyncio.StreamReader) -> None:
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.IncompleteReadError as error:
+        raise ConnectionResetError("the daemon closed the connection") from error
+    status = int(head.split(" ", 2)[1])
+    if status in (101, 200):
+        return
+    said = (await reader.read(1 << 16)).decode("utf-8", "replace")
+    with suppress(ValueError, KeyError, TypeError):
+        said = json.loads(said[said.index("{") : said.rindex("}") + 1])["message"]
+    raise StreamRefusedError(
+        f"the docker daemon answers {status}: {said.strip()[:300]}",
+        hint=_NO_HINT,
+    )

@@ -1,231 +1,315 @@
-"""How a container is made: the request for it, and its image where the daemon lacks that."""
+"""A running container: its start, its end, its signaller and its disk usage.
+
+The signaller is a shell in the container (`scripts.SIGNALLER`) that sends signals to a command's
+processes. Containers whose storage driver has no quota are measured every few seconds; one whose
+files exceed the limit is closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import os
-import re
-import socket
-import time
-from collections.abc import Mapping, Sequence
+import io
+import itertools
+import tarfile
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from swerl.core.errors import ImageError, SandboxError
-from swerl.core.sandbox import Limits, Mount
-from swerl.sandboxes._docker import scripts
-from swerl.sandboxes._docker.api import Api, ContainerGoneError, NameTakenError
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.sandboxes._docker.api import (
+    Api,
+    ContainerGoneError,
+    NameTakenError,
+    Stream,
+    StreamRefusedError,
+    open_stream,
+)
+from swerl.sandboxes._docker.create import NAME, ContainerPlan, remove
 
-NAME, OWNER, DEADLINE = "swerl.name", "swerl.owner", "swerl.deadline"
-_HOSTNAME = "sandbox"
-_OVERHEAD_PROCESSES = 8
-"""The first process, the keeper, the clock and the frames around commands count too."""
-_CLOCK_SLACK_S = 5
-_REMOVAL_ROUNDS = 200
-_REMOVAL_PAUSE_S = 0.05
-_LEAST_MEMORY = 6 << 20
-_CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
-_LOCAL_KINDS = ("host", "dir:", "built:")
+_BOOT_TIMEOUT_S = 60.0
+_FIRST_PROCESSES = 8
+"""Processes and threads that the daemon needs to start a command."""
+_LOSS_TIMEOUT_S = 2.0
+"""Time after a broken stream in which the daemon may report the container's end."""
+_MARK_TOP = 1 << 40
+_MOST_WAITING_BYTES = 1 << 16
+PERIOD_S = 10.0
+"""Pause between two measurements of disk usage; a fast writer can exceed its limit in between."""
+_REFUSALS = (ContainerGoneError, NameTakenError, StreamRefusedError, SandboxUnavailableError)
 
-_MASKED = (
-    "/proc/acpi", "/proc/allocinfo", "/proc/asound", "/proc/interrupts", "/proc/kcore",
-    "/proc/keys", "/proc/key-users", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags",
-    "/proc/latency_stats", "/proc/pagetypeinfo", "/proc/sched_debug", "/proc/scsi",
-    "/proc/slabinfo", "/proc/timer_list", "/proc/timer_stats", "/proc/vmallocinfo",
-    "/sys/devices/virtual/powercap", "/sys/firmware",
-)  # fmt: skip
-"""What a container must not see of its machine: more than the daemon's own list, which leaves out
-what root may read without a capability."""
+
+class Container:
+    """A created container; `boot` starts it."""
+
+    def __init__(self, api: Api, plan: ContainerPlan, container_id: str) -> None:
+        self.name = plan.name
+        self.plan = plan
+        self.id = container_id
+        self.pid = 0
+        """Pid of its init process on the daemon's machine."""
+        self.signaller: Signaller
+        self.lost: asyncio.Future[SandboxLostError] = asyncio.get_running_loop().create_future()
+        """Set when it is gone, to the reason."""
+        self.api = api
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._removing: asyncio.Task[None] | None = None
+
+    async def boot(self) -> SignallerReady:
+        """Start it and wait until it is ready. Raises SandboxError."""
+        query = "stream=1&stdin=1&stdout=1"
+        stream = await self._open(f"/containers/{self.id}/attach?{query}")
+        self.signaller = Signaller(stream, lambda: self.in_background(self._explain_end()))
+        await self.api.call(lambda client: client.start(self.id))
+        ready = await self._until_ready()
+        self.in_background(self._end_in_time())
+        state = await self.api.call(lambda client: client.inspect_container(self.id))
+        self.pid = int(state["State"]["Pid"])
+        if not ready.has_workdir:
+            await self._make_workdir(ready)
+        return ready
+
+    def in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a task that is cancelled when the container is removed."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def require_alive(self) -> None:
+        """Raise SandboxLostError if it is gone."""
+        if self.lost.done():
+            raise self.lost.result()
+
+    async def require_alive_soon(self, within_s: float = _LOSS_TIMEOUT_S) -> None:
+        """Raise SandboxLostError if it is gone, or is reported gone within `within_s`."""
+        await asyncio.wait([self.lost], timeout=within_s)
+        self.require_alive()
+
+    async def open_exec(self, request: Mapping[str, Any]) -> tuple[Stream, str]:
+        """Start a program in it; return its stream and its exec id."""
+        self.require_alive()
+        try:
+            made = await self.api.call(
+                lambda client: client.exec_create(self.id, workdir="/", **request)
+            )
+            stream = await self._open(f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
+        except _REFUSALS as error:
+            await self.require_alive_soon()
+            raise await self.refusal(str(error)) from error
+        return stream, str(made["Id"])
+
+    async def refusal(self, said: str) -> SandboxError:
+        """Return the error for a command that cannot start."""
+        message = f"sandbox {self.name} cannot start a command: {said.strip()[:300]}"
+        hint = "its processes may use up its limits; raise num_processes or memory_mib"
+        return SandboxError(message, hint=hint, from_inside=await self._is_crowded())
+
+    async def close(self, reason: str = "it is closed", *, from_inside: bool = False) -> None:
+        """Remove it and release all resources. Safe to call twice. Raises SandboxError."""
+        self.lose(reason, from_inside=from_inside)
+        if self._removing is None:
+            self._removing = asyncio.ensure_future(self._remove())
+        await asyncio.shield(self._removing)
+
+    def lose(self, reason: str, *, from_inside: bool = False) -> None:
+        """Note that it is gone; the first reason counts. See SandboxError for `from_inside`."""
+        if not self.lost.done():
+            message = f"sandbox {self.name} is gone: {reason}"
+            hint = "open a new sandbox"
+            self.lost.set_result(SandboxLostError(message, hint=hint, from_inside=from_inside))
+
+    async def _open(self, path: str, body: Mapping[str, bool] | None = None) -> Stream:
+        try:
+            return await open_stream(self.api.address, self.api.path(path), body)
+        except (OSError, TimeoutError) as error:
+            raise SandboxUnavailableError(
+                f"the docker daemon does not answer for sandbox {self.name}",
+                hint="check it with `docker info`",
+            ) from error
+
+    async def _until_ready(self) -> SignallerReady:
+        await asyncio.wait([self.signaller.ready], timeout=_BOOT_TIMEOUT_S)
+        if not self.signaller.ready.done():
+            raise SandboxError(
+                f"sandbox {self.name} is not ready after {_BOOT_TIMEOUT_S:.0f} s",
+                hint="the daemon is busy; open fewer sandboxes at once",
+            )
+        if ready := self.signaller.ready.result():
+            return ready
+        message = f"sandbox {self.name} ended as it started"
+        hint = f"swerl's containers need `sh` and `id`: check that image {self.plan.image} has them"
+        raise SandboxError(message, hint=hint)
+
+    async def _make_workdir(self, ready: SignallerReady) -> None:
+        """Make the workdir for the ordinary user, through the daemon: it may change owners."""
+        entry = tarfile.TarInfo(self.plan.workdir.strip("/"))
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+        entry.uid, entry.gid = ready.user_id, ready.group_id
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            tar.addfile(entry)
+        data = buffer.getvalue()
+        await self.api.call(lambda client: client.put_archive(self.id, "/", data))
+
+    async def _is_crowded(self) -> bool:
+        """Return whether its process limit leaves too little for a new command."""
+        try:
+            state = await self.api.call(lambda client: client.stats(self.id, stream=False))
+        except SandboxError:
+            return False
+        counted = state.get("pids_stats") or {}
+        limit = int(counted.get("limit") or 0)
+        return bool(limit) and int(counted.get("current") or 0) > limit - _FIRST_PROCESSES
+
+    async def _explain_end(self) -> None:
+        """Find out why the stream of its init process ended, and close it."""
+        if self.lost.done():
+            return
+        try:
+            state = await self.api.call(lambda client: client.inspect_container(self.id))
+        except ContainerGoneError:
+            await self.close("its init process was killed")
+        except SandboxError:
+            self.lose("the docker daemon no longer answers")
+        else:
+            full = bool(state["State"].get("OOMKilled"))
+            reason = "it ran out of memory" if full else "its init process was killed"
+            await self.close(reason, from_inside=full)
+
+    async def _end_in_time(self) -> None:
+        await asyncio.sleep(self.plan.limits.lifetime_s)
+        await self.close("its lifetime is over")
+
+    async def _remove(self) -> None:
+        try:
+            await remove(self.api, self.id)
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            if hasattr(self, "keeper"):
+                await self.signaller.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One container to be."""
+class SignallerReady:
+    """The first line of the signaller."""
 
-    name: str
-    image: str
-    limits: Limits
-    workdir: str
-    mounts: Sequence[Mount]
-    runtime: str = ""
-    user: str = ""
-    """The ordinary user; empty for the image's own."""
-    may_pull: bool = True
-    security: Sequence[str] = ()
-    """Security options beside those that every container gets."""
-    has_kernel_network: bool = True
-    """Whether its network is a namespace of the kernel's, which another process can enter."""
-    bounds: Mapping[str, int] = field(default_factory=dict)
-    """Resource limits beside those that every container gets."""
+    user_id: int
+    group_id: int
+    user_name: str
+    has_workdir: bool
 
 
-@dataclass(slots=True)
-class Quota:
-    """Whether the daemon's storage driver can limit a container's disk; found out by trying."""
+class Marks:
+    """The marks of one sandbox's commands; each is lower than the ones before."""
 
-    works: bool
+    def __init__(self) -> None:
+        self._last = _MARK_TOP
 
+    def next(self) -> int:
+        self._last -= 1
+        return self._last
 
-async def create(api: Api, plan: Plan, quota: Quota) -> str:
-    """Create the container, not started, and return its id. Raises ImageError, SandboxError."""
-    _require_sane(plan)
-    try:
-        return await _create(api, plan, quota)
-    except ImageError as error:
-        if not plan.may_pull:
-            raise ImageError(
-                f"the docker daemon has no image {plan.image}",
-                hint="pull it first, or set may_pull = true",
-            ) from error
-    await pull(api, plan.image)
-    return await _create(api, plan, quota)
+    def request(self, signal: str, mark: int) -> str:
+        """Return the request that sends a signal to the processes with this mark."""
+        return f"{signal} {mark} {self._last} {_MARK_TOP - 1}"
 
 
-async def pull(api: Api, image: str) -> None:
-    """Have the daemon pull an image. Raises ImageError."""
-    repository, at, tag = image.partition("@")
-    if not at:
-        head, slash, last = image.rpartition("/")
-        last, _, tag = last.partition(":")
-        repository, tag = head + slash + last, tag or "latest"
+class Signaller:
+    """The controller's connection to a running signaller."""
 
-    def request(client: Any) -> str:
-        lines = client.pull(repository, tag, stream=True, decode=True)
-        return next((str(line["error"]) for line in lines if "error" in line), "")
+    def __init__(self, stream: Stream, on_end: Callable[[], None]) -> None:
+        self._stream = stream
+        self._on_end = on_end
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, tuple[str, asyncio.Future[None]]] = {}
+        self.ready: asyncio.Future[SignallerReady | None] = (
+            asyncio.get_running_loop().create_future()
+        )
+        """Its first line; None if it ended before."""
+        self._listening = asyncio.ensure_future(self._listen())
 
-    try:
-        said = await api.call(request)
-    except SandboxError as error:
-        said = str(error).removeprefix("docker: ")
-    if said:
-        raise ImageError(f"cannot pull {image}: {said[:300]}", hint=_pull_hint(said))
-
-
-async def remove(api: Api, container: str) -> None:
-    """Kill and remove a container and wait until it is gone; nothing where none is."""
-    with suppress(ContainerGoneError, NameTakenError):  # it is being removed already
-        await api.call(lambda client: client.remove_container(container, v=True, force=True))
-        return
-    for _ in range(_REMOVAL_ROUNDS):
+    async def send(self, request: str) -> None:
+        """Send a request and wait until it is done. Raises ConnectionError."""
+        number = next(self._numbers)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = request, done
         try:
-            await api.call(lambda client: client.inspect_container(container))
-        except ContainerGoneError:
-            return
-        await asyncio.sleep(_REMOVAL_PAUSE_S)
-    raise SandboxError(
-        f"the docker daemon does not finish removing {container[:12]}",
-        hint="look at it with `docker ps -a`; the daemon's log says why",
-    )
+            await self._stream.send(f"{number} {request}\n".encode())
+            await done
+        finally:
+            self._waiting.pop(number, None)
+
+    async def close(self) -> None:
+        """Close its input: it ends, and its container with it."""
+        self._listening.cancel()
+        self._stream.close()
+        await asyncio.gather(self._listening, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        text = b""
+        try:
+            while read := await self._stream.read():
+                *lines, text = (text + read[0]).split(b"\n")
+                for line in lines:
+                    await self._read(line.decode("ascii", "replace").split())
+                text = text[-_MOST_WAITING_BYTES:]
+        finally:
+            if not self.ready.done():
+                self.ready.set_result(None)
+            for _, done in self._waiting.values():
+                if not done.done():
+                    done.set_exception(ConnectionResetError("the signaller is gone"))
+                    done.exception()  # the caller may not wait for it
+            self._on_end()
+
+    async def _read(self, words: list[str]) -> None:
+        if words[:1] == ["ready"] and len(words) == 5:
+            if not self.ready.done():
+                _, user_id, group_id, name, workdir = words
+                ready = SignallerReady(int(user_id), int(group_id), name, workdir == "yes")
+                self.ready.set_result(ready)
+            # an agent may have killed the signaller before this one, with its requests
+            for number, (request, _) in list(self._waiting.items()):
+                await self._stream.send(f"{number} {request}\n".encode())
+        elif words[:1] == ["done"] and words[1:] and words[1].isdigit():
+            _, done = self._waiting.get(int(words[1]), ("", None))
+            if done and not done.done():
+                done.set_result(None)
 
 
-def is_local_kind(image: str) -> bool:
-    """Say whether only the `local` backend understands this image name."""
-    return image.startswith(_LOCAL_KINDS[1:]) or image == _LOCAL_KINDS[0]
+class DiskWatch:
+    """Closes open sandboxes of one backend whose files exceed their limit."""
 
+    def __init__(self, api: Api, period_s: float = PERIOD_S) -> None:
+        self._api = api
+        self._period_s = period_s
+        self._containers: dict[str, Container] = {}
+        self._watching: asyncio.Task[None] | None = None
 
-def _require_sane(plan: Plan) -> None:
-    if not plan.image:
-        raise ImageError(
-            "there is no image to make a sandbox of", hint="name an image as `docker pull` takes it"
+    def add(self, container: Container) -> None:
+        self._containers[container.id] = container
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._watch())
+
+    def drop(self, container: Container) -> None:
+        self._containers.pop(container.id, None)
+        if not self._containers and self._watching:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            with suppress(SandboxError):  # other calls report a daemon that does not answer
+                await self._measure()
+
+    async def _measure(self) -> None:
+        entries = await self._api.call(
+            lambda client: client.containers(size=True, filters={"label": NAME})
         )
-    if is_local_kind(plan.image):
-        raise ImageError(
-            f"image {plan.image!r} is one of the backend `local`, not a container image",
-            hint="name an image that `docker pull` takes, or use `local`",
-        )
-    for mount in plan.mounts:
-        if not mount.source.exists():
-            raise SandboxError(
-                f"cannot mount {mount.source}: there is no such folder here",
-                hint="the folder must exist where the daemon runs",
-            )
-
-
-async def _create(api: Api, plan: Plan, quota: Quota) -> str:
-    tries_quota = quota.works
-    making = api.begin(lambda client: _request(client, plan, with_quota=tries_quota))
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        await asyncio.wait([making])  # else it would come to be when nobody removes it any more
-        raise
-    except NameTakenError as error:
-        raise SandboxError(
-            f"there is a container {plan.name} already",
-            hint=f"another name, or `docker rm -f {plan.name}`",
-        ) from error
-    except SandboxError as error:
-        if not (tries_quota and "storage" in str(error)):
-            raise
-    quota.works = False
-    return await _create(api, plan, quota)
-
-
-def _request(client: Any, plan: Plan, *, with_quota: bool) -> str:
-    limits, disk = plan.limits, plan.limits.disk_mib << 20
-    host = client.create_host_config(
-        network_mode="none",
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges", *plan.security],
-        mem_limit=max(limits.memory_mib << 20, _LEAST_MEMORY),
-        memswap_limit=max(limits.memory_mib << 20, _LEAST_MEMORY),
-        pids_limit=limits.num_processes + _OVERHEAD_PROCESSES,
-        nano_cpus=int(limits.num_cpus * 1e9),
-        shm_size=max(limits.memory_mib << 19, 1 << 20),
-        ipc_mode="private",
-        auto_remove=True,
-        log_config={"Type": "none"},
-        ulimits=[_bound(*it) for it in {"core": 0, "fsize": disk, **plan.bounds}.items()],
-        storage_opt={"size": f"{limits.disk_mib}M"} if with_quota else None,
-        mounts=[_mount(mount) for mount in plan.mounts],
-        runtime=plan.runtime or None,
-    )
-    host["MaskedPaths"] = [*_MASKED]
-    clock_s = math.ceil(limits.lifetime_s) + _CLOCK_SLACK_S
-    made = client.create_container(
-        plan.image,
-        entrypoint=["/bin/sh"],
-        command=["-c", scripts.FIRST, "swerl", scripts.FIRST, str(clock_s), plan.workdir],
-        name=plan.name if _CONTAINER_NAME.fullmatch(plan.name) else None,
-        hostname=_HOSTNAME,
-        user=plan.user or None,
-        working_dir="/",
-        stdin_open=True,
-        labels=_labels(plan),
-        healthcheck={"test": ["NONE"]},
-        host_config=host,
-        use_config_proxy=False,  # it may hold a password
-    )
-    return str(made["Id"])
-
-
-def _bound(name: str, value: int) -> Mapping[str, object]:
-    return {"Name": name, "Soft": value, "Hard": value}
-
-
-def _mount(mount: Mount) -> Mapping[str, object]:
-    source = str(mount.source.absolute())
-    return {"Type": "bind", "Source": source, "Target": mount.target, "ReadOnly": True}
-
-
-def _labels(plan: Plan) -> dict[str, str]:
-    return {
-        NAME: plan.name,
-        OWNER: f"{socket.gethostname()}:{os.getpid()}",
-        DEADLINE: str(int(time.time() + plan.limits.lifetime_s)),
-    }
-
-
-def _pull_hint(said: str) -> str:
-    said = said.lower()
-    if "toomanyrequests" in said or "429" in said:
-        return "the registry limits pulls: `docker login`, wait, or mirror (`swerl images mirror`)"
-    if "unauthorized" in said or "denied" in said or "401" in said:
-        return "log in where the daemon runs: `docker login REGISTRY`; is the name right?"
-    if "no space left" in said:
-        return "the daemon's disk is full: `docker system df`, then `docker system prune`"
-    if "manifest" in said or "not found" in said:
-        return "is the name right, and its tag or digest?"
-    return "can the daemon reach the registry, and may it? `docker pull` says more"
+        for entry in entries:
+            container = self._containers.get(entry["Id"])
+            if container and entry.get("SizeRw", 0) > container.plan.limits.disk_mib << 20:
+                reason = f"its files exceed disk_mib = {container.plan.limits.disk_mib}"
+                await container.close(reason, from_inside=True)

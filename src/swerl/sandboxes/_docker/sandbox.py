@@ -1,26 +1,28 @@
-"""One open sandbox of the `docker` backend, as the controller sees it."""
+"""One open sandbox of the `docker` backend."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import Exec, Usage
-from swerl.sandboxes._docker import netns, scripts
-from swerl.sandboxes._docker.commands import Commands
-from swerl.sandboxes._docker.machine import Machine
-from swerl.sandboxes._docker.output import KeptUntil
+from swerl.core.sandbox import TIMED_OUT, CappedOutput, Exec, Usage
+from swerl.sandboxes._docker import scripts
+from swerl.sandboxes._docker.commands import ContainerCommands
+from swerl.sandboxes._docker.container import Container
 from swerl.sandboxes._docker.process import DockerProcess
+from swerl.sandboxes._local import kernel
 from swerl.sandboxes._relay import open_relay
 
-TIMED_OUT = 124
+_FIRST_PORT = 41414
 _NO_FILE = 2
 _FILE_TIMEOUT_S = 600.0
 _PEAK = "/sys/fs/cgroup/memory.peak"
@@ -31,23 +33,23 @@ _FULL = ("No space left", "File too large", "quota exceeded")
 class DockerSandbox:
     """A container."""
 
-    def __init__(self, machine: Machine, limits: frozenset[str], cap: int) -> None:
-        self.id = machine.name
+    def __init__(self, container: Container, limits: frozenset[str], cap: int) -> None:
+        self.id = container.name
         self.limits = limits
-        """Limits that hold for the container as a whole: `memory`, `pids`, `cpu`, `disk`."""
-        self._machine = machine
+        """Limits in force for the container as a whole: `memory`, `pids`, `cpu`, `disk`."""
+        self._container = container
         self._cap = cap
-        self._commands: Commands
+        self._commands: ContainerCommands
         self._relays = AsyncExitStack()
 
     @property
     def pid(self) -> int:
-        """The number of its first process where the daemon runs."""
-        return self._machine.pid
+        """Pid of its init process on the daemon's machine."""
+        return self._container.pid
 
     async def boot(self) -> None:
-        """Start the container and wait until it stands. Raises SandboxError."""
-        self._commands = Commands(self._machine, await self._machine.boot())
+        """Start the container and wait until it is ready. Raises SandboxError."""
+        self._commands = ContainerCommands(self._container, await self._container.boot())
 
     async def run(
         self,
@@ -65,16 +67,12 @@ class DockerSandbox:
         process = await self._commands.launch(
             argv, cwd=cwd, env=env, as_root=as_root, with_input=bool(stdin)
         )
-        kept = KeptUntil(self._cap)
+        kept = CappedOutput(self._cap)
         code = await self._finish(process, kept, timeout_s, stdin or b"")
-        return Exec(
-            exit_code=code,
-            stdout=bytes(kept.stdout),
-            stderr=bytes(kept.stderr),
-            timed_out=kept.timed_out,
-            truncated=kept.truncated,
-            duration_s=time.monotonic() - started,
-        )
+        duration_s = time.monotonic() - started
+        if code is None:
+            return kept.result(TIMED_OUT, duration_s, timed_out=True)
+        return kept.result(code, duration_s)
 
     @asynccontextmanager
     async def start(
@@ -85,7 +83,7 @@ class DockerSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AsyncIterator[DockerProcess]:
-        """Start a command; leaving the context kills it and everything that it started."""
+        """Start a command; leaving the context kills it and all processes that it started."""
         as_root = self._commands.is_root(user)
         process = await self._commands.launch(
             argv, cwd=cwd, env=env, as_root=as_root, with_input=True
@@ -94,7 +92,7 @@ class DockerSandbox:
             yield process
         finally:
             try:
-                with suppress(SandboxLostError):  # then the command is gone, too
+                with suppress(SandboxLostError):  # then the command is gone too
                     await asyncio.shield(self._commands.kill(process))
             finally:
                 self._commands.forget(process)
@@ -109,7 +107,7 @@ class DockerSandbox:
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file, making its parents; a link never leads out of the sandbox."""
+        """Write a file and create its parents; a link never leads out of the sandbox."""
         code, _, said = await self._move(scripts.WRITE, path, data)
         if code:
             raise self._file_error("write", path, code, said)
@@ -117,47 +115,47 @@ class DockerSandbox:
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there.
 
-        The socket is made inside where this process may enter the container's network; else
-        connections come over the stream of a command.
+        If this process may enter the container's network, it listens there. Otherwise a relay
+        carries connections over the stream of a command.
         """
-        self._machine.require_alive()
-        plan, container = self._machine.plan, self._machine.container
-        if plan.has_kernel_network and netns.belongs_to(self.pid, container):
+        self._container.require_alive()
+        plan, container = self._container.plan, self._container.id
+        if plan.has_kernel_network and _runs_here(self.pid, container):
             with suppress(PermissionError):
                 return await self._expose_here(listener)
         relay = open_relay(self, listener, on_lost=self._lose)
         return await self._relays.enter_async_context(relay)
 
     def _lose(self, error: SandboxLostError) -> None:
-        self._machine.lose(str(error), from_inside=error.from_inside)
+        self._container.lose(str(error), from_inside=error.from_inside)
 
     async def _expose_here(self, listener: Listener) -> str:
-        """Hand over a socket from the container's network. Raises PermissionError."""
+        """Listen in the container's network. Raises PermissionError."""
         try:
-            sock = await asyncio.to_thread(netns.listen, self.pid)
+            sock = await asyncio.to_thread(_listen_in_network, self.pid)
         except PermissionError:
             raise
         except OSError as error:
-            await self._machine.require_alive_soon()
+            await self._container.require_alive_soon()
             raise SandboxError(
                 f"cannot listen in the network of sandbox {self.id}: {error.strerror}",
-                hint="open a fresh sandbox",
+                hint="open a new sandbox",
             ) from error
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         await listener.attach(sock)
         return url
 
     async def close(self) -> None:
-        """Remove the container and let go of everything. Safe to call twice."""
+        """Remove the container and release all resources. Safe to call twice."""
         try:
-            await self._machine.close()
+            await self._container.close()
         finally:
             await self._relays.aclose()
 
     async def usage(self) -> Usage:
-        """Return what it took from its start on; memory is told with cgroup version 2."""
-        container = self._machine.container
-        entries = await self._machine.api.call(
+        """Return its disk usage, and with cgroup version 2 its peak memory."""
+        container = self._container.id
+        entries = await self._container.api.call(
             lambda client: client.containers(size=True, filters={"id": container})
         )
         disk = entries[0].get("SizeRw") if entries else None
@@ -167,9 +165,9 @@ class DockerSandbox:
         return Usage(peak_memory_mib=peak, disk_mib=None if disk is None else disk / 2**20)
 
     async def _finish(
-        self, process: DockerProcess, kept: KeptUntil, timeout_s: float | None, stdin: bytes
-    ) -> int:
-        """Follow a command to its end; return its exit code, or the timeout's."""
+        self, process: DockerProcess, kept: CappedOutput, timeout_s: float | None, stdin: bytes
+    ) -> int | None:
+        """Follow a command to its end; return its exit code, or None if the timeout ended it."""
         feeding = asyncio.ensure_future(_feed(process, stdin)) if stdin else None
         try:
             code = await _follow(process, kept, timeout_s)
@@ -180,20 +178,19 @@ class DockerSandbox:
             if feeding:
                 feeding.cancel()
         if code is None:
-            kept.timed_out, code = True, TIMED_OUT
             await asyncio.shield(self._commands.kill(process))
-            with suppress(SandboxLostError):  # it defied the kill: still a timeout, no fault here
+            with suppress(SandboxLostError):  # the kill failed: the result is still a timeout
                 await process.wait()
             await process.collect(kept)
         self._commands.forget(process)
         return code
 
     async def _move(self, script: str, path: str, data: bytes) -> tuple[int, bytes, str]:
-        """Run a script on a file, as root where the ordinary user may not."""
+        """Run a script on a file, and again as root if the ordinary user has no permission."""
         target = str(PurePosixPath("/", path))
         users = [False] if self._commands.user_is_root else [False, True]
         for as_root in users:
-            kept = KeptUntil(sys.maxsize)
+            kept = CappedOutput(sys.maxsize)
             process = await self._commands.launch(
                 ["/bin/sh", "-c", script, "sh", target],
                 cwd="/",
@@ -201,7 +198,8 @@ class DockerSandbox:
                 as_root=as_root,
                 with_input=bool(data),
             )
-            code = await self._finish(process, kept, _FILE_TIMEOUT_S, data)
+            done = await self._finish(process, kept, _FILE_TIMEOUT_S, data)
+            code = TIMED_OUT if done is None else done
             said = kept.stderr.decode("utf-8", "replace").strip()
             if not (code and "ermission denied" in said):
                 break
@@ -214,8 +212,10 @@ class DockerSandbox:
         return SandboxError(f"cannot {verb} {path} in sandbox {self.id}: {reason}", hint=hint)
 
 
-async def _follow(process: DockerProcess, kept: KeptUntil, timeout_s: float | None) -> int | None:
-    """Read a command's output to its end; return its exit code, None where it took too long."""
+async def _follow(
+    process: DockerProcess, kept: CappedOutput, timeout_s: float | None
+) -> int | None:
+    """Read a command's output to its end; return its exit code, or None at the timeout."""
     try:
         async with asyncio.timeout(timeout_s):
             await process.collect(kept)
@@ -231,3 +231,58 @@ async def _feed(process: DockerProcess, data: bytes) -> None:
     with suppress(SandboxError):  # it closed its input
         await process.send(data)
         await process.end_input()
+
+
+def _runs_here(pid: int, container: str) -> bool:
+    """Return whether this machine's process `pid` is in the container; the daemon may be remote."""
+    try:
+        return container in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
+
+
+def _listen_in_network(pid: int) -> socket.socket:
+    """Listen on the loopback of the process's network namespace. Raises OSError.
+
+    A namespace belongs to a thread, so a new thread enters it and ends there.
+    """
+    made: list[socket.socket | OSError] = []
+
+    def make() -> None:
+        try:
+            made.append(_listen_inside(pid))
+        except OSError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make, name="swerl-netns")
+    thread.start()
+    thread.join()
+    if isinstance(made[0], OSError):
+        raise made[0]
+    return made[0]
+
+
+def _listen_inside(pid: int) -> socket.socket:
+    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kernel.setns(namespace, kernel.NEWNET)
+    finally:
+        os.close(namespace)
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        _bind_free(sock)
+        sock.listen(128)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind_free(sock: socket.socket) -> None:
+    for port in range(_FIRST_PORT, _FIRST_PORT + 100):
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return
+    sock.bind(("127.0.0.1", 0))

@@ -1,19 +1,19 @@
-"""What runs inside a container: its first process, the keeper, and the frame around a command.
+"""Shell programs that run inside a container: init process, signaller, and the shell of a command.
 
-They take a POSIX `sh` and nothing else. The keeper uses only what is built into the shell, so that
-it can end a fork bomb that leaves no room for another process.
+They need a POSIX `sh` and nothing else. The signaller uses only shell built-ins, so it can end a
+fork bomb that has used up the process limit.
 
-A command's processes carry a mark: its RLIMIT_LOCKS, which Linux no longer enforces but still
-hands down to every child, whatever session it moves to. A process can lower its mark and never
-raise it, and marks go down from command to command. So none can take the mark of an earlier
-command, and whoever wears a mark that was never given is killed with the next command that is.
+A command's processes carry a mark: the soft RLIMIT_LOCKS. Linux no longer enforces this limit but
+still copies it to every child, also to one in its own session. A process can lower its mark and
+never raise it, and each new command has a lower mark. So no process can take the mark of an earlier
+command. A process with a mark that was never given out is killed with the next killed command.
 """
 
 from __future__ import annotations
 
 import shlex
 
-KEEPER = r"""
+SIGNALLER = r"""
 belongs() {
     limit=
     while read -r one two three limit rest; do
@@ -63,11 +63,11 @@ while read -r number signal mark low high; do
 done
 exit 3
 """
-"""Takes orders `<number> <signal> <mark> <lowest given> <highest given>`, one a line.
+"""Reads requests `<number> <signal> <mark> <lowest given> <highest given>`, one per line.
 
-For KILL all are stopped before one is killed: a stopped process keeps its place under the process
-limit, so that nothing new can take it. It ends with code 3 at the end of its input, and with 4
-where it cannot begin.
+For KILL all processes are stopped before the first is killed: a stopped process still counts toward
+the process limit, so no new one can start. The exit code is 3 at the end of its input, and 4 if it
+cannot start.
 """
 
 FIRST = f"""
@@ -80,18 +80,17 @@ stood=1
 trap 'trap - EXIT; exit' USR2
 trap 'exec sh -c "$1" swerl "$1" "" "$3"' EXIT
 while :; do
-    sh -c {shlex.quote(KEEPER)} swerl-keeper "$3" <&3 3<&- &
+    sh -c {shlex.quote(SIGNALLER)} swerl-signaller "$3" <&3 3<&- &
     wait $!
     case $?$stood in 3*|4) trap - EXIT; exit ;; esac
     stood=1
 done
 """
-"""Runs the keeper and reaps orphans; arguments: this text, the seconds after which all is over,
-the workdir.
+"""Runs the signaller and reaps orphans. Arguments: this text, the lifetime in seconds, the workdir.
 
-No process inside can kill the first one. It ends when the controller lets go of its input, and
-everything in the container ends with it. Where there is no room for a keeper the shell would end,
-too; so it begins anew in its place, without the seconds, until there is.
+No process inside can kill the init process. It ends when the controller closes its input, and the
+container ends with it. At the process limit no signaller can start and the shell would exit; so it
+restarts itself, without the lifetime, until one can.
 """
 
 COMMAND = r"""
@@ -110,19 +109,18 @@ elif cd -P "$folder"; then
     )
     code=$?
 else
-    echo "swerl: $folder: no such folder, or it may not be entered" >&4
+    echo "swerl: $folder: no such folder, or no permission to enter it" >&4
     code=126
 fi
 printf '\000%send' "$token" >&3
 printf '\000%send' "$token" >&4
 exit "$code"
 """
-"""Runs a command, ends both of its streams with a token and `end`, and exits as the command did.
+"""Runs a command with its mark, and exits with its code. Arguments: token, mark, folder, command.
 
-A token and `run` on standard output say that it begins and wears its mark. Who still holds a
-stream at its end, such as a daemon that the command left, holds up nobody. The command can read
-the token and print it; so that is only a hint to ask the daemon. Arguments: token, mark, folder,
-the command.
+It prints a token and `run` on standard output before the command starts, and a token and `end` on
+both streams when it ends. So a daemon that the command left behind, and that still holds a stream,
+delays nothing. The command could print the token itself; the daemon is therefore asked for the end.
 """
 
 READ = r"""
@@ -131,7 +129,7 @@ READ = r"""
 [ -f "$1" ] || { echo "it is not a plain file" >&2; exit 1; }
 exec cat <"$1"
 """
-"""Prints a file; ends with 2 where there is none."""
+"""Prints a file; the exit code is 2 if there is none."""
 
 WRITE = r"""
 case $1 in */*) folder=${1%/*} ;; *) folder= ;; esac
@@ -139,4 +137,4 @@ case $1 in */*) folder=${1%/*} ;; *) folder= ;; esac
 [ -e "$1" ] && [ ! -f "$1" ] && { echo "it is not a plain file" >&2; exit 1; }
 exec cat >"$1"
 """
-"""Writes its input to a file, making its parents."""
+"""Writes its input to a file, and creates its parents."""

@@ -1,1 +1,1 @@
-"""The `local` sandbox from within: spawner, warden, namespaces, files."""
+"""The `local` sandbox implementation: spawner, supervisor, namespaces, files."""

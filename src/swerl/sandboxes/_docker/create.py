@@ -1,0 +1,281 @@
+"""Create and remove containers, and pull images that the daemon lacks.
+
+Some daemons' own system call filter permits sockets to the host's hypervisor (vsock); Docker's
+refuses them from version 23 on. For the older ones, which call it `default`, the filter here
+replaces it. It refuses the same calls, and also vsock and io_uring, which no filter can inspect. A
+filter that the daemon's owner has set is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from swerl.core.chat import Json
+from swerl.core.errors import ImageError, SandboxError
+from swerl.core.sandbox import Limits, Mount
+from swerl.sandboxes._docker import scripts
+from swerl.sandboxes._docker.api import Api, ContainerGoneError, NameTakenError
+
+NAME, OWNER, DEADLINE = "swerl.name", "swerl.owner", "swerl.deadline"
+_HOSTNAME = "sandbox"
+_OVERHEAD_PROCESSES = 8
+"""Init process, signaller, timer and the shells around commands: they count as processes too."""
+_CLOCK_SLACK_S = 5
+_REMOVAL_ROUNDS = 200
+_REMOVAL_PAUSE_S = 0.05
+_LEAST_MEMORY = 6 << 20
+_CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+
+_MASKED = (
+    "/proc/acpi", "/proc/allocinfo", "/proc/asound", "/proc/interrupts", "/proc/kcore",
+    "/proc/keys", "/proc/key-users", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags",
+    "/proc/latency_stats", "/proc/pagetypeinfo", "/proc/sched_debug", "/proc/scsi",
+    "/proc/slabinfo", "/proc/timer_list", "/proc/timer_stats", "/proc/vmallocinfo",
+    "/sys/devices/virtual/powercap", "/sys/firmware",
+)  # fmt: skip
+"""Files of the machine that a container must not see. The daemon's own list lacks files that root
+may read without a capability."""
+
+_ENOSYS = 38
+_REFUSED = (
+    "acct", "add_key", "adjtimex", "bpf", "chroot", "clock_adjtime", "clock_settime",
+    "create_module", "delete_module", "fanotify_init", "finit_module", "fsconfig", "fsmount",
+    "fsopen", "fspick", "get_kernel_syms", "get_mempolicy", "init_module", "ioperm", "iopl",
+    "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "mbind", "mount",
+    "mount_setattr", "move_mount", "move_pages", "name_to_handle_at", "nfsservctl",
+    "open_by_handle_at", "open_tree", "perf_event_open", "pivot_root", "query_module", "quotactl",
+    "quotactl_fd", "reboot", "request_key", "set_mempolicy", "setdomainname", "sethostname",
+    "setns", "settimeofday", "swapoff", "swapon", "sysfs", "syslog", "umount2", "unshare",
+    "uselib", "userfaultfd", "ustat", "vhangup",
+)  # fmt: skip
+_ABSENT = ("clone3", "io_uring_enter", "io_uring_register", "io_uring_setup")
+"""Calls that fail with ENOSYS: programs then use others."""
+_NAMESPACES = tuple(1 << bit for bit in (17, 25, 26, 27, 28, 29, 30))
+_LAST_FAMILY = 16
+_FAMILIES = (1, 2, 10, _LAST_FAMILY)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerPlan:
+    """A container to create."""
+
+    name: str
+    image: str
+    limits: Limits
+    workdir: str
+    mounts: Sequence[Mount]
+    runtime: str = ""
+    user: str = ""
+    """The ordinary user; empty: the image's own."""
+    may_pull: bool = True
+    security: Sequence[str] = ()
+    """Additional security options."""
+    has_kernel_network: bool = True
+    """Whether its network is a kernel namespace that another process can enter."""
+    ulimits: Mapping[str, int] = field(default_factory=dict)
+    """Additional resource limits."""
+
+
+@dataclass(slots=True)
+class DiskQuota:
+    """Whether the daemon's storage driver can limit a container's disk; the first create shows."""
+
+    works: bool
+
+
+async def create(api: Api, plan: ContainerPlan, quota: DiskQuota) -> str:
+    """Create the container without starting it; return its id. Raises ImageError, SandboxError."""
+    _require_valid(plan)
+    try:
+        return await _create(api, plan, quota)
+    except ImageError as error:
+        if not plan.may_pull:
+            raise ImageError(
+                f"the docker daemon has no image {plan.image}",
+                hint="pull it first, or set may_pull = true",
+            ) from error
+    await pull(api, plan.image)
+    return await _create(api, plan, quota)
+
+
+async def pull(api: Api, image: str) -> None:
+    """Pull an image to the daemon. Raises ImageError."""
+    repository, at, tag = image.partition("@")
+    if not at:
+        head, slash, last = image.rpartition("/")
+        last, _, tag = last.partition(":")
+        repository, tag = head + slash + last, tag or "latest"
+
+    def request(client: Any) -> str:
+        lines = client.pull(repository, tag, stream=True, decode=True)
+        return next((str(line["error"]) for line in lines if "error" in line), "")
+
+    try:
+        said = await api.call(request)
+    except SandboxError as error:
+        said = str(error).removeprefix("docker: ")
+    if said:
+        raise ImageError(f"cannot pull {image}: {said[:300]}", hint=_pull_hint(said))
+
+
+async def remove(api: Api, container: str) -> None:
+    """Kill and remove a container, if it exists, and wait until it is gone."""
+    with suppress(ContainerGoneError, NameTakenError):  # its removal is already in progress
+        await api.call(lambda client: client.remove_container(container, v=True, force=True))
+        return
+    for _ in range(_REMOVAL_ROUNDS):
+        try:
+            await api.call(lambda client: client.inspect_container(container))
+        except ContainerGoneError:
+            return
+        await asyncio.sleep(_REMOVAL_PAUSE_S)
+    raise SandboxError(
+        f"the docker daemon does not finish removing {container[:12]}",
+        hint="see `docker ps -a` and the daemon's log",
+    )
+
+
+def _require_valid(plan: ContainerPlan) -> None:
+    if not plan.image:
+        raise ImageError(
+            "the sandbox has no image", hint="name an image that `docker pull` accepts"
+        )
+    if plan.image == "host" or plan.image.startswith(("dir:", "built:")):
+        raise ImageError(
+            f"image {plan.image!r} belongs to the backend `local`; it is no container image",
+            hint="name an image that `docker pull` accepts, or use `local`",
+        )
+    for mount in plan.mounts:
+        if not mount.source.exists():
+            raise SandboxError(
+                f"cannot mount {mount.source}: there is no such folder here",
+                hint="the folder must exist where the daemon runs",
+            )
+
+
+async def _create(api: Api, plan: ContainerPlan, quota: DiskQuota) -> str:
+    tries_quota = quota.works
+    making = api.begin(lambda client: _request(client, plan, with_quota=tries_quota))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait([making])  # otherwise a container could appear that is never removed
+        raise
+    except NameTakenError as error:
+        raise SandboxError(
+            f"there is a container {plan.name} already",
+            hint=f"use another name, or `docker rm -f {plan.name}`",
+        ) from error
+    except SandboxError as error:
+        if not (tries_quota and "storage" in str(error)):
+            raise
+    quota.works = False
+    return await _create(api, plan, quota)
+
+
+def _request(client: Any, plan: ContainerPlan, *, with_quota: bool) -> str:
+    limits, disk = plan.limits, plan.limits.disk_mib << 20
+    host = client.create_host_config(
+        network_mode="none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges", *plan.security],
+        mem_limit=max(limits.memory_mib << 20, _LEAST_MEMORY),
+        memswap_limit=max(limits.memory_mib << 20, _LEAST_MEMORY),
+        pids_limit=limits.num_processes + _OVERHEAD_PROCESSES,
+        nano_cpus=int(limits.num_cpus * 1e9),
+        shm_size=max(limits.memory_mib << 19, 1 << 20),
+        ipc_mode="private",
+        auto_remove=True,
+        log_config={"Type": "none"},
+        ulimits=[
+            {"Name": key, "Soft": value, "Hard": value}
+            for key, value in {"core": 0, "fsize": disk, **plan.ulimits}.items()
+        ],
+        storage_opt={"size": f"{limits.disk_mib}M"} if with_quota else None,
+        mounts=[_mount(mount) for mount in plan.mounts],
+        runtime=plan.runtime or None,
+    )
+    host["MaskedPaths"] = [*_MASKED]
+    clock_s = math.ceil(limits.lifetime_s) + _CLOCK_SLACK_S
+    made = client.create_container(
+        plan.image,
+        entrypoint=["/bin/sh"],
+        command=["-c", scripts.FIRST, "swerl", scripts.FIRST, str(clock_s), plan.workdir],
+        name=plan.name if _CONTAINER_NAME.fullmatch(plan.name) else None,
+        hostname=_HOSTNAME,
+        user=plan.user or None,
+        working_dir="/",
+        stdin_open=True,
+        labels=_labels(plan),
+        healthcheck={"test": ["NONE"]},
+        host_config=host,
+        use_config_proxy=False,  # it may hold a password
+    )
+    return str(made["Id"])
+
+
+def _mount(mount: Mount) -> Mapping[str, object]:
+    source = str(mount.source.absolute())
+    return {"Type": "bind", "Source": source, "Target": mount.target, "ReadOnly": True}
+
+
+def _labels(plan: ContainerPlan) -> dict[str, str]:
+    return {
+        NAME: plan.name,
+        OWNER: f"{socket.gethostname()}:{os.getpid()}",
+        DEADLINE: str(int(time.time() + plan.limits.lifetime_s)),
+    }
+
+
+def _pull_hint(said: str) -> str:
+    said = said.lower()
+    if "toomanyrequests" in said or "429" in said:
+        return "the registry limits pulls: `docker login`, wait, or mirror (`swerl images mirror`)"
+    if "unauthorized" in said or "denied" in said or "401" in said:
+        return "check the name; log in on the daemon's machine: `docker login REGISTRY`"
+    if "no space left" in said:
+        return "the daemon's disk is full: `docker system df`, then `docker system prune`"
+    if "manifest" in said or "not found" in said:
+        return "check the name, and its tag or digest"
+    return "check that the daemon can reach the registry: `docker pull` prints details"
+
+
+def security_options(daemon_options: Sequence[str]) -> list[str]:
+    """Return the security options to add to the daemon's own."""
+    if "name=seccomp,profile=default" not in daemon_options:
+        return []
+    return [f"seccomp={json.dumps(seccomp_profile())}"]
+
+
+def seccomp_profile() -> dict[str, Json]:
+    """Return the filter: it permits all calls but the listed ones, in native mode only."""
+    return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": list(_rules())}
+
+
+def _rules() -> Iterator[dict[str, Json]]:
+    yield _refuse(_REFUSED)
+    yield {**_refuse(_ABSENT), "errnoRet": _ENOSYS}
+    for flag in _NAMESPACES:
+        yield _refuse(("clone",), _compare("MASKED_EQ", flag, flag))
+    for family in range(_LAST_FAMILY):
+        if family not in _FAMILIES:
+            yield _refuse(("socket",), _compare("EQ", family))
+    yield _refuse(("socket",), _compare("GT", _LAST_FAMILY))
+
+
+def _refuse(names: Sequence[str], *arguments: Json) -> dict[str, Json]:
+    return {"names": list(names), "action": "SCMP_ACT_ERRNO", "args": list(arguments)}
+
+
+def _compare(how: str, value: int, second: int = 0) -> Json:
+    return {"index": 0, "op": f"SCMP_CMP_{how}", "value": value, "valueTwo": second}
