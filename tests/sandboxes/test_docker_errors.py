@@ -96,7 +96,7 @@ async def answering(status: int) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize(
     ("status", "hint"),
-    [(401, "login"), (404, "name right"), (429, "limits pulls"), (500, "docker")],
+    [(401, "login"), (404, "check the name"), (429, "limits pulls"), (500, "docker")],
 )
 async def test_a_registry_that_refuses(
     backend: docker.DockerBackend, status: int, hint: str
@@ -222,7 +222,7 @@ async def test_a_daemon_that_goes_away_under_a_command(
             running = asyncio.ensure_future(sandbox.run(["sleep", "600"]))
             await until(sandbox, "sleep 600", 1)
             own_dockerd.process.kill()
-            with pytest.raises(SandboxLostError, match="daemon went away") as raised:
+            with pytest.raises(SandboxLostError, match="daemon no longer answers") as raised:
                 await running
             assert raised.value.hint
             with pytest.raises(SandboxLostError):

@@ -1,6 +1,6 @@
 # The relay's half inside a sandbox without Python: the same lines as `_relay_inside.py`.
 #
-# `serve NAME PORT` listens on 127.0.0.1 and goes to the background; `carry NAME` joins its own
+# `serve NAME PORT` listens on 127.0.0.1 and goes to the background; `carry NAME` connects its own
 # stdin and stdout to that server. Only core modules of Debian's smallest Perl are used.
 
 use strict;
@@ -15,14 +15,14 @@ use constant { WINDOW => 1 << 19, CHUNK => 24 * 1024, MAX_CONNECTIONS => 128, NO
 use constant SO_PEERCRED => 17;
 
 my (%connections, %by_socket, @unacknowledged, $listener, $control, $link);
-my ($last, $sent, $received, $owes, $greeted) = (0, 0, 0, 0, 0);
+my ($last, $sent, $received, $must_acknowledge, $greeted) = (0, 0, 0, 0, 0);
 my ($link_in, $link_out) = ('', '');
 
 $SIG{PIPE} = 'IGNORE';
 my ($mode, $name, $port) = @ARGV;
 $mode eq 'serve' ? serve() : carry();
 
-sub to_base64 {    # by way of uuencode, because the smallest Perl has no MIME::Base64
+sub to_base64 {    # through uuencode, because the smallest Perl has no MIME::Base64
     my ($data) = @_;
     my $padding = (3 - length($data) % 3) % 3;
     my $text = '';
@@ -53,7 +53,7 @@ sub unblock {
     fcntl($socket, F_SETFL, fcntl($socket, F_GETFL, 0) | O_NONBLOCK);
 }
 
-sub frame {
+sub send_frame {
     my ($kind, $number, $payload) = @_;
     $sent++;
     my $text = "F $sent $kind $number " . (defined $payload ? $payload : '') . "\n";
@@ -76,7 +76,7 @@ sub end_if_done {
 sub broke {
     my ($each) = @_;
     return if $!{EAGAIN} || $!{EINTR};
-    frame('R', $each->{number});
+    send_frame('R', $each->{number});
     forget($each);
 }
 
@@ -87,16 +87,16 @@ sub on_client {
     my $each = { socket => $socket, number => $last, credit => WINDOW, pending => '' };
     $connections{$last} = $each;
     $by_socket{fileno $socket} = $each;
-    frame('O', $last);
+    send_frame('O', $last);
 }
 
-sub flush {
+sub write_to {
     my ($each) = @_;
     if (length $each->{pending}) {
         my $count = syswrite($each->{socket}, $each->{pending});
         return broke($each) unless defined $count;
         substr($each->{pending}, 0, $count, '');
-        frame('W', $each->{number}, $count);
+        send_frame('W', $each->{number}, $count);
     }
     if ($each->{closing} && !length $each->{pending}) {
         shutdown($each->{socket}, 1);
@@ -105,22 +105,22 @@ sub flush {
     }
 }
 
-sub fetch {
+sub read_from {
     my ($each) = @_;
     my $most = $each->{credit} < CHUNK ? $each->{credit} : CHUNK;
     my $count = sysread($each->{socket}, my $data, $most);
     return broke($each) unless defined $count;
     if ($count) {
         $each->{credit} -= $count;
-        frame('D', $each->{number}, to_base64($data));
+        send_frame('D', $each->{number}, to_base64($data));
     } else {
         $each->{read_ended} = 1;
-        frame('E', $each->{number});
+        send_frame('E', $each->{number});
         end_if_done($each);
     }
 }
 
-sub obey {
+sub handle {
     my ($kind, $number, $payload) = @_;
     my $each = $connections{$number} or return;
     if ($kind eq 'D') { $each->{pending} .= from_base64($payload) }
@@ -152,10 +152,10 @@ sub take_line {
         }
         return 1;
     }
-    $owes = 1;
+    $must_acknowledge = 1;
     if ($word eq 'F' && $rest[0] == $received + 1) {
         $received++;
-        obey(@rest[1 .. 3]);
+        handle(@rest[1 .. 3]);
     }
     return $word ne 'F' || $rest[0] <= $received;
 }
@@ -170,8 +170,8 @@ sub on_link_read {
 }
 
 sub on_link_write {
-    if ($owes) {
-        $owes = 0;
+    if ($must_acknowledge) {
+        $must_acknowledge = 0;
         $link_out .= "A $received\n";
     }
     my $count = syswrite($link, $link_out, 1 << 16);
@@ -189,12 +189,12 @@ sub on_control {
     $link_out = "H $received\n";
 }
 
-sub round {    # wait for events and handle each
+sub poll_once {    # wait for events and handle each
     my ($reads, $writes) = (IO::Select->new($control), IO::Select->new);
     $reads->add($listener) if keys(%connections) < MAX_CONNECTIONS;
     if ($link) {
         $reads->add($link);
-        $writes->add($link) if $owes || length $link_out;
+        $writes->add($link) if $must_acknowledge || length $link_out;
     }
     for my $each (values %connections) {
         $reads->add($each->{socket}) if !$each->{read_ended} && $each->{credit} > 0;
@@ -206,7 +206,7 @@ sub round {    # wait for events and handle each
         my $number = fileno $socket;
         next unless defined $number;
         if ($link && $socket == $link) { on_link_write() }
-        elsif ($by_socket{$number}) { flush($by_socket{$number}) }
+        elsif ($by_socket{$number}) { write_to($by_socket{$number}) }
     }
     for my $socket (@{ $readable || [] }) {
         my $number = fileno $socket;
@@ -214,7 +214,7 @@ sub round {    # wait for events and handle each
         if ($socket == $control) { on_control() }
         elsif ($socket == $listener) { on_client() }
         elsif ($link && $socket == $link) { on_link_read() }
-        elsif ($by_socket{$number}) { fetch($by_socket{$number}) }
+        elsif ($by_socket{$number}) { read_from($by_socket{$number}) }
     }
 }
 
@@ -236,7 +236,7 @@ sub serve {
     open STDIN, '<', '/dev/null';
     open STDOUT, '>', '/dev/null';
     open STDERR, '>', '/dev/null';
-    round() while 1;
+    poll_once() while 1;
 }
 
 sub carry {

@@ -1,35 +1,44 @@
-"""The `e2b` sandbox: micro-machines of the E2B cloud, or of any server that speaks its protocol.
+"""The `e2b` sandbox: micro-VMs of the E2B cloud, or of any server with its protocol.
 
 Commands run under a small supervisor in the sandbox (`_e2b/job.sh`), because the provider's own
 streams break, carry text only, and end without their commands. The gateway is reached through
-those same streams (`_relay.py`), or at a public URL.
+these streams (`_relay.py`), or at a public URL.
+
+Creation is rate-limited, and retried with jitter under one time limit. A create request without an
+answer may have succeeded. So before the next attempt, and at the end, sandboxes of that name are
+found by their metadata and removed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swerl.core import secrets
-from swerl.core.errors import SandboxUnavailableError
+from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, SandboxOrder, new_name
 from swerl.sandboxes._e2b import sdk
-from swerl.sandboxes._e2b.create import Creator, Wanted
-from swerl.sandboxes._e2b.sandbox import E2BSandbox, Habits
+from swerl.sandboxes._e2b.sandbox import E2BSandbox, SandboxSettings
+from swerl.sandboxes._e2b.sdk import CutError, RemoteSandbox
 
 KEY = "E2B_API_KEY"
 NAME = "swerl"
-"""Metadata key under which a sandbox's name goes."""
+"""Metadata key of a sandbox's name."""
 _MARK = {"made-by": "swerl"}
 _VCPU_HOUR = 0.0504
 _GIB_HOUR = 0.0162
 """The cloud's published prices in US dollars: 0.000014 a vCPU-second, 0.0000045 a GiB-second."""
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 16.0
+_LAST_WAIT_S = 5.0
+"""Seconds to wait for the answer to a create request whose caller was cancelled."""
 
 
 class Options(BaseModel):
@@ -38,49 +47,49 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     template: str = "base"
-    """Template to start from where `image_key` is set; `base` is the provider's own default."""
+    """Template of the sandboxes if `image_key` is set; `base` is the provider's default."""
     image_key: str = ""
-    """Metadata key under which the Task's image goes, for gateways that choose the image by it.
-    Empty where the Task's image is itself a template id, as in the cloud."""
+    """Metadata key of the Task's image, for services that choose the image by it. Empty: the Task's
+    image is itself a template id, as in the cloud."""
     metadata: dict[str, str] = {}
-    """More metadata for every sandbox, such as a size or a pool that a gateway routes on."""
+    """Additional metadata of every sandbox, such as a size or a pool for a service's routing."""
     api_url: str | None = None
-    """URL of a self-hosted control plane; the cloud's by default."""
+    """URL of a self-hosted control plane. Default: the cloud's."""
     sandbox_url: str | None = None
-    """URL of a self-hosted data plane, where one serves all sandboxes."""
+    """URL of a self-hosted data plane, if one serves all sandboxes."""
     domain: str | None = None
     """Domain of another cloud: `https://api.<domain>` and `https://49983-<id>.<domain>`."""
     user: str = ""
-    """User that agents run as; empty for the template's own."""
+    """User that agents run as; empty: the template's own."""
     way: Literal["relay", "public"] = "relay"
-    """How the gateway is reached: `relay` needs no route to this machine; `public` has less delay
-    and needs one."""
+    """Route to the gateway: `relay` needs no route to this machine; `public` needs one and has
+    less delay."""
     public_url: str = ""
     """URL at which sandboxes reach `gateway.bind` and `gateway.port`, for `way = "public"`."""
     boot_timeout_s: float = Field(180.0, gt=0)
-    """Most seconds until a sandbox stands, all attempts together; large images are slow once."""
+    """Seconds until a sandbox must be ready, all attempts together; the first start of a large
+    image is slow."""
     create_concurrency: int = Field(16, ge=1)
-    """Sandboxes being created at once."""
+    """Largest number of sandboxes being created at once."""
     creates_per_s: float = Field(5.0, gt=0)
-    """Most creates begun a second: the cloud allows 5 to paying accounts, 1 to others."""
+    """Largest number of creates per second: the cloud allows paying accounts 5, others 1."""
     price_per_hour: float | None = Field(None, ge=0)
-    """US dollars of one sandbox-hour; none takes the cloud's published prices and the limits."""
+    """Price of one sandbox in US dollars per hour. None: the cloud's published prices for the
+    limits."""
     request_timeout_s: float = Field(60.0, gt=0)
-    """Most seconds of one request that carries no stream; the SDK's own default."""
+    """Timeout in seconds of one request without a stream; the SDK's default."""
     output_cap_mib: float = Field(8.0, gt=0)
-    """Most MiB kept of each of a command's two output streams; test logs are below 2."""
+    """Largest MiB kept of each of a command's two output streams; test logs are below 2."""
 
     @model_validator(mode="after")
     def _check_way(self) -> Self:
         if (self.way == "public") != bool(self.public_url):
-            raise ValueError(
-                'public_url belongs to way = "public", and neither goes without the other'
-            )
+            raise ValueError('public_url and way = "public" must be set together')
         return self
 
 
 def build(options: Options) -> E2BBackend:
-    """Return the backend. Raises SandboxUnavailableError without the SDK or the key."""
+    """Return the backend. Raises SandboxUnavailableError if the SDK or the key is missing."""
     sdk.require()
     key = secrets.secret(KEY)
     if not key:
@@ -91,35 +100,34 @@ def build(options: Options) -> E2BBackend:
 
 
 def connect(options: Options, key: str, *, own: bool = False) -> E2BBackend:
-    """Return the backend for this key. Raises SandboxUnavailableError without the SDK.
+    """Return the backend for this key. Raises SandboxUnavailableError if the SDK is missing.
 
-    `own` says that the server is the run's own, which takes orders of whole sandboxes.
+    `own`: the server is the run's own, which accepts limits and mounts, and direct requests.
     """
     sdk.require()
-    access = sdk.Access(
+    access = sdk.E2BAccess(
         api_key=key,
         api_url=options.api_url,
         sandbox_url=options.sandbox_url,
         domain=options.domain,
         request_timeout_s=options.request_timeout_s,
     )
-    return E2BBackend(options, sdk.Provider(access), own=access if own else None)
+    return E2BBackend(options, sdk.E2BProvider(access), own=access if own else None)
 
 
 class E2BBackend:
     """Makes sandboxes at an E2B-compatible provider."""
 
     def __init__(
-        self, options: Options, provider: sdk.Provider, *, own: sdk.Access | None = None
+        self, options: Options, provider: sdk.E2BProvider, *, own: sdk.E2BAccess | None = None
     ) -> None:
-        """`own` is how to reach a server of the run's own, which does more than E2B's do."""
         self._options = options
         self._own = own
         self._provider = provider
         self._creator = Creator(
             provider, concurrency=options.create_concurrency, per_s=options.creates_per_s
         )
-        self._habits = Habits(
+        self._settings = SandboxSettings(
             user=options.user or None,
             output_cap=int(options.output_cap_mib * 2**20),
             public_url=options.public_url,
@@ -134,19 +142,18 @@ class E2BBackend:
         mounts: Sequence[Mount] = (),
         name: str = "",
     ) -> AbstractAsyncContextManager[E2BSandbox]:
-        """Create a sandbox of `image`; leaving the context removes it whatever happened.
+        """Create a sandbox of `image`; leaving the context always removes it.
 
-        Its CPU, memory and disk are the template's own: no provider but a run's own server takes
-        other limits.
+        Its CPU, memory and disk are the template's own: only a run's own server accepts limits.
         """
-        wanted = self._wanted(image, limits, name or new_name())
+        request = self._request(image, limits, name or new_name())
         if self._own:
             order = SandboxOrder(image, limits, workdir, tuple(mounts)).to_text()
-            wanted = replace(wanted, metadata={**wanted.metadata, SandboxOrder.KEY: order})
-        return self._open(wanted, workdir, mounts)
+            request = replace(request, metadata={**request.metadata, SandboxOrder.KEY: order})
+        return self._open(request, workdir, mounts)
 
     async def live(self) -> Sequence[LiveSandbox]:
-        """Return swerl's sandboxes of this account, whoever opened them."""
+        """Return swerl's sandboxes of this account, of every controller."""
         return [
             LiveSandbox(
                 name=found.metadata.get(NAME, ""),
@@ -158,27 +165,27 @@ class E2BBackend:
         ]
 
     async def remove(self, name: str) -> None:
-        """Remove the sandbox of this name; nothing where none is."""
+        """Remove the sandbox of this name, if there is one."""
         await self._creator.remove({NAME: name})
 
     def price(self, limits: Limits) -> float:
-        """Return what such a sandbox costs, in US dollars an hour."""
+        """Return the price of such a sandbox in US dollars per hour."""
         if self._options.price_per_hour is not None:
             return self._options.price_per_hour
         return limits.num_cpus * _VCPU_HOUR + limits.memory_mib / 1024 * _GIB_HOUR
 
     @asynccontextmanager
     async def _open(
-        self, wanted: Wanted, workdir: str, mounts: Sequence[Mount]
+        self, request: CreateRequest, workdir: str, mounts: Sequence[Mount]
     ) -> AsyncIterator[E2BSandbox]:
         options = self._options
-        async with self._creator.created(wanted, options.boot_timeout_s) as machine:
+        async with self._creator.created(request, options.boot_timeout_s) as remote:
             sandbox = E2BSandbox(
                 self._provider,
-                machine,
-                habits=self._habits,
+                remote,
+                settings=self._settings,
                 workdir=workdir,
-                lifetime_s=wanted.lifetime_s,
+                lifetime_s=request.lifetime_s,
             )
             try:
                 if self._own:
@@ -188,14 +195,147 @@ class E2BBackend:
             finally:
                 await asyncio.shield(sandbox.close())
 
-    def _wanted(self, image: str, limits: Limits, name: str) -> Wanted:
+    def _request(self, image: str, limits: Limits, name: str) -> CreateRequest:
         options = self._options
         routed: Mapping[str, str] = {options.image_key: image} if options.image_key else {}
         host = urlsplit(options.public_url).hostname
-        return Wanted(
+        return CreateRequest(
             template=options.template if options.image_key else image,
             metadata={**options.metadata, **routed, **_MARK, NAME: name},
             marks={NAME: name},
             lifetime_s=limits.lifetime_s,
             reach=(host,) if host else (),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """A sandbox to create."""
+
+    template: str
+    metadata: Mapping[str, str]
+    marks: Mapping[str, str]
+    """The part of the metadata that no other sandbox has."""
+    lifetime_s: float
+    reach: Sequence[str]
+    """Outside hosts that it may reach."""
+
+
+class Creator:
+    """Creates sandboxes no faster than the provider allows."""
+
+    def __init__(self, provider: sdk.E2BProvider, *, concurrency: int, per_s: float) -> None:
+        self._provider = provider
+        self._slots = asyncio.Semaphore(concurrency)
+        self._interval_s = 1 / per_s
+        self._next_at = 0.0
+
+    @asynccontextmanager
+    async def created(
+        self, request: CreateRequest, timeout_s: float
+    ) -> AsyncIterator[RemoteSandbox]:
+        """Create a sandbox; leaving the context removes sandboxes of requests without an answer.
+
+        The caller ends the sandbox itself. Raises SandboxError after `timeout_s`.
+        """
+        attempts = _Attempts()
+        try:
+            yield await self._create(request, timeout_s, attempts)
+        finally:
+            if attempts.uncertain:
+                with suppress(SandboxError):  # `swerl sandbox reap` looks again
+                    await asyncio.shield(self.remove(request.marks))
+
+    async def remove(self, marks: Mapping[str, str]) -> None:
+        """Kill every sandbox with these marks."""
+        for found in await self._provider.find(marks):
+            await self._provider.kill(found.id)
+
+    async def _create(
+        self, request: CreateRequest, timeout_s: float, attempts: _Attempts
+    ) -> RemoteSandbox:
+        try:
+            async with asyncio.timeout(timeout_s) as timer:
+                while True:
+                    try:
+                        async with self._slots:
+                            await self._pace()
+                            return await self._attempt(request, attempts)
+                    except SandboxError as error:
+                        if not error.retryable:
+                            raise
+                        attempts.last = error
+                    await self._clean_up(request, attempts)
+                    await asyncio.sleep(attempts.pause_s())
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            why = f": {attempts.last}" if attempts.last else ""
+            message = f"no sandbox of {request.template!r} within {timeout_s:g} s{why}"
+            hint = (attempts.last and attempts.last.hint) or "raise boot_timeout_s"
+            raise SandboxError(message, hint=hint, retryable=True) from error
+
+    async def _attempt(self, request: CreateRequest, attempts: _Attempts) -> RemoteSandbox:
+        attempts.count += 1
+        attempts.uncertain = True  # until an answer says whether there is a sandbox
+        making = asyncio.ensure_future(
+            self._provider.create(
+                request.template,
+                lifetime_s=request.lifetime_s,
+                metadata=request.metadata,
+                reach=request.reach,
+            )
+        )
+        try:
+            remote = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            attempts.last = await asyncio.shield(_outlast(making)) or attempts.last
+            raise
+        except CutError:
+            raise
+        except (SandboxError, ImageError):
+            attempts.uncertain = attempts.left_over
+            raise
+        attempts.uncertain = attempts.left_over
+        return remote
+
+    async def _clean_up(self, request: CreateRequest, attempts: _Attempts) -> None:
+        """Remove the sandbox of an attempt without an answer; it may still appear later."""
+        if attempts.uncertain:
+            attempts.left_over = True
+            with suppress(SandboxError):
+                await self.remove(request.marks)
+
+    async def _pace(self) -> None:
+        now = asyncio.get_running_loop().time()
+        begin = max(now, self._next_at)
+        self._next_at = begin + self._interval_s
+        await asyncio.sleep(begin - now)
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """The attempts to create one sandbox."""
+
+    count: int = 0
+    uncertain: bool = False
+    """Whether a sandbox may exist whose create request got no answer."""
+    left_over: bool = False
+    """Whether an earlier attempt may have left one."""
+    last: SandboxError | None = None
+
+    def pause_s(self) -> float:
+        """Return a random pause, up to a bound that doubles with each attempt."""
+        bound = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.count)
+        return random.uniform(0, bound)
+
+
+async def _outlast(making: asyncio.Future[RemoteSandbox]) -> SandboxError | None:
+    """Wait for the answer to a cancelled create request, so that its sandbox can be removed.
+
+    Returns the request's error, if any.
+    """
+    await asyncio.wait({making}, timeout=_LAST_WAIT_S)
+    making.cancel()
+    (end,) = await asyncio.gather(making, return_exceptions=True)
+    return end if isinstance(end, SandboxError) else None

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.sandboxes._e2b import job, runner
+from swerl.sandboxes._e2b import runner
 from swerl.sandboxes._e2b import sandbox as e2b_sandbox
 
 from ..e2b_faults import Faults, failing
@@ -158,11 +158,10 @@ async def test_a_command_that_stops_its_supervisor_still_times_out(
         assert await processes(sandbox, "sleep 68") == 0
 
 
-async def test_an_image_without_the_usual_tools_is_told_and_not_tried_for_ever(
+async def test_an_image_without_the_usual_tools_is_reported_and_not_retried_for_ever(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "RUN", "echo no base64 here; exit 127")
-    monkeypatch.setattr(runner, "RUN", job.RUN)
+    monkeypatch.setattr(runner, "RUN", "echo no base64 here; exit 127")
     with pytest.raises(SandboxError, match=r"does not run commands: no base64 here.*") as caught:
         await sandbox.run(["true"])
     assert "coreutils" in caught.value.hint

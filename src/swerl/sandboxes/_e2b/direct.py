@@ -1,4 +1,7 @@
-"""One sandbox of a run's own server: whole answers in bytes (`sandboxes/e2b_server/direct.py`)."""
+"""Requests to a run's own server, which answers in one piece (`sandboxes/e2b_server`).
+
+Other E2B services have no such endpoints; their sandboxes use streams (`runner.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import FROM_INSIDE, Exec
-from swerl.sandboxes._e2b.errors import CutError
+from swerl.sandboxes._e2b.sdk import CutError
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from swerl.sandboxes._e2b.sdk import Access
+    from swerl.sandboxes._e2b.sdk import E2BAccess
 
 _OK, _NO_CONTENT, _FAILED = 200, 204, 409
 _CONNECT_S = 30.0
 
 
 @asynccontextmanager
-async def open_direct(access: Access, sandbox_id: str) -> AsyncIterator[Direct]:
+async def open_direct(access: E2BAccess, sandbox_id: str) -> AsyncIterator[Direct]:
     """Yield a connection to one sandbox."""
     import aiohttp
 
@@ -33,7 +36,7 @@ async def open_direct(access: Access, sandbox_id: str) -> AsyncIterator[Direct]:
 
 
 class Direct:
-    """Runs commands, reads and writes files. Raises what a Sandbox does, and CutError."""
+    """Runs commands, reads and writes files. Raises the errors of a Sandbox, and CutError."""
 
     def __init__(self, session: aiohttp.ClientSession, sandbox_id: str) -> None:
         self._session = session
@@ -49,8 +52,8 @@ class Direct:
         timeout_s: float | None,
         stdin: bytes | None,
     ) -> Exec:
-        """Run a command to its end. It may have run where the connection broke."""
-        asked = {
+        """Run a command to its end. After CutError it may have run."""
+        request = {
             "argv": list(argv),
             "cwd": cwd,
             "env": dict(env or {}),
@@ -58,20 +61,21 @@ class Direct:
             "timeout_s": timeout_s,
             "stdin": None if stdin is None else base64.b64encode(stdin).decode(),
         }
-        told = json.loads(await self._ask("POST", "/swerl/run", data=json.dumps(asked).encode()))
+        data = json.dumps(request).encode()
+        result = json.loads(await self._request("POST", "/swerl/run", data=data))
         for name in ("stdout", "stderr"):
-            told[name] = base64.b64decode(told[name])
-        return Exec(**told)
+            result[name] = base64.b64decode(result[name])
+        return Exec(**result)
 
     async def read(self, path: str) -> bytes:
         """Return a file. Raises FileNotFoundError."""
-        return await self._ask("GET", "/swerl/file", params={"path": path})
+        return await self._request("GET", "/swerl/file", params={"path": path})
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file, making its parents."""
-        await self._ask("PUT", "/swerl/file", params={"path": path}, data=data)
+        """Write a file and create its parents."""
+        await self._request("PUT", "/swerl/file", params={"path": path}, data=data)
 
-    async def _ask(self, method: str, path: str, **more: Any) -> bytes:
+    async def _request(self, method: str, path: str, **more: Any) -> bytes:
         import aiohttp
 
         try:
@@ -80,21 +84,21 @@ class Direct:
         except (aiohttp.ClientError, OSError) as error:
             raise CutError(
                 f"sandbox {self._id}: the connection to its server broke: {error}",
-                hint="the server's log says whether it died",
+                hint="see the server's log",
             ) from error
         if reply.status not in (_OK, _NO_CONTENT):
             raise self._error(reply.status, body)
         return body
 
     def _error(self, status: int, body: bytes) -> Exception:
-        if status != _FAILED:  # the server does not know the sandbox, or failed
+        if status != _FAILED:  # the server has no such sandbox, or failed
             said = body.decode(errors="replace")[:300]
             message = f"sandbox {self._id} is gone: {said}"
             return SandboxLostError(
-                message, hint="open a fresh sandbox", from_inside=FROM_INSIDE in said
+                message, hint="open a new sandbox", from_inside=FROM_INSIDE in said
             )
-        told = json.loads(body)
-        if "missing" in told:
-            return FileNotFoundError(told["missing"])
-        kind = SandboxLostError if told["lost"] else SandboxError
-        return kind(told["message"], hint=told["hint"], from_inside=told["from_inside"])
+        failure = json.loads(body)
+        if "missing" in failure:
+            return FileNotFoundError(failure["missing"])
+        kind = SandboxLostError if failure["lost"] else SandboxError
+        return kind(failure["message"], hint=failure["hint"], from_inside=failure["from_inside"])

@@ -1,19 +1,29 @@
-"""Plain files of a sandbox: checked and put in place inside, as root, moved by the provider."""
+"""Read and write a sandbox's files, and upload host folders as its mounts.
+
+Files are checked and written inside, as root; large ones are transferred by the provider. A mount
+is packed once, and uploaded if the image lacks it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import hashlib
+import os
+import tarfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from swerl.core import secrets
 from swerl.core.errors import SandboxError
-from swerl.core.sandbox import Exec
-from swerl.sandboxes._e2b.job import INLINE_BYTES, new_folder
-from swerl.sandboxes._e2b.runner import Runner
-from swerl.sandboxes._e2b.sdk import Machine
+from swerl.core.sandbox import Exec, Mount
+from swerl.sandboxes._e2b.runner import INLINE_BYTES, Runner, new_folder
+from swerl.sandboxes._e2b.sdk import RemoteSandbox
 
 _MISSING, _NOT_PLAIN, _LARGE, _FULL, _HOLES = 44, 45, 46, 47, 48
 _MOST_HOLES = 256 << 20
-"""Bytes up to which a file with holes is read: its size is a claim, which no disk bounds."""
+"""Largest sparse file that is read: the size of such a file is not bounded by a disk."""
 _READ = f"""
 [ -e "$1" ] || exit {_MISSING}
 [ -f "$1" ] || exit {_NOT_PLAIN}
@@ -27,28 +37,33 @@ if [ -e "$1" ] && [ ! -f "$1" ]; then exit {_NOT_PLAIN}; fi
 parent() {{ up=$(dirname -- "$1"; echo .); up=${{up%?.}}; }}
 parent "$1"; folder=$up new=
 while [ ! -e "$up" ]; do new=$up; parent "$up"; done
-own() {{ chown -R -- "$owner" "$1" 2>/dev/null; :; }} # where root may not, all is one user's anyway
+own() {{ chown -R -- "$owner" "$1" 2>/dev/null; :; }} # if root may not, there is one user only
 owner=$2
 [ -z "$new" ] || {{ mkdir -p -- "$folder" && own "$new"; }} || exit
 [ -e "$1" ] || made=1
 cat >"$1" || exit {_FULL}
 [ -z "$made" ] || own "$1"
 """
+UNPACK = """
+mkdir -p -- "$2" && tar -xzf "$1" -C "$2" --no-same-owner && chmod -R a+rX,a-w -- "$2"
+code=$?; rm -f -- "$1"; exit $code
+"""
+"""Shell script that unpacks an uploaded folder; only root may change the files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Reads and writes the files of one sandbox."""
+class SandboxFiles:
+    """The files of one sandbox."""
 
     runner: Runner
-    machine: Machine
+    remote: RemoteSandbox
     shell: Callable[[list[str], bytes, str], Awaitable[Exec]]
-    """Runs a command as root: its words, its input, a file with its input."""
+    """Runs a command as root; arguments: its words, its input, or a file with its input."""
     owner: str
     """`user:group` that written files belong to."""
 
     async def read(self, path: str) -> bytes:
-        """Return a file. Raises FileNotFoundError, and SandboxError where it is no plain file."""
+        """Return a file. Raises FileNotFoundError, and SandboxError if it is no plain file."""
         path = _absolute(path)
         done = await self.shell(["sh", "-c", _READ, "swerl", path], b"", "")
         if done.exit_code == 0:
@@ -59,14 +74,14 @@ class Files:
 
         async def attempt() -> bool:
             nonlocal data
-            data = await self.machine.read(path)
+            data = await self.remote.read(path)
             return True
 
         await self.runner.persist(attempt)
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file, making its parents. Raises SandboxError where that cannot be."""
+        """Write a file and create its parents. Raises SandboxError."""
         path = _absolute(path)
         argv = ["sh", "-c", _WRITE, "swerl", path, self.owner]
         if len(data) <= INLINE_BYTES // 2:
@@ -80,15 +95,69 @@ class Files:
 
     def _error(self, verb: str, path: str, done: Exec) -> Exception:
         if done.exit_code == _MISSING:
-            return FileNotFoundError(f"no file {path} in sandbox {self.machine.id}")
+            return FileNotFoundError(f"no file {path} in sandbox {self.remote.id}")
         said = done.stderr.decode(errors="replace").strip()[-200:]
         full = done.exit_code == _FULL and "space" in said
-        known = {_NOT_PLAIN: "it is no plain file", _HOLES: "it claims more bytes than it holds"}
+        known = {_NOT_PLAIN: "it is no plain file", _HOLES: "it is sparse and too large"}
         why = known.get(done.exit_code, said)
         hint = "raise disk_mib, or the template's disk" if full else "name a plain file"
-        message = f"cannot {verb} {path} in sandbox {self.machine.id}: {why}"
+        message = f"cannot {verb} {path} in sandbox {self.remote.id}: {why}"
         return SandboxError(message, hint=hint)
 
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"
+
+
+async def upload_folder(runner: Runner, remote: RemoteSandbox, mount: Mount) -> str:
+    """Upload a folder as an archive, and return the archive's path in the sandbox."""
+    packed = await asyncio.to_thread(_packed, mount.source.resolve())
+    path = f"{new_folder()}.tgz"
+
+    async def attempt() -> bool:
+        with packed.open("rb") as file:
+            await remote.write(path, file, "root")
+        return True
+
+    await runner.persist(attempt)
+    return path
+
+
+def _packed(source: Path) -> Path:
+    """Return the archive of a folder from the cache; one process creates it if it is missing."""
+    packed = secrets.cache_dir() / "e2b" / f"{_fingerprint(source)}.tar.gz"
+    try:
+        packed.parent.mkdir(parents=True, exist_ok=True)
+        with packed.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not packed.exists():
+                _pack(source, packed)
+    except OSError as error:
+        message = f"cannot pack {source} for upload: {error.strerror or error}"
+        hint = "free space there, or set SWERL_CACHE to another folder"
+        raise SandboxError(message, hint=hint) from error
+    return packed
+
+
+def _fingerprint(source: Path) -> str:
+    """Return a key that changes with any file of the folder."""
+    if not source.is_dir():
+        raise SandboxError(
+            f"there is no folder {source} to mount",
+            hint="`swerl agents fetch` downloads an agent's files",
+        )
+    digest = hashlib.sha256(str(source).encode())
+    for folder, folders, names in os.walk(source):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(folder, name)  # noqa: PTH118  thousands of files
+            stat = os.lstat(path)
+            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+def _pack(source: Path, packed: Path) -> None:
+    partial = packed.with_suffix(".part")
+    with tarfile.open(partial, "w:gz", compresslevel=4) as archive:
+        archive.add(source, arcname=".")
+    partial.replace(packed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -12,25 +12,21 @@ from typing import TypeVar
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import Chunk, Exec, Mount
-from swerl.sandboxes._e2b import mounts as packs
+from swerl.core.sandbox import TIMED_OUT, CappedOutput, Chunk, Exec, Mount
 from swerl.sandboxes._e2b.direct import Direct, open_direct
-from swerl.sandboxes._e2b.errors import CutError
-from swerl.sandboxes._e2b.files import Files
-from swerl.sandboxes._e2b.job import Job, Report, Shown
+from swerl.sandboxes._e2b.files import UNPACK, SandboxFiles, upload_folder
 from swerl.sandboxes._e2b.process import E2BProcess
-from swerl.sandboxes._e2b.runner import DefiedError, Runner
-from swerl.sandboxes._e2b.sdk import Access, Machine, Provider
+from swerl.sandboxes._e2b.runner import DefiedError, JobOutput, JobResult, Runner, ShellJob
+from swerl.sandboxes._e2b.sdk import CutError, E2BAccess, E2BProvider, RemoteSandbox
 from swerl.sandboxes._relay import open_relay
 
 T = TypeVar("T")
 
-TIMED_OUT = 124
 CANNOT_RUN = 126
 _OVERTIME_S = 15.0
 """Seconds after a command's own timeout in which its end must arrive."""
-_WORD_S = 5.0
-"""Seconds for whoever looks after a server to say why it does not answer."""
+_EXPLAIN_S = 5.0
+"""Seconds in which the owner of a server may report why it does not answer."""
 _SETUP_TIMEOUT_S = 300.0
 _LOOK = """
 id -un; id -u; id -g; test -d "$1" && test -w "$1" && echo writable; shift
@@ -38,21 +34,21 @@ for each; do test -n "$(ls -A -- "$each" 2>/dev/null)" || printf 'absent %s\\n' 
 """
 _OWN_WORKDIR = """
 mkdir -p -- "$1" || exit
-chown -R "$2" -- "$1" 2>/dev/null # where root may not, all is one user's anyway
+chown -R "$2" -- "$1" 2>/dev/null # if root may not, there is one user only
 if command -v git >/dev/null; then git config --system --add safe.directory '*'; fi; :
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """What all sandboxes of a backend have in common."""
+class SandboxSettings:
+    """Settings that all sandboxes of a backend share."""
 
     user: str | None
-    """Name of the ordinary user; None for the template's."""
+    """Name of the ordinary user; None: the template's."""
     output_cap: int
-    """Most bytes kept of each of a command's output streams."""
+    """Largest number of bytes kept of each of a command's output streams."""
     public_url: str
-    """Where the gateway can be reached from outside; empty for the relay."""
+    """URL of the gateway from outside; empty: use the relay."""
 
 
 class E2BSandbox:
@@ -60,33 +56,33 @@ class E2BSandbox:
 
     def __init__(
         self,
-        provider: Provider,
-        machine: Machine,
+        provider: E2BProvider,
+        remote: RemoteSandbox,
         *,
-        habits: Habits,
+        settings: SandboxSettings,
         workdir: str,
         lifetime_s: float,
     ) -> None:
-        self.id = machine.id
+        self.id = remote.id
         self._provider = provider
-        self._machine = machine
-        self._habits = habits
+        self._remote = remote
+        self._settings = settings
         self._workdir = workdir
-        self._runner = Runner(provider, machine, lifetime_s)
+        self._runner = Runner(provider, remote, lifetime_s)
         self._name: str | None = None
-        """Name of the ordinary user, once known."""
+        """Name of the ordinary user; `set_up` finds it out."""
         self._owner = "0:0"
         self._mounted: list[PurePosixPath] = []
         self._open = AsyncExitStack()
         self._is_gone = False
         self._direct: Direct | None = None
 
-    async def go_direct(self, access: Access) -> None:
-        """Ask the server for whole answers, where it is the run's own."""
+    async def go_direct(self, access: E2BAccess) -> None:
+        """Use the direct requests of a run's own server."""
         self._direct = await self._open.enter_async_context(open_direct(access, self.id))
 
     async def set_up(self, mounts: Sequence[Mount]) -> None:
-        """Give the workdir to the ordinary user, and bring the mounts that the image lacks."""
+        """Give the workdir to the ordinary user, and upload the mounts that the image lacks."""
         targets = [mount.target for mount in mounts]
         look = ["sh", "-c", _LOOK, "swerl", self._workdir, *targets]
         done = await self.run(look, cwd="/", timeout_s=_SETUP_TIMEOUT_S)
@@ -101,8 +97,8 @@ class E2BSandbox:
             await self._as_root(["sh", "-c", _OWN_WORKDIR, "swerl", self._workdir, self._owner])
         for mount in mounts:
             if f"absent {mount.target}" in facts:
-                pack = await packs.upload(self._runner, self._machine, mount)
-                await self._as_root(["sh", "-c", packs.UNPACK, "swerl", pack, mount.target])
+                pack = await upload_folder(self._runner, self._remote, mount)
+                await self._as_root(["sh", "-c", UNPACK, "swerl", pack, mount.target])
             self._mounted.append(PurePosixPath(mount.target))
         self._runner.is_set_up = True
 
@@ -121,7 +117,7 @@ class E2BSandbox:
         if refusal := _refusal(argv, cwd, env):
             return Exec(CANNOT_RUN, b"", refusal)
         if self._direct:
-            asked = self._direct.run(
+            request = self._direct.run(
                 argv,
                 cwd=cwd or self._workdir,
                 env=env,
@@ -129,27 +125,21 @@ class E2BSandbox:
                 timeout_s=timeout_s,
                 stdin=stdin,
             )
-            return await self._in_time(asked, timeout_s)
-        job = Job(
+            return await self._in_time(request, timeout_s)
+        job = ShellJob(
             argv=argv,
             cwd=cwd or self._workdir,
             env=env or {},
             user=self._user(user),
             limit_s=timeout_s,
-            cap_bytes=self._habits.output_cap + 1,
+            cap_bytes=self._settings.output_cap + 1,
             stdin=stdin or b"",
         )
-        kept = _Kept(self._habits.output_cap)
-        report = await self._finish(job, Shown(kept.take), timeout_s)
-        timed_out = report.stopped
-        return Exec(
-            exit_code=TIMED_OUT if timed_out else report.exit_code,
-            stdout=bytes(kept.stdout),
-            stderr=bytes(kept.stderr),
-            timed_out=timed_out,
-            truncated=max(report.sizes) > self._habits.output_cap,
-            duration_s=time.monotonic() - started,
-        )
+        kept = CappedOutput(self._settings.output_cap)
+        result = await self._finish(job, JobOutput(_into(kept)), timeout_s)
+        kept.truncated = max(result.sizes) > self._settings.output_cap
+        code = TIMED_OUT if result.stopped else result.exit_code
+        return kept.result(code, time.monotonic() - started, timed_out=result.stopped)
 
     @asynccontextmanager
     async def start(
@@ -160,12 +150,12 @@ class E2BSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AsyncIterator[E2BProcess]:
-        """Start a command; leaving the context kills it and everything that it started."""
+        """Start a command; leaving the context kills it and all processes that it started."""
         if self._runner.ended.done():
             raise self._runner.ended.result()
         if refusal := _refusal(argv, cwd, env):
             raise SandboxError(refusal.decode().strip(), hint="give a command to run")
-        job = Job(argv, cwd or self._workdir, env or {}, self._user(user), live=True)
+        job = ShellJob(argv, cwd or self._workdir, env or {}, self._user(user), live=True)
         process = E2BProcess(self._runner, job)
         try:
             await process.begin()
@@ -180,13 +170,13 @@ class E2BSandbox:
         return await self._runner.unless_lost(self._files().read(path))
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file, making its parents."""
+        """Write a file and create its parents."""
         where = PurePosixPath("/") / path
         for mounted in self._mounted:
             if where.is_relative_to(mounted):
                 raise SandboxError(
                     f"cannot write {path} in sandbox {self.id}: {mounted} is read-only",
-                    hint="write outside of the mounts",
+                    hint="write to a folder outside the mounts",
                 )
         if self._direct:
             await self._unless_cut(self._direct.write(path, data))
@@ -196,23 +186,23 @@ class E2BSandbox:
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there.
 
-        The public way leads to the gateway's own port, where the session's key says whose
-        request it is.
+        A public URL leads to the gateway's own port, where the session's key identifies the
+        request.
         """
-        if self._habits.public_url:
-            return self._habits.public_url
+        if self._settings.public_url:
+            return self._settings.public_url
         relay = open_relay(self, listener, on_lost=self._runner.lose)
         return await self._open.enter_async_context(relay)
 
     def lose(self, error: SandboxLostError) -> None:
-        """Let everything in it fail with this error: its provider is gone, and it with that."""
+        """Make all its requests fail with this error, because its provider is gone."""
         self._is_gone = True
         self._runner.lose(error)
 
     async def close(self) -> None:
-        """End the sandbox at its provider. Safe to call twice. Raises SandboxError where the
-        provider does not take it; then the sandbox lives until its lifetime is over."""
-        closed = SandboxLostError(f"sandbox {self.id} is closed", hint="open a fresh one")
+        """End the sandbox at its provider. Safe to call twice. Raises SandboxError if the provider
+        refuses; the sandbox then runs until its lifetime is over."""
+        closed = SandboxLostError(f"sandbox {self.id} is closed", hint="open a new one")
         self._runner.lose(closed)
         await self._open.aclose()
         if not self._is_gone:
@@ -228,45 +218,47 @@ class E2BSandbox:
                 return
         await self._provider.kill(self.id)
 
-    async def _in_time(self, asked: Coroutine[object, object, Exec], limit_s: float | None) -> Exec:
+    async def _in_time(
+        self, request: Coroutine[object, object, Exec], limit_s: float | None
+    ) -> Exec:
         try:
             async with asyncio.timeout(None if limit_s is None else limit_s + _OVERTIME_S) as timer:
-                return await self._unless_cut(asked)
+                return await self._unless_cut(request)
         except TimeoutError as error:
             if not timer.expired():
                 raise
             raise SandboxLostError(
                 f"sandbox {self.id} is gone: a command did not end {_OVERTIME_S:g} s late",
-                hint="open a fresh sandbox",
+                hint="open a new sandbox",
             ) from error
 
-    async def _unless_cut(self, asked: Coroutine[object, object, T]) -> T:
-        """Return an answer. Where the connection broke nobody knows what was done: it is lost."""
+    async def _unless_cut(self, request: Coroutine[object, object, T]) -> T:
+        """Return the answer. If the connection breaks, the sandbox counts as lost."""
         try:
-            return await self._runner.unless_lost(asked)
+            return await self._runner.unless_lost(request)
         except CutError as error:
             ended = self._runner.ended
-            await asyncio.wait([ended], timeout=_WORD_S)
+            await asyncio.wait([ended], timeout=_EXPLAIN_S)
             raise (
                 ended.result() if ended.done() else SandboxLostError(str(error), hint=error.hint)
             ) from error
 
-    async def _finish(self, job: Job, shown: Shown, timeout_s: float | None) -> Report:
+    async def _finish(self, job: ShellJob, output: JobOutput, timeout_s: float | None) -> JobResult:
         deadline = None if timeout_s is None else timeout_s + _OVERTIME_S
         try:
             async with asyncio.timeout(deadline):
-                return await self._runner.unless_lost(self._runner.finish(job, shown))
+                return await self._runner.unless_lost(self._runner.finish(job, output))
         except asyncio.CancelledError:
             with suppress(SandboxError):
                 await asyncio.shield(self._runner.abandon(job))
             raise
         except TimeoutError:
-            return await asyncio.shield(self._end_late(job, shown))
+            return await asyncio.shield(self._end_late(job, output))
 
-    async def _end_late(self, job: Job, shown: Shown) -> Report:
-        """Kill a command that its supervisor did not: the command may have stopped that.
+    async def _end_late(self, job: ShellJob, output: JobOutput) -> JobResult:
+        """Kill a command that its supervisor did not kill: the command may have stopped it.
 
-        Where the sandbox answers it is a timeout like any other. Raises SandboxLostError.
+        If the sandbox answers, the result is an ordinary timeout. Raises SandboxLostError.
         """
         try:
             answered = await self._runner.abandon(job)
@@ -275,56 +267,50 @@ class E2BSandbox:
             self._runner.lose(error)
         if not answered:
             message = f"sandbox {self.id} is gone: a command did not end {_OVERTIME_S:g} s late"
-            lost = SandboxLostError(message, hint="open a fresh sandbox")
+            lost = SandboxLostError(message, hint="open a new sandbox")
             self._runner.lose(lost)
             raise lost
-        return Report(TIMED_OUT, stopped=True, sizes=(shown.offsets[0], shown.offsets[1]))
+        return JobResult(TIMED_OUT, stopped=True, sizes=(output.offsets[0], output.offsets[1]))
 
     def _user(self, user: str | None) -> str | None:
-        if user in ("root", self._habits.user):
+        if user in ("root", self._settings.user):
             return user
         if user not in (None, self._name):
             raise SandboxError(
                 f"no user {user!r} in sandbox {self.id}",
                 hint=f"the users are `{self._name}` and `root`",
             )
-        return self._habits.user
+        return self._settings.user
 
     async def _as_root(self, argv: Sequence[str]) -> None:
         done = await self.run(argv, cwd="/", user="root", timeout_s=_SETUP_TIMEOUT_S)
         if done.exit_code:
             raise SandboxError(
                 f"cannot prepare sandbox {self.id}: {done.text.strip()[-300:]}",
-                hint="the template needs a user root, and room on its disk",
+                hint="the template needs a user root, and space on its disk",
             )
 
-    def _files(self) -> Files:
-        return Files(self._runner, self._machine, self._shell, self._owner)
+    def _files(self) -> SandboxFiles:
+        return SandboxFiles(self._runner, self._remote, self._shell, self._owner)
 
     async def _shell(self, argv: list[str], stdin: bytes, stdin_file: str) -> Exec:
-        job = Job(argv, "/", {}, "root", stdin=stdin, stdin_file=stdin_file)
-        kept = _Kept(1 << 20)
-        report = await self._runner.finish(job, Shown(kept.take))
-        return Exec(report.exit_code, bytes(kept.stdout), bytes(kept.stderr))
+        job = ShellJob(argv, "/", {}, "root", stdin=stdin, stdin_file=stdin_file)
+        kept = CappedOutput(1 << 20)
+        result = await self._runner.finish(job, JobOutput(_into(kept)))
+        return kept.result(result.exit_code, 0.0)
 
 
-class _Kept:
-    """What is kept of a command's output: its first bytes."""
+def _into(kept: CappedOutput) -> Callable[[Chunk], Awaitable[None]]:
+    async def take(chunk: Chunk) -> None:
+        kept.add(chunk)
 
-    def __init__(self, cap: int) -> None:
-        self._cap = cap
-        self.stdout = bytearray()
-        self.stderr = bytearray()
-
-    async def take(self, chunk: Chunk) -> None:
-        kept = self.stderr if chunk.is_stderr else self.stdout
-        kept += chunk.data[: self._cap - len(kept)]
+    return take
 
 
 def _refusal(argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> bytes:
-    """Return why these words cannot be a command; empty where they can."""
+    """Return why these arguments cannot be a command; empty if they can."""
     if not argv:
         return b"swerl: the command is empty\n"
     if any("\0" in word for word in (*argv, cwd or "", *(env or {}), *(env or {}).values())):
-        return b"swerl: a command cannot hold a null byte\n"
+        return b"swerl: a command cannot contain a null byte\n"
     return b""

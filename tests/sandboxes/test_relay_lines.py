@@ -7,11 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from swerl.sandboxes import _relay
 from swerl.sandboxes import _relay_inside as inside
-from swerl.sandboxes import _relay_streams as streams
-from swerl.sandboxes import _relay_wire
-from swerl.sandboxes._relay_streams import Door, Streams
-from swerl.sandboxes._relay_wire import Frame, Kind, Wire
+from swerl.sandboxes._relay import Frame, FrameKind, ListenerSocket, RelayedConnections, Wire
 
 
 def greeted(*frames: Frame) -> Wire:
@@ -26,7 +24,7 @@ async def said(wire: Wire) -> list[bytes]:
     return (await wire.outgoing()).splitlines()
 
 
-ONE, TWO = Frame(Kind.DATA, 1, "b25l"), Frame(Kind.END, 1)
+ONE, TWO = Frame(FrameKind.DATA, 1, "b25l"), Frame(FrameKind.END, 1)
 
 
 async def test_frames_wait_until_the_other_half_has_greeted() -> None:
@@ -48,9 +46,9 @@ async def test_a_new_link_says_again_what_was_not_acknowledged() -> None:
 async def test_a_frame_that_comes_twice_counts_once_and_is_acknowledged() -> None:
     wire = greeted()
     await said(wire)
-    assert list(wire.take(b"F 1 O 1 \nF 1 O")) == [Frame(Kind.OPEN, 1)]
+    assert list(wire.take(b"F 1 O 1 \nF 1 O")) == [Frame(FrameKind.OPEN, 1)]
     wire.begin_link()
-    assert list(wire.take(b"H 0\nF 1 O 1 \nF 2 E 1 \n")) == [Frame(Kind.END, 1)]
+    assert list(wire.take(b"H 0\nF 1 O 1 \nF 2 E 1 \n")) == [Frame(FrameKind.END, 1)]
     assert await said(wire) == [b"H 1", b"A 2"]
 
 
@@ -68,7 +66,7 @@ def test_an_endless_line_is_refused() -> None:
 
 
 def test_a_half_that_never_acknowledges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_relay_wire, "_MOST_KEPT_BYTES", 1000)
+    monkeypatch.setattr(_relay, "_MAX_KEPT_BYTES", 1000)
     wire = greeted()
     for number in range(1, 201):
         wire.push(ONE)
@@ -82,31 +80,37 @@ def test_a_half_that_never_acknowledges_is_refused(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("frames", "complaint"),
     [
-        ([Frame(Kind.OPEN, n) for n in range(1, 1000)], "more connections"),
-        ([Frame(Kind.OPEN, 2), Frame(Kind.OPEN, 2)], "twice"),
-        ([Frame(Kind.OPEN, 1), Frame(Kind.END, 1), Frame(Kind.END, 1)], "after an end"),
-        ([Frame(Kind.OPEN, 1), *[Frame(Kind.DATA, 1, "")] * 2], "after an end"),
-        ([Frame(Kind.OPEN, 1), Frame(Kind.WINDOW, 1, "1")], "more than it was given"),
-        ([Frame(Kind.OPEN, 1), *[Frame(Kind.DATA, 1, "AAAA" * 8000)] * 30], "more than it may"),
+        ([Frame(FrameKind.OPEN, n) for n in range(1, 1000)], "more connections"),
+        ([Frame(FrameKind.OPEN, 2), Frame(FrameKind.OPEN, 2)], "twice"),
+        (
+            [Frame(FrameKind.OPEN, 1), Frame(FrameKind.END, 1), Frame(FrameKind.END, 1)],
+            "continues after an end",
+        ),
+        ([Frame(FrameKind.OPEN, 1), *[Frame(FrameKind.DATA, 1, "")] * 2], "continues after an end"),
+        ([Frame(FrameKind.OPEN, 1), Frame(FrameKind.WINDOW, 1, "1")], "more than it received"),
+        (
+            [Frame(FrameKind.OPEN, 1), *[Frame(FrameKind.DATA, 1, "AAAA" * 8000)] * 30],
+            "more than it may",
+        ),
     ],
 )
 async def test_a_half_that_breaks_the_rules_is_refused(frames: list[Frame], complaint: str) -> None:
-    door = Door()
-    joined = Streams(door, lambda _: None)
+    door = ListenerSocket()
+    joined = RelayedConnections(door, lambda _: None)
     try:
         with pytest.raises(ValueError, match=complaint):
             for frame in frames:
-                joined.obey(frame)
+                joined.handle(frame)
     finally:
         door.close()
         await joined.close()
 
 
 async def test_frames_of_connections_that_are_over_are_nothing() -> None:
-    Streams(SimpleNamespace(), lambda _: None).obey(Frame(Kind.DATA, 7, "eA=="))  # type: ignore[arg-type]
+    RelayedConnections(SimpleNamespace(), lambda _: None).handle(Frame(FrameKind.DATA, 7, "eA=="))  # type: ignore[arg-type]
     await asyncio.sleep(0)
 
 
 def test_both_halves_keep_the_same_limits() -> None:
-    assert inside.WINDOW == streams.WINDOW
-    assert inside.MAX_CONNECTIONS == streams.MAX_CONNECTIONS
+    assert inside.WINDOW == _relay.WINDOW
+    assert inside.MAX_CONNECTIONS == _relay.MAX_CONNECTIONS
