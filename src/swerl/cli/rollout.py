@@ -92,7 +92,9 @@ def _find(instance: str | None, file: Path | None) -> Task:
     from swerl.cli._task_file import tasks_in
     from swerl.core.task import find_task
 
-    tasks = _generated() if file is None else tasks_in(file)
+    # The first task does not depend on the number that is generated.
+    count = 1 if instance is None else None
+    tasks = _generated(count) if file is None else tasks_in(file)
     return tasks[0] if instance is None else find_task(tasks, instance)
 
 
@@ -106,13 +108,13 @@ def _warn_uncertified(task: Task) -> None:
         stderr().print(text, style="yellow", markup=False, soft_wrap=True)
 
 
-def _generated() -> list[Task]:
-    """Return the held-out generated tasks that a recipe with default settings evaluates on."""
+def _generated(count: int | None) -> list[Task]:
+    """Return held-out generated tasks, all that a default recipe evaluates on if `count` is None."""
     from swerl.core.secrets import cache_dir
     from swerl.recipe.schema import TasksSection
     from swerl.tasks import twin
 
-    count = TasksSection().num_heldout
+    count = count or TasksSection().num_heldout
     return twin.make_tasks(cache_dir() / "tasks" / "twin", split="heldout", count=count, seed=0)
 
 

@@ -32,7 +32,7 @@ def check(recipe: Recipe) -> None:
     check_schedule(recipe)
     check_replay(recipe)
     check_sandboxes(recipe)
-    for section, kind in PLUGIN_SECTIONS.items():
+    for section, kind in _given_sections(recipe):
         plugin_options(kind, getattr(recipe, section), section=section)
     trainer, model = recipe.trainer, recipe.model.path
     if trainer.ranks % trainer.tensor_parallel:
@@ -47,6 +47,16 @@ def check(recipe: Recipe) -> None:
         )
     for obstacle in obstacles(recipe):
         raise RecipeError(obstacle, hint="`swerl train RECIPE --dry-run` prints its plan")
+
+
+def _given_sections(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield section and kind of the plug-ins that a recipe names.
+
+    Defaults are valid, and checking one would import it: `swerl rollout` needs no algorithm.
+    """
+    for section, kind in PLUGIN_SECTIONS.items():
+        if section in recipe.model_fields_set:
+            yield section, kind
 
 
 def check_rollout(rollout: RolloutSection) -> None:
@@ -124,7 +134,7 @@ def obstacles(recipe: Recipe) -> Iterator[str]:
 
     Raises RecipeError on settings that an installed plug-in refuses.
     """
-    for section, kind in PLUGIN_SECTIONS.items():
+    for section, kind in _given_sections(recipe):
         chosen = getattr(recipe, section)
         try:
             plugin_options(kind, chosen, section=section)
