@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swerl.cluster.node import LocalNode, LocalProcess, Order
+from swerl.cluster.node import LocalNode, LocalProcess, ProcessSpec
 from swerl.core.errors import ClusterError
 
 
@@ -11,7 +11,7 @@ class Lost(LocalNode):
 
     started = 0
 
-    async def start(self, order: Order) -> LocalProcess:
+    async def start(self, order: ProcessSpec) -> LocalProcess:
         self.started += 1
         if self.started > 1:
             raise ClusterError("the machine is gone", hint="")

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from swerl.cluster.manifests import Source, kuberay, slurm
+from swerl.cluster.manifests import RecipeSource, kuberay, slurm
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 
 PATH = Path(__file__).resolve().parents[2] / "recipes" / "qwen35b_8node.toml"
-SOURCE = Source(Path("recipes/qwen35b_8node.toml"), ("name=a b",))
+SOURCE = RecipeSource(Path("recipes/qwen35b_8node.toml"), ("name=a b",))
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def test_ranks_fill_whole_nodes(trainer: dict[str, Any], cluster: dict[str, Any]
     ("trainer", "cluster", "error"),
     [
         ({"ranks": 2}, {"nodes": 2}, "cluster.launcher = 'local'"),
-        ({"ranks": 3}, {"nodes": 2, "launcher": "ray"}, "do not spread evenly"),
+        ({"ranks": 3}, {"nodes": 2, "launcher": "ray"}, "does not spread evenly"),
         ({"ranks": 4, "tensor_parallel": 4}, {"nodes": 2, "launcher": "ray"}, "tensor group"),
     ],
 )

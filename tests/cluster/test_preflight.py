@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 
 from swerl.cluster import checks, preflight
-from swerl.cluster.checks import Finding, State
+from swerl.cluster.checks import FindingState, MachineFinding
 from swerl.cluster.node import LocalNode
 from swerl.cluster.open import Nodes
 from swerl.cluster.preflight import check_collective, check_nodes, require_fit
@@ -23,7 +23,7 @@ T = TypeVar("T")
 RECIPE = Recipe.model_validate({"name": "checked", "trainer": {"ranks": 2}})
 
 
-async def _all(recipe: Recipe, nodes: tuple[LocalNode, ...], folder: Path) -> list[Finding]:
+async def _all(recipe: Recipe, nodes: tuple[LocalNode, ...], folder: Path) -> list[MachineFinding]:
     both = Nodes(nodes, nodes)
     return [each async for each in check_nodes(recipe, both, folder, disk_bytes=1 << 20)]
 
@@ -32,7 +32,7 @@ async def _all(recipe: Recipe, nodes: tuple[LocalNode, ...], folder: Path) -> li
 async def test_two_nodes_pass_and_leave_nothing_behind(tmp_path: Path) -> None:
     nodes = (LocalNode(name="n1"), Quick(name="n2"))
     found = await _all(RECIPE, nodes, tmp_path)
-    assert {each.state for each in found} == {State.OK}, found
+    assert {each.state for each in found} == {FindingState.OK}, found
     for name in ("GPUs", "torch", "ports", "disk"):
         assert [each.node for each in found if each.check == name] == ["n1"]
     for name in ("versions", "shared folder", "clock"):
@@ -57,7 +57,7 @@ class Crooked(Quick):
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if function is time.time:
             return function(*args, **kwargs) + 300  # type: ignore[operator,return-value]
-        if function is checks.leave_word:
+        if function is checks.write_token:
             return None  # type: ignore[return-value]
         if function is checks.versions:
             return checks.versions() | {"torch": "1.0"}  # type: ignore[return-value]
@@ -67,13 +67,13 @@ class Crooked(Quick):
 async def test_a_machine_that_is_unlike_the_others_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def none(*args: Any, **kwargs: Any) -> list[Finding]:
+    async def none(*args: Any, **kwargs: Any) -> list[MachineFinding]:
         return []
 
     monkeypatch.setattr(preflight, "check_collective", none)
     nodes = (Quick(name="good"), Crooked(name="bad"))
     found = await _all(RECIPE, nodes, tmp_path)
-    failed = {(each.node, each.check) for each in found if each.state is State.FAIL}
+    failed = {(each.node, each.check) for each in found if each.state is FindingState.FAIL}
     shared = "shared folder"
     assert failed == {("bad", "versions"), ("good", shared), ("bad", shared), ("bad", "clock")}
     with pytest.raises(ClusterError, match="4 checks of the machines failed") as error:
@@ -87,19 +87,19 @@ def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (found,) = checks.check_ports("n1", "127.0.0.1", [port])
-    assert found.state is State.FAIL
+    assert found.state is FindingState.FAIL
     assert (found.check, "in use" in found.found) == (f"port {port}", True)
 
 
-async def test_too_little_disk_says_how_much_is_wanted(tmp_path: Path) -> None:
-    asked = checks.Questions("n1", "127.0.0.1", checks.Wanted(0, ""), tmp_path, 1 << 60)
-    disk = checks._disk(asked)
-    assert disk.state is State.FAIL
-    assert "1,073,741,824.0 GiB wanted" in disk.found
+async def test_too_little_disk_says_how_much_is_needed(tmp_path: Path) -> None:
+    asked = checks.MachineNeed("n1", "127.0.0.1", checks.GpuNeed(0, ""), tmp_path, 1 << 60)
+    disk = checks._check_disk(asked)
+    assert disk.state is FindingState.FAIL
+    assert "1,073,741,824.0 GiB needed" in disk.found
 
 
 async def test_ranks_that_cannot_meet_are_a_finding(tmp_path: Path) -> None:
     far = LocalNode(name="far", address="192.0.2.77")
     (found,) = await check_collective([far], 1, tmp_path, threads=1)
-    assert found.state is State.FAIL
-    assert found.mend
+    assert found.state is FindingState.FAIL
+    assert found.fix

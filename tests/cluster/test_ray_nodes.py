@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from swerl.cluster import ray_nodes as ray_placement
-from swerl.cluster.node import PYTHON, Order
-from swerl.cluster.ray_nodes import Share, ray_nodes
+from swerl.cluster.node import PYTHON, ProcessSpec
+from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.cluster.sglang_servers import serve_on
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import ClusterError, RankLostError
@@ -28,7 +28,7 @@ from swerl.training.trainer import MegatronTrainer
 from tests.engines._fake_python import fake_python, process_at
 
 MakeBatch = Callable[..., Batch]
-TWO = Share(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=240)
+TWO = RayShare(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=240)
 pytestmark = pytest.mark.slow
 
 
@@ -85,7 +85,7 @@ async def test_a_cluster_that_is_too_small_is_named_and_left_alone(
     ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_placement, "TELL_S", 0.1)
-    share = Share(num_nodes=3, gpus_per_node=0, cpus_per_node=1, place_s=2)
+    share = RayShare(num_nodes=3, gpus_per_node=0, cpus_per_node=1, place_s=2)
     told: list[str] = []
     with pytest.raises(ClusterError, match=r"no 3 machines with 1 CPU free: .* has 1 CPU"):
         async with ray_nodes(ray_cluster.address, share, run="small", tell=told.append):
@@ -127,13 +127,13 @@ async def test_an_address_without_a_cluster_is_an_error() -> None:
 CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
-from swerl.cluster.node import Order
+from swerl.cluster.node import ProcessSpec
 from swerl.cluster.ray_nodes import ray_nodes
-from swerl.cluster.ray_nodes import Share
+from swerl.cluster.ray_nodes import RayShare
 
 async def main() -> None:
-    async with ray_nodes(sys.argv[1], Share(2, 0, 1), run="killed") as nodes:
-        order = Order(("sleep", "300"), Path(sys.argv[2]))
+    async with ray_nodes(sys.argv[1], RayShare(2, 0, 1), run="killed") as nodes:
+        order = ProcessSpec(("sleep", "300"), Path(sys.argv[2]))
         print(*[(await node.start(order)).pid for node in nodes], flush=True)
         await asyncio.sleep(300)
 
@@ -190,10 +190,10 @@ async def test_a_node_that_is_lost_ends_its_processes_for_the_controller(
     ray_cluster: Any, tmp_path: Path
 ) -> None:
     extra = ray_cluster.add_node(num_cpus=2)
-    share = Share(num_nodes=1, gpus_per_node=0, cpus_per_node=2, place_s=240)
+    share = RayShare(num_nodes=1, gpus_per_node=0, cpus_per_node=2, place_s=240)
     async with ray_nodes(ray_cluster.address, share, run="lost") as (node,):
         process = await node.start(
-            Order((PYTHON, "-c", "import time; time.sleep(300)"), tmp_path / "log")
+            ProcessSpec((PYTHON, "-c", "import time; time.sleep(300)"), tmp_path / "log")
         )
         ray_cluster.remove_node(extra, allow_graceful=False)
         async with asyncio.timeout(240):

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from swerl.checks import preflight
-from swerl.cluster.checks import State
+from swerl.cluster.checks import FindingState
 from swerl.cluster.node import LocalNode
 from swerl.cluster.open import Nodes
-from swerl.cluster.ray_nodes import Share, ray_nodes
-from swerl.cluster.sandbox_servers import serve_sandboxes
+from swerl.cluster.ray_nodes import RayShare, ray_nodes
+from swerl.cluster.sandbox_servers import SandboxSite, SpreadBackend, serve_sandboxes
 from swerl.core import plugins
 from swerl.core.chat import Finish, Message
 from swerl.core.contracts import SandboxBackend
@@ -45,7 +45,7 @@ from tests.cluster._lost_node import Lost
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
 
 LIMITS = Limits(memory_mib=512, num_processes=128, disk_mib=512, lifetime_s=600)
-TWO = Share(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=240)
+TWO = RayShare(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=240)
 FAMILY = plugins.load("families", "tiny").build(None)
 SIZE = 4
 """Episodes at once; each machine has half of their sandboxes."""
@@ -111,7 +111,7 @@ async def test_a_sandbox_is_as_ordered_and_is_lost_with_its_server(tmp_path: Pat
                 await running
             assert (await two.run(["echo", "alive"])).text == "alive\n"
         await _until(lambda: both.sites[0].backend)
-        assert "it is started again, 2 more times" in str(told)
+        assert "restarting it, 2 restarts left" in str(told)
         async with both.open("host", LIMITS, workdir="/w"):
             assert [site.num_open for site in both.sites] == [1, 0]
     assert not _servers(tmp_path)
@@ -124,7 +124,7 @@ async def test_a_machine_that_is_gone_is_told_of_and_waited_for_no_longer(tmp_pa
     async with serve_sandboxes([Lost(name="n1")], recipe, logs=tmp_path, emit=told.append) as one:
         os.kill(_servers(tmp_path)["sandboxes-n1"], signal.SIGKILL)
         await _until(lambda: one.sites[0].is_over)
-        assert "n1 serves no sandboxes any more: the machine is gone" in str(told[-1])
+        assert "n1 no longer serves sandboxes: the machine is gone" in str(told[-1])
         with pytest.raises(SandboxUnavailableError):
             async with one.open("host", LIMITS, workdir="/w"):
                 pass
@@ -154,7 +154,7 @@ async def test_the_preflight_looks_at_sandboxes_and_gateway_of_each_machine(
     nodes = (LocalNode(name="n1"), LocalNode(name="n2"))
     looks = preflight._on_nodes(_recipe("looked"), Nodes(nodes, nodes), tmp_path)
     found = [each async for each in looks]
-    assert {each.state for each in found} == {State.OK}, found
+    assert {each.state for each in found} == {FindingState.OK}, found
     assert [(each.node, each.check) for each in found] == [
         ("n1", "sandbox"), ("n1", "gateway"), ("n2", "sandbox"), ("n2", "gateway"),
     ]  # fmt: skip
@@ -235,7 +235,7 @@ CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
 from swerl.cluster.ray_nodes import ray_nodes
-from swerl.cluster.ray_nodes import Share
+from swerl.cluster.ray_nodes import RayShare
 from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.recipe.schema import Recipe
 from swerl.core.events import ignore
@@ -244,7 +244,7 @@ from swerl.core.sandbox import Limits
 async def main() -> None:
     recipe = Recipe(name="orphaned")
     async with (
-        ray_nodes(sys.argv[1], Share(2, 0, 1), run="orphaned") as nodes,
+        ray_nodes(sys.argv[1], RayShare(2, 0, 1), run="orphaned") as nodes,
         serve_sandboxes(nodes, recipe, logs=Path(sys.argv[2]), emit=ignore) as both,
         both.open("host", Limits(), workdir="/w"),
         both.open("host", Limits(), workdir="/w"),
@@ -275,3 +275,109 @@ async def test_nothing_of_a_killed_controllers_sandboxes_lives_on(
     async with asyncio.timeout(240):
         while names & {each.name for each in await backend.live()}:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+class Opened:
+    """A sandbox that only knows why it is lost."""
+
+    lost: SandboxLostError | None = None
+
+    def lose(self, error: SandboxLostError) -> None:
+        self.lost = error
+
+
+class Opens:
+    """Stands in for an E2BBackend, which needs a server; opens while `may_open` is set."""
+
+    def __init__(self) -> None:
+        self.may_open = asyncio.Event()
+        self.may_open.set()
+        self.closes = True
+
+    @asynccontextmanager
+    async def open(self, image: str, limits: Limits, **_: object) -> AsyncIterator[Opened]:
+        await self.may_open.wait()
+        sandbox = Opened()
+        yield sandbox
+        if not self.closes:
+            raise SandboxError("the server does not answer")
+
+
+def _two() -> tuple[SpreadBackend, list[SandboxSite], list[Opens]]:
+    spread = SpreadBackend(["n1", "n2"])
+    backends = [Opens(), Opens()]
+    for site, backend in zip(spread.sites, backends, strict=True):
+        site.serve(backend)  # type: ignore[arg-type]
+    return spread, spread.sites, backends
+
+
+def _open(spread: SpreadBackend) -> Any:
+    return spread.open("host", Limits(), workdir="/w")
+
+
+async def test_each_sandbox_goes_where_the_fewest_are() -> None:
+    spread, sites, _ = _two()
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(_open(spread))
+        assert [site.num_open for site in sites] == [2, 2]
+        async with _open(spread), _open(spread):
+            assert [site.num_open for site in sites] == [3, 3]
+    assert [site.num_open for site in sites] == [0, 0]
+
+
+async def test_one_that_is_being_opened_counts_where_it_will_be() -> None:
+    spread, sites, backends = _two()
+    backends[0].may_open.clear()
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(_open(spread).__aenter__())
+        await asyncio.sleep(0)
+        async with _open(spread):
+            assert [site.num_open for site in sites] == [1, 1]
+        waiting.cancel()
+    assert [site.num_open for site in sites] == [0, 0]
+
+
+async def test_a_server_that_ends_loses_its_sandboxes_and_no_others() -> None:
+    spread, sites, backends = _two()
+    backends[0].closes = False
+    async with _open(spread) as first, _open(spread) as second:
+        sites[0].lose("exit code 137")
+        assert "server on n1 ended: exit code 137" in str(first.lost)
+        assert second.lost is None
+        async with _open(spread):
+            assert [site.num_open for site in sites] == [1, 2]
+    assert [site.num_open for site in sites] == [0, 0]
+
+
+async def test_a_sandbox_that_does_not_close_is_an_error_while_its_server_serves() -> None:
+    spread, _, backends = _two()
+    backends[0].closes = False
+    with pytest.raises(SandboxError, match="does not answer"):
+        async with _open(spread):
+            pass
+
+
+async def test_an_opening_ends_with_the_server_that_it_waits_for() -> None:
+    spread, sites, backends = _two()
+    backends[0].may_open.clear()
+    opening = asyncio.create_task(_open(spread).__aenter__())
+    await asyncio.sleep(0)
+    sites[0].lose("killed")
+    with pytest.raises(SandboxLostError, match="server on n1 ended: killed"):
+        await opening
+    assert sites[0].num_open == 0
+
+
+async def test_without_a_server_it_waits_for_one_and_fails_where_none_will_come() -> None:
+    spread, sites, backends = _two()
+    sites[0].lose("killed", for_good=True)
+    sites[1].lose("killed")
+    opening = asyncio.create_task(_open(spread).__aenter__())
+    await asyncio.sleep(0)
+    assert not opening.done()
+    sites[1].serve(backends[1])  # type: ignore[arg-type]
+    assert isinstance(await opening, Opened)
+    sites[1].lose("killed", for_good=True)
+    with pytest.raises(SandboxUnavailableError, match="no machine of the cluster serves"):
+        await _open(spread).__aenter__()

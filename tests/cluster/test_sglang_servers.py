@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swerl.cluster.node import LocalNode, LocalProcess, Order
+from swerl.cluster.node import LocalNode, LocalProcess, ProcessSpec
 from swerl.cluster.sglang_servers import NodeServer, engines_per_node, serve_on
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import ClusterError, EngineError, RecipeError
@@ -157,7 +157,7 @@ async def test_servers_that_run_end_where_another_cannot_be_started(
     processes = []
     start = began.start
 
-    async def noted(order: Order) -> LocalProcess:
+    async def noted(order: ProcessSpec) -> LocalProcess:
         processes.append(await start(order))
         return processes[-1]
 
@@ -174,5 +174,5 @@ async def test_servers_that_run_end_where_another_cannot_be_started(
 def test_engines_of_a_node() -> None:
     assert engines_per_node(CPU) == 1
     assert engines_per_node(ClusterSection(gpus_per_node=8, gpus_per_engine=2)) == 4
-    with pytest.raises(RecipeError, match="more than a node has"):
+    with pytest.raises(RecipeError, match="exceeds a node"):
         engines_per_node(ClusterSection(gpus_per_node=8, gpus_per_engine=16))

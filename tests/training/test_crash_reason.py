@@ -12,7 +12,7 @@ from subprocess import PIPE
 
 import pytest
 
-from swerl.cluster.node import Ended
+from swerl.cluster.node import ProcessEnd
 from swerl.training.crash_reason import Cause, cause_of, places
 
 NOISE = """
@@ -43,13 +43,13 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def ended(package: Path, script: str) -> tuple[Path, Ended]:
+def ended(package: Path, script: str) -> tuple[Path, ProcessEnd]:
     """Run a script beside the package; return its log and how it ended."""
     log = package.parent / "rank.log"
     with log.open("wb") as output:
         command = _command(package, script)
         done = subprocess.run(command, stdout=output, stderr=output, timeout=120)
-    return log, Ended(done.returncode)
+    return log, ProcessEnd(done.returncode)
 
 
 def test_an_exception_is_told_with_its_place_and_not_the_warnings_after_it(package: Path) -> None:
@@ -82,7 +82,7 @@ def test_libraries_in_a_clone_named_swerl_are_not_the_project(
     log = tmp_path / "rank.log"
     lines = ["Traceback (most recent call last):", *frames, "IndexError: out of range"]
     log.write_text("\n".join(lines))
-    assert cause_of(log, Ended(1)) == Cause(f"IndexError: out of range (in {place})")
+    assert cause_of(log, ProcessEnd(1)) == Cause(f"IndexError: out of range (in {place})")
 
 
 def test_of_two_exceptions_the_last_one_ended_it(package: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_killed_process_is_not_told_by_what_it_survived(package: Path) -> None
 def test_without_an_exception_the_last_line_that_is_no_warning_is_told(package: Path) -> None:
     script = "import atexit\natexit.register(noise)\nsys.exit('no such device')"
     assert cause_of(*ended(package, script)).text == "no such device"
-    assert cause_of(package / "none.log", Ended(0)).text == "its log does not say why"
+    assert cause_of(package / "none.log", ProcessEnd(0)).text == "its log does not say why"
 
 
 def test_hanging_ranks_are_told_by_where_each_stands(package: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swerl.checks import smoke
 from swerl.checks.attacks._services import Greeter
-from swerl.cluster.checks import Finding, State, check_ports, judged
+from swerl.cluster.checks import FindingState, MachineFinding, check_ports, check_result
 from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import check_nodes
 from swerl.cluster.sandbox_servers import serve_sandboxes
@@ -40,7 +40,7 @@ _FETCH = (
 )
 
 
-async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[Finding]:
+async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[MachineFinding]:
     """Yield every finding as it comes; starts nothing of the run, leaves only logs behind.
 
     Raises ClusterError where the machines cannot be had at all.
@@ -64,18 +64,18 @@ async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[Finding]:
             yield finding
 
 
-async def _here(recipe: Recipe, logs: Path) -> AsyncIterator[Finding]:
+async def _here(recipe: Recipe, logs: Path) -> AsyncIterator[MachineFinding]:
     here = platform.node()
     try:
         backend = wiring.sandbox_backend(recipe, lambda _: None)
     except SwerlError as error:
-        yield judged(here, "sandbox", str(error), good=False, mend=error.hint)
+        yield check_result(here, "sandbox", str(error), good=False, fix=error.hint)
         return
     async for finding in _sandboxes(recipe, {here: backend}, logs):
         yield finding
 
 
-async def _on_nodes(recipe: Recipe, nodes: Nodes, logs: Path) -> AsyncIterator[Finding]:
+async def _on_nodes(recipe: Recipe, nodes: Nodes, logs: Path) -> AsyncIterator[MachineFinding]:
     """Look at the sandboxes of every machine of the cluster, through a server there."""
     try:
         async with serve_sandboxes(nodes.all, recipe, logs=logs, emit=ignore) as served:
@@ -83,12 +83,12 @@ async def _on_nodes(recipe: Recipe, nodes: Nodes, logs: Path) -> AsyncIterator[F
             async for finding in _sandboxes(recipe, places, logs):
                 yield finding
     except SwerlError as error:
-        yield judged("all", "sandbox", str(error), good=False, mend=error.hint)
+        yield check_result("all", "sandbox", str(error), good=False, fix=error.hint)
 
 
 async def _sandboxes(
     recipe: Recipe, places: Mapping[str, SandboxBackend], logs: Path
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[MachineFinding]:
     """Boot the image of the first Task in each place, and fetch a page of this machine's there."""
     with tempfile.TemporaryDirectory(prefix="tasks-", dir=logs) as scratch:
         few = {"num_train": 1, "num_heldout": 0, "num_unseen": 0}
@@ -96,7 +96,7 @@ async def _sandboxes(
         try:
             tasks, _ = await asyncio.to_thread(wiring.tasks_of, one, Path(scratch).resolve())
         except SwerlError as error:
-            yield judged(platform.node(), "tasks", str(error), good=False, mend=error.hint)
+            yield check_result(platform.node(), "tasks", str(error), good=False, fix=error.hint)
             return
         looks = [_look(recipe, tasks[0], name, backend) for name, backend in places.items()]
         for findings in await asyncio.gather(*looks):
@@ -104,21 +104,23 @@ async def _sandboxes(
                 yield finding
 
 
-async def _look(recipe: Recipe, task: Task, where: str, backend: SandboxBackend) -> list[Finding]:
+async def _look(
+    recipe: Recipe, task: Task, where: str, backend: SandboxBackend
+) -> list[MachineFinding]:
     try:
         (seen,) = await smoke.check(backend, [task])
     except ExceptionGroup as group:
         error = group.exceptions[0]
         if not isinstance(error, SandboxUnavailableError):
             raise
-        return [judged(where, "sandbox", str(error), good=False, mend=error.hint)]
+        return [check_result(where, "sandbox", str(error), good=False, fix=error.hint)]
     found = f"{recipe.sandbox.type}: {seen.image} booted in {seen.boot_s:.1f} s"
-    mend = f"`swerl sandbox smoke` looks at all images of the tasks: {seen.failure}"
-    rows = [judged(where, "sandbox", found, good=seen.ok, mend=mend)]
+    fix = f"`swerl sandbox smoke` looks at all images of the tasks: {seen.failure}"
+    rows = [check_result(where, "sandbox", found, good=seen.ok, fix=fix)]
     return [*rows, await _reach(recipe, task, where, backend)] if seen.ok else rows
 
 
-async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend) -> Finding:
+async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend) -> MachineFinding:
     word = secrets.token_hex(8)
     page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
     listener = Greeter(page)
@@ -128,12 +130,12 @@ async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend)
             url = await sandbox.expose(listener)
             done = await sandbox.run(["sh", "-c", _FETCH, f"{url}/"], cwd="/", timeout_s=REACH_S)
     except (SwerlError, OSError, TimeoutError) as error:
-        mend = getattr(error, "hint", "") or "`swerl sandbox attacks` says what the backend lacks"
-        return judged(here, "gateway", str(error), good=False, mend=mend)
+        fix = getattr(error, "hint", "") or "`swerl sandbox attacks` says what the backend lacks"
+        return check_result(here, "gateway", str(error), good=False, fix=fix)
     finally:
         listener.close()
     if word in done.text:
-        return Finding(here, "gateway", State.OK, f"reached from inside at {url}")
+        return MachineFinding(here, "gateway", FindingState.OK, f"reached from inside at {url}")
     found = f"not reached from inside at {url}: {done.text.strip()[-80:]}"
-    mend = "set gateway.bind and the backend's address for it; `swerl sandbox attacks` says more"
-    return judged(here, "gateway", found, good=False, mend=mend)
+    fix = "set gateway.bind and the backend's address for it; `swerl sandbox attacks` says more"
+    return check_result(here, "gateway", found, good=False, fix=fix)

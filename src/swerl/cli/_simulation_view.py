@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from swerl.cli._output import console
-from swerl.plan.simulation.schedule import Outcome
+from swerl.plan.simulation.schedule import SimulatedRun
 from swerl.plan.simulation.simulate import Simulation
 from swerl.recipe.schema import Recipe
 
@@ -72,7 +72,7 @@ def remarks(recipe: Recipe, found: Simulation) -> Iterator[str]:
     yield "evaluations and saving are not simulated"
 
 
-def _rows(recipe: Recipe, runs: tuple[Outcome, ...]) -> Iterator[tuple[str, list[str]]]:
+def _rows(recipe: Recipe, runs: tuple[SimulatedRun, ...]) -> Iterator[tuple[str, list[str]]]:
     yield "minutes a step", [f"{run.step_s / 60:.1f}" for run in runs]
     yield "  rollout, minutes", [f"{run.mean('rollout_s') / 60:.1f}" for run in runs]
     yield "  training, seconds", [f"{run.mean('train_s'):.0f}" for run in runs]

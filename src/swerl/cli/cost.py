@@ -64,8 +64,8 @@ def simulate_run(
     from swerl.cli._simulation_view import show_simulation
     from swerl.core.errors import RecipeError
     from swerl.plan.plan import plan
-    from swerl.plan.simulation import load as recorded
-    from swerl.plan.simulation.load import Recorded
+    from swerl.plan.simulation import episodes as recorded
+    from swerl.plan.simulation.episodes import Recorded
     from swerl.plan.simulation.simulate import simulate
     from swerl.recipe.load import load
 

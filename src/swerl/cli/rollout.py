@@ -109,7 +109,7 @@ def _warn_uncertified(task: Task) -> None:
 
 
 def _generated(count: int | None) -> list[Task]:
-    """Return held-out generated tasks, all that a default recipe evaluates on if `count` is None."""
+    """Return held-out generated tasks; None for the number that recipes evaluate on."""
     from swerl.core.secrets import cache_dir
     from swerl.recipe.schema import TasksSection
     from swerl.tasks import twin

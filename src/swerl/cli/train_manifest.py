@@ -35,10 +35,10 @@ def manifest(
     hours: Annotated[int, typer.Option(min=1, help="slurm: longest run time.")] = 48,
 ) -> None:
     """Print a manifest for the machines that a recipe asks for."""
-    from swerl.cluster.manifests import Source, kuberay, slurm
+    from swerl.cluster.manifests import RecipeSource, kuberay, slurm
     from swerl.recipe.load import load
 
-    chosen, source = load([recipe], settings or ()), Source(recipe, tuple(settings or ()))
+    chosen, source = load([recipe], settings or ()), RecipeSource(recipe, tuple(settings or ()))
     if kind is Kind.KUBERAY:
         text = kuberay(chosen, source, image=image, volume=volume, secret=secret)
     else:

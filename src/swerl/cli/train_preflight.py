@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swerl.cluster.checks import Finding
+    from swerl.cluster.checks import MachineFinding
     from swerl.recipe.schema import Recipe
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -42,7 +42,7 @@ def preflight(
         raise typer.Exit(1)
 
 
-async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[Finding]:
+async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[MachineFinding]:
     from swerl.checks.preflight import preflight as look
 
     found = []
@@ -53,7 +53,7 @@ async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[Finding]:
     return found
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: MachineFinding) -> None:
     from rich.markup import escape
 
     from swerl.cli._output import console
@@ -61,13 +61,13 @@ def _show(finding: Finding) -> None:
     state = f"[{_COLOURS[finding.state]}]{finding.state:<4}[/]"
     line = f"{state}  {escape(finding.node):<12}  {finding.check:<13}  {escape(finding.found)}"
     console().print(line, soft_wrap=True)
-    if finding.mend:
-        console().print(f"      {'':<12}  -> {escape(finding.mend)}", soft_wrap=True)
+    if finding.fix:
+        console().print(f"      {'':<12}  -> {escape(finding.fix)}", soft_wrap=True)
 
 
-def _close(found: list[Finding]) -> None:
+def _close(found: list[MachineFinding]) -> None:
     from swerl.cli._output import console
 
     bad = sum(each.state == "fail" for each in found)
     text = f"[red]{bad} of {len(found)} checks failed[/]" if bad else f"{len(found)} checks passed"
-    console().print(f"{text}; next: {'mend those' if bad else 'swerl train RECIPE'}")
+    console().print(f"{text}; next: {'fix those' if bad else 'swerl train RECIPE'}")

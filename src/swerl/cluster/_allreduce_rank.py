@@ -1,7 +1,7 @@
 """One rank of the preflight's all-reduce: `python -m swerl.cluster._allreduce_rank SETTINGS`.
 
-It ends with an error where a sum is wrong. Bandwidth is the bus bandwidth of nccl-tests: bytes a
-second, times 2 (n - 1) / n, which does not depend on the number of ranks n.
+It exits with an error if the sum is wrong. The reported speed is the bus bandwidth of nccl-tests:
+bytes per second times 2 (n - 1) / n, which does not depend on the number of ranks n.
 """
 
 # heavy imports: this file only runs in processes of its own
@@ -26,25 +26,25 @@ JOIN = timedelta(seconds=240)
 
 
 def main() -> None:
-    """Join the other ranks, sum, check and measure; rank 0 says what came out."""
-    told = json.loads(sys.argv[1])
-    rank, num_ranks = told["rank"], told["ranks"]
+    """Join the other ranks, sum, check and measure; rank 0 prints the result."""
+    settings = json.loads(sys.argv[1])
+    rank, num_ranks = settings["rank"], settings["ranks"]
     on_gpu = torch.cuda.is_available()
-    torch.set_num_threads(told["threads"])
+    torch.set_num_threads(settings["threads"])
     for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface_of(told["address"]))
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface_of(settings["address"]))
     if on_gpu:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "nccl" if on_gpu else "gloo"
     dist.init_process_group(
-        backend, init_method=told["store"], rank=rank, world_size=num_ranks, timeout=JOIN
+        backend, init_method=settings["store"], rank=rank, world_size=num_ranks, timeout=JOIN
     )
     size = GPU_BYTES if on_gpu else CPU_BYTES
     values = torch.full((size // 4,), float(rank), device="cuda" if on_gpu else "cpu")
     dist.all_reduce(values)
-    wanted = num_ranks * (num_ranks - 1) / 2
-    if not bool((values == wanted).all()):
-        sys.exit(f"the sum is {values[0].item()}, not {wanted}")
+    expected = num_ranks * (num_ranks - 1) / 2
+    if not bool((values == expected).all()):
+        sys.exit(f"the sum is {values[0].item()}, not {expected}")
     seconds = _measure(values, on_gpu)
     if rank == 0:
         gib_s = size * 2 * (num_ranks - 1) / num_ranks / seconds / 2**30
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _measure(values: torch.Tensor, on_gpu: bool) -> float:
-    """Return the seconds of one all-reduce, the mean of a few."""
+    """Return the mean seconds of an all-reduce."""
     dist.barrier()
     began = time.perf_counter()
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""What a preflight asks of one machine; these functions run there."""
+"""Checks of one machine: GPUs, PyTorch, ports, disk, versions. These functions run on it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,72 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ASK_S = 60.0
+PACKAGES = ("swerl", "torch", "megatron-core", "ray")
+TORCH_S = 180.0
+NVIDIA_SMI_S = 60.0
 FREE_SHARE = 0.95
-"""Share of a GPU's memory that must be free: a driver alone takes a hundredth."""
+"""Fraction of a GPU's memory that must be free: the driver alone takes a hundredth."""
+_TORCH = (
+    "import torch; c = torch.cuda; "
+    "print(torch.__version__, torch.version.cuda, c.is_available(), c.device_count())"
+)
+
+
+class FindingState(StrEnum):
+    """The result of a check."""
+
+    OK = "ok"
+    WARN = "warn"
+    """The run can start, but may fail later."""
+    FAIL = "fail"
+    """The run cannot work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a run needs of each machine."""
+class MachineFinding:
+    """The result of one check on one machine."""
+
+    node: str
+    check: str
+    state: FindingState
+    found: str
+    """The observation, in a few words."""
+    fix: str = ""
+    """A remedy; empty if the check passed."""
+
+
+def check_result(node: str, check: str, found: str, *, good: bool, fix: str) -> MachineFinding:
+    """Return a finding that passed or failed."""
+    state = FindingState.OK if good else FindingState.FAIL
+    return MachineFinding(node, check, state, found, "" if good else fix)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNeed:
+    """The GPUs that a run needs on each machine."""
 
     num_gpus: int
     kind: str
-    """Part of the GPU's name, in small letters."""
+    """Part of the GPU's name, in lower case."""
     given: tuple[str, ...] = ()
-    """Numbers or identifiers of the GPUs that are the run's; none says that all are."""
+    """Numbers or identifiers of the run's GPUs; empty means all of the machine's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU. Memory in MiB."""
+class MachineNeed:
+    """Everything that a run needs on one machine."""
+
+    node: str
+    address: str
+    gpus: GpuNeed
+    disk: Path
+    disk_bytes: int
+    """Bytes that must be free there."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledGpu:
+    """One GPU as nvidia-smi lists it."""
 
     index: str
     uuid: str
@@ -43,57 +90,66 @@ class Gpu:
     used_mib: int
 
 
-def check_gpus(node: str, wanted: Wanted) -> Iterator[Finding]:
-    """Yield what is to say about this machine's GPUs."""
-    if not wanted.num_gpus:
-        yield Finding(node, "GPUs", State.OK, "none wanted: the run is on CPU")
+def examine(need: MachineNeed) -> list[MachineFinding]:
+    """Run every check that concerns this machine alone."""
+    return [
+        *check_gpus(need.node, need.gpus),
+        _check_torch(need.node, need.gpus.num_gpus),
+        *check_ports(need.node, need.address, (0,)),
+        _check_disk(need),
+    ]
+
+
+def check_gpus(node: str, need: GpuNeed) -> Iterator[MachineFinding]:
+    """Check this machine's GPUs with nvidia-smi."""
+    if not need.num_gpus:
+        yield MachineFinding(node, "GPUs", FindingState.OK, "none needed: the run is on CPU")
         return
     try:
-        gpus = read_gpus(_ask("gpu", "index,uuid,name,driver_version,memory.total,memory.used"))
-        tenants = read_tenants(_ask("compute-apps", "gpu_uuid,pid,process_name,used_memory"))
+        fields = "index,uuid,name,driver_version,memory.total,memory.used"
+        gpus = read_gpus(_nvidia_smi("gpu", fields))
+        users = read_users(_nvidia_smi("compute-apps", "gpu_uuid,pid,process_name,used_memory"))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        mend = "install NVIDIA's driver, or choose machines with GPUs"
-        yield judged(node, "GPUs", f"nvidia-smi: {error}", good=False, mend=mend)
+        fix = "install NVIDIA's driver, or choose machines with GPUs"
+        yield check_result(node, "GPUs", f"nvidia-smi: {error}", good=False, fix=fix)
         return
-    yield from judge_gpus(node, wanted, gpus, tenants)
+    yield from judge_gpus(node, need, gpus, users)
 
 
 def judge_gpus(
-    node: str, wanted: Wanted, gpus: list[Gpu], tenants: dict[str, list[str]]
-) -> Iterator[Finding]:
-    """Yield number and kind, free memory with the names of others' processes, and the driver.
+    node: str, need: GpuNeed, gpus: list[InstalledGpu], users: dict[str, list[str]]
+) -> Iterator[MachineFinding]:
+    """Judge number and kind, free memory (naming the processes that use it), and the driver.
 
-    GPUs of the machine that are somebody else's are not looked at.
+    GPUs that are not the run's are ignored.
     """
-    if wanted.given:
-        gpus = [gpu for gpu in gpus if gpu.index in wanted.given or gpu.uuid in wanted.given]
+    if need.given:
+        gpus = [gpu for gpu in gpus if gpu.index in need.given or gpu.uuid in need.given]
     names = sorted({gpu.name for gpu in gpus})
-    good = len(gpus) >= wanted.num_gpus and all(wanted.kind in name.lower() for name in names)
-    mend = (
-        f"the recipe wants {wanted.num_gpus} x {wanted.kind}: change cluster.gpus_per_node or gpu"
-    )
-    yield judged(node, "GPUs", f"{len(gpus)} x {', '.join(names)}", good=good, mend=mend)
+    good = len(gpus) >= need.num_gpus and all(need.kind in name.lower() for name in names)
+    fix = f"the recipe asks for {need.num_gpus} x {need.kind}: change cluster.gpus_per_node or gpu"
+    yield check_result(node, "GPUs", f"{len(gpus)} x {', '.join(names)}", good=good, fix=fix)
     busy = [gpu for gpu in gpus if gpu.total_mib - gpu.used_mib < FREE_SHARE * gpu.total_mib]
-    who = [each for gpu in busy for each in tenants.get(gpu.uuid, ["somebody outside"])]
+    holders = [each for gpu in busy for each in users.get(gpu.uuid, ["a process outside"])]
     found = f"{len(gpus) - len(busy)} of {len(gpus)} free"
     if busy:
-        found += f"; in use by {', '.join(who[:4])}"
-    mend = "end those processes if they are yours; swerl never does"
-    yield judged(node, "GPU memory", found, good=not busy, mend=mend)
+        found += f"; in use by {', '.join(holders[:4])}"
+    fix = "end those processes if they are yours; swerl never does"
+    yield check_result(node, "GPU memory", found, good=not busy, fix=fix)
     if gpus:
-        yield Finding(node, "driver", State.OK, gpus[0].driver)
+        yield MachineFinding(node, "driver", FindingState.OK, gpus[0].driver)
 
 
-def read_gpus(text: str) -> list[Gpu]:
-    """Read nvidia-smi's table of GPUs. Raises ValueError."""
+def read_gpus(text: str) -> list[InstalledGpu]:
+    """Parse nvidia-smi's table of GPUs. Raises ValueError."""
     return [
-        Gpu(index, uuid, name, driver, int(total), int(used))
+        InstalledGpu(index, uuid, name, driver, int(total), int(used))
         for index, uuid, name, driver, total, used in _rows(text)
     ]
 
 
-def read_tenants(text: str) -> dict[str, list[str]]:
-    """Read nvidia-smi's table of processes: GPU -> `name (pid, MiB)`."""
+def read_users(text: str) -> dict[str, list[str]]:
+    """Parse nvidia-smi's table of processes: GPU → `name (pid, MiB)`."""
     found: dict[str, list[str]] = {}
     for uuid, pid, name, used in _rows(text):
         found.setdefault(uuid, []).append(f"{name} (pid {pid}, {used} MiB)")
@@ -104,46 +160,57 @@ def _rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if row]
 
 
-def _ask(what: str, fields: str) -> str:
+def _nvidia_smi(table: str, fields: str) -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         raise FileNotFoundError("not installed")
-    command = [program, f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+    command = [program, f"--query-{table}={fields}", "--format=csv,noheader,nounits"]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True
+    ).stdout
 
 
-PACKAGES = ("swerl", "torch", "megatron-core", "ray")
-TORCH_S = 180.0
-_TORCH = (
-    "import torch; c = torch.cuda; "
-    "print(torch.__version__, torch.version.cuda, c.is_available(), c.device_count())"
-)
+def _check_torch(node: str, num_gpus: int) -> MachineFinding:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=TORCH_S
+        )
+    except subprocess.TimeoutExpired:
+        fix = "is the file system of Python's packages slow?"
+        return check_result(node, "torch", f"no import in {TORCH_S:g} s", good=False, fix=fix)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return check_result(node, "torch", last, good=False, fix="pip install 'swerl[twin]'")
+    torch, cuda, is_up, count = done.stdout.split()[-4:]
+    found = f"{torch}, CUDA {cuda if is_up == 'True' else 'not in use'}, {count} devices"
+    good = not num_gpus or (is_up == "True" and int(count) >= num_gpus)
+    fix = "this torch needs a driver of its CUDA version or newer: install one"
+    return check_result(node, "torch", found, good=good, fix=fix)
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """What to look at."""
+def check_ports(node: str, address: str, ports: Iterable[int]) -> Iterator[MachineFinding]:
+    """Check that ports of an address of this machine are free; 0 stands for any port."""
+    for port in ports:
+        name = f"port {port}" if port else "ports"
+        try:
+            with socket.socket() as probe:
+                probe.bind((address, port))
+        except OSError as error:
+            fix = "end the process that listens there, or set another port in the recipe"
+            yield check_result(node, name, f"{address}: {error.strerror}", good=False, fix=fix)
+        else:
+            yield MachineFinding(node, name, FindingState.OK, f"free on {address}")
 
-    node: str
-    address: str
-    wanted: Wanted
-    disk: Path
-    disk_bytes: int
-    """Bytes that must be free there."""
 
-
-def examine(asked: Questions) -> list[Finding]:
-    """Run every check that concerns this machine alone."""
-    return [
-        *check_gpus(asked.node, asked.wanted),
-        _torch(asked),
-        *check_ports(asked.node, asked.address, (0,)),
-        _disk(asked),
-    ]
+def _check_disk(need: MachineNeed) -> MachineFinding:
+    free = shutil.disk_usage(need.disk).free
+    found = f"{free / 2**30:,.1f} GiB free, {need.disk_bytes / 2**30:,.1f} GiB needed"
+    fix = f"make room in {need.disk}, or keep runs elsewhere with --runs"
+    return check_result(need.node, "disk", found, good=free >= need.disk_bytes, fix=fix)
 
 
 def versions() -> dict[str, str]:
-    """Return what is installed here, by name; absent packages are left out."""
+    """Return the installed versions by name, without absent packages."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -151,81 +218,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def leave_word(folder: Path, name: str, word: str) -> None:
+def write_token(folder: Path, name: str, token: str) -> None:
     """Write a small file for another machine to read."""
-    (folder / name).write_text(word)
+    (folder / name).write_text(token)
 
 
-def read_words(folder: Path, names: list[str]) -> list[str]:
-    """Read small files that other machines wrote; an absent one is empty."""
+def read_tokens(folder: Path, names: list[str]) -> list[str]:
+    """Read small files that other machines wrote; an absent one reads as empty."""
     return [path.read_text() if (path := folder / name).exists() else "" for name in names]
-
-
-def _torch(asked: Questions) -> Finding:
-    wanted, name = asked.wanted, "torch"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=TORCH_S
-        )
-    except subprocess.TimeoutExpired:
-        mend = "is the file system of Python's packages slow?"
-        return judged(asked.node, name, f"no import in {TORCH_S:g} s", good=False, mend=mend)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        mend = "pip install 'swerl[twin]'"
-        return judged(asked.node, name, last, good=False, mend=mend)
-    torch, cuda, is_up, count = done.stdout.split()[-4:]
-    found = f"{torch}, CUDA {cuda if is_up == 'True' else 'not in use'}, {count} devices"
-    good = not wanted.num_gpus or (is_up == "True" and int(count) >= wanted.num_gpus)
-    mend = "this torch needs a driver of its CUDA version or newer: install one that fits"
-    return judged(asked.node, name, found, good=good, mend=mend)
-
-
-def check_ports(node: str, address: str, ports: Iterable[int]) -> Iterator[Finding]:
-    """Yield whether ports of an address of this machine are free; 0 stands for any."""
-    for port in ports:
-        what = f"port {port}" if port else "ports"
-        try:
-            with socket.socket() as probe:
-                probe.bind((address, port))
-        except OSError as error:
-            found = f"{address}: {error.strerror}"
-            mend = "end what listens there, or name another port in the recipe"
-            yield judged(node, what, found, good=False, mend=mend)
-        else:
-            yield Finding(node, what, State.OK, f"free on {address}")
-
-
-def _disk(asked: Questions) -> Finding:
-    free = shutil.disk_usage(asked.disk).free
-    found = f"{free / 2**30:,.1f} GiB free, {asked.disk_bytes / 2**30:,.1f} GiB wanted"
-    mend = f"make room in {asked.disk}, or keep runs elsewhere with --runs"
-    return judged(asked.node, "disk", found, good=free >= asked.disk_bytes, mend=mend)
-
-
-class State(StrEnum):
-    """How a check ended."""
-
-    OK = "ok"
-    WARN = "warn"
-    """The run can start, and something may go wrong later."""
-    FAIL = "fail"
-    """The run cannot work like this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    node: str
-    check: str
-    state: State
-    found: str
-    """What was seen, in a few words."""
-    mend: str = ""
-    """What to do; empty where all is well."""
-
-
-def judged(node: str, check: str, found: str, *, good: bool, mend: str) -> Finding:
-    """Return a finding that is well or fatal."""
-    return Finding(node, check, State.OK if good else State.FAIL, found, "" if good else mend)

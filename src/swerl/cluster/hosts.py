@@ -1,9 +1,8 @@
-"""A Ray cluster of the run's own: its head on this machine, one member on each host.
+"""A Ray cluster for one run: its head on this machine, one member on each host.
 
-Every member is started through a command such as ssh or srun and lives as long as that command's
-standard input is open (`cluster/join.py`), so nothing is left on a host when the run ends, also
-when it is killed. The cluster has a token of its own, which travels by standard input, not by a
-command line.
+A command such as ssh or srun starts each member (`cluster/join.py`), which runs as long as the
+command's standard input is open. So hosts are left clean when the run ends, even if it is killed.
+The cluster's token travels by standard input, never on a command line.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 
-from swerl.cluster.node import address_towards, free_port
+from swerl.cluster.node import address_towards, free_port, last_lines
 from swerl.core.errors import ClusterError
 from swerl.core.secrets import lent, slurm_node_list
 from swerl.engines._process import child
 
 END_S = 20.0
-"""Seconds for a member to clean up after itself."""
+"""Seconds that a member has to clean up."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """Which hosts, and how to run something there."""
+    """The hosts of a cluster, and the command that runs a program there."""
 
     hosts: tuple[str, ...]
     command: tuple[str, ...]
-    """Runs what follows on the host that is the first word after it."""
+    """Its next word is the host, followed by the program to run there."""
     logs: Path
     gpus_per_node: int
     cpus_per_node: int
@@ -63,27 +62,27 @@ async def host_cluster(plan: HostPlan) -> AsyncIterator[str]:
             command += ["--include-dashboard=false"]
             log = plan.logs / "ray-head.log"
             await start_head(stack, command, log)
-            order: dict[str, str | int] = {
+            settings: dict[str, str | int] = {
                 "head": head,
                 "token": token,
                 "cpus": plan.cpus_per_node,
                 "gpus": plan.gpus_per_node,
                 "folder": str(folder),
             }
-            await _join_all(stack, [_member(plan, host, order) for host in plan.hosts])
+            await _join_all(stack, [_member(plan, host, settings) for host in plan.hosts])
             yield head
 
 
 @cache
 def _token() -> str:
-    """Return what this process's clusters are entered with: Ray reads it once a process."""
+    """Return the token of all clusters of this process: Ray reads it once per process."""
     return secrets.token_hex(32)
 
 
 async def _join_all(
     stack: AsyncExitStack, members: Sequence[AbstractAsyncContextManager[None]]
 ) -> None:
-    """Enter all at once; where one fails, those under way end themselves."""
+    """Enter all concurrently; if one fails, the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as group:
             for member in members:
@@ -93,13 +92,15 @@ async def _join_all(
 
 
 @asynccontextmanager
-async def _member(plan: HostPlan, host: str, order: Mapping[str, str | int]) -> AsyncIterator[None]:
+async def _member(
+    plan: HostPlan, host: str, settings: Mapping[str, str | int]
+) -> AsyncIterator[None]:
     log = plan.logs / f"ray-{host}.log"
     remote = [sys.executable, "-m", "swerl.cluster.join"]
     process = await _run(plan.command, host, remote, log)
     assert process.stdin and process.stdout
     try:
-        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
         with suppress(ConnectionError):
             await process.stdin.drain()
         await _until_joined(process, host, log)
@@ -111,7 +112,7 @@ async def _member(plan: HostPlan, host: str, order: Mapping[str, str | int]) -> 
 
 async def _run(command: Sequence[str], host: str, remote: Sequence[str], log: Path) -> Process:
     pipe = asyncio.subprocess.PIPE
-    # A shell on the host takes the command as one text; srun takes words.
+    # A remote shell takes the command as one string; srun takes separate words.
     words = remote if Path(command[0]).name == "srun" else [shlex.join(remote)]
     try:
         with log.open("ab") as output:
@@ -131,13 +132,15 @@ async def _run(command: Sequence[str], host: str, remote: Sequence[str], log: Pa
 
 async def _until_joined(process: Process, host: str, log: Path) -> None:
     assert process.stdout
-    said = b""
+    answer = b""
     with suppress(TimeoutError):
         async with asyncio.timeout(START_S):
-            said = await process.stdout.readline()
-    if said.strip() == b"joined":
+            answer = await process.stdout.readline()
+    if answer.strip() == b"joined":
         return
-    message = f"host {host} did not join the run's Ray cluster: {tail(log)}"
+    message = (
+        f"host {host} did not join the run's Ray cluster: {last_lines(log) or 'its log is empty'}"
+    )
     hint = f"swerl must be installed there at {sys.executable}; the whole log is {log}"
     raise ClusterError(message, hint=hint)
 
@@ -155,7 +158,7 @@ async def _ended(process: Process) -> None:
 def _address_towards(hosts: Sequence[str]) -> str:
     """Return this machine's address that all hosts reach.
 
-    One of them may be this machine, which often knows its own name as a loopback address.
+    One host may be this machine, whose own name often resolves to a loopback address.
     """
     found = []
     for host in hosts:
@@ -182,13 +185,13 @@ HOSTNAMES_S = 30.0
 
 
 def slurm_hosts(gpus_per_node: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the allocation's hosts, and the command that runs another on the host after it.
+    """Return the hosts of the Slurm allocation, and the command that runs a program on one.
 
-    Raises ClusterError outside of an allocation.
+    Raises ClusterError outside an allocation.
     """
     listed = slurm_node_list()
     if not listed:
-        message = "cluster.launcher = 'slurm', and this process is in no Slurm allocation"
+        message = "cluster.launcher = 'slurm', but this process is in no Slurm allocation"
         hint = "`swerl train manifest slurm RECIPE` prints a script for sbatch"
         raise ClusterError(message, hint=hint)
     try:
@@ -202,32 +205,32 @@ def slurm_hosts(gpus_per_node: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     except (OSError, subprocess.SubprocessError) as error:
         raise ClusterError(
             f"scontrol cannot read the node list {listed!r}: {error}",
-            hint="run this where Slurm's commands are",
+            hint="run this on a machine that has Slurm's commands",
         ) from error
     gpus = (f"--gpus-per-node={gpus_per_node}",) if gpus_per_node else ()
-    # --overlap: others' steps may hold the same resources. Without --exact a step has all cores of
-    # its machine; with it, and with srun's binding, it would have the one core of its one task.
+    # --overlap: other steps may hold the same resources. Without --exact a step gets all cores of
+    # its machine; with it, or with srun's CPU binding, it would get one core for its one task.
     step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--cpu-bind=none", *gpus)
     return tuple(done.stdout.split()), (*step, "--nodelist")
 
 
 START_S = 180.0
-"""Seconds for a member to join: a slow file system takes most of them to read Python's packages."""
+"""Seconds for a member to join: on a slow file system most of them go into Python's imports."""
 TRIES = 3
-"""Ray gives a machine 30 seconds to start; one that is busy for a while may need more."""
+"""Attempts to start: Ray allows each 30 seconds, and a busy machine may need more."""
 RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""Nothing is reported to anybody; and ranks, being Ray's children, do not yield to others."""
+"""No usage reports; and no `nice` for ranks, which are Ray's children."""
 
 
 def ray_start(address: str, *, cpus: int, gpus: int) -> list[str]:
-    """Return the command that starts Ray's daemons here and ends with them."""
+    """Return the command that starts Ray's daemons on this machine and ends with them."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     command += [f"--node-ip-address={address}", "--disable-usage-stats", "--log-style=record"]
     return [*command, f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
 
 
 async def start_head(stack: AsyncExitStack, command: Sequence[str], log: Path) -> None:
-    """Start the head, again where a busy machine was too slow for it. Raises ClusterError."""
+    """Start the head, again if a busy machine was too slow. Raises ClusterError."""
     for _ in range(TRIES):
         begin = log.stat().st_size if log.exists() else 0
         running = child(command, log, env=RAY_SETTINGS)
@@ -240,18 +243,15 @@ async def start_head(stack: AsyncExitStack, command: Sequence[str], log: Path) -
                     await asyncio.sleep(0.1)
         if process.returncode is None:
             break
-    raise ClusterError(f"Ray's head did not come up: {tail(log)}", hint=f"its whole log is {log}")
+    raise ClusterError(
+        f"Ray's head did not come up: {last_lines(log) or 'its log is empty'}",
+        hint=f"the whole log is {log}",
+    )
 
 
 def has_started(log: Path, begin: int = 0) -> bool:
-    """Return whether Ray says in its log, from byte `begin` on, that its daemons run."""
+    """Return whether Ray's log reports running daemons after byte `begin`."""
     with suppress(FileNotFoundError), log.open("rb") as file:
         file.seek(begin)
         return b"Ray runtime started" in file.read()
     return False
-
-
-def tail(log: Path) -> str:
-    """Return the last words of a log."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "; ".join(line.strip() for line in lines[-3:]) or "it said nothing"

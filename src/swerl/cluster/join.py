@@ -1,8 +1,7 @@
-"""Join a run's Ray cluster for as long as standard input is open: `python -m swerl.cluster.join`.
+"""Join a run's Ray cluster while standard input is open: `python -m swerl.cluster.join`.
 
-The first line of standard input says where the head is, its token and what this machine gives; the
-answer is the line `joined`. When the other end is gone, whatever the reason, Ray and all that it
-started here are killed.
+The first line of standard input holds the head's address and token, and this machine's share; the
+answer is the line `joined`. When the input ends, for any reason, Ray and its children are killed.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from swerl.engines._process import child
 
 
 def main() -> None:
-    """Read the order, join, and stay until the input ends."""
-    order = json.loads(sys.stdin.readline())
-    address = address_towards(order["head"].rpartition(":")[0])
-    command = ray_start(address, cpus=order["cpus"], gpus=order["gpus"])
-    command.append(f"--address={order['head']}")
-    env = {**RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": order["token"]}
+    """Read the settings, join, and stay until the input ends."""
+    settings = json.loads(sys.stdin.readline())
+    address = address_towards(settings["head"].rpartition(":")[0])
+    command = ray_start(address, cpus=settings["cpus"], gpus=settings["gpus"])
+    command.append(f"--address={settings['head']}")
+    env = {**RAY_SETTINGS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": settings["token"]}
     try:
         code = asyncio.run(_stay(command, env))
     finally:
-        clear(Path(order["folder"]), here=address, head=order["head"])
+        clear(Path(settings["folder"]), here=address, head=settings["head"])
     sys.exit(code)
 
 
 def clear(folder: Path, *, here: str, head: str) -> None:
-    """Remove what Ray leaves: it makes the head's folder of logs and sockets on every machine.
+    """Remove the folder of logs and sockets that Ray makes on every machine.
 
-    On the head's own machine the head still uses it, and removes it.
+    The head's own machine is left out: the head still uses the folder there, and removes it.
     """
     if here != head.rpartition(":")[0]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _stay(command: list[str], env: Mapping[str, str]) -> int:
-    """Be a member until the input ends; return 1 where Ray does not start or ends by itself."""
+    """Be a member until the input ends; return 1 if Ray does not start or ends by itself."""
     gone = asyncio.create_task(_input_end())
     for _ in range(TRIES):
         with tempfile.NamedTemporaryFile(prefix="swerl-join-", suffix=".log") as log:
@@ -64,7 +63,7 @@ async def _stay(command: list[str], env: Mapping[str, str]) -> int:
 async def _try(
     command: list[str], env: Mapping[str, str], log: Path, gone: asyncio.Task[None]
 ) -> bool:
-    """Run Ray until it ends or the input does; say whether it had joined."""
+    """Run Ray until it or the input ends; return whether it had joined."""
     async with child(command, log, env=env) as process:
         ended = asyncio.create_task(process.wait())
         up = asyncio.create_task(_up(log))
@@ -79,12 +78,12 @@ async def _try(
 
 
 async def _input_end() -> None:
-    """Wait until the other end closes standard input; the waiting thread holds up no exit."""
+    """Wait for the end of standard input, in a daemon thread that does not delay the exit."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def read() -> None:
         sys.stdin.read()
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # The loop is closed.
             loop.call_soon_threadsafe(over.set)
 
     threading.Thread(target=read, daemon=True).start()
@@ -92,7 +91,6 @@ async def _input_end() -> None:
 
 
 async def _up(log: Path) -> None:
-    """Wait until Ray says that its daemons run."""
     while not has_started(log):  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 

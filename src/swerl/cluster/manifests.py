@@ -1,4 +1,4 @@
-"""What others need to start a recipe's machines: a RayJob for KubeRay, a script for sbatch."""
+"""Manifests that start a recipe's machines: a RayJob for KubeRay, a script for Slurm's sbatch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from swerl.cluster.open import cpus_per_node
 from swerl.recipe.schema import Recipe
 
 RAY_VERSION = "2.60.0"
-"""What the manifest says where this machine has no Ray; the image must hold the same version."""
+"""Ray version of a manifest if Ray is not installed here; the image must hold the same one."""
 SHARED = "/shared"
-"""Where a pod finds the shared volume."""
+"""Mount path of the shared volume in a pod."""
 _NAME_LENGTH = 40
 _CPUS_PER_GPU = 8
-"""Cores of a pod: a rank, an engine's share and their threads; clouds give 12 and more a GPU."""
+"""Cores of a pod per GPU, for a rank and an engine; clouds offer 12 and more."""
 _MEMORY_PER_GPU_GIB = 200
 _SPARE_CPUS = 4
-"""Cores of a pod on CPU beside those of its ranks: Ray's daemons, data, sandboxes' traffic."""
+"""Further cores of a CPU pod: for Ray's daemons, data and the sandboxes' traffic."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Which recipe, as the command line names it."""
+class RecipeSource:
+    """A recipe as the command line names it."""
 
     path: Path
     settings: tuple[str, ...] = ()
@@ -38,15 +38,15 @@ class Source:
         return shlex.join([str(self.path), *(word for each in sets for word in ("--set", each))])
 
 
-def kuberay(recipe: Recipe, source: Source, *, image: str, volume: str, secret: str) -> str:
+def kuberay(recipe: Recipe, source: RecipeSource, *, image: str, volume: str, secret: str) -> str:
     """Return a RayJob (ray.io/v1) that trains a recipe and takes its machines down at the end."""
-    gpus, nodes = recipe.cluster.gpus_per_node, recipe.cluster.nodes
-    # A job runs beside its head, in the image's folder: all relative paths begin at the volume.
+    # The job runs on the head in the image's folder; relative paths must start at the volume.
+    num_workers = recipe.cluster.nodes
     command = f"cd {SHARED} && swerl train {source.words('ray')} --set cluster.ray_address=auto"
     entrypoint = f"bash -c {shlex.quote(command)}"
     return f"""\
 # kubectl apply -f this; then: kubectl logs -f job/{_name(recipe)}
-# KubeRay's operator (v1.2 or newer) starts one head, which trains nothing, and {nodes} workers.
+# KubeRay (v1.2 or newer) starts one head, which trains nothing, and {num_workers} workers.
 {_remarks(recipe, secret)}apiVersion: ray.io/v1
 kind: RayJob
 metadata:
@@ -56,7 +56,7 @@ metadata:
     swerl/run: {_name(recipe)}
 spec:
   entrypoint: {json.dumps(entrypoint)}
-  # The command itself goes on where it stopped, so a second try loses nothing.
+  # The command resumes after a crash, so a second try loses nothing.
   backoffLimit: 2
   shutdownAfterJobFinishes: true
   ttlSecondsAfterFinished: 600
@@ -75,7 +75,7 @@ spec:
               env: &environment
                 - {{name: RAY_USAGE_STATS_ENABLED, value: "0"}}
                 - {{name: RAY_worker_niceness, value: "0"}}
-              envFrom:           # keys of sandboxes and metrics: only the controller needs them
+              envFrom:           # keys of sandboxes and metrics, for the controller only
                 - secretRef: {{name: {secret}, optional: true}}
               resources:         # controller, gateway and grading run here
                 requests: {{cpu: "16", memory: 64Gi}}
@@ -87,9 +87,15 @@ spec:
             # Recipe, tasks, models and the run folder: ReadWriteMany, the same on all pods.
             - name: shared
               persistentVolumeClaim: {{claimName: {volume}}}
-            # Tensors on their way between processes of one pod.
+            # Tensors sent between processes of one pod.
             - name: shm
               emptyDir: {{medium: Memory, sizeLimit: 64Gi}}
+{_workers(recipe, image)}"""
+
+
+def _workers(recipe: Recipe, image: str) -> str:
+    nodes = recipe.cluster.nodes
+    return f"""\
     workerGroupSpecs:
       - groupName: trainers
         replicas: {nodes}
@@ -99,7 +105,7 @@ spec:
         template:
           spec:
             restartPolicy: Never
-{_tolerations(gpus)}            containers:
+{_tolerations(recipe.cluster.gpus_per_node)}            containers:
               - name: ray-worker
                 image: {image}
                 env: *environment
@@ -111,14 +117,14 @@ spec:
 """
 
 
-def slurm(recipe: Recipe, source: Source, *, hours: int) -> str:
+def slurm(recipe: Recipe, source: RecipeSource, *, hours: int) -> str:
     """Return a script for sbatch that trains a recipe on machines of the allocation."""
     gpus, nodes = recipe.cluster.gpus_per_node, recipe.cluster.nodes
     wanted = f"#SBATCH --gpus-per-node={gpus}\n" if gpus else ""
     words = source.words("slurm")
     return f"""\
 #!/bin/bash
-# sbatch this; submitted again, it goes on where the last one stopped.
+# Submit with sbatch; submitted again, it resumes the run.
 #SBATCH --job-name={_name(recipe)}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
@@ -126,32 +132,32 @@ def slurm(recipe: Recipe, source: Source, *, hours: int) -> str:
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --time={hours}:00:00
-# Five minutes before the end, to stop in order; only to this script.
+# SIGTERM to this script five minutes before the end, for an orderly stop.
 #SBATCH --signal=B:TERM@300
 #SBATCH --requeue
 #SBATCH --output=%x-%j.log
 set -euo pipefail
 
-# Recipe, tasks, model, runs/ and swerl's Python must lie in folders that all nodes share; `swerl`
-# and the keys of sandboxes are found in the environment that sbatch was called in.
+# All nodes must share the folders of recipe, tasks, model, runs/ and swerl's Python. `swerl` and
+# the keys of sandboxes come from the environment in which you call sbatch.
 # The command runs on the first node and joins the others with srun into a Ray cluster of its own.
 swerl train preflight {words}
-# exec: the signal then goes to swerl itself; bash would keep it until its child had ended.
+# exec: swerl gets the signal itself; bash would hold it back until its child ends.
 exec swerl train {words}
 """
 
 
 def _remarks(recipe: Recipe, secret: str) -> str:
-    """Return what has to be there beforehand, as comments."""
-    lines = [f"The claim holds the recipe and what it names, below {SHARED} in the pods."]
+    """Return the prerequisites as comments."""
+    lines = [f"The claim holds the recipe and the files it names, at {SHARED} in the pods."]
     model = recipe.model.path
     if model is not None and model.is_absolute() and not model.is_relative_to(SHARED):
-        lines.append(f"model.path = {model} is not on it: put it into the image, or give")
+        lines.append(f"model.path = {model} is not on it: put it into the image, or pass")
         lines.append(f"--set model.path={SHARED}/... to this command.")
     lines.append(f"Keys: kubectl create secret generic {secret} --from-literal=E2B_API_KEY=...")
     if recipe.cluster.gpus_per_node and recipe.cluster.nodes > 1:
-        lines.append("NCCL finds no InfiniBand or RoCE by itself: add what your cluster's device")
-        lines.append("plugin wants (a resource such as rdma/..., IPC_LOCK, NCCL_* in env).")
+        lines.append("NCCL does not find InfiniBand or RoCE by itself: add what your device plugin")
+        lines.append("requires (a resource such as rdma/..., IPC_LOCK, NCCL_* in env).")
     return "".join(f"# {line}\n" for line in lines)
 
 
@@ -163,7 +169,7 @@ def _ray_version() -> str:
 
 
 def _name(recipe: Recipe) -> str:
-    """Return the run's name as Kubernetes takes it, which makes names of services of it."""
+    """Return the run's name in the form that Kubernetes accepts for services."""
     name = re.sub(r"[^a-z0-9-]+", "-", recipe.name.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"swerl-{name}"

@@ -1,7 +1,7 @@
-"""What a run asks of a machine: start a process there, speak to it, learn how it ended.
+"""Nodes: the machines of a run, on which it starts processes and talks to them.
 
-`LocalNode` is this machine, `RayNode` one of a Ray cluster. Ranks, engines and checks know only
-this page.
+`LocalNode` is this machine, `RayNode` one of a Ray cluster. Ranks, engines and checks use only the
+Protocols of this file.
 """
 
 from __future__ import annotations
@@ -27,36 +27,38 @@ from swerl.engines._process import GUARD, STOP_S, how_ended, signal_of
 PYTHON = "@python"
 """As the first word of a command: the interpreter that runs swerl on that node."""
 LINE_BYTES = 1 << 28
-"""Longest line of a link; the log-probabilities of a batch come as one."""
+"""Longest line of a link; the log-probabilities of a batch are one line."""
+END_S = 30.0
+"""Seconds that a server has to end after SIGTERM."""
+_NUM_QUOTED = 3
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ProcessSpec:
     """A process to start."""
 
     argv: tuple[str, ...]
     log: Path
-    """File that its output is appended to; in a folder that the nodes share."""
+    """File to append its output to, in a folder that the nodes share."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """What its environment has besides that of the node."""
+    """Variables on top of the node's environment."""
     linked: bool = False
-    """Whether it gets a socket for lines in both directions; its descriptor's number is appended to
-    the command."""
+    """Open a socket for lines in both directions; its descriptor is appended to the command."""
     guarded: bool = False
-    """Whether all that it began ends with it, also what left its session: for servers."""
+    """Kill all its descendants with it, also those that left its session: for servers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a process ended."""
+class ProcessEnd:
+    """The end of a process."""
 
     code: int
-    """Exit code; a signal's number below zero."""
+    """Exit code; the negative number of a signal."""
     lost: str = ""
-    """Why nothing is known of it: its node is gone."""
+    """Set if the exit code is unknown because the node is gone."""
 
     def __str__(self) -> str:
         return self.lost or how_ended(self.code)
@@ -67,121 +69,44 @@ class Ended:
         return signal_of(self.code)
 
 
-class Running(Protocol):
-    """A process under way on a node. It is killed when the node's owner goes."""
+class RunningProcess(Protocol):
+    """A process on a node. It is killed when the node's owner ends."""
 
     pid: int
     node: str
     """Name of its node."""
-    ended: asyncio.Task[Ended]
-    """Done when the process is. For `asyncio.wait` and `shield`: it must not be cancelled."""
+    ended: asyncio.Task[ProcessEnd]
+    """Done when the process ends. Use `asyncio.wait` or `shield`: it must not be cancelled."""
 
     async def signal(self, number: int) -> None:
-        """Send a signal; nothing once it has ended."""
+        """Send a signal; does nothing after its end."""
 
     async def send(self, line: bytes) -> None:
-        """Write to its link. Raises ConnectionError where it reads no more."""
+        """Write to its link. Raises ConnectionError if the link is closed."""
 
     async def receive(self) -> bytes:
-        """Return its next line, or nothing where no more will come."""
+        """Return the next line from its link, or b"" at the end."""
 
 
 class Node(Protocol):
-    """One machine of a run, and the GPUs on it that are the run's."""
+    """One machine of a run, and the run's GPUs on it."""
 
     name: str
     """Its host name; two nodes on one machine are numbered."""
     address: str
-    """Where other nodes reach it."""
+    """Address at which other nodes reach it."""
     gpus: tuple[str, ...]
     """Identifiers of its GPUs, as CUDA_VISIBLE_DEVICES takes them."""
 
-    async def start(self, order: Order) -> Running:
-        """Start a process. Raises ClusterError where the node is gone or lacks the program."""
+    async def start(self, spec: ProcessSpec) -> RunningProcess:
+        """Start a process. Raises ClusterError if the node is gone or lacks the program."""
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of a module on the node, in a thread. Raises ClusterError."""
 
 
-def interface_of(address: str) -> str:
-    """Return the network interface that holds an address; `lo` where none does."""
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return str(name)
-    return "lo"
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
-def address_towards(host: str) -> str:
-    """Return this machine's IPv4 address on the route to a host. Raises OSError on an unknown one.
-
-    IPv4 alone, as are the ports of `free_port`: a name may have an address of either kind.
-    """
-    found = socket.getaddrinfo(host, 9, family=socket.AF_INET, type=socket.SOCK_DGRAM)
-    family, _, _, _, target = found[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
-
-
-END_S = 30.0
-"""Seconds for a server to end by itself."""
-_NUM_QUOTED = 3
-
-
-async def end_server(process: Running | None) -> None:
-    """Ask a server to end, and kill it where it does not; nothing where none was started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process is None or process.ended.done():
-            return
-        await process.signal(number)
-        await asyncio.wait([process.ended], timeout=END_S)
-
-
-def last_lines(log: Path) -> str:
-    """Return the end of a server's log in one line; empty where there is none."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "; ".join(line.strip() for line in lines[-_NUM_QUOTED:])
-
-
-def num_oom_kills(root: Path = Path("/")) -> int:
-    """Return the kernel's count for this process's control group, else for its machine.
-
-    Groups below it, as sandboxes have, are not counted. `root` holds proc and sys.
-    """
-    for path in _counts(root):
-        with suppress(OSError):
-            for line in path.read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-    return 0
-
-
-def _counts(root: Path) -> Iterator[Path]:
-    """Yield files that may have the count, the narrowest first."""
-    with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            # In a container the mounted folder may be the group itself.
-            for place in (path.lstrip("/"), ""):
-                if number == "0":
-                    yield root / "sys/fs/cgroup" / place / "memory.events.local"
-                elif "memory" in controllers.split(","):
-                    yield root / "sys/fs/cgroup/memory" / place / "memory.oom_control"
-    yield root / "proc/vmstat"
-
-
 class LocalNode:
-    """Implements Node on the machine that this runs on."""
+    """Implements Node on this machine; links are socket pairs."""
 
     def __init__(
         self, *, name: str = "", address: str = "127.0.0.1", gpus: tuple[str, ...] = ()
@@ -190,16 +115,15 @@ class LocalNode:
         self.address = address
         self.gpus = gpus
 
-    async def start(self, order: Order) -> LocalProcess:
-        """Start a process. Raises ClusterError."""
-        ours, theirs = socket.socketpair() if order.linked else (None, None)
+    async def start(self, spec: ProcessSpec) -> LocalProcess:
+        ours, theirs = socket.socketpair() if spec.linked else (None, None)
         try:
-            process = await _spawn(order, theirs)
+            process = await _spawn(spec, theirs)
         except OSError as error:
             if ours:
                 ours.close()
             raise ClusterError(
-                f"cannot start {order.argv[0]} on {self.name}: {error.strerror}",
+                f"cannot start {spec.argv[0]} on {self.name}: {error.strerror}",
                 hint="is it installed there at the same path?",
             ) from error
         finally:
@@ -209,12 +133,11 @@ class LocalNode:
         return LocalProcess(process, self.name, link)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in a thread."""
         return await asyncio.to_thread(function, *args, **kwargs)
 
 
 class LocalProcess:
-    """Implements Running."""
+    """Implements RunningProcess."""
 
     def __init__(
         self,
@@ -229,47 +152,116 @@ class LocalProcess:
         self.ended = asyncio.create_task(self._wait())
 
     async def signal(self, number: int) -> None:
-        """Send a signal; nothing once it has ended."""
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     async def send(self, line: bytes) -> None:
-        """Write to its link. Raises ConnectionError where it reads no more."""
         assert self._link is not None
         self._link[1].write(line)
         await self._link[1].drain()
 
     async def receive(self) -> bytes:
-        """Return its next line, or nothing where no more will come."""
         assert self._link is not None
         try:
             return await self._link[0].readline()
         except ConnectionError:
             return b""
 
-    async def _wait(self) -> Ended:
+    async def _wait(self) -> ProcessEnd:
         code = await self._process.wait()
         if self._link is not None:
             self._link[1].close()
-        return Ended(code)
+        return ProcessEnd(code)
 
 
-async def _spawn(order: Order, link: socket.socket | None) -> Process:
-    argv = list(order.argv)
+async def _spawn(spec: ProcessSpec, link: socket.socket | None) -> Process:
+    argv = list(spec.argv)
     if argv[0] == PYTHON:
         argv[0] = sys.executable
     if link is not None:
         argv.append(str(link.fileno()))
-    if order.guarded:
+    if spec.guarded:
         argv = [sys.executable, "-S", str(GUARD), str(os.getpid()), str(STOP_S), *argv]
-    with disk_errors(order.log), order.log.open("ab") as log:
+    with disk_errors(spec.log), spec.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=child_environment(**order.env) if order.env else None,
+            env=child_environment(**spec.env) if spec.env else None,
             pass_fds=() if link is None else (link.fileno(),),
-            # Ctrl-C is for the controller, which then ends its processes in order.
+            # Ctrl-C reaches only the controller, which then ends its processes in order.
             start_new_session=True,
         )
+
+
+async def end_server(process: RunningProcess | None) -> None:
+    """End a server with SIGTERM, after END_S with SIGKILL; None does nothing."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process is None or process.ended.done():
+            return
+        await process.signal(number)
+        await asyncio.wait([process.ended], timeout=END_S)
+
+
+def last_lines(log: Path) -> str:
+    """Return the end of a log in one line; empty if there is none."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "; ".join(line.strip() for line in lines[-_NUM_QUOTED:])
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that holds an address; `lo` if none does."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return str(name)
+    return "lo"
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port that is free at the moment."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's IPv4 address on the route to a host. Raises OSError on an unknown one.
+
+    IPv4 only, like `free_port`: a name may have addresses of both kinds.
+    """
+    found = socket.getaddrinfo(host, 9, family=socket.AF_INET, type=socket.SOCK_DGRAM)
+    family, _, _, _, target = found[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def num_oom_kills(root: Path = Path("/")) -> int:
+    """Return the kernel's out-of-memory kills in this process's control group, else on its machine.
+
+    The groups of sandboxes below it are not counted. `root` holds proc and sys.
+    """
+    for path in _oom_files(root):
+        with suppress(OSError):
+            for line in path.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def _oom_files(root: Path) -> Iterator[Path]:
+    """Yield files that may have the count, the narrowest first."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            # In a container the mounted folder may be the group itself.
+            for folder in (path.lstrip("/"), ""):
+                if number == "0":
+                    yield root / "sys/fs/cgroup" / folder / "memory.events.local"
+                elif "memory" in controllers.split(","):
+                    yield root / "sys/fs/cgroup/memory" / folder / "memory.oom_control"
+    yield root / "proc/vmstat"

@@ -1,4 +1,4 @@
-"""From a recipe's cluster section to its nodes: this machine, a Ray cluster, or one of its own."""
+"""Open the nodes of a recipe: this machine, an existing Ray cluster, or a new one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from swerl.cluster.hosts import HostPlan, host_cluster, slurm_hosts
 from swerl.cluster.node import LocalNode, Node
-from swerl.cluster.ray_nodes import Share, ray_nodes
+from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.core.errors import RecipeError
 from swerl.recipe.schema import ClusterSection, Recipe
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The machines of a run. Where engines and trainer take turns, both lists are the same."""
+    """The machines of a run. Colocated engines and trainer have the same list."""
 
     trainer: tuple[Node, ...]
     engines: tuple[Node, ...]
@@ -31,9 +31,9 @@ class Nodes:
 async def open_nodes(
     recipe: Recipe, logs: Path, *, tell: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[Nodes]:
-    """Yield the machines of a run, held for it until the block ends; `tell` hears of waiting.
+    """Yield the machines of a run, reserved until the block ends; `tell` receives waiting notices.
 
-    Raises RecipeError where the recipe's numbers do not fit, ClusterError where machines do not.
+    Raises RecipeError if the recipe's numbers do not fit together, ClusterError if machines fail.
     """
     num_trainer = trainer_nodes(recipe)
     cluster = recipe.cluster
@@ -46,7 +46,7 @@ async def open_nodes(
         if cluster.launcher != "ray":
             plan = _host_plan(recipe, logs)
             address = await stack.enter_async_context(host_cluster(plan))
-        share = Share(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
+        share = RayShare(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
         held = ray_nodes(address, share, run=recipe.name, tell=tell)
         nodes = await stack.enter_async_context(held)
         trainer = tuple(nodes[:num_trainer])
@@ -54,7 +54,7 @@ async def open_nodes(
 
 
 def trainer_nodes(recipe: Recipe) -> int:
-    """Return how many machines hold ranks. Raises RecipeError where they do not come out even."""
+    """Return the number of machines with ranks. Raises RecipeError if ranks spread unevenly."""
     cluster, ranks = recipe.cluster, recipe.trainer.ranks
     if cluster.launcher == "local":
         if cluster.nodes > 1:
@@ -67,7 +67,7 @@ def trainer_nodes(recipe: Recipe) -> int:
     num_nodes = -(-ranks // cluster.gpus_per_node) if apart else cluster.nodes
     if ranks % num_nodes:
         raise RecipeError(
-            f"trainer.ranks = {ranks} do not spread evenly over {num_nodes} nodes",
+            f"trainer.ranks = {ranks} does not spread evenly over {num_nodes} nodes",
             hint="change trainer.ranks or cluster.nodes",
         )
     if (ranks // num_nodes) % recipe.trainer.tensor_parallel:
@@ -80,10 +80,7 @@ def trainer_nodes(recipe: Recipe) -> int:
 
 
 def cpus_per_node(recipe: Recipe) -> int:
-    """Return the cores that a node's processes keep busy: one each, on CPU their threads.
-
-    Those of its sandboxes come on top.
-    """
+    """Return the cores that a node needs for GPU processes (or CPU threads) and for sandboxes."""
     cluster = recipe.cluster
     if cluster.gpus_per_node:
         return cluster.gpus_per_node + cluster.sandbox_cpus

@@ -1,4 +1,4 @@
-"""Looks whether the machines of a run are fit for it, before anything of the run starts."""
+"""Preflight: check the machines of a run, and the network between them, before it starts."""
 
 from __future__ import annotations
 
@@ -12,69 +12,74 @@ from contextlib import suppress
 from pathlib import Path
 
 from swerl.cluster import checks
-from swerl.cluster.checks import Finding, Questions, State, Wanted, judged
-from swerl.cluster.node import PYTHON, Node, Order, Running, free_port
+from swerl.cluster.checks import FindingState, GpuNeed, MachineFinding, MachineNeed, check_result
+from swerl.cluster.node import PYTHON, Node, ProcessSpec, RunningProcess, free_port
 from swerl.cluster.open import Nodes
 from swerl.core.errors import ClusterError
 from swerl.recipe.schema import Recipe
 
 CLOCKS_S = 1.0
-"""Difference of clocks that files' times and logs still make sense with."""
+"""Clock difference up to which file times and logs make sense."""
 CLOCKS_BAD_S = 30.0
-"""Difference from which a heartbeat cannot be trusted."""
+"""Clock difference from which a heartbeat cannot be trusted."""
+ALL_REDUCE_S = 300.0
+"""Time limit of the all-reduce; on many machines NCCL's setup alone takes up to a minute."""
 
 
 async def check_nodes(
     recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int
-) -> AsyncIterator[Finding]:
-    """Yield a line a check, machine by machine, then what concerns them together.
+) -> AsyncIterator[MachineFinding]:
+    """Yield the findings machine by machine, then those about all of them together.
 
-    `folder` is the run's, which exists and which all machines share.
+    `folder` is the run's; it exists, and all machines share it.
     """
     examined = await asyncio.gather(
         *(_examine(node, recipe, folder, disk_bytes) for node in nodes.all)
     )
     for findings in examined:
-        for finding in findings:
-            yield finding
-    for finding in await _versions(nodes.all):
-        yield finding
-    for finding in await _shared(nodes.all, folder):
-        yield finding
+        for each in findings:
+            yield each
+    for each in await _check_versions(nodes.all):
+        yield each
+    for each in await _check_shared(nodes.all, folder):
+        yield each
     for node in nodes.all:
-        yield await _clock(node)
-    for finding in await check_collective(
-        nodes.trainer, recipe.trainer.ranks, folder, threads=recipe.trainer.threads
+        yield await _check_clock(node)
+    threads = recipe.trainer.threads
+    for each in await check_collective(
+        nodes.trainer, recipe.trainer.ranks, folder, threads=threads
     ):
-        yield finding
+        yield each
 
 
 async def require_fit(recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int) -> None:
-    """Raise ClusterError on machines of which a check failed, naming the first ones."""
+    """Raise ClusterError if a check failed, naming the first ones."""
     failed = [
-        finding
-        async for finding in check_nodes(recipe, nodes, folder, disk_bytes=disk_bytes)
-        if finding.state is State.FAIL
+        each
+        async for each in check_nodes(recipe, nodes, folder, disk_bytes=disk_bytes)
+        if each.state is FindingState.FAIL
     ]
     if failed:
         shown = "; ".join(f"{each.node}: {each.check}: {each.found}" for each in failed[:3])
         message = f"{len(failed)} checks of the machines failed: {shown}"
-        hint = f"{failed[0].mend}; `swerl train preflight RECIPE` shows all checks"
+        hint = f"{failed[0].fix}; `swerl train preflight RECIPE` shows all checks"
         raise ClusterError(message, hint=hint)
 
 
-async def _examine(node: Node, recipe: Recipe, folder: Path, disk_bytes: int) -> Sequence[Finding]:
-    wanted = Wanted(recipe.cluster.gpus_per_node, recipe.cluster.gpu, node.gpus)
-    asked = Questions(node.name, node.address, wanted, folder.resolve(), disk_bytes)
+async def _examine(
+    node: Node, recipe: Recipe, folder: Path, disk_bytes: int
+) -> Sequence[MachineFinding]:
+    gpus = GpuNeed(recipe.cluster.gpus_per_node, recipe.cluster.gpu, node.gpus)
+    need = MachineNeed(node.name, node.address, gpus, folder.resolve(), disk_bytes)
     try:
-        return await node.call(checks.examine, asked)
+        return await node.call(checks.examine, need)
     except (ClusterError, OSError) as error:
-        mend = getattr(error, "hint", "") or f"{folder} must exist there: share it"
-        return [judged(node.name, "machine", str(error), good=False, mend=mend)]
+        fix = getattr(error, "hint", "") or f"{folder} must exist there: share it"
+        return [check_result(node.name, "machine", str(error), good=False, fix=fix)]
 
 
-async def _versions(nodes: Sequence[Node]) -> list[Finding]:
-    """Compare what is installed with the first machine's."""
+async def _check_versions(nodes: Sequence[Node]) -> list[MachineFinding]:
+    """Compare installed versions with those of the first machine."""
     found = await asyncio.gather(*(node.call(checks.versions) for node in nodes))
     rows = []
     for node, own in zip(nodes, found, strict=True):
@@ -82,106 +87,119 @@ async def _versions(nodes: Sequence[Node]) -> list[Finding]:
             name for name in own.keys() | found[0].keys() if own.get(name) != found[0].get(name)
         }
         text = ", ".join(f"{name} {number}" for name, number in own.items())
-        mend = f"install the versions of {nodes[0].name}: {', '.join(sorted(differing))} differ"
-        rows.append(judged(node.name, "versions", text, good=not differing, mend=mend))
+        fix = f"install the versions of {nodes[0].name}: {', '.join(sorted(differing))} differ"
+        rows.append(check_result(node.name, "versions", text, good=not differing, fix=fix))
     return rows
 
 
-async def _shared(nodes: Sequence[Node], folder: Path) -> list[Finding]:
-    """Have every machine write a word into the run folder, and every other one read it."""
+async def _check_shared(nodes: Sequence[Node], folder: Path) -> list[MachineFinding]:
+    """Every machine writes a token into the run folder, and every machine reads all of them."""
     token = secrets.token_hex(4)
-    words = {f".preflight-{token}-{number}": secrets.token_hex(8) for number in range(len(nodes))}
-    where = folder.resolve()
+    tokens = {f".preflight-{token}-{number}": secrets.token_hex(8) for number in range(len(nodes))}
+    shared = folder.resolve()
     rows = []
     try:
-        for node, (name, word) in zip(nodes, words.items(), strict=True):
-            await node.call(checks.leave_word, where, name, word)
+        for node, (name, own) in zip(nodes, tokens.items(), strict=True):
+            await node.call(checks.write_token, shared, name, own)
         for node in nodes:
-            read = await node.call(checks.read_words, where, list(words))
+            read = await node.call(checks.read_tokens, shared, list(tokens))
             missing = [
                 other.name
-                for other, said, word in zip(nodes, read, words.values(), strict=True)
-                if said != word
+                for other, text, own in zip(nodes, read, tokens.values(), strict=True)
+                if text != own
             ]
             found = f"reads the files of all {len(nodes)}"
             if missing:
                 found = f"does not see the files of {', '.join(missing)}"
-            mend = f"{where} must be one folder on all machines: give --runs a shared one"
-            rows.append(judged(node.name, "shared folder", found, good=not missing, mend=mend))
+            fix = f"{shared} must be one folder on all machines: give --runs a shared one"
+            rows.append(check_result(node.name, "shared folder", found, good=not missing, fix=fix))
     except (ClusterError, OSError) as error:
-        mend = f"{where} must be writable on all machines: give --runs a shared one"
-        rows.append(judged("all", "shared folder", str(error), good=False, mend=mend))
+        fix = f"{shared} must be writable on all machines: give --runs a shared one"
+        rows.append(check_result("all", "shared folder", str(error), good=False, fix=fix))
     finally:
-        for name in words:
-            (where / name).unlink(missing_ok=True)
+        for name in tokens:
+            (shared / name).unlink(missing_ok=True)
     return rows
 
 
-async def _clock(node: Node) -> Finding:
-    """Compare a machine's clock with this one's, less half of the way there and back."""
+async def _check_clock(node: Node) -> MachineFinding:
+    """Compare a machine's clock with this one's; half of the round trip is the uncertainty."""
     before = time.time()
     there = await node.call(time.time)
     after = time.time()
     apart = abs(there - (before + after) / 2)
     doubt = (after - before) / 2
     found = f"{apart * 1e3:,.1f} ms apart, ± {doubt * 1e3:,.1f}"
-    mend = "start a time service (chrony, ntpd) there"
     if apart - doubt <= CLOCKS_S:
-        return Finding(node.name, "clock", State.OK, found)
-    state = State.FAIL if apart - doubt > CLOCKS_BAD_S else State.WARN
-    return Finding(node.name, "clock", state, found, mend)
-
-
-ALL_REDUCE_S = 300.0
-"""Seconds until it must be over; NCCL alone takes up to a minute to set up on many machines."""
+        return MachineFinding(node.name, "clock", FindingState.OK, found)
+    state = FindingState.FAIL if apart - doubt > CLOCKS_BAD_S else FindingState.WARN
+    fix = "start a time service (chrony, ntpd) there"
+    return MachineFinding(node.name, "clock", state, found, fix)
 
 
 async def check_collective(
     nodes: Sequence[Node], num_ranks: int, folder: Path, *, threads: int
-) -> list[Finding]:
-    """Run one rank a GPU (or CPU process) on the nodes, and judge sum and speed."""
-    where, name = "all" if len(nodes) > 1 else nodes[0].name, "all-reduce"
-    each = num_ranks // len(nodes)
+) -> list[MachineFinding]:
+    """Run an all-reduce with one rank per GPU or CPU process; check its sum and speed.
+
+    This is the controller's side; each rank runs `_allreduce_rank.py`.
+    """
+    machines, name = "all" if len(nodes) > 1 else nodes[0].name, "all-reduce"
     log = (folder / "preflight" / "all-reduce.log").resolve()
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    first = nodes[0]
-    running: list[Running] = []
+    running: list[RunningProcess] = []
     try:
-        port = await first.call(free_port, first.address)
-        for rank in range(num_ranks):
-            node = nodes[rank // each]
-            told = {
-                "rank": rank,
-                "ranks": num_ranks,
-                "store": f"tcp://{first.address}:{port}",
-                "address": node.address,
-                "threads": threads,
-            }
-            place = rank % each
-            gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[place]} if place < len(node.gpus) else {}
-            argv = (PYTHON, "-m", "swerl.cluster._allreduce_rank", json.dumps(told))
-            running.append(await node.start(Order(argv, log, env=gpu)))
-        deaths = [process.ended for process in running]
-        await asyncio.wait(deaths, timeout=ALL_REDUCE_S, return_when=asyncio.ALL_COMPLETED)
+        await _start_ranks(nodes, num_ranks, log, running, threads=threads)
+        ends = [process.ended for process in running]
+        await asyncio.wait(ends, timeout=ALL_REDUCE_S, return_when=asyncio.ALL_COMPLETED)
     except (ClusterError, OSError) as error:
-        mend = getattr(error, "hint", "") or f"{first.address} is no address of {first.name}"
-        return [judged(where, name, str(error), good=False, mend=mend)]
+        first = nodes[0]
+        fix = getattr(error, "hint", "") or f"{first.address} is no address of {first.name}"
+        return [check_result(machines, name, str(error), good=False, fix=fix)]
     finally:
         for process in running:
             if not process.ended.done():
                 await process.signal(signal.SIGKILL)
-    ends = [str(each.result()) if each.done() else "hangs" for each in deaths]
-    bad = [f"rank {rank}: {end}" for rank, end in enumerate(ends) if end != "exit code 0"]
-    said = _last_line(log)
-    if bad or said is None:
-        mend = f"do the machines reach each other on every port? Its log is {log}"
-        return [judged(where, name, "; ".join(bad[:4]) or "no answer", good=False, mend=mend)]
+    texts = [str(each.result()) if each.done() else "hangs" for each in ends]
+    bad = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text != "exit code 0"]
+    speed = _reported_speed(log)
+    if bad or speed is None:
+        fix = f"do the machines reach each other on every port? The log is {log}"
+        return [
+            check_result(machines, name, "; ".join(bad[:4]) or "no answer", good=False, fix=fix)
+        ]
     log.unlink(missing_ok=True)
-    return [Finding(where, name, State.OK, said)]
+    return [MachineFinding(machines, name, FindingState.OK, speed)]
 
 
-def _last_line(log: Path) -> str | None:
+async def _start_ranks(
+    nodes: Sequence[Node],
+    num_ranks: int,
+    log: Path,
+    running: list[RunningProcess],
+    *,
+    threads: int,
+) -> None:
+    """Start the ranks and append each to `running` at once, so that a failure leaves none."""
+    first, per_node = nodes[0], num_ranks // len(nodes)
+    port = await first.call(free_port, first.address)
+    for rank in range(num_ranks):
+        node = nodes[rank // per_node]
+        settings = {
+            "rank": rank,
+            "ranks": num_ranks,
+            "store": f"tcp://{first.address}:{port}",
+            "address": node.address,
+            "threads": threads,
+        }
+        local = rank % per_node
+        gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[local]} if local < len(node.gpus) else {}
+        argv = (PYTHON, "-m", "swerl.cluster._allreduce_rank", json.dumps(settings))
+        running.append(await node.start(ProcessSpec(argv, log, env=gpu)))
+
+
+def _reported_speed(log: Path) -> str | None:
     with suppress(OSError):
         for line in reversed(log.read_text(errors="replace").splitlines()):
             if line.startswith("all-reduce: "):

@@ -1,9 +1,9 @@
-"""Nodes on a Ray cluster: one placement group, one bundle and one actor a machine.
+"""Nodes on a Ray cluster: one placement group, with one bundle and one actor per machine.
 
-A bundle takes a machine's whole share, all of its GPUs with it, so ranks and engines that take
-turns on the same GPUs need no fractions of them. The actor gives each process its GPUs by
-CUDA_VISIBLE_DEVICES. Commands and answers travel as actor calls, so no port of swerl's own is
-opened between machines. Leaving the context ends this run's actors and its group, and no more.
+A bundle takes a machine's whole share with all of its GPUs, so colocated ranks and engines need no
+fractions of a GPU; the actor sets CUDA_VISIBLE_DEVICES for each process. Commands and answers
+travel as actor calls, so swerl opens no port of its own between machines. Leaving the context ends
+this run's actors and its group, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from swerl.cluster.node import Ended, Order
+from swerl.cluster.node import ProcessEnd, ProcessSpec
 from swerl.core.errors import ClusterError
 
 if TYPE_CHECKING:
-    from swerl.cluster.ray_host import About
+    from swerl.cluster.ray_host import HostInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SAID_LENGTH = 300
-"""Characters of Ray's own words; the two versions of a mismatch are in its sixth line."""
-KNOCK_S = 10.0
-"""Seconds for a cluster's head to take a connection."""
+QUOTED_LENGTH = 300
+"""Characters quoted from Ray's errors; a version mismatch is named in the sixth line."""
+CONNECT_S = 10.0
+"""Seconds that a cluster's head has to accept a connection."""
 
 
 @asynccontextmanager
 async def ray_nodes(
-    address: str, share: Share, *, run: str, tell: Callable[[str], None] = lambda _: None
+    address: str, share: RayShare, *, run: str, tell: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[list[RayNode]]:
-    """Yield nodes of the cluster at `address`, held for this run alone, by their names.
+    """Yield nodes of the cluster at `address`, reserved for this run, ordered by name.
 
-    `tell` hears what is waited for. Raises ClusterError where Ray is absent, nothing answers, or
-    the cluster is too small.
+    `tell` receives waiting notices. Raises ClusterError if Ray is not installed, the cluster does
+    not answer, or it is too small.
     """
     ray = _connect(address, run)
     group = None
@@ -46,8 +46,8 @@ async def ray_nodes(
     try:
         group = await reserve(ray, share, run, tell)
         actors = _start_hosts(ray, group, share)
-        abouts = await asyncio.gather(*(_asked(each.about.remote()) for each in actors))
-        yield _named(actors, abouts)
+        infos = await asyncio.gather(*(_result(each.info.remote()) for each in actors))
+        yield _named(actors, infos)
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -59,24 +59,22 @@ async def ray_nodes(
 class RayNode:
     """Implements Node by an actor."""
 
-    def __init__(self, actor: Any, about: About, name: str) -> None:
+    def __init__(self, actor: Any, info: HostInfo, name: str) -> None:
         self.name = name
-        self.address = about.address
-        self.gpus = about.gpus
+        self.address = info.address
+        self.gpus = info.gpus
         self._actor = actor
 
-    async def start(self, order: Order) -> RayProcess:
-        """Start a process. Raises ClusterError."""
-        pid = _unpacked(await _asked(self._actor.start.remote(order)))
+    async def start(self, spec: ProcessSpec) -> RayProcess:
+        pid = _unpacked(await _result(self._actor.start.remote(spec)))
         return RayProcess(self._actor, pid, self.name)
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function there. Raises ClusterError."""
-        return cast(T, _unpacked(await _asked(self._actor.call.remote(function, args, kwargs))))
+        return cast(T, _unpacked(await _result(self._actor.call.remote(function, args, kwargs))))
 
 
 class RayProcess:
-    """Implements Running."""
+    """Implements RunningProcess."""
 
     def __init__(self, actor: Any, pid: int, node: str) -> None:
         self.pid = pid
@@ -85,31 +83,28 @@ class RayProcess:
         self.ended = asyncio.create_task(self._wait())
 
     async def signal(self, number: int) -> None:
-        """Send a signal; nothing once it or its node is gone."""
         with suppress(ClusterError):
-            await _asked(self._actor.signal.remote(self.pid, int(number)))
+            await _result(self._actor.signal.remote(self.pid, int(number)))
 
     async def send(self, line: bytes) -> None:
-        """Write to its link. Raises ConnectionError where it reads no more."""
         try:
-            if await _asked(self._actor.send.remote(self.pid, line)):
+            if await _result(self._actor.send.remote(self.pid, line)):
                 return
         except ClusterError as error:
             raise ConnectionError from error
         raise BrokenPipeError
 
     async def receive(self) -> bytes:
-        """Return its next line, or nothing where no more will come."""
         try:
-            return cast(bytes, await _asked(self._actor.receive.remote(self.pid)))
+            return cast(bytes, await _result(self._actor.receive.remote(self.pid)))
         except ClusterError:
             return b""
 
-    async def _wait(self) -> Ended:
+    async def _wait(self) -> ProcessEnd:
         try:
-            return cast(Ended, await _asked(self._actor.ended.remote(self.pid)))
+            return cast(ProcessEnd, await _result(self._actor.ended.remote(self.pid)))
         except ClusterError as error:
-            return Ended(-1, lost=str(error))
+            return ProcessEnd(-1, lost=str(error))
 
 
 def _connect(address: str, run: str) -> Any:
@@ -120,27 +115,27 @@ def _connect(address: str, run: str) -> Any:
             "Ray is not installed", hint="pip install 'swerl[cluster]' on every machine"
         ) from None
     try:
-        _knock(address)
-        # Ray's own handler would end this process in the middle of anything.
+        _check_listening(address)
+        # Ray's own SIGTERM handler would end this process at any point.
         handler = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, namespace=f"swerl-{run}", log_to_driver=False, logging_level=40)
         signal.signal(signal.SIGTERM, handler)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        said = " ".join(str(error).split())[:SAID_LENGTH]
-        message = f"no Ray cluster answers at {address!r}: {said}"
+        reason = " ".join(str(error).split())[:QUOTED_LENGTH]
+        message = f"no Ray cluster answers at {address!r}: {reason}"
         hint = "`ray status` must work on this machine; or choose another cluster.launcher"
         raise ClusterError(message, hint=hint) from error
     return ray
 
 
-def _knock(address: str) -> None:
-    """Raise OSError where nobody listens: Ray itself would try for five minutes."""
+def _check_listening(address: str) -> None:
+    """Raise OSError if the port is closed: Ray itself would try for five minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
-def _start_hosts(ray: Any, group: Any, share: Share) -> list[Any]:
+def _start_hosts(ray: Any, group: Any, share: RayShare) -> list[Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     from swerl.cluster.ray_host import RayHost
@@ -158,35 +153,35 @@ def _start_hosts(ray: Any, group: Any, share: Share) -> list[Any]:
     ]
 
 
-def _named(actors: Sequence[Any], abouts: Sequence[About]) -> list[RayNode]:
-    """Return the nodes by their names; several on one machine are numbered."""
-    count = Counter(about.name for about in abouts)
+def _named(actors: Sequence[Any], infos: Sequence[HostInfo]) -> list[RayNode]:
+    """Return the nodes ordered by name; several on one machine are numbered."""
+    count = Counter(info.name for info in infos)
     seen: Counter[str] = Counter()
     nodes = []
-    for actor, about in sorted(zip(actors, abouts, strict=True), key=lambda pair: pair[1].name):
-        seen[about.name] += 1
-        several = count[about.name] > 1
-        name = f"{about.name}-{seen[about.name]}" if several else about.name
-        nodes.append(RayNode(actor, about, name))
+    for actor, info in sorted(zip(actors, infos, strict=True), key=lambda pair: pair[1].name):
+        seen[info.name] += 1
+        several = count[info.name] > 1
+        name = f"{info.name}-{seen[info.name]}" if several else info.name
+        nodes.append(RayNode(actor, info, name))
     return nodes
 
 
-async def _asked(reference: Awaitable[T]) -> T:
-    """Return what an actor answers. Raises ClusterError where it or its machine is gone."""
+async def _result(reference: Awaitable[T]) -> T:
+    """Return an actor's answer. Raises ClusterError if the actor or its machine is gone."""
     from ray.exceptions import RayError
 
     try:
         return await reference
     except RayError as error:
         message = f"a machine of the Ray cluster failed: {_first_line(error)}"
-        hint = "the same command goes on once the cluster is whole; Ray's own logs say more"
+        hint = "the same command resumes once the cluster is whole; see Ray's own logs"
         raise ClusterError(message, hint=hint) from error
 
 
 def _unpacked(answer: Any) -> Any:
-    from swerl.cluster.ray_host import Failed
+    from swerl.cluster.ray_host import RemoteError
 
-    if isinstance(answer, Failed):
+    if isinstance(answer, RemoteError):
         raise ClusterError(answer.message, hint=answer.hint)
     return answer
 
@@ -196,14 +191,14 @@ def _first_line(error: BaseException) -> str:
 
 
 TELL_S = 10.0
-"""Seconds of waiting for machines from which it is worth a word."""
+"""Seconds of waiting for machines before a notice is emitted."""
 PLACE_S = 600.0
-"""Seconds to wait for machines: an autoscaler may have to start them first."""
+"""Seconds to wait for machines: an autoscaler may have to start them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What a run takes of a Ray cluster."""
+class RayShare:
+    """The part of a Ray cluster that a run reserves."""
 
     num_nodes: int
     gpus_per_node: int
@@ -211,8 +206,8 @@ class Share:
     place_s: float = PLACE_S
 
 
-async def reserve(ray: Any, share: Share, run: str, tell: Callable[[str], None]) -> Any:
-    """Return a placement group of the share once its machines are there. Raises ClusterError."""
+async def reserve(ray: Any, share: RayShare, run: str, tell: Callable[[str], None]) -> Any:
+    """Reserve the share as a placement group; wait for its machines. Raises ClusterError."""
     from ray.util import placement_group
 
     bundle = {"CPU": share.cpus_per_node} | (
@@ -235,7 +230,7 @@ async def reserve(ray: Any, share: Share, run: str, tell: Callable[[str], None])
         if isinstance(error, asyncio.CancelledError):
             raise
         message = f"the Ray cluster has no {wanted} free: {offered}"
-        hint = "`ray status` says who holds what; nothing of others was touched"
+        hint = "`ray status` shows who holds what; other runs were not touched"
         raise ClusterError(message, hint=hint) from error
     return group
 

@@ -1,7 +1,8 @@
-"""Sandbox servers on the nodes of a run: one a machine, started again when it dies.
+"""Sandboxes on the nodes of a run: one server per machine, and a backend over all of them.
 
-Each is `sandboxes/e2b_server/process.py` over the recipe's own backend, with a key of its own. The
-E2B client calls it. Its link ends it when the controller is gone.
+Each server is `sandboxes/e2b_server/process.py` over the recipe's own backend, with a key of its
+own; the E2B client calls it. It ends with its link when the controller is gone. A server that dies
+fails its open sandboxes at once and is restarted; new sandboxes go to the emptiest machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swerl.cluster.node import PYTHON, Node, Order, Running, end_server, last_lines
+from swerl.cluster.node import PYTHON, Node, ProcessSpec, RunningProcess, end_server, last_lines
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import ClusterError, SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.events import Emit, Notice
@@ -27,38 +28,38 @@ from swerl.sandboxes.e2b_server.access import new_key
 from swerl.sandboxes.e2b_server.process import Begin
 
 RESTARTS = 3
-"""Times that a machine's server is started again; then the others do without it."""
+"""Restarts of a machine's server; afterwards the run continues without it."""
 START_S = 120.0
-"""Seconds for a server to listen: what a killed start left on its machine is removed first."""
+"""Seconds for a server to listen: it first removes the sandboxes of a killed start."""
 CREATES_PER_S = 1000.0
 REQUEST_S = 300.0
-"""Seconds of one request: a machine may have to pull the sandbox's image first."""
+"""Time limit of one request: a machine may have to pull the sandbox's image first."""
 SPARE = 2
-"""Sandboxes that a server may hold for each Episode: one may close while the next opens."""
+"""Sandboxes that a server may hold per Episode: one may close while the next opens."""
 
 
 @asynccontextmanager
 async def serve_sandboxes(
     nodes: Sequence[Node], recipe: Recipe, *, logs: Path, emit: Emit
-) -> AsyncIterator[Spread]:
+) -> AsyncIterator[SpreadBackend]:
     """Yield a backend whose sandboxes are spread over these nodes.
 
-    Raises SandboxError where a machine cannot serve any.
+    Raises SandboxError if a machine cannot serve any.
     """
-    spread = Spread([node.name for node in nodes])
+    backend = SpreadBackend([node.name for node in nodes])
     servers = [
         _Server(node, site, recipe, logs=logs, emit=emit)
-        for node, site in zip(nodes, spread.sites, strict=True)
+        for node, site in zip(nodes, backend.sites, strict=True)
     ]
-    keepers: list[asyncio.Task[None]] = []
+    supervisors: list[asyncio.Task[None]] = []
     try:
         await asyncio.gather(*(server.start() for server in servers))
-        keepers = [asyncio.create_task(server.keep()) for server in servers]
-        yield spread
+        supervisors = [asyncio.create_task(server.supervise()) for server in servers]
+        yield backend
     finally:
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        for supervisor in supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*supervisors, return_exceptions=True)
         await asyncio.gather(*(server.end() for server in servers))
 
 
@@ -73,23 +74,25 @@ class _Up:
 class _Server:
     """One machine's server."""
 
-    def __init__(self, node: Node, site: Site, recipe: Recipe, *, logs: Path, emit: Emit) -> None:
+    def __init__(
+        self, node: Node, site: SandboxSite, recipe: Recipe, *, logs: Path, emit: Emit
+    ) -> None:
         self._node = node
         self._site = site
         self._recipe = recipe
         self._log = (logs / f"sandboxes-{node.name}.log").resolve()
         self._emit = emit
-        self._process: Running | None = None
+        self._process: RunningProcess | None = None
 
     async def start(self) -> None:
-        """Start it and let the site use it. Raises SandboxError with what it said."""
-        order = Order(
+        """Start the server and connect the site to it. Raises SandboxError with its message."""
+        spec = ProcessSpec(
             (PYTHON, "-m", "swerl.sandboxes.e2b_server.process"),
             self._log,
             linked=True,
             guarded=True,
         )
-        self._process = await self._node.start(order)
+        self._process = await self._node.start(spec)
         try:
             async with asyncio.timeout(START_S):
                 up = await self._begin(self._process)
@@ -97,16 +100,16 @@ class _Server:
             raise self._failed(f"it does not answer ({type(error).__name__})") from error
         self._site.serve(_client(up, self._recipe))
 
-    async def keep(self) -> None:
-        """Start it again when it ends, a few times; then leave it to the others."""
+    async def supervise(self) -> None:
+        """Restart the server when it ends, up to RESTARTS times."""
         for left in reversed(range(RESTARTS)):
             assert self._process is not None
             how = await asyncio.shield(self._process.ended)
             self._site.lose(str(how))
             self._emit(
                 Notice(
-                    f"the sandbox server on {self._node.name} ended ({how}), and its sandboxes "
-                    f"with it; it is started again, {left} more times"
+                    f"the sandbox server on {self._node.name} ended ({how}) with its sandboxes; "
+                    f"restarting it, {left} restarts left"
                 )
             )
             try:
@@ -118,10 +121,10 @@ class _Server:
         self._lost(str(await asyncio.shield(self._process.ended)))
 
     async def end(self) -> None:
-        """Ask it to remove its sandboxes and end, and kill it where it does not."""
+        """Ask the server to remove its sandboxes and end; kill it if it does not."""
         await end_server(self._process)
 
-    async def _begin(self, process: Running) -> _Up:
+    async def _begin(self, process: RunningProcess) -> _Up:
         recipe, key = self._recipe, new_key()
         begin = Begin(
             key=key,
@@ -134,21 +137,21 @@ class _Server:
         answer = await process.receive()
         if not answer:
             raise self._failed(str(await asyncio.shield(process.ended)))
-        told = json.loads(answer)
-        if "error" in told:
+        reply = json.loads(answer)
+        if "error" in reply:
             raise SandboxError(
-                f"no sandboxes on {self._node.name}: {told['error']}", hint=told["hint"]
+                f"no sandboxes on {self._node.name}: {reply['error']}", hint=reply["hint"]
             )
-        return _Up(told["url"], key)
+        return _Up(reply["url"], key)
 
     def _failed(self, why: str) -> SandboxError:
         last = last_lines(self._log)
         message = f"the sandbox server on {self._node.name} did not come up: {why}: {last}"
-        return SandboxError(message, hint=f"its whole log is {self._log}")
+        return SandboxError(message, hint=f"the whole log is {self._log}")
 
     def _lost(self, why: str) -> None:
         self._site.lose(why, for_good=True)
-        self._emit(Notice(f"{self._node.name} serves no sandboxes any more: {why}"))
+        self._emit(Notice(f"{self._node.name} no longer serves sandboxes: {why}"))
 
 
 def _client(up: _Up, recipe: Recipe) -> e2b.E2BBackend:
@@ -165,30 +168,30 @@ def _client(up: _Up, recipe: Recipe) -> e2b.E2BBackend:
     return e2b.connect(options, up.key, own=True)
 
 
-class Site:
+class SandboxSite:
     """One machine's sandboxes."""
 
     def __init__(self, name: str, changed: asyncio.Event) -> None:
-        """`changed` is set when a server stands here, or none will any more."""
+        """`changed` is set when a server is up here, or none ever will be."""
         self.name = name
         self.num_open = 0
-        """Sandboxes of this run there, those being opened and closed with them."""
+        """Sandboxes of this run there, including those being opened or closed."""
         self.backend: E2BBackend | None = None
-        """None while nothing serves there."""
+        """None while no server is up."""
         self.is_over = False
-        """Whether nothing will serve there any more."""
+        """True when no server will be up again."""
         self._changed = changed
         self._open: set[E2BSandbox] = set()
         self._lost: asyncio.Future[SandboxLostError]
 
     def serve(self, backend: E2BBackend) -> None:
-        """Open what comes from now on by this backend."""
+        """Open further sandboxes with this backend."""
         self.backend = backend
         self._lost = asyncio.get_running_loop().create_future()
         self._changed.set()
 
     def lose(self, why: str, *, for_good: bool = False) -> None:
-        """Fail everything in its sandboxes, and open none until another server stands, if ever."""
+        """Fail everything in its sandboxes, and open none until another server is up."""
         self.backend, self.is_over = None, for_good
         self._changed.set()
         message = f"the sandbox server on {self.name} ended: {why}"
@@ -202,7 +205,7 @@ class Site:
     async def opened(
         self, image: str, limits: Limits, *, workdir: str, mounts: Sequence[Mount], name: str
     ) -> AsyncIterator[Sandbox]:
-        """Open a sandbox here. Raises SandboxLostError where the server ends meanwhile."""
+        """Open a sandbox here. Raises SandboxLostError if the server ends meanwhile."""
         assert self.backend is not None
         lost = self._lost
         context = self.backend.open(image, limits, workdir=workdir, mounts=mounts, name=name)
@@ -226,12 +229,12 @@ class Site:
             self.num_open -= 1
 
 
-class Spread:
+class SpreadBackend:
     """Implements SandboxBackend over sites."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._changed = asyncio.Event()
-        self.sites = [Site(name, self._changed) for name in names]
+        self.sites = [SandboxSite(name, self._changed) for name in names]
 
     def open(
         self,
@@ -244,23 +247,21 @@ class Spread:
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Create a sandbox of `image` on the machine with the fewest.
 
-        Waits where none serves. Raises SandboxUnavailableError where none ever will.
+        Waits while no server is up. Raises SandboxUnavailableError if none will be again.
         """
         return self._open(image, limits, workdir, mounts, name)
 
     async def live(self) -> Sequence[LiveSandbox]:
-        """Return the sandboxes that the machines' servers hold."""
         backends = [site.backend for site in self.sites if site.backend]
         found = await asyncio.gather(*(backend.live() for backend in backends))
         return [each for some in found for each in some]
 
     async def remove(self, name: str) -> None:
-        """Remove the sandbox of this name; nothing where none is."""
         backends = [site.backend for site in self.sites if site.backend]
         await asyncio.gather(*(backend.remove(name) for backend in backends))
 
     def price(self, limits: Limits) -> float:
-        """Return 0: these machines are paid for."""
+        """Return 0: the machines are already paid for."""
         return 0.0
 
     @asynccontextmanager
@@ -271,11 +272,11 @@ class Spread:
         async with site.opened(image, limits, workdir=workdir, mounts=mounts, name=name) as sandbox:
             yield sandbox
 
-    async def _emptiest(self) -> Site:
+    async def _emptiest(self) -> SandboxSite:
         while not (serving := [site for site in self.sites if site.backend]):
             if all(site.is_over for site in self.sites):
                 message = "no machine of the cluster serves sandboxes any more"
-                hint = "the logs sandboxes-*.log of the run say why; the same command goes on"
+                hint = "see sandboxes-*.log in the run's logs; the same command resumes"
                 raise SandboxUnavailableError(message, hint=hint)
             self._changed.clear()
             await self._changed.wait()

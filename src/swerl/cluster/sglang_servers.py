@@ -1,6 +1,6 @@
-"""SGLang servers on the nodes of a run: started, waited for, and ended.
+"""SGLang servers on the nodes of a run: start them, wait until they serve, end them.
 
-`supervise` in `engines/_sglang_server.py` restarts those that end or hang again.
+`supervise` in `engines/_sglang_server.py` restarts a server that ends or hangs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from swerl.cluster.node import Node, Order, Running, end_server, free_port, last_lines
+from swerl.cluster.node import Node, ProcessSpec, RunningProcess, end_server, free_port, last_lines
 from swerl.core.errors import EngineError, RecipeError
 from swerl.engines import sglang
 from swerl.engines.sglang import serves
@@ -23,12 +23,12 @@ POLL_S = 0.5
 class NodeServer:
     """One server on a node. Implements `Host` of the engines' launcher."""
 
-    def __init__(self, node: Node, url: str, order: Order, start_timeout_s: float) -> None:
+    def __init__(self, node: Node, url: str, spec: ProcessSpec, start_timeout_s: float) -> None:
         self.url = url
         self._node = node
-        self._order = order
+        self._spec = spec
         self._start_timeout_s = start_timeout_s
-        self._process: Running | None = None
+        self._process: RunningProcess | None = None
 
     async def start(self) -> None:
         """Start it and wait until it serves. Raises ClusterError, EngineError."""
@@ -38,13 +38,13 @@ class NodeServer:
 
     async def begin(self) -> None:
         """Start its process. Raises ClusterError."""
-        order = self._order
+        spec = self._spec
         if self._process is not None:
-            order = replace(order, argv=(*order.argv, *sglang.AGAIN))
-        self._process = await self._node.start(order)
+            spec = replace(spec, argv=(*spec.argv, *sglang.AGAIN))
+        self._process = await self._node.start(spec)
 
     async def until_up(self) -> None:
-        """Wait until it serves. Raises EngineError with its log's end."""
+        """Wait until it serves. Raises EngineError with the end of its log."""
         process = self._process
         assert process is not None
         with suppress(TimeoutError):
@@ -53,20 +53,19 @@ class NodeServer:
                     if await serves(self.url):
                         return
                     await asyncio.wait([process.ended], timeout=POLL_S)
-        log = self._order.log
+        log = self._spec.log
         late = f"not up after {self._start_timeout_s:g} s"
         how = process.ended.result() if process.ended.done() else late
         raise EngineError(
             f"the engine on {self._node.name} did not come up ({how}): {last_lines(log)}",
-            hint=f"its whole log is {log}",
+            hint=f"the whole log is {log}",
         )
 
     async def stop(self) -> None:
-        """Ask it to end, and kill it where it does not."""
         await end_server(self._process)
 
     async def ended(self) -> str:
-        """Wait until it has ended."""
+        """Wait for its end and return the reason."""
         assert self._process is not None
         return f"its process ended: {await asyncio.shield(self._process.ended)}"
 
@@ -82,7 +81,7 @@ async def serve_on(
 ) -> AsyncIterator[list[NodeServer]]:
     """Yield servers on these nodes, once all of them serve.
 
-    Raises RecipeError on an engine larger than a node, EngineError where one does not come up.
+    Raises RecipeError on an engine larger than a node, EngineError if one does not come up.
     """
     servers = [
         await _server(node, number, options, model, cluster=cluster, logs=logs)
@@ -99,12 +98,12 @@ async def serve_on(
 
 
 def engines_per_node(cluster: ClusterSection) -> int:
-    """Return how many servers a node holds. Raises RecipeError where one does not fit."""
+    """Return the number of servers per node. Raises RecipeError if none fits."""
     if not cluster.gpus_per_node:
         return 1
     count = cluster.gpus_per_node // cluster.gpus_per_engine
     if not count:
-        message = f"cluster.gpus_per_engine = {cluster.gpus_per_engine} is more than a node has"
+        message = f"cluster.gpus_per_engine = {cluster.gpus_per_engine} exceeds a node's GPUs"
         hint = "swerl starts engines of one node at most; start larger ones and set engine.url"
         raise RecipeError(message, hint=hint)
     return count
@@ -127,7 +126,7 @@ async def _server(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(node.gpus[number * size : (number + 1) * size])
         command.append(f"--tp-size={size}")
         if cluster.colocate:
-            command.append("--enable-memory-saver")  # its memory is the trainer's in turn
+            command.append("--enable-memory-saver")  # The trainer uses its memory in turn.
     log = (logs / f"engine-{node.name}-{number}.log").resolve()
-    order = Order(tuple(command), log, env=env, guarded=True)
-    return NodeServer(node, f"http://{node.address}:{port}", order, options.start_timeout_s)
+    spec = ProcessSpec(tuple(command), log, env=env, guarded=True)
+    return NodeServer(node, f"http://{node.address}:{port}", spec, options.start_timeout_s)

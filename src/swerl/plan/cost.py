@@ -1,4 +1,7 @@
-"""What a run will cost: assumptions with their sources, and the low, middle and high case."""
+"""The cost of a run before it starts: prices, assumptions with sources, low to high estimates.
+
+Dollars are US dollars. The simulation has assumptions of its own, which `override` changes too.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,34 @@ from swerl.core.errors import InputError, unknown
 from swerl.recipe.schema import Recipe, RolloutSection
 
 CASES = ("low", "mid", "high")
+EXAMPLE_AGENT_S = 1800
+"""Agent budget to which the sandbox-seconds of the example belong."""
+EXAMPLE_SANDBOX_SECONDS = (520.0, 1140.0, 2400.0)
+"""Both sandboxes of one Episode together. The high case is the whole agent budget of 1,800 s and
+the whole test budget of 600 s; low and middle are those of the published estimate."""
+PASSING_SHARE = 0.6
+"""Fraction of Groups that a filter passes. Assumed: for tasks that are solved one time in ten to
+nine in ten, eight attempts usually differ, and not all tasks are such."""
+LOST_SHARE = 0.02
+"""Fraction of attempts lost to infrastructure. Assumed; `rollout.max_infra_rate` bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One entry of the price book."""
+
+    name: str
+    value: float
+    """US dollars per `unit`."""
+    unit: str
+    source: str
+    date: str
+    """Year and month in which the source was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One number that an estimate rests on. `key` is what `--set` calls it."""
+    """One number that an estimate rests on; `key` is its name for `--set`."""
 
     key: str
     value: float
@@ -27,8 +53,8 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What a run costs in one case. Dollars and hours of the whole run unless named per Episode."""
+class CostCase:
+    """The cost of a run in one case. Dollars and hours are of the whole run unless named."""
 
     name: str
     episode_sandbox_seconds: float
@@ -40,7 +66,6 @@ class Case:
 
     @property
     def total_dollars(self) -> float:
-        """Sandboxes and GPUs together."""
         return self.sandbox_dollars + self.gpu_dollars
 
 
@@ -50,20 +75,25 @@ class Estimate:
 
     assumptions: tuple[Assumption, ...]
     num_episodes: int
-    """Episodes that are trained, left out by a filter, or evaluated."""
+    """Episodes that are trained, rejected by a filter, or evaluated."""
     num_sandboxes: int
     sandbox_dollars_per_second: float
-    cases: tuple[Case, ...]
+    cases: tuple[CostCase, ...]
 
 
 def estimate(assumptions: Iterable[Assumption], settings: Iterable[str] = ()) -> Estimate:
-    """Work out what a run costs; `settings` are `key=value` texts that override assumptions.
+    """Estimate the cost of a run; `settings` are `key=value` overrides of assumptions.
 
-    Raises InputError on a setting that cannot be read and on a price that is not known,
-    UnknownNameError on an unknown key.
+    Raises InputError on an unreadable setting or an unknown price, UnknownNameError on an unknown
+    key.
     """
-    rows = override(tuple(assumptions), settings)
-    _refuse_unknown(rows)
+    rows = override(assumptions, settings)
+    for row in rows:
+        if math.isnan(row.value):
+            raise InputError(
+                f"no price is set for {row.key}: {row.source}",
+                hint=f"give it with --set {row.key}=DOLLARS",
+            )
     value = {row.key: row.value for row in rows}
     groups = value["steps"] * value["groups_per_step"] * value["group_factor"]
     episodes = groups * value["episodes_per_group"] + value["eval_episodes"]
@@ -83,44 +113,48 @@ def estimate(assumptions: Iterable[Assumption], settings: Iterable[str] = ()) ->
     )
 
 
-def override(
-    assumptions: tuple[Assumption, ...], settings: Iterable[str]
-) -> tuple[Assumption, ...]:
-    """Replace values by `key=value` texts; a key without `.low`, `.mid`, `.high` sets all three."""
-    rows = {row.key: row for row in assumptions}
-    for setting in settings:
-        key, value = _parse(setting)
-        keys = [key] if key in rows else [f"{key}.{case}" for case in CASES]
-        if keys[0] not in rows:
-            raise unknown("assumption", key, rows)
-        for found in keys:
-            rows[found] = replace(rows[found], value=value, source="--set")
-    return tuple(rows.values())
-
-
-def _case(name: str, value: Mapping[str, float], per_second: float, episodes: float) -> Case:
+def _case(name: str, value: Mapping[str, float], per_second: float, episodes: float) -> CostCase:
     seconds = value[f"sandbox_seconds.{name}"]
     per_episode = episode_dollars(per_second, seconds)
-    hours = wall_hours(value["steps"], value[f"step_minutes.{name}"])
-    held_hours = gpu_hours(value["gpus"], hours)
-    return Case(
+    hours = value["steps"] * value[f"step_minutes.{name}"] / 60
+    gpu_hours = value["gpus"] * hours  # A run holds its GPUs from start to end.
+    return CostCase(
         name=name,
         episode_sandbox_seconds=seconds,
         episode_sandbox_dollars=per_episode,
-        sandbox_dollars=sandbox_dollars(per_episode, episodes, factor=value["sandbox_factor"]),
+        sandbox_dollars=per_episode * episodes * value["sandbox_factor"],
         hours=hours,
-        gpu_hours=held_hours,
-        gpu_dollars=held_hours * value["gpu_hour"],
+        gpu_hours=gpu_hours,
+        gpu_dollars=gpu_hours * value["gpu_hour"],
     )
 
 
-def _refuse_unknown(rows: Iterable[Assumption]) -> None:
-    for row in rows:
-        if math.isnan(row.value):
-            raise InputError(
-                f"nobody said what {row.key} is: {row.source}",
-                hint=f"say it with --set {row.key}=DOLLARS",
-            )
+def sandbox_dollars_per_second(
+    *, vcpus: float, memory_gib: float, vcpu_second: float, gib_second: float
+) -> float:
+    """Return the cost per second of one running sandbox; prices are per unit and second."""
+    return vcpus * vcpu_second + memory_gib * gib_second
+
+
+def episode_dollars(dollars_per_second: float, sandbox_seconds: float) -> float:
+    """Return the cost of the sandboxes of one Episode; the seconds of both add up."""
+    return dollars_per_second * sandbox_seconds
+
+
+def override(rows: Iterable[Assumption], settings: Iterable[str]) -> tuple[Assumption, ...]:
+    """Replace values by `key=value` texts; a key without `.low`, `.mid`, `.high` sets all three.
+
+    Raises InputError, UnknownNameError.
+    """
+    found = {row.key: row for row in rows}
+    for setting in settings:
+        key, value = _parse(setting)
+        keys = [key] if key in found else [f"{key}.{case}" for case in CASES]
+        if keys[0] not in found:
+            raise unknown("assumption", key, found)
+        for each in keys:
+            found[each] = replace(found[each], value=value, source="--set")
+    return tuple(found.values())
 
 
 def _parse(setting: str) -> tuple[str, float]:
@@ -132,25 +166,9 @@ def _parse(setting: str) -> tuple[str, float]:
     if not 0 <= value < float("inf"):
         raise InputError(
             f"--set {setting!r} is not key=number",
-            hint="for example --set vcpus=2 or --set sandbox_seconds.low=300",
+            hint="for example --set vcpus=2 or --set train_mfu=0.3",
         )
     return key.strip(), value
-
-
-EXAMPLE_AGENT_S = 1800
-"""Agent budget that the sandbox-seconds of the example belong to."""
-EXAMPLE_SANDBOX_SECONDS = (520.0, 1140.0, 2400.0)
-"""Of one Episode's two sandboxes together. The high case is the whole agent budget of 1,800 s and
-the whole test budget of 600 s; low and middle are the published estimate's."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where the numbers come from, in words."""
-
-    run: str
-    seconds: str
-    minutes: str
 
 
 def example() -> tuple[Assumption, ...]:
@@ -168,31 +186,36 @@ def example() -> tuple[Assumption, ...]:
         }
     )
     published = "the example's published estimate"
-    return _assumptions(recipe, _Source("8-node example", published, published))
+    return _assumptions(recipe, "8-node example", seconds_from=published, minutes_from=published)
 
 
 def from_recipe(recipe: Recipe) -> tuple[Assumption, ...]:
     """Return the assumptions of a recipe; a price that is not in the book is NaN."""
-    given = recipe.cost.model_fields_set
-    seconds = "recipe: cost.sandbox_seconds"
+    seconds_from = "recipe: cost.sandbox_seconds"
     if recipe.cost.sandbox_seconds is None:
-        seconds = f"the 8-node example's, scaled to budgets.agent_s = {recipe.budgets.agent_s:g}"
-    minutes = "recipe: cost.step_minutes"
-    if "step_minutes" not in given:
-        minutes = "the 8-node example's published estimate"
+        budget = f"budgets.agent_s = {recipe.budgets.agent_s:g}"
+        seconds_from = f"the 8-node example's, scaled to {budget}"
+    minutes_from = "recipe: cost.step_minutes"
+    if "step_minutes" not in recipe.cost.model_fields_set:
+        minutes_from = "the 8-node example's published estimate"
         if not recipe.cluster.gpus_per_node:
-            minutes = "a run on CPU: set cost.step_minutes to see its hours"
-    return _assumptions(recipe, _Source("recipe", seconds, minutes))
+            minutes_from = "a run on CPU: set cost.step_minutes to see its hours"
+    return _assumptions(recipe, "recipe", seconds_from=seconds_from, minutes_from=minutes_from)
 
 
-def _assumptions(recipe: Recipe, source: _Source) -> tuple[Assumption, ...]:
-    run = source.run
+def _assumptions(
+    recipe: Recipe, run: str, *, seconds_from: str, minutes_from: str
+) -> tuple[Assumption, ...]:
     limits, cluster, rollout = recipe.limits, recipe.cluster, recipe.rollout
+    filtered = "no rollout.group_filter"
+    if rollout.group_filter != "none":
+        passing = f"{PASSING_SHARE:.0%} pass rollout.group_filter"
+        filtered = f"assumed: {passing} = {rollout.group_filter}"
     rows = [
         Assumption("steps", recipe.steps, "optimizer steps", run),
         Assumption("groups_per_step", rollout.groups_per_step, "tasks a step", run),
         Assumption("episodes_per_group", rollout.episodes_per_group, "episodes a task", run),
-        Assumption("group_factor", group_factor(rollout), "groups begun a group", _filter(recipe)),
+        Assumption("group_factor", group_factor(rollout), "groups begun a group", filtered),
         Assumption("eval_episodes", *_evaluations(recipe)),
         Assumption(
             "attempts", attempts(rollout), "attempts an episode", f"assumed: {LOST_SHARE:.0%} lost"
@@ -202,9 +225,7 @@ def _assumptions(recipe: Recipe, source: _Source) -> tuple[Assumption, ...]:
         Assumption("memory_gib", limits.memory_mib / 1024, "GiB a sandbox", run),
         _priced(recipe, "vcpu_second", f"{recipe.sandbox.type}_vcpu_second"),
         _priced(recipe, "gib_second", f"{recipe.sandbox.type}_gib_second"),
-        *_cases(
-            "sandbox_seconds", _seconds(recipe), "s an episode, both sandboxes", source.seconds
-        ),
+        *_cases("sandbox_seconds", _seconds(recipe), "s an episode, both sandboxes", seconds_from),
         Assumption("sandbox_factor", 1.0, "times", "no leaks; one published bill needed 4"),
         Assumption("gpus", cluster.nodes * cluster.gpus_per_node, "GPUs", run),
     ]
@@ -212,7 +233,7 @@ def _assumptions(recipe: Recipe, source: _Source) -> tuple[Assumption, ...]:
         rows.append(_priced(recipe, "gpu_hour", f"{cluster.gpu}_hour"))
     else:
         rows.append(Assumption("gpu_hour", 0.0, "$ per GPU-hour", "no GPU in this run"))
-    return (*rows, *_cases("step_minutes", _minutes(recipe), "minutes a step", source.minutes))
+    return (*rows, *_cases("step_minutes", _minutes(recipe), "minutes a step", minutes_from))
 
 
 def _cases(
@@ -242,13 +263,6 @@ def _minutes(recipe: Recipe) -> tuple[float, float, float]:
     return recipe.cost.step_minutes if known else (0.0, 0.0, 0.0)
 
 
-def _filter(recipe: Recipe) -> str:
-    chosen = recipe.rollout.group_filter
-    if chosen == "none":
-        return "no rollout.group_filter"
-    return f"assumed: {PASSING_SHARE:.0%} pass rollout.group_filter = {chosen}"
-
-
 def _evaluations(recipe: Recipe) -> tuple[float, str, str]:
     tasks, every = recipe.tasks, recipe.eval.every
     times = 2 + ((recipe.steps - 1) // every if every else 0)
@@ -258,101 +272,49 @@ def _evaluations(recipe: Recipe) -> tuple[float, str, str]:
     return 0.0, "episodes", "not counted for a task file: set it"
 
 
-def sandbox_dollars_per_second(
-    *, vcpus: float, memory_gib: float, vcpu_second: float, gib_second: float
-) -> float:
-    """Return what one running sandbox costs a second; prices in dollars per unit and second."""
-    return vcpus * vcpu_second + memory_gib * gib_second
-
-
-def episode_dollars(dollars_per_second: float, sandbox_seconds: float) -> float:
-    """Return what the sandboxes of one Episode cost.
-
-    `sandbox_seconds` are those of all its sandboxes together: the agent's and the grading one.
-    """
-    return dollars_per_second * sandbox_seconds
-
-
-def sandbox_dollars(dollars_per_episode: float, num_episodes: float, *, factor: float) -> float:
-    """Return what a run's sandboxes cost; `factor` covers leaks and idle ones."""
-    return dollars_per_episode * num_episodes * factor
-
-
-def wall_hours(num_steps: float, step_minutes: float) -> float:
-    """Return the hours of a run."""
-    return num_steps * step_minutes / 60
-
-
-def gpu_hours(num_gpus: float, hours: float) -> float:
-    """Return the GPU-hours of a run that holds its GPUs from start to end."""
-    return num_gpus * hours
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """One entry of the price book."""
-
-    name: str
-    value: float
-    """US dollars per `unit`."""
-    unit: str
-    source: str
-    date: str
-    """When the source was read, as year and month."""
-
-
 def price_book(own: Mapping[str, float] | None = None) -> Mapping[str, Price]:
-    """Return every entry of prices.toml by name; `own` are a recipe's `cost.prices`, on top."""
+    """Return the entries of prices.toml by name; `own` (a recipe's `cost.prices`) overrides."""
     text = (files("swerl.plan") / "prices.toml").read_text(encoding="utf-8")
     book = {name: Price(name, **entry) for name, entry in tomllib.loads(text).items()}
-    return book | {name: _own(name, value) for name, value in (own or {}).items()}
+    for name, value in (own or {}).items():
+        unit = f"$ per {name.rpartition('_')[2]}"
+        book[name] = Price(name, value, unit, "recipe: cost.prices", "yours")
+    return book
 
 
 def used_prices(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of the prices that a run has: of its sandboxes, and of its GPUs if any."""
+    """Return the names of a run's prices: those of its sandboxes, and of its GPUs if any."""
     kind, cluster = recipe.sandbox.type, recipe.cluster
     gpus = (f"{cluster.gpu}_hour",) if cluster.gpus_per_node else ()
     return (f"{kind}_vcpu_second", f"{kind}_gib_second", *gpus)
 
 
-def _own(name: str, value: float) -> Price:
-    return Price(name, value, f"$ per {name.rpartition('_')[2]}", "recipe: cost.prices", "yours")
-
-
-PASSING_SHARE = 0.6
-"""Share of Groups that a filter lets through. Assumed: of tasks that are solved one time in ten to
-nine in ten, eight attempts differ more often than not, and not all tasks are such."""
-LOST_SHARE = 0.02
-"""Share of attempts that the machinery loses. Assumed; `rollout.max_infra_rate` bounds it."""
-
-
 def group_factor(rollout: RolloutSection, passing: float = PASSING_SHARE) -> float:
-    """Return how many Groups a step begins on average for each that it wants.
+    """Return the mean number of Groups that a step starts for each that it trains.
 
-    Groups pass the filter independently of each other. Those missing are begun anew, each time
-    `oversample` times as many, at most `refill_rounds` times.
+    Groups pass the filter independently. Missing ones are replaced in up to `refill_rounds`
+    rounds, each `oversample` times as large as the number missing.
     """
     if rollout.group_filter == "none":
         return 1.0
 
     @cache
-    def begun(missing: int, rounds: int) -> float:
+    def started(missing: int, rounds: int) -> float:
         if not missing or rounds < 0:
             return 0.0
         size = ceil(missing * rollout.oversample)
         more = sum(
-            _binomial(size, passed, passing) * begun(max(missing - passed, 0), rounds - 1)
+            comb(size, passed)
+            * passing**passed
+            * (1 - passing) ** (size - passed)
+            * started(max(missing - passed, 0), rounds - 1)
             for passed in range(size + 1)
         )
         return size + more
 
-    return begun(rollout.groups_per_step, rollout.refill_rounds) / rollout.groups_per_step
+    return started(rollout.groups_per_step, rollout.refill_rounds) / rollout.groups_per_step
 
 
 def attempts(rollout: RolloutSection, lost: float = LOST_SHARE) -> float:
-    """Return how often an Episode is tried on average, at most `refills` times more than once."""
+    """Return the mean number of attempts at an Episode, with up to `refills` refills."""
     return float(sum(lost**number for number in range(1 + rollout.refills)))
-
-
-def _binomial(size: int, passed: int, share: float) -> float:
-    return comb(size, passed) * share**passed * (1 - share) ** (size - passed)

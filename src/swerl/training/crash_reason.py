@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerl.cluster.node import Ended
+from swerl.cluster.node import ProcessEnd
 
 TAIL_BYTES = 1 << 18
 """How much of a log's end is read; stacks of every thread fit in."""
@@ -45,7 +45,7 @@ class Cause:
     """Whether the death of another rank brought it about."""
 
 
-def cause_of(log: Path, ended: Ended, *, num_oom_kills: int = 0) -> Cause:
+def cause_of(log: Path, ended: ProcessEnd, *, num_oom_kills: int = 0) -> Cause:
     """Return why the process that wrote a log ended.
 
     `num_oom_kills` counts the processes of its control group, or of its machine, that the kernel

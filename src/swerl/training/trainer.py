@@ -20,11 +20,11 @@ from typing import Any
 
 from swerl.cluster.node import (
     PYTHON,
-    Ended,
     LocalNode,
     Node,
-    Order,
-    Running,
+    ProcessEnd,
+    ProcessSpec,
+    RunningProcess,
     free_port,
     num_oom_kills,
 )
@@ -235,7 +235,7 @@ class Ranks:
     """The processes of one start of the trainer."""
 
     def __init__(self, plan: RankPlan, work: Path) -> None:
-        self.all: list[Running] = []
+        self.all: list[RunningProcess] = []
         self._plan = plan
         self._work = work
         self._dead: list[int] = []
@@ -302,7 +302,7 @@ class Ranks:
         first = nodes[0]
         return f"tcp://{first.address}:{await first.call(free_port, first.address)}"
 
-    async def _start(self, rank: int, rendezvous: str) -> Running:
+    async def _start(self, rank: int, rendezvous: str) -> RunningProcess:
         plan = self._plan
         node, place = plan.node_of(rank)
         settings = WorkerSettings(
@@ -317,7 +317,7 @@ class Ranks:
         )
         command = (PYTHON, "-m", "swerl.training.rank.worker", settings.model_dump_json())
         gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[place]} if place < len(node.gpus) else {}
-        return await node.start(Order(command, plan.log(rank), env=gpu, linked=rank == 0))
+        return await node.start(ProcessSpec(command, plan.log(rank), env=gpu, linked=rank == 0))
 
     async def _answer(self, command: str, *, timeout_s: float) -> Any:
         """Wait for rank 0's answer or for the end of any rank. Raises RankLostError."""
@@ -365,7 +365,7 @@ class Ranks:
         hint = f"{where} end with the whole stacks; trainer.{limit} says how long it may take"
         return RankLostError(message, hint=hint)
 
-    def _note_death(self, rank: int, _: asyncio.Task[Ended]) -> None:
+    def _note_death(self, rank: int, _: asyncio.Task[ProcessEnd]) -> None:
         self._dead.append(rank)
 
     async def _lost(self, command: str) -> RankLostError:
@@ -380,9 +380,9 @@ class Ranks:
         advice = (cause.advice, log, "the same command goes on")
         return RankLostError(message, hint="; ".join(filter(None, advice)))
 
-    def _how(self, rank: int) -> Ended:
+    def _how(self, rank: int) -> ProcessEnd:
         task = self.all[rank].ended
-        return task.result() if task.done() else Ended(0, "its connection was cut")
+        return task.result() if task.done() else ProcessEnd(0, "its connection was cut")
 
     async def _cause(self, rank: int) -> Cause:
         """Read why a rank ended off its log and off its machine's count of such ends."""

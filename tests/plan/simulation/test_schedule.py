@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from swerl.plan.simulation.load import EpisodeLoad, TurnLoad
-from swerl.plan.simulation.machine import SimMachine
-from swerl.plan.simulation.schedule import MODES, Outcome, Schedule, tail
+from swerl.plan.simulation.episodes import EpisodeLoad, TurnLoad
+from swerl.plan.simulation.machine import SimulatedMachine
+from swerl.plan.simulation.schedule import MODES, ScheduleSimulation, SimulatedRun, tail
 from swerl.recipe.schema import RolloutSection, ScheduleSection
 
 
@@ -32,7 +32,7 @@ def train_s(rows: Sequence[int]) -> float:
     return sum(rows) / 50
 
 
-MACHINE = SimMachine(
+MACHINE = SimulatedMachine(
     num_engines=1,
     speed=Steady(),
     cache_tokens=10_000,
@@ -59,15 +59,15 @@ def simulated(
     *loads: EpisodeLoad,
     mode: str = "sync",
     steps: int = 1,
-    machine: SimMachine = MACHINE,
+    machine: SimulatedMachine = MACHINE,
     agent_s: float = 1e9,
     passing_share: float = 1.0,
     schedule: ScheduleSection | None = None,
     **rollout: object,
-) -> Outcome:
+) -> SimulatedRun:
     settings = {"groups_per_step": 1, "episodes_per_group": len(loads), "concurrency": 64}
     section = RolloutSection.model_validate(settings | rollout)
-    return Schedule(
+    return ScheduleSimulation(
         machine=machine,
         rollout=section,
         source=Given(loads),

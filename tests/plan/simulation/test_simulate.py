@@ -13,8 +13,8 @@ from swerl.core.errors import InputError, RecipeError, UnknownNameError
 from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
 from swerl.plan.plan import plan
-from swerl.plan.simulation import load as recorded
-from swerl.plan.simulation.load import Recorded
+from swerl.plan.simulation import episodes as recorded
+from swerl.plan.simulation.episodes import Recorded
 from swerl.plan.simulation.simulate import Simulation, simulate
 from swerl.recipe.load import load
 

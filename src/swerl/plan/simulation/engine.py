@@ -155,7 +155,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class SimEngine:
+class SimulatedEngine:
     """One engine: requests in, a Signal out."""
 
     clock: Clock

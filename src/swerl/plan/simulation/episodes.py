@@ -2,15 +2,201 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
 
-from swerl.plan.simulation.engine import Clock, Process, Signal, SimEngine, Slots
-from swerl.plan.simulation.load import EpisodeLoad, TurnLoad
-from swerl.plan.simulation.machine import SimMachine
+from swerl.core.errors import InputError
+from swerl.plan.simulation.engine import Clock, Process, Signal, SimulatedEngine, Slots
+from swerl.plan.simulation.machine import SimulatedMachine
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLoad:
+    """One request and what the agent does before the next."""
+
+    prompt_tokens: int
+    """The whole prompt; what the engine has of it in its cache costs nothing."""
+    output_tokens: int
+    tool_s: float
+    """Seconds of tools after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLoad:
+    """One Episode."""
+
+    turns: tuple[TurnLoad, ...]
+    boot_s: float
+    """Until the agent begins: sandbox and installation."""
+    grading_s: float
+    """Diff, a fresh sandbox and the tests."""
+    lost: tuple[int, ...] = ()
+    """Turns of each earlier attempt, when the machinery lost it."""
+
+    def rows(self) -> Iterator[int]:
+        """Yield the lengths of the rows that it is trained as: a prompt that is shorter than what
+        was said before it begins a new one."""
+        length = 0
+        for turn in self.turns:
+            if turn.prompt_tokens < length:
+                yield length
+            length = turn.prompt_tokens + turn.output_tokens
+        if length:
+            yield length
+
+    @property
+    def sampled_tokens(self) -> int:
+        """All that the engine samples."""
+        return sum(turn.output_tokens for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends an Episode early."""
+
+    max_turns: int
+    max_new_tokens: int
+    max_context_tokens: int
+    tool_s: float
+    grading_s: float
+
+
+class Profile:
+    """Episodes drawn from log-normal distributions, each by its median and its spread."""
+
+    def __init__(self, value: Mapping[str, float], limits: Limits, *, refills: int = 0) -> None:
+        self._value = value
+        self._limits = limits
+        self._refills = refills
+
+    def draw(self, chance: random.Random) -> EpisodeLoad:
+        """Return one Episode. A context that is full ends it, as the gateway would."""
+        turns = tuple(self._turns(chance))
+        return EpisodeLoad(
+            turns=turns,
+            boot_s=self._sample(chance, "boot_s"),
+            grading_s=min(self._sample(chance, "grading_s"), self._limits.grading_s),
+            lost=tuple(self._lost(chance, len(turns))),
+        )
+
+    def _turns(self, chance: random.Random) -> Iterator[TurnLoad]:
+        limits = self._limits
+        num = max(1, round(self._sample(chance, "turns")))
+        said = int(self._value["first_prompt"])
+        for _ in range(min(num, limits.max_turns)):
+            room = limits.max_context_tokens - said
+            if room <= 0:
+                return
+            reply = max(1, round(self._sample(chance, "reply_tokens")))
+            reply = min(reply, limits.max_new_tokens, room)
+            tool_s = min(self._sample(chance, "tool_s"), limits.tool_s)
+            yield TurnLoad(said, reply, tool_s)
+            said += reply + round(self._sample(chance, "result_tokens"))
+
+    def _lost(self, chance: random.Random, num_turns: int) -> Iterator[int]:
+        """Yield the turns of attempts that are lost, each at any moment of its agent's work."""
+        for _ in range(self._refills):
+            if chance.random() >= self._value["lost_share"]:
+                return
+            yield chance.randrange(num_turns)
+
+    def _sample(self, chance: random.Random, key: str) -> float:
+        median, spread = self._value[f"{key}.median"], self._value[f"{key}.spread"]
+        if not median:
+            return 0.0
+        return chance.lognormvariate(math.log(median), spread)
+
+
+class Recorded:
+    """Episodes of a real run, drawn with replacement."""
+
+    def __init__(self, episodes: tuple[EpisodeLoad, ...]) -> None:
+        self._episodes = episodes
+
+    def draw(self, chance: random.Random) -> EpisodeLoad:
+        """Return one of them."""
+        return chance.choice(self._episodes)
+
+
+_BEFORE = ("boot",)
+_AGENT = "agent"
+_INSIDE = ("scrub", "test")
+"""Phases that are a part of another."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    turns: list[tuple[float, float, int, int]] = field(default_factory=list)
+    """Time of the end, seconds, prompt tokens, output tokens."""
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def read(run: Path) -> tuple[EpisodeLoad, ...]:
+    """Return the Episodes of a run that ended. Raises InputError where there are none."""
+    path = run / "events.jsonl"
+    if not path.is_file():
+        raise InputError(
+            f"{run} is no run folder: it has no events.jsonl",
+            hint="name a folder under runs/ whose run made episodes",
+        )
+    drafts: dict[str, _Draft] = {}
+    found = []
+    for event in _events(path):
+        draft = drafts.setdefault(event.get("episode", ""), _Draft())
+        match event["event"]:
+            case "TurnEnded":
+                draft.turns.append(_turn(event))
+            case "PhaseEnded":
+                phase = event["phase"]
+                draft.phases[phase] = draft.phases.get(phase, 0.0) + event["seconds"]
+            case "EpisodeEnded" if draft.turns:
+                found.append(_load(drafts.pop(event["episode"])))
+    if not found:
+        raise InputError(
+            f"{path} tells of no finished episode with turns",
+            hint="let the run make some episodes first",
+        )
+    return tuple(found)
+
+
+def _turn(event: Mapping[str, Any]) -> tuple[float, float, int, int]:
+    return event["time"], event["seconds"], event["prompt_tokens"], event["output_tokens"]
+
+
+def _load(draft: _Draft) -> EpisodeLoad:
+    """Return a load. The time of tools is the gap between a reply's end and the next request's
+    begin; what is left of the agent's time follows the last turn."""
+    turns = sorted(draft.turns)
+    gaps = [max(later[0] - later[1] - earlier[0], 0.0) for earlier, later in pairwise(turns)]
+    modelled = sum(turn[1] for turn in turns) + sum(gaps)
+    gaps.append(max(draft.phases.get(_AGENT, 0.0) - modelled, 0.0))
+    before = sum(draft.phases.get(name, 0.0) for name in _BEFORE)
+    known = (*_BEFORE, _AGENT, *_INSIDE)
+    return EpisodeLoad(
+        turns=tuple(
+            TurnLoad(prompt, output, gap)
+            for (_, _, prompt, output), gap in zip(turns, gaps, strict=True)
+        ),
+        boot_s=before,
+        grading_s=sum(s for name, s in draft.phases.items() if name not in known),
+    )
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events; a line that a crash cut short is passed over."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
 
 
 class Source(Protocol):
@@ -45,11 +231,11 @@ class Floor:
     """Engines, places for sandboxes, and the Episodes among them."""
 
     clock: Clock
-    machine: SimMachine
+    machine: SimulatedMachine
     slots: Slots
     agent_s: float
     """Budget of the agent's work; the turn under way at its end is finished."""
-    engines: list[SimEngine] = field(default_factory=list)
+    engines: list[SimulatedEngine] = field(default_factory=list)
     turn_times: list[float] = field(default_factory=list)
     _busy: Counter[int] = field(default_factory=Counter)
     _sessions: int = 0
@@ -57,7 +243,7 @@ class Floor:
     def __post_init__(self) -> None:
         """Make the engines."""
         self.engines = [
-            SimEngine(self.clock, self.machine.speed, self.machine.cache_tokens)
+            SimulatedEngine(self.clock, self.machine.speed, self.machine.cache_tokens)
             for _ in range(self.machine.num_engines)
         ]
 
@@ -89,7 +275,7 @@ class Floor:
         self.engines[place].forget(session)
 
     def _agent(
-        self, trace: Trace, turns: Sequence[TurnLoad], engine: SimEngine, session: int
+        self, trace: Trace, turns: Sequence[TurnLoad], engine: SimulatedEngine, session: int
     ) -> Process:
         began, length = self.clock.now, 0
         for turn in turns:

@@ -17,7 +17,7 @@ _BF16 = 2
 
 
 @dataclass(frozen=True, slots=True)
-class SimMachine:
+class SimulatedMachine:
     """Everything that the schedule of a run needs to know."""
 
     num_engines: int
@@ -35,7 +35,7 @@ class SimMachine:
     step_s: float = 0.0
     """Of each step besides."""
 
-    def halved(self) -> SimMachine:
+    def halved(self) -> SimulatedMachine:
         """Return the same GPUs, half of them for engines and half for the trainer."""
         whole = self.train_s
         return replace(
@@ -100,7 +100,7 @@ class EngineSpeed:
 
 def machine(
     recipe: Recipe, shape: Shape, layout: Layout, cache: KvCache, value: Mapping[str, float]
-) -> SimMachine:
+) -> SimulatedMachine:
     """Return the machine of a GPU recipe. Raises RecipeError on a GPU that is not known."""
     gpu = GPUS.get(recipe.cluster.gpu)
     if gpu is None:
@@ -109,7 +109,7 @@ def machine(
             hint=f"known are {', '.join(sorted(GPUS))}",
         )
     weights = model_params(shape).total * _BF16 / layout.gpus_per_engine
-    return SimMachine(
+    return SimulatedMachine(
         num_engines=layout.num_engines,
         speed=EngineSpeed.of(shape, gpu, layout.gpus_per_engine, value),
         cache_tokens=cache.tokens,

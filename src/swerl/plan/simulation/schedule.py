@@ -14,12 +14,12 @@ from math import ceil
 
 from swerl.plan.simulation.engine import Clock, Process, Signal, Slots, Usage, all_of
 from swerl.plan.simulation.episodes import Floor, Source, Trace
-from swerl.plan.simulation.machine import SimMachine
+from swerl.plan.simulation.machine import SimulatedMachine
 from swerl.recipe.schema import RolloutSection, ScheduleSection
 
 
 @dataclass(frozen=True, slots=True)
-class SimStep:
+class SimulatedStep:
     """One step, in seconds."""
 
     seconds: float
@@ -42,11 +42,11 @@ class SimStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedRun:
     """A simulated run."""
 
     mode: str
-    steps: tuple[SimStep, ...]
+    steps: tuple[SimulatedStep, ...]
     usage: tuple[Usage, ...]
     """Of each engine."""
     turn_times: tuple[float, ...]
@@ -158,10 +158,10 @@ class _Group:
 
 
 @dataclass(slots=True)
-class Schedule:
+class ScheduleSimulation:
     """A run of some steps."""
 
-    machine: SimMachine
+    machine: SimulatedMachine
     rollout: RolloutSection
     source: Source
     agent_s: float
@@ -172,7 +172,7 @@ class Schedule:
     clock: Clock = field(default_factory=Clock)
     _floor: Floor = field(init=False)
     _chance: random.Random = field(init=False)
-    _steps: list[SimStep] = field(default_factory=list)
+    _steps: list[SimulatedStep] = field(default_factory=list)
     _version: int = 0
 
     def __post_init__(self) -> None:
@@ -181,11 +181,11 @@ class Schedule:
         self._floor = Floor(self.clock, self.machine, slots, self.agent_s)
         self._chance = random.Random(self.seed)
 
-    def run(self, mode: str, num_steps: int) -> Outcome:
-        """Simulate; every call needs a Schedule of its own."""
+    def run(self, mode: str, num_steps: int) -> SimulatedRun:
+        """Simulate; every call needs a ScheduleSimulation of its own."""
         modes = {"sync": self._sync, "one-step-off": self._one_step_off, "async": self._async}
         self.clock.run(until=self.clock.start(modes[mode](num_steps)))
-        return Outcome(
+        return SimulatedRun(
             mode=mode,
             steps=tuple(self._steps),
             usage=tuple(engine.usage for engine in self._floor.engines),
@@ -325,7 +325,7 @@ class Schedule:
     ) -> None:
         traces = [trace for group in groups for trace in group.traces]
         self._steps.append(
-            SimStep(
+            SimulatedStep(
                 seconds=self.clock.now - began,
                 parts=parts,
                 rollout_s=rolled,

@@ -1,36 +1,33 @@
-"""A recipe's run, simulated: by its own schedule, and by the others for comparison."""
+"""Simulate a recipe's run with its own schedule, and with the others for comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from swerl.core.errors import InputError, unknown
-from swerl.plan.cost import LOST_SHARE, PASSING_SHARE, Assumption
+from swerl.plan.cost import LOST_SHARE, PASSING_SHARE, Assumption, override
 from swerl.plan.layout import Layout
 from swerl.plan.memory import KvCache
 from swerl.plan.shape import Shape
-from swerl.plan.simulation.episodes import Source
-from swerl.plan.simulation.load import Limits, Profile
-from swerl.plan.simulation.machine import SimMachine, machine
-from swerl.plan.simulation.schedule import MODES, Outcome, Schedule
+from swerl.plan.simulation.episodes import Limits, Profile, Source
+from swerl.plan.simulation.machine import SimulatedMachine, machine
+from swerl.plan.simulation.schedule import MODES, ScheduleSimulation, SimulatedRun
 from swerl.recipe.schema import Recipe
 
 DEFAULT_STEPS = 10
-"""Steps that are simulated: enough for means, and about a second of a computer's time."""
+"""Enough steps for stable means; takes about a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What came out, and what it rests on."""
+    """The result of a simulation and its assumptions."""
 
     assumptions: tuple[Assumption, ...]
-    own: Outcome
-    """By the recipe's own schedule."""
-    others: tuple[Outcome, ...]
+    own: SimulatedRun
+    """With the recipe's own schedule."""
+    others: tuple[SimulatedRun, ...]
     split: bool
-    """Whether the others have half of the GPUs for engines and half for the trainer, where the
-    recipe's take turns on all of them."""
+    """True if the recipe is colocated; the others then split the GPUs in half."""
 
 
 def simulate(
@@ -44,17 +41,17 @@ def simulate(
     num_steps: int = DEFAULT_STEPS,
     compare: bool = False,
 ) -> Simulation:
-    """Simulate some steps of a GPU recipe; `recorded` gives Episodes of a real run.
+    """Simulate some steps of a GPU recipe; `recorded` replays the Episodes of a real run.
 
-    Raises RecipeError where the speed of its GPUs is not known.
+    Raises RecipeError if the speed of its GPUs is unknown.
     """
     rows = override(assumptions(recipe), settings)
     value = values(rows)
     made = machine(recipe, shape, layout, cache, value)
     source = recorded or Profile(value, _limits(recipe), refills=recipe.rollout.refills)
 
-    def run(mode: str, on: SimMachine) -> Outcome:
-        schedule = Schedule(
+    def run(mode: str, on: SimulatedMachine) -> SimulatedRun:
+        schedule = ScheduleSimulation(
             machine=on,
             rollout=recipe.rollout,
             source=source,
@@ -81,7 +78,9 @@ def _limits(recipe: Recipe) -> Limits:
     )
 
 
-def _others(recipe: Recipe, made: SimMachine, layout: Layout) -> Iterator[tuple[str, SimMachine]]:
+def _others(
+    recipe: Recipe, made: SimulatedMachine, layout: Layout
+) -> Iterator[tuple[str, SimulatedMachine]]:
     if layout.colocated and made.num_engines < 2:
         return
     for mode in MODES:
@@ -90,38 +89,18 @@ def _others(recipe: Recipe, made: SimMachine, layout: Layout) -> Iterator[tuple[
 
 
 _BOOT_S = {"e2b": 1.0, "docker": 2.0, "local": 0.1}
-"""Seconds from wanting a sandbox to its first command, its image at hand."""
+"""Seconds from the request for a sandbox to its first command, if its image is present."""
 _FIRST_PROMPT = {"claude-code": 11_000, "codex": 9_000, "opencode": 8_000, "qwen-code": 20_000}
-"""Tokens of an agent's first request; others say little."""
+"""Tokens of an agent's first request; those of other agents are short."""
 _SMALL_PROMPT = 1_500
 
 
 def assumptions(recipe: Recipe) -> tuple[Assumption, ...]:
-    """Return everything that a recipe does not say."""
+    """Return every number that a recipe does not set."""
     return (*_episode_assumptions(recipe), *_machine_assumptions(recipe))
 
 
-def override(rows: Iterable[Assumption], settings: Iterable[str]) -> tuple[Assumption, ...]:
-    """Replace values by `key=number` texts. Raises InputError, UnknownNameError."""
-    found = {row.key: row for row in rows}
-    for setting in settings:
-        key, _, text = setting.partition("=")
-        if key not in found:
-            raise unknown("assumption", key, found)
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value < float("inf"):
-            raise InputError(
-                f"--set {setting!r} is not key=number", hint="for example --set train_mfu=0.3"
-            )
-        found[key] = replace(found[key], value=value, source="--set")
-    return tuple(found.values())
-
-
 def values(rows: Iterable[Assumption]) -> Mapping[str, float]:
-    """Return the numbers by key."""
     return {row.key: row.value for row in rows}
 
 
@@ -135,25 +114,25 @@ def _episode_assumptions(recipe: Recipe) -> Iterator[Assumption]:
     boot = _BOOT_S.get(sandbox, 5.0)
     yield from _spread("boot_s", boot, 0.5, "s", f"{sandbox}'s start with the image at hand")
     yield Assumption(
-        "lost_share", LOST_SHARE, "of episodes", "assumed: lost to machinery, run again"
+        "lost_share", LOST_SHARE, "of episodes", "assumed: lost to infrastructure, run again"
     )
     passing = "assumed: groups with solved and unsolved episodes, of all"
     yield Assumption("passing_share", PASSING_SHARE, "of groups", passing)
 
 
 def _repositories() -> Iterator[Assumption]:
-    """Yield what work on real repositories takes."""
+    """Yield the work on real repositories."""
     yield from _spread("turns", 30, 0.6, "turns", "assumed; published SWE runs cap at 100 to 200")
-    length = "with it the mean row is some 31k tokens, as NVIDIA's SWE runs publish (31.6k)"
+    length = "gives a mean row of about 31k tokens, as in NVIDIA's SWE runs (31.6k)"
     yield from _spread("reply_tokens", 150, 1.1, "tokens a turn", length)
     yield from _spread("result_tokens", 180, 1.0, "tokens a turn", length)
-    seconds = "assumed: with it sandbox-seconds are near the published low case, 520"
+    seconds = "assumed: gives sandbox-seconds near the published low case, 520"
     yield from _spread("tool_s", 2.5, 1.5, "s a turn", seconds)
     yield from _spread("grading_s", 150, 0.6, "s", "assumed: a second start and the tests")
 
 
 def _generated() -> Iterator[Assumption]:
-    """Yield what the twin's small repositories take, with a model that explains itself."""
+    """Yield the work on the twin's small repositories, for a model that explains itself."""
     yield from _spread("turns", 5, 0.4, "turns", "assumed: look, edit, test, submit")
     yield from _spread("reply_tokens", 150, 0.8, "tokens a turn", "assumed")
     yield from _spread("result_tokens", 100, 0.5, "tokens a turn", "the twin's files")
