@@ -13,7 +13,7 @@ from subprocess import PIPE
 import pytest
 
 from swerl.cluster.node import ProcessEnd
-from swerl.training.crash_reason import Cause, cause_of, places
+from swerl.training.crash_reason import CrashReason, crash_reason, hang_places
 
 NOISE = """
 import faulthandler, sys, warnings
@@ -54,8 +54,8 @@ def ended(package: Path, script: str) -> tuple[Path, ProcessEnd]:
 
 def test_an_exception_is_told_with_its_place_and_not_the_warnings_after_it(package: Path) -> None:
     script = "import atexit, step\natexit.register(noise)\nstep.learn('no json')"
-    cause = cause_of(*ended(package, script))
-    assert cause == Cause(
+    cause = crash_reason(*ended(package, script))
+    assert cause == CrashReason(
         "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (in swerl/step.py:3, learn)"
     )
 
@@ -82,7 +82,7 @@ def test_libraries_in_a_clone_named_swerl_are_not_the_project(
     log = tmp_path / "rank.log"
     lines = ["Traceback (most recent call last):", *frames, "IndexError: out of range"]
     log.write_text("\n".join(lines))
-    assert cause_of(log, ProcessEnd(1)) == Cause(f"IndexError: out of range (in {place})")
+    assert crash_reason(log, ProcessEnd(1)) == CrashReason(f"IndexError: out of range (in {place})")
 
 
 def test_of_two_exceptions_the_last_one_ended_it(package: Path) -> None:
@@ -91,7 +91,7 @@ def test_of_two_exceptions_the_last_one_ended_it(package: Path) -> None:
         "try:\n    step.learn('')\n"
         "except ValueError as error:\n    raise RuntimeError('no batch') from error"
     )
-    cause = cause_of(*ended(package, script))
+    cause = crash_reason(*ended(package, script))
     assert cause.text == "RuntimeError: no batch (in <string>:13, <module>)"
 
 
@@ -104,7 +104,7 @@ def test_the_end_of_a_thread_is_not_that_of_the_process(package: Path) -> None:
     )
     log, end = ended(package, script)
     assert log.read_text().rstrip().endswith("Expecting value: line 1 column 1 (char 0)")
-    told = cause_of(log, end).text
+    told = crash_reason(log, end).text
     assert told == "ExceptionGroup: two (1 sub-exception) (in <string>:12, <module>)"
 
 
@@ -112,28 +112,28 @@ def test_a_prefix_of_the_rank_does_not_hide_the_exception(package: Path) -> None
     log, end = ended(package, "import step\nstep.learn('')")
     lines = log.read_text().splitlines()
     log.write_text("\n".join(f"[rank1]: {line}" for line in lines) + "\n[rank1]:[W1] Warning: x\n")
-    assert cause_of(log, end).text.endswith("(char 0) (in swerl/step.py:3, learn)")
+    assert crash_reason(log, end).text.endswith("(char 0) (in swerl/step.py:3, learn)")
 
 
 def test_what_is_missing_or_too_large_is_told_with_what_to_do(package: Path) -> None:
-    missing = cause_of(*ended(package, "import megatron_that_is_not_there"))
+    missing = crash_reason(*ended(package, "import megatron_that_is_not_there"))
     assert missing.text.startswith("ModuleNotFoundError: No module named 'megatron_that_is")
     assert "pip install" in missing.advice
-    large = cause_of(*ended(package, "raise MemoryError('200 GiB')"))
+    large = crash_reason(*ended(package, "raise MemoryError('200 GiB')"))
     assert "trainer.tokens_per_micro_batch" in large.advice
 
 
 def test_a_peer_that_is_gone_is_told_from_a_reason_of_its_own(package: Path) -> None:
     gone = "raise RuntimeError('[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1')"
-    assert cause_of(*ended(package, gone)).follows
-    assert not cause_of(*ended(package, "raise RuntimeError('no')")).follows
+    assert crash_reason(*ended(package, gone)).follows
+    assert not crash_reason(*ended(package, "raise RuntimeError('no')")).follows
 
 
 def test_a_crash_is_told_by_its_place(package: Path) -> None:
     script = "import step, ctypes\nstep.json.loads = lambda _: ctypes.string_at(0)\n"
     log, end = ended(package, f"{script}step.learn('')")
     assert end.by_signal == signal.SIGSEGV
-    assert cause_of(log, end).text.startswith("Segmentation fault (in ")
+    assert crash_reason(log, end).text.startswith("Segmentation fault (in ")
     assert "Traceback" not in log.read_text()
 
 
@@ -145,17 +145,17 @@ def test_a_killed_process_is_not_told_by_what_it_survived(package: Path) -> None
     )
     log, end = ended(package, script)
     assert str(end) == "killed by SIGKILL"
-    cause = cause_of(log, end)
-    assert cause.text == "it had no time to say why" and "dmesg" in cause.advice
-    starved = cause_of(log, end, num_oom_kills=2)
-    assert starved.text == "the kernel killed 2 processes for want of memory while it ran"
+    cause = crash_reason(log, end)
+    assert cause.text == "it was killed before it could write a reason" and "dmesg" in cause.advice
+    starved = crash_reason(log, end, num_oom_kills=2)
+    assert starved.text == "out of memory: the kernel killed 2 processes while it ran"
     assert "trainer.recompute" in starved.advice
 
 
 def test_without_an_exception_the_last_line_that_is_no_warning_is_told(package: Path) -> None:
     script = "import atexit\natexit.register(noise)\nsys.exit('no such device')"
-    assert cause_of(*ended(package, script)).text == "no such device"
-    assert cause_of(package / "none.log", ProcessEnd(0)).text == "its log does not say why"
+    assert crash_reason(*ended(package, script)).text == "no such device"
+    assert crash_reason(package / "none.log", ProcessEnd(0)).text == "its log shows no reason"
 
 
 def test_hanging_ranks_are_told_by_where_each_stands(package: Path) -> None:
@@ -163,10 +163,10 @@ def test_hanging_ranks_are_told_by_where_each_stands(package: Path) -> None:
     scripts = ["import step\nstep.wait()", elsewhere, "import step\nstep.wait()"]
     logs = {rank: hang(package, rank, script) for rank, script in enumerate(scripts)}
     two = "ranks 0, 2 in swerl/step.py:6, wait"
-    assert places(logs) == f"rank 1 in <string>:11, <module>; {two}"
+    assert hang_places(logs) == f"rank 1 in <string>:11, <module>; {two}"
     stopped = package.parent / "stopped.log"
     stopped.write_text("said before")
-    assert places(logs | {1: (stopped, 11)}) == f"rank 1 wrote no stack; {two}"
+    assert hang_places(logs | {1: (stopped, 11)}) == f"rank 1 wrote no stack; {two}"
 
 
 def hang(package: Path, rank: int, script: str) -> tuple[Path, int]:

@@ -22,7 +22,7 @@ from swerl.core.learning import Batch, WeightRef
 from swerl.engines._weights import checksum
 from swerl.recipe.schema import Recipe
 from swerl.runs.layout import Best, RunFolder, State
-from swerl.training.export import Wish, export
+from swerl.training.export import ExportOptions, export
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 
@@ -94,7 +94,9 @@ def _check_content(run: Run, out: Path) -> None:
 
 
 def _check_types_and_files(run: Run, tmp_path: Path) -> None:
-    done = export(run.root, tmp_path / "half", Wish(step=1, dtype="bf16", max_bytes=60_000))
+    done = export(
+        run.root, tmp_path / "half", ExportOptions(step=1, dtype="bf16", max_bytes=60_000)
+    )
     files = sorted(done.folder.glob("*.safetensors"))
     assert len(files) > 2
     index = json.loads((done.folder / "model.safetensors.index.json").read_text())
@@ -112,23 +114,23 @@ def _check_types_and_files(run: Run, tmp_path: Path) -> None:
 
 def _check_bad_input(run: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already there"):
-        export(run.root, tmp_path / "model", Wish())
+        export(run.root, tmp_path / "model", ExportOptions())
     with pytest.raises(InputError, match="no checkpoint of step 7") as error:
-        export(run.root, tmp_path / "new", Wish(step=7))
+        export(run.root, tmp_path / "new", ExportOptions(step=7))
     assert "1" in error.value.hint
     with pytest.raises(InputError, match="has been evaluated"):
-        export(run.root, tmp_path / "new", Wish(best=True))
+        export(run.root, tmp_path / "new", ExportOptions(best=True))
     RunFolder(run.root).write_state(State(step=1, best=Best(0, "heldout", 0.5)))
-    with pytest.raises(InputError, match="did better than the model it began with"):
-        export(run.root, tmp_path / "new", Wish(best=True))
+    with pytest.raises(InputError, match="did better than the initial model"):
+        export(run.root, tmp_path / "new", ExportOptions(best=True))
     RunFolder(run.root).write_state(State(step=1, best=Best(1, "heldout", 0.5)))
-    assert export(run.root, tmp_path / "best", Wish(best=True)).step == 1
+    assert export(run.root, tmp_path / "best", ExportOptions(best=True)).step == 1
     with pytest.raises(InputError, match="is no run folder"):
-        export(tmp_path, tmp_path / "new", Wish())
+        export(tmp_path, tmp_path / "new", ExportOptions())
     shard = next((run.root / "checkpoints" / "00001").glob("__1_*"))
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     with pytest.raises(TrainerError, match=f"content of its file {shard.name} has changed"):
-        export(run.root, tmp_path / "new", Wish())
+        export(run.root, tmp_path / "new", ExportOptions())
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*.part"))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from swerl.core.events import Event
+from swerl.core.errors import TrainerError
+from swerl.core.events import Event, Notice
 from swerl.core.learning import CheckpointRef
 from swerl.recipe.schema import Recipe
 from swerl.rollout.schedules import Schedule
-from swerl.runs.layout import State, open_run
+from swerl.runs.layout import Best, State, open_run
 from swerl.training import loop
-from swerl.training.updates import Learned
+from swerl.training.loop import Commits
+from swerl.training.updates import UpdateResult
 
 
 class Trainer:
@@ -44,7 +47,7 @@ class Waits:
 
     def cursor(self) -> None: ...
 
-    def close(self, *_: object) -> dict[str, float]:
+    def record(self, *_: object) -> dict[str, float]:
         return {}
 
     def state(self, step: int, _: object) -> State:
@@ -57,17 +60,17 @@ async def test_what_is_evaluated_is_committed_first(
     """Else a crash could leave an evaluation, and a best step, of weights that are gone."""
     recipe = Recipe.model_validate({"name": "r", "steps": 4, "eval": {"every": 2}})
     seen: list[tuple[int, int]] = []
-    told: list[Event] = []
+    events: list[Event] = []
 
     @asynccontextmanager
     async def schedule(*_: object) -> AsyncIterator[Schedule]:
         yield Waits()  # type: ignore[misc]  # what the loop calls of a Schedule
 
-    async def books(_: object) -> Any:
-        return SimpleNamespace(versions=None, close=Waits().close, state=Waits().state)
+    async def counters(_: object) -> Any:
+        return SimpleNamespace(versions=None, record=Waits().record, state=Waits().state)
 
-    async def learned(*_: object) -> Learned:
-        return Learned(None)
+    async def learned(*_: object) -> UpdateResult:
+        return UpdateResult(None)
 
     with open_run(tmp_path / "run", {}) as folder:
 
@@ -75,14 +78,18 @@ async def test_what_is_evaluated_is_committed_first(
             seen.append((step, folder.read_state().step))
 
         for name, fake in {
-            "open_schedule": schedule, "_resume": books, "_learn": learned, "_evaluate": evaluate,
+            "open_schedule": schedule,
+            "_resume": counters,
+            "_learn": learned,
+            "_evaluate": evaluate,
             "_schedule_inputs": lambda *_: None,
-            "collect": lambda *_: None, "_stored": lambda *_: None,
-        }.items():  # fmt: skip
+            "collect": lambda *_: None,
+            "_write": lambda *_: None,
+        }.items():
             monkeypatch.setattr(loop, name, fake)
-        parts = SimpleNamespace(emit=told.append)
+        parts = SimpleNamespace(emit=events.append)
         await loop.run(
-            loop.Machine(
+            loop.Training(
                 recipe=recipe,
                 folder=folder,
                 train=(),
@@ -91,7 +98,70 @@ async def test_what_is_evaluated_is_committed_first(
                 trainer=Trainer(),  # type: ignore[arg-type]
                 algorithm=None,  # type: ignore[arg-type]
                 parts=parts,  # type: ignore[arg-type]
-                meter=loop.Meter(None),  # type: ignore[arg-type]
+                timer=loop.StepTimer(None),  # type: ignore[arg-type]
             )
         )
     assert seen == [(0, 0), (2, 2), (4, 4)]
+
+
+class Saves:
+    """A trainer that writes checkpoints as slowly as a test wants; it does nothing else."""
+
+    def __init__(self, *, warning: str = "", error: Exception | None = None) -> None:
+        self.begun: list[tuple[int, tuple[int, ...]]] = []
+        self.is_whole = asyncio.Event()
+        self._warning = warning
+        self._error = error
+
+    async def save(self, step: int, *, kept: Any = ()) -> None:
+        self.begun.append((step, tuple(kept)))
+
+    async def saved(self) -> CheckpointRef | None:
+        await self.is_whole.wait()
+        if self._error:
+            raise self._error
+        step = self.begun[-1][0]
+        return CheckpointRef(step, 1, 0.1, self._warning)
+
+
+async def test_the_state_moves_when_the_checkpoint_is_whole_and_keeps_what_came_since(
+    tmp_path: Path,
+) -> None:
+    trainer, told = Saves(warning="the disk is almost full"), list[Event]()
+    with open_run(tmp_path / "run", {}) as folder:
+        async with Commits(trainer, folder, told.append) as commits:  # type: ignore[arg-type]  # a part of a Trainer
+            await commits.begin(State(step=1, versions=("a",)))
+            await asyncio.sleep(0)
+            assert folder.read_state().step == 0
+            evaluated = replace(
+                folder.read_state(), evals_done=("e",), best=Best(1, "heldout", 0.5)
+            )
+            folder.write_state(evaluated)
+            trainer.is_whole.set()
+        assert folder.read_state() == replace(evaluated, step=1, versions=("a",))
+    assert told == [Notice("the disk is almost full")]
+
+
+async def test_one_checkpoint_follows_the_other_and_the_best_one_is_spared(tmp_path: Path) -> None:
+    trainer = Saves()
+    with open_run(tmp_path / "run", {}) as folder:
+        async with Commits(trainer, folder, print) as commits:  # type: ignore[arg-type]  # a part of a Trainer
+            await commits.begin(State(step=1))
+            second = asyncio.create_task(commits.begin(State(step=2)))
+            await asyncio.sleep(0)
+            assert trainer.begun == [(1, ())]
+            folder.write_state(State(best=Best(1, "heldout", 0.5)))
+            trainer.is_whole.set()
+            await second
+        assert trainer.begun == [(1, ()), (2, (1,))]
+        assert folder.read_state().step == 2
+
+
+async def test_a_checkpoint_that_cannot_be_written_commits_nothing(tmp_path: Path) -> None:
+    trainer = Saves(error=TrainerError("no space left"))
+    trainer.is_whole.set()
+    with open_run(tmp_path / "run", {}) as folder:
+        with pytest.raises(TrainerError, match="no space left"):
+            async with Commits(trainer, folder, print) as commits:  # type: ignore[arg-type]  # a part of a Trainer
+                await commits.begin(State(step=1))
+        assert folder.read_state().step == 0

@@ -1,7 +1,9 @@
-"""What happens around a run: where a rank is lost, it starts again as often as the recipe says."""
+"""After a lost rank a run restarts, as often as the recipe allows; its initial model is copied."""
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from swerl.core.errors import EngineError, RankLostError
-from swerl.core.events import Event, Notice
+from swerl.core.errors import EngineError, InputError, RankLostError, RunError
+from swerl.core.events import Event, Notice, ignore
+from swerl.engines.families import tiny
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
 from swerl.runs.layout import RunFolder
 from swerl.runs.status import Presence, Process
-from swerl.training import train as training_run
+from swerl.training import train
+from swerl.training.train import check_trainable
 
 
 class Starts:
@@ -26,7 +30,7 @@ class Starts:
         self._errors = errors
 
     @asynccontextmanager
-    async def machine(self, *_: Any) -> AsyncIterator[None]:
+    async def training(self, *_: Any) -> AsyncIterator[None]:
         self.count += 1
         yield None
 
@@ -39,23 +43,23 @@ class Starts:
 async def _train(
     errors: list[Exception], restarts: int, root: Path, patch: pytest.MonkeyPatch
 ) -> tuple[Starts, list[Event]]:
-    starts, told = Starts(errors), []
-    patch.setattr(training_run, "open_machine", starts.machine)
-    patch.setattr(training_run.loop, "run", starts.run)
+    starts, events = Starts(errors), []
+    patch.setattr(train, "open_training", starts.training)
+    patch.setattr(train.loop, "run", starts.run)
     recipe = Recipe.model_validate({"name": "r", "trainer": {"restarts": restarts}})
     presence = Presence(root, Process(1, "here", "", 0.0))
-    await training_run._despite_deaths(recipe, RunFolder(root), told.append, presence)
-    return starts, told
+    await train._train_with_restarts(recipe, RunFolder(root), events.append, presence)
+    return starts, events
 
 
-async def test_a_lost_rank_is_started_again(
+async def test_a_run_restarts_after_a_lost_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = [RankLostError("rank 1 died"), ExceptionGroup("two", [RankLostError("again")])]
-    starts, told = await _train(errors, 2, tmp_path, monkeypatch)
+    starts, events = await _train(errors, 2, tmp_path, monkeypatch)
     assert starts.count == 3
-    assert [isinstance(event, Notice) for event in told] == [True, True]
-    assert "rank 1 died" in str(told[0]) and "restarts left: 1" in str(told[0])
+    assert [isinstance(event, Notice) for event in events] == [True, True]
+    assert "rank 1 died" in str(events[0]) and "restarts left: 1" in str(events[0])
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,42 @@ async def test_other_errors_and_the_last_one_end_the_run(
 ) -> None:
     with pytest.raises(type(error)):
         await _train([error], restarts, tmp_path, monkeypatch)
+
+
+async def test_a_copy_that_a_full_disk_cut_short_is_one_error_and_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, root = tmp_path / "cache", tmp_path / "run"
+    for folder in (cache, root):
+        folder.mkdir()
+    (cache / "config.json").write_text("{}")
+    recipe = Recipe.model_validate({"name": "r"})
+
+    async def made(*_: Any, **__: Any) -> Path:
+        return cache
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(train, "warm_start", made)
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="No space left") as error:
+        patch.setattr(train.shutil, "copy2", full)
+        await train.initial_model(recipe, RunFolder(root), tmp_path, ignore)
+    assert "free some disk space" in error.value.hint
+    model = await train.initial_model(recipe, RunFolder(root), tmp_path, ignore)
+    assert (model / "config.json").read_text() == "{}"
+
+
+def test_a_model_of_an_unknown_line_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    family = tiny.build(tiny_model)
+    check_trainable(family, tiny_model)
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
+    with pytest.raises(InputError, match="'gpt_oss' can be run but not trained") as raised:
+        check_trainable(family, tmp_path)
+    assert "qwen3_5_moe" in raised.value.hint
+
+
+def test_a_folder_without_a_config_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        check_trainable(tiny.build(tiny_model), tmp_path)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from swerl.core import experts
 from swerl.core.contracts import EngineSetup
-from swerl.core.errors import TrainerError
+from swerl.core.errors import RankLostError, TrainerError
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.core.turn import Completion, RoutedExperts, Sampling
@@ -27,6 +27,9 @@ from swerl.engines._weights import checksum
 from swerl.engines.families import tiny
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
+
+pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
+
 
 MakeBatch = Callable[..., Batch]
 BETAS = (0.9, 0.98)
@@ -341,3 +344,20 @@ def _is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+async def test_an_exception_in_a_step_is_told_with_its_place(
+    tiny_model: Path, options: TrainerOptions, random_batch: Callable[..., Batch]
+) -> None:
+    batch = random_batch(0)
+    first, *rest = batch.samples
+    unknown = replace(first, ids=(10**6, *first.ids[1:]))
+    trainer = MegatronTrainer(model=tiny_model, family="tiny", algorithm="sft", options=options)
+    async with trainer:
+        with pytest.raises(RankLostError) as error:
+            await trainer.step(replace(batch, samples=(unknown, *rest)))
+    said = str(error.value)
+    assert "a rank of the trainer died in `step` (rank 0 on " in said and "exit code 1" in said
+    assert "): IndexError: index out of range" in said and "(in swerl/training/rank/" in said
+    assert "FutureWarning" not in said
+    assert "trainer-rank0.log" in error.value.hint

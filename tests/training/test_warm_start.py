@@ -1,18 +1,32 @@
-"""The warm start makes a model that a trainer and an engine can load, once."""
+"""The warm start makes a model that trainer and engine load, from rows as real Episodes have."""
 
 from __future__ import annotations
 
 import math
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from swerl.core.errors import RecipeError, TrainerError
+from swerl.core.chat import Message, Role
+from swerl.core.errors import InputError, RecipeError, TrainerError
 from swerl.core.events import Event, Progress
+from swerl.core.sample import to_samples
+from swerl.core.sandbox import Limits
+from swerl.core.turn import Sampling
+from swerl.engines._weights import checksum
 from swerl.engines.families import tiny
+from swerl.engines.scripted import ScriptedEngine
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
+from swerl.harnesses import builtin
 from swerl.recipe.schema import ModelSection, ModelShape, Recipe, WarmStartSection
+from swerl.sandboxes import local
+from swerl.tasks.twin import TRAINED, make_tasks, make_variants
 from swerl.training import warm_start as warmstart
-from swerl.training.warm_start import warm_start
+from swerl.training.warm_start import Demonstration, make_tiny_model, repairs, to_row, warm_start
 
 SHAPE = ModelShape(
     hidden_size=32, ffn_hidden_size=32, num_layers=1, num_heads=2, head_dim=16, vocab_size=300
@@ -74,3 +88,109 @@ async def test_another_family_is_refused_with_what_to_do(tmp_path: Path) -> None
     with pytest.raises(RecipeError) as caught:
         await warm_start(_recipe(family="qwen3"), log_dir=tmp_path, emit=lambda _: None)
     assert "model.path" in caught.value.hint
+
+
+@pytest.mark.parametrize(("seed", "slip"), [(0, ""), (1, ""), (1, "c ** d")])
+async def test_a_row_is_what_a_real_scripted_episode_records(
+    tmp_path: Path, seed: int, slip: str
+) -> None:
+    (task,) = make_tasks(tmp_path, split="train", count=1, seed=seed)
+    (variant,) = make_variants(split="train", count=1, seed=seed)
+    family = tiny.build(None)
+    demonstration = Demonstration(variant, variant.good, slip)
+    replies = _replies(demonstration)
+    engine = ScriptedEngine(family, lambda _: replies)
+    backend = local.build(local.Options())
+    async with (
+        Gateway(engine=engine, family=family) as gateway,
+        backend.open(task.image, Limits(), workdir=task.workdir) as sandbox,
+    ):
+        session = gateway.open("s", sampling=Sampling(500), limits=SessionLimits())
+        agent = builtin.build(builtin.Options())
+        done = await agent.run(sandbox, task, session.endpoint(session.url), 60)
+        edited = (await sandbox.read(f"{task.workdir}/{variant.file}")).decode()
+        (sample,) = to_samples(await session.close(), episode="s", task="t")
+    row = to_row(family, demonstration, "row")
+    assert done.code == 0, done.log
+    assert edited == variant.fixed
+    assert sample.ids == row.ids
+    assert sample.mask == row.mask or slip
+
+
+def _replies(demonstration: Demonstration) -> list[Message]:
+    said = [one.message for one in demonstration.conversation()]
+    return [message for message in said if message.role is Role.ASSISTANT]
+
+
+@pytest.mark.parametrize("slip", ["", "c ** d"])
+def test_every_reply_but_a_slip_is_trained(slip: str) -> None:
+    family = tiny.build(None)
+    (variant,) = make_variants(split="train", count=1, seed=0)
+    demonstration = Demonstration(variant, variant.good, slip)
+    row = to_row(family, demonstration, "row")
+    replies = [family.encode_reply(message) for message in _replies(demonstration)]
+    if slip:
+        del replies[1]
+    trained = [index for index, kept in zip(row.ids, row.mask, strict=True) if kept]
+    assert trained == [index for reply in replies for index in reply]
+
+
+def test_a_slip_is_never_in_the_file() -> None:
+    some = list(islice(repairs(0, 0.5), 500))
+    slips = [one for one in some if one.slip]
+    assert 0.08 < len(slips) / len(some) < 0.22
+    assert not [one for one in slips if f"return {one.slip}" in one.variant.source]
+
+
+def test_the_wrong_share_sets_how_many_fixes_are_random() -> None:
+    def right(wrong_share: float) -> float:
+        some = list(islice(repairs(0, wrong_share), 300))
+        return sum(one.fix == one.variant.good for one in some) / len(some)
+
+    assert right(0.0) == 1.0
+    assert 0.4 < right(0.5) < 0.65
+    assert right(1.0) < 0.2
+
+
+def test_demonstrations_come_from_training_templates_alone() -> None:
+    some = islice(repairs(0, 0.5), 300)
+    assert {one.variant.template for one in some} <= set(TRAINED)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A folder with a tokenizer."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
+    return folder
+
+
+def test_a_seed_gives_the_same_weights_every_time(tmp_path: Path, tokenizer: Path) -> None:
+    folders = [
+        make_tiny_model(tmp_path / name, ModelShape(), seed=seed, tokenizer=tokenizer, eos_id=2)
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    sums = [checksum(folder) for folder in folders]
+    assert sums[0] == sums[1] != sums[2]
+    assert (folders[0] / "tokenizer.json").read_bytes() == (
+        tokenizer / "tokenizer.json"
+    ).read_bytes()
+
+
+def test_transformers_finds_every_weight_it_expects(tmp_path: Path, tokenizer: Path) -> None:
+    folder = make_tiny_model(
+        tmp_path / "model", ModelShape(), seed=0, tokenizer=tokenizer, eos_id=2
+    )
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert sum(param.numel() for param in model.parameters()) == 459_520
+    matrix = model.model.layers[0].mlp.up_proj.weight
+    assert matrix.dtype == torch.float32
+    assert matrix.std().item() == pytest.approx(ModelShape().init_std, rel=0.02)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no tokenizer\.json"):
+        make_tiny_model(tmp_path / "model", ModelShape(), seed=0, tokenizer=tmp_path, eos_id=2)

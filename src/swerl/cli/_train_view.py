@@ -26,7 +26,7 @@ from swerl.core.events import (
 )
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
-from swerl.training.usage import MEASURED, PLANNED, describe
+from swerl.training.efficiency import MEASURED, PLANNED, compare_memory
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -184,7 +184,7 @@ def _accounts(past: History) -> Iterator[str]:
 def _machines(past: History) -> Iterator[str]:
     """Yield what only a run that was paid for, or ran on GPUs, has measured."""
     if planned := past.series(PLANNED):
-        told = describe(planned[-1], max(past.series(MEASURED)))
+        told = compare_memory(planned[-1], max(past.series(MEASURED)))
         yield f"memory          {told}, tensors of the trainer's fullest GPU"
     if mfu := past.series("mfu"):
         yield f"MFU             {sum(mfu) / len(mfu):.1%} of the GPUs' peak while training"

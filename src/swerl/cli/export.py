@@ -31,11 +31,11 @@ def export(
     if dtype not in ("auto", "bf16", "fp32"):
         raise unknown("dtype", dtype, ("auto", "bf16", "fp32"))
     max_bytes = _bytes(shard_size)
-    from swerl.training.export import Wish
+    from swerl.training.export import ExportOptions
     from swerl.training.export import export as write
 
     root = run if run.is_dir() else runs / run
-    done = write(root, out, Wish(step=step, best=best, dtype=dtype, max_bytes=max_bytes))
+    done = write(root, out, ExportOptions(step=step, best=best, dtype=dtype, max_bytes=max_bytes))
     say = console()
     say.print(f"step {done.step} of {root}: {done.num_params:,} parameters", soft_wrap=True)
     say.print(f"folder    {done.folder}", soft_wrap=True)

@@ -1,7 +1,7 @@
-"""A Batch as a Parquet file: what the controller hands to the trainer's ranks, and what it keeps.
+"""Build a step's Batch from graded Groups, and keep it as a Parquet file that the ranks read.
 
-docs/reference/samples.md lists its columns; the weights of a file sum to 1. The file's metadata has
-the step and the number of Episodes.
+docs/reference/samples.md lists the file's columns. The weights of a file sum to 1. Its metadata
+holds the step and the number of Episodes.
 """
 
 from __future__ import annotations
@@ -19,108 +19,27 @@ from swerl.core.sample import Sample, to_samples
 from swerl.runs import tables
 
 
-def weights(batch: Batch) -> list[float]:
-    """Return each Sample's part of the batch's mean, so that every Episode has one vote.
-
-    A Sample weighs its share of its Episode over the number of Episodes; all weights sum to one.
-    Raises TrainerError where they do not, or where a row cannot be trained as it is.
-    """
-    for sample in batch.samples:
-        _check(sample)
-    values = [sample.share / batch.num_episodes for sample in batch.samples]
-    if not values or abs(sum(values) - 1.0) > 1e-6:
-        raise TrainerError(
-            f"the {len(values)} samples of step {batch.step} hold {sum(values):.6f} votes of "
-            f"{batch.num_episodes} episodes, not all of them",
-            hint="every episode counted must have all its samples there",
-        )
-    return values
-
-
-def write(path: Path, batch: Batch) -> Batch:
-    """Write a Batch, whole or not at all, and return it with its file.
-
-    Raises TrainerError, and RunError on a full disk or where recorded experts are gone from it.
-    """
-    for sample in batch.samples:
-        _check_experts(sample)
-    experts.check([piece for sample in batch.samples for piece in sample.routed])
-    about = {"step": str(batch.step), "num_episodes": str(batch.num_episodes)}
-    tables.write_samples(path, batch.samples, weights(batch), about)
-    return replace(batch, path=path)
-
-
-def read(path: Path, *, routed: bool = True) -> Batch:
-    """Read a Batch back; with `routed` its rows say where their experts lie.
-
-    Raises TrainerError where the file is missing or damaged.
-    """
-    try:
-        about = tables.read_metadata(path)
-        samples = tuple(tables.read_samples(path, routed=routed))
-        return Batch(int(about["step"]), samples, int(about["num_episodes"]))
-    except (RunError, KeyError, ValueError) as error:
-        raise TrainerError(
-            f"cannot read the batch {path}: {error}", hint="delete it; the step is built again"
-        ) from error
-
-
-def _check(sample: Sample) -> None:
-    length = len(sample.ids)
-    if not len(sample.mask) == len(sample.logprobs) == length:
-        raise TrainerError(
-            f"a sample of {sample.episode} has ids, mask and logprobs of different lengths",
-            hint="each needs one entry a token",
-        )
-    if length < 2 or sample.mask[0]:
-        raise TrainerError(
-            f"a sample of {sample.episode} trains its first token, which nothing precedes",
-            hint="a row begins with at least one token of prompt",
-        )
-    if not sample.num_trained_tokens:
-        raise TrainerError(
-            f"a sample of {sample.episode} trains no token",
-            hint="leave it out: it has no share in its episode's vote",
-        )
-
-
-def _check_experts(sample: Sample) -> None:
-    end = 0
-    for piece in sample.routed:
-        if piece.start < end:
-            raise TrainerError(
-                f"a sample of {sample.episode} has two records of experts at {piece.start}",
-                hint="each position is fed to the engine's model once",
-            )
-        end = piece.start + piece.num_positions
-    if end > len(sample.ids) - 1:
-        raise TrainerError(
-            f"a sample of {sample.episode} has experts of {end} positions of {len(sample.ids) - 1}",
-            hint="the last id of a row is never fed to the engine's model",
-        )
-
-
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """A Batch and the tokens in it."""
+class CollectedBatch:
+    """A Batch and its tokens."""
 
     batch: Batch
     num_sampled_tokens: int
-    """Tokens sampled in the Episodes that say something about the policy."""
+    """Tokens sampled in learnable Episodes."""
 
     @property
     def routed_share(self) -> float:
-        """Part of the batch's positions whose experts the engine recorded.
+        """Share of the batch's positions whose experts the engine recorded.
 
-        The trainer chooses the experts of the others itself: a row is never dropped for them.
+        The trainer's own router chooses for the others: a missing record drops no row.
         """
         num_positions = sum(len(sample.ids) - 1 for sample in self.batch.samples)
         num_routed = sum(sample.num_routed for sample in self.batch.samples)
         return num_routed / max(num_positions, 1)
 
 
-def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collected:
-    """Build the Batch of a step. Raises TrainerError unless each sampled token is in it once."""
+def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> CollectedBatch:
+    """Build the Batch of a step. Raises TrainerError unless it trains each sampled token once."""
     samples: list[Sample] = []
     num_episodes = num_sampled = 0
     for group, advantages in zip(groups, algorithm.advantages(groups), strict=True):
@@ -138,4 +57,85 @@ def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collect
             f"step {step} sampled {num_sampled} tokens but would train {trained}",
             hint="the trajectories under episodes/ show which are missing",
         )
-    return Collected(batch, num_sampled)
+    return CollectedBatch(batch, num_sampled)
+
+
+def weights(batch: Batch) -> list[float]:
+    """Return each Sample's part of the batch's mean, so that every Episode has one vote.
+
+    A Sample weighs its share of its Episode over the number of Episodes; all weights sum to one.
+    Raises TrainerError if they do not, or if a row cannot be trained.
+    """
+    for sample in batch.samples:
+        _check(sample)
+    values = [sample.share / batch.num_episodes for sample in batch.samples]
+    if not values or abs(sum(values) - 1.0) > 1e-6:
+        raise TrainerError(
+            f"the {len(values)} samples of step {batch.step} hold {sum(values):.6f} votes of "
+            f"{batch.num_episodes} episodes, not all of them",
+            hint="a batch needs all samples of every episode that it counts",
+        )
+    return values
+
+
+def write(path: Path, batch: Batch) -> Batch:
+    """Write a Batch atomically and return it with its file.
+
+    Raises TrainerError, and RunError if the disk is full or recorded experts are missing.
+    """
+    for sample in batch.samples:
+        _check_experts(sample)
+    experts.check([piece for sample in batch.samples for piece in sample.routed])
+    about = {"step": str(batch.step), "num_episodes": str(batch.num_episodes)}
+    tables.write_samples(path, batch.samples, weights(batch), about)
+    return replace(batch, path=path)
+
+
+def read(path: Path, *, routed: bool = True) -> Batch:
+    """Read a Batch; with `routed` its rows refer to their recorded experts.
+
+    Raises TrainerError if the file is missing or damaged.
+    """
+    try:
+        about = tables.read_metadata(path)
+        samples = tuple(tables.read_samples(path, routed=routed))
+        return Batch(int(about["step"]), samples, int(about["num_episodes"]))
+    except (RunError, KeyError, ValueError) as error:
+        raise TrainerError(
+            f"cannot read the batch {path}: {error}", hint="delete it; the step is built again"
+        ) from error
+
+
+def _check(sample: Sample) -> None:
+    length = len(sample.ids)
+    if not len(sample.mask) == len(sample.logprobs) == length:
+        raise TrainerError(
+            f"a sample of {sample.episode} has ids, mask and logprobs of different lengths",
+            hint="each needs one entry per token",
+        )
+    if length < 2 or sample.mask[0]:
+        raise TrainerError(
+            f"a sample of {sample.episode} trains its first token, which has no prefix",
+            hint="a row begins with at least one token of prompt",
+        )
+    if not sample.num_trained_tokens:
+        raise TrainerError(
+            f"a sample of {sample.episode} trains no token",
+            hint="leave it out: it has no share in its episode's vote",
+        )
+
+
+def _check_experts(sample: Sample) -> None:
+    end = 0
+    for piece in sample.routed:
+        if piece.start < end:
+            raise TrainerError(
+                f"a sample of {sample.episode} has two records of experts at {piece.start}",
+                hint="the engine reads each position once, so one record is allowed",
+            )
+        end = piece.start + piece.num_positions
+    if end > len(sample.ids) - 1:
+        raise TrainerError(
+            f"a sample of {sample.episode} has experts of {end} positions of {len(sample.ids) - 1}",
+            hint="the engine never reads the last id of a row, so it has no experts",
+        )

@@ -1,7 +1,7 @@
-"""Evaluation on Tasks that are never trained on: k attempts each, graded, counted by Task.
+"""Evaluate on Tasks that are never trained on: k attempts each, pass@1 and pass@k over Tasks.
 
-It takes place between two steps, when the newest weights serve and no others are loaded, so its
-Episodes see one version. What the machinery lost is in no mean; it is counted.
+An evaluation runs between two steps, while the newest weights serve and no others are loaded, so
+its Episodes see one version. Episodes lost to the infrastructure enter no mean; they are counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swerl.runs.layout import Best, RunFolder
 
 
 def is_due(step: int, section: EvalSection) -> bool:
-    """Return whether an evaluation belongs before this step; the first is, the last is extra."""
+    """Return whether to evaluate before this step; the last evaluation comes in addition."""
     return step == 0 or bool(section.every and step % section.every == 0)
 
 
@@ -39,7 +39,7 @@ async def evaluate(
     section: EvalSection,
     schedule: Schedule,
 ) -> None:
-    """Evaluate every split once per step, however often the run resumes; keep the best step."""
+    """Evaluate every split once per step, however often the run resumes; record the best step."""
     for split, tasks in splits.items():
         name = f"eval-{split}-{step:05d}"
         if not tasks or name in folder.read_state().evals_done:
@@ -51,14 +51,15 @@ async def evaluate(
         )
         found = summary(groups, section.attempts)
         write_json(folder.evaluation(name), {"step": step, "split": split, **found})
-        _tell(parts, step, split, found)
+        _emit(parts, step, split, found)
         _commit(folder, name, Best(step, split, found["pass_at_1"]["mean"]), section.best)
 
 
 def summary(groups: Sequence[Group], k: int) -> dict[str, Any]:
-    """Return pass@1 and pass@k with their intervals, and what each Task came to, as JSON.
+    """Return pass@1 and pass@k with their intervals, and each Task's result, as JSON.
 
-    A Task without an attempt that counts is in neither mean, one with fewer than k not in pass@k.
+    Only learnable attempts count. A Task without one is in neither mean; a Task with fewer than k
+    is not in pass@k.
     """
     rows = [_row(group) for group in groups]
     counted = [row for row in rows if row["attempts"]]
@@ -78,7 +79,7 @@ def summary(groups: Sequence[Group], k: int) -> dict[str, Any]:
 
 
 def _settings(parts: Parts, section: EvalSection) -> Parts:
-    """Return the parts with the sampling of an evaluation."""
+    """Return the parts with the sampling settings of an evaluation."""
     own = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
     chosen = {name: value for name, value in own.items() if value is not None}
     return replace(parts, rollout=parts.rollout.model_copy(update=chosen))
@@ -98,7 +99,7 @@ def _versions(groups: Sequence[Group]) -> set[str]:
     return {name for group in groups for each in group.episodes for name in versions_of(each)}
 
 
-def _tell(parts: Parts, step: int, split: str, found: Mapping[str, Any]) -> None:
+def _emit(parts: Parts, step: int, split: str, found: Mapping[str, Any]) -> None:
     at_1, at_k = Rate(**found["pass_at_1"]), Rate(**found["pass_at_k"])
     parts.emit(
         EvalEnded(
@@ -122,7 +123,7 @@ def _tell(parts: Parts, step: int, split: str, found: Mapping[str, Any]) -> None
 
 
 def _commit(folder: RunFolder, name: str, result: Best, best_of: str) -> None:
-    """Note that an evaluation is done, and whether its step is the best so far; ties are not."""
+    """Record that an evaluation is done, and its step if it is better than the best so far."""
     state = folder.read_state()
     best = state.best
     if result.split == best_of and (best is None or result.pass_at_1 > best.pass_at_1):
@@ -133,24 +134,23 @@ def _commit(folder: RunFolder, name: str, result: Best, best_of: str) -> None:
 Z95 = 1.959963984540054
 """0.975 quantile of the standard normal distribution."""
 RESAMPLES = 2000
-"""Enough that the ends of an interval move by less than one point from seed to seed."""
+"""Bootstrap samples: the ends of an interval move by less than one point between seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A mean over Tasks."""
+    """A mean over Tasks, with its 95 % confidence interval."""
 
     mean: float
     low: float
-    """Lower end of the 95 % confidence interval."""
     high: float
     method: str
-    """`wilson` or `bootstrap`: how the interval was found."""
+    """`wilson` or `bootstrap`."""
     num_tasks: int
 
 
 def pass_at_k(num_attempts: int, num_solved: int, k: int) -> float:
-    """Return the chance that one of k attempts solves a Task, without bias.
+    """Return the unbiased estimate of the chance that one of k attempts solves a Task.
 
     M. Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374), eq. 1:
     1 - C(n - c, k) / C(n, k), for n >= k.
@@ -159,11 +159,11 @@ def pass_at_k(num_attempts: int, num_solved: int, k: int) -> float:
 
 
 def rate(values: Sequence[float]) -> Rate:
-    """Return the mean of one value in 0 … 1 a Task, with its interval.
+    """Return the mean over Tasks of one value in 0 … 1 each, with its interval.
 
-    Where all values are 0 or 1, or all equal, it is Wilson's score interval for that many draws
-    (E. Wilson, 1927); a bootstrap of equal values would have no width. Else it is a percentile
-    bootstrap over Tasks, with a fixed seed. Without Tasks the interval is 0 … 1.
+    If all values are 0 or 1, or all equal, the interval is Wilson's score interval for that many
+    draws (E. Wilson, 1927); a bootstrap of equal values would have no width. Otherwise it is a
+    percentile bootstrap over Tasks, with a fixed seed. Without Tasks it is 0 … 1.
     """
     num_tasks = len(values)
     if not num_tasks:
@@ -175,7 +175,7 @@ def rate(values: Sequence[float]) -> Rate:
 
 
 def _wilson(mean: float, count: int) -> tuple[float, float]:
-    if mean in (0.0, 1.0):  # one end is exact, and rounding would move it
+    if mean in (0.0, 1.0):  # one end is exact; rounding would move it
         other = Z95**2 / (count + Z95**2)
         return (0.0, other) if mean == 0.0 else (1.0 - other, 1.0)
     spread = Z95 * sqrt(mean * (1 - mean) / count + Z95**2 / (4 * count**2))

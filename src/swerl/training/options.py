@@ -1,4 +1,4 @@
-"""Settings of the trainer, and what one of its processes is told at start."""
+"""Settings of the trainer, and the start settings of one of its processes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from swerl.recipe.schema import TrainerSection
 
 
 class TrainerOptions(TrainerSection):
-    """A recipe's trainer section, and what only the run knows."""
+    """A recipe's trainer section, and the settings that depend on the run."""
 
     checkpoint_dir: Path
-    """Folder of checkpoints, one folder a step."""
+    """Folder of checkpoints, one folder per step."""
     publish_dir: Path
-    """Folder of published weights, one folder a version."""
+    """Folder of published weights, one folder per version."""
     log_dir: Path
-    """Folder of the ranks' logs and of batches on their way to them."""
+    """Folder of the ranks' logs and of batches sent to them."""
     steps: int = Field(100, ge=1)
-    """Steps over which the learning rate falls from its peak to its end."""
+    """Steps over which the learning rate falls from its peak to its final value."""
     temperature: float = Field(1.0, gt=0)
-    """What logits are divided by: the policy in training is the one that the engine samples."""
+    """Divisor of the logits, so that the trained policy is the one that the engine samples."""
     seed: int = 0
     """Seed of the ranks' random state."""
     weight_bucket_mib: int = Field(1024, ge=1)
-    """Largest piece in which weights are sent to engines."""
+    """Largest bucket of weights sent to engines."""
     weight_bucket_s: float = Field(300.0, gt=0)
-    """Seconds that an engine may take for one piece."""
+    """Seconds that an engine may take for one bucket."""
 
     @model_validator(mode="after")
     def _ranks_divide(self) -> TrainerOptions:
@@ -44,7 +44,7 @@ class TrainerOptions(TrainerSection):
 
 
 class WorkerSettings(BaseModel):
-    """What one trainer process is told at start, as JSON on its command line."""
+    """Settings of one trainer process, as JSON on its command line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,7 +54,7 @@ class WorkerSettings(BaseModel):
     algorithm_options: dict[str, Any]
     options: TrainerOptions
     rendezvous: str
-    """URL through which the ranks find each other: `file://` on one machine, else `tcp://`."""
+    """URL where the ranks meet: `file://` on one machine, else `tcp://`."""
     address: str = "127.0.0.1"
-    """Where the other ranks reach this one's machine."""
+    """Address of this rank's machine for the other ranks."""
     rank: int

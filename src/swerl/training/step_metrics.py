@@ -12,50 +12,31 @@ from swerl.core.learning import StepStats
 from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions, staleness
 from swerl.runs.prompts import Entry, Fate, entry
-from swerl.training.batch import Collected
+from swerl.training.batch import CollectedBatch
+
+Span = tuple[float, float]
+"""Start and end in seconds of one clock."""
 
 
 def metrics(
-    groups: StepGroups, collected: Collected, stats: StepStats | None, *, versions: Versions
+    groups: StepGroups, collected: CollectedBatch, stats: StepStats | None, *, versions: Versions
 ) -> dict[str, float]:
-    """Return what a step came to; without `stats` it was skipped.
+    """Return the metrics of a step; `stats` is None if the step was skipped.
 
-    Rates are over the Episodes that can be learned from. They count Groups that were left out too:
-    a filter must not make the policy look better.
+    Rates are over learnable Episodes, in Groups that were left out too: a filter must not make the
+    policy look better.
     """
     return {
         "time": time.time(),
         **_rollout(groups, collected),
         **_rows(collected),
-        **_ages(groups, versions),
+        **_staleness(groups, versions),
         **_learning(stats, collected),
         **({"routed_share": collected.routed_share} if collected.routed_share else {}),
     }
 
 
-def entries(step: int, groups: StepGroups, skipped: Collection[str]) -> list[Entry]:
-    """Return the step's lines in the prompt ledger; `skipped` are Tasks that were not trained."""
-    return [
-        *(
-            entry(step, group, Fate.SKIPPED if group.task_id in skipped else Fate.TRAINED)
-            for group in groups.kept
-        ),
-        *(entry(step, group, Fate.LEFT_OUT) for group in groups.left_out),
-        *(
-            Entry(
-                step=step,
-                task=each.task_id,
-                stage=each.stage,
-                fate=Fate.STALE,
-                lengths=each.lengths,
-                learned=(False,) * len(each.lengths),
-            )
-            for each in groups.stale
-        ),
-    ]
-
-
-def _rollout(groups: StepGroups, collected: Collected) -> dict[str, float]:
+def _rollout(groups: StepGroups, collected: CollectedBatch) -> dict[str, float]:
     episodes = [episode for group in groups.all for episode in group.episodes]
     learnable = [episode for episode in episodes if episode.learnable]
     sampled = sum(episode.trajectory.num_sampled_tokens for episode in learnable)
@@ -80,8 +61,19 @@ def _rollout(groups: StepGroups, collected: Collected) -> dict[str, float]:
     }
 
 
-def _ages(groups: StepGroups, versions: Versions) -> dict[str, float]:
-    """Return how old the tokens are that the step trains, and what was too old."""
+def _rows(collected: CollectedBatch) -> dict[str, float]:
+    lengths = [len(sample.ids) for sample in collected.batch.samples]
+    return {
+        "rows": len(lengths),
+        "row_tokens": sum(lengths),
+        "row_tokens_max": max(lengths, default=0),
+        # Attention's work is quadratic: `mfu` needs the sum of squares.
+        "row_token_pairs": sum(length**2 for length in lengths),
+    }
+
+
+def _staleness(groups: StepGroups, versions: Versions) -> dict[str, float]:
+    """Return the age of the trained tokens, and the count of those that were too old."""
     found = staleness((e for g in groups.kept for e in g.episodes if e.learnable), versions)
     return {
         "staleness": found.mean,
@@ -93,18 +85,7 @@ def _ages(groups: StepGroups, versions: Versions) -> dict[str, float]:
     }
 
 
-def _rows(collected: Collected) -> dict[str, float]:
-    """Return the lengths of what is trained; with the sum of squares the arithmetic is known."""
-    lengths = [len(sample.ids) for sample in collected.batch.samples]
-    return {
-        "rows": len(lengths),
-        "row_tokens": sum(lengths),
-        "row_tokens_max": max(lengths, default=0),
-        "row_token_pairs": sum(length**2 for length in lengths),
-    }
-
-
-def _learning(stats: StepStats | None, collected: Collected) -> dict[str, float]:
+def _learning(stats: StepStats | None, collected: CollectedBatch) -> dict[str, float]:
     given = collected.num_sampled_tokens
     if stats is None:
         return {"trained_tokens": 0, "skipped_tokens": given, "skipped": 1}
@@ -119,18 +100,40 @@ def _learning(stats: StepStats | None, collected: Collected) -> dict[str, float]
     }
 
 
+def prompt_entries(step: int, groups: StepGroups, skipped: Collection[str]) -> list[Entry]:
+    """Return the step's lines for the prompt ledger; `skipped` are Tasks that were not trained."""
+    return [
+        *(
+            entry(step, group, Fate.SKIPPED if group.task_id in skipped else Fate.TRAINED)
+            for group in groups.kept
+        ),
+        *(entry(step, group, Fate.LEFT_OUT) for group in groups.left_out),
+        *(
+            Entry(
+                step=step,
+                task=each.task_id,
+                stage=each.stage,
+                fate=Fate.STALE,
+                lengths=each.lengths,
+                learned=(False,) * len(each.lengths),
+            )
+            for each in groups.stale
+        ),
+    ]
+
+
 @runtime_checkable
 class KeepsBusySpans(Protocol):
-    """An engine that accounts for its own time."""
+    """An engine that measures its own computing time."""
 
     async def busy_spans(self) -> Sequence[Span]:
         """Return when it computed, in seconds of CLOCK_MONOTONIC."""
 
 
-class Meter:
-    """Collects spans of one step: model (the engine computes), trainer and tests.
+class StepTimer:
+    """Measure the wall time of one step: model (the engine computes), trainer, tests.
 
-    Also the longest stall of the gateway, and the requests that it was too busy for.
+    Also collects the gateway's longest event-loop lag and the requests that it refused.
     """
 
     def __init__(self, engine: object) -> None:
@@ -140,7 +143,7 @@ class Meter:
         self._loads: list[GatewayLoad] = []
 
     def __call__(self, event: Event) -> None:
-        """Take the test spans and the gateway's load out of the stream of events."""
+        """Take test times and the gateway's load from the stream of events."""
         if isinstance(event, GatewayLoad):
             self._loads.append(event)
         if isinstance(event, PhaseEnded) and event.phase == "test":
@@ -163,7 +166,7 @@ class Meter:
             self._spans.setdefault(name, []).append((started, time.monotonic()))
 
     async def stop(self) -> dict[str, float]:
-        """End the step; return its seconds, by part, and the share that no part explains."""
+        """End the step; return its seconds by part, and the share of time in no part."""
         window = (self._started, time.monotonic())
         if isinstance(self._engine, KeepsBusySpans):
             self._spans["model"] = list(await self._engine.busy_spans())
@@ -177,10 +180,6 @@ class Meter:
             "gateway_lag_s": max((load.lag_s for load in self._loads), default=0.0),
             "gateway_refused": sum(load.refused for load in self._loads),
         }
-
-
-Span = tuple[float, float]
-"""Start and end in seconds of one clock."""
 
 
 def covered(spans: Iterable[Span], window: Span) -> float:

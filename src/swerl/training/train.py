@@ -1,9 +1,11 @@
-"""x"""
+"""Run `swerl train`: open all parts of a run in order, train, and restart after a lost rank.
+
+A part may use the parts that were opened before it; everything is closed in the opposite order.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +16,7 @@ from swerl.cluster.node import Node
 from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import require_fit
 from swerl.core.contracts import EngineSetup, Family
-from swerl.core.errors import InputError, RankLostError
+from swerl.core.errors import RankLostError
 from swerl.core.events import Emit, Notice, Progress, fan_out
 from swerl.core.experts import open_spool
 from swerl.core.files import disk_errors
@@ -37,79 +39,79 @@ from swerl.runs.history import EventLog, History
 from swerl.runs.layout import RunFolder, open_run
 from swerl.runs.status import Part, Presence, present, require_alone
 from swerl.training import loop
-from swerl.training.metrics import open_sinks
+from swerl.training.efficiency import CostMeter
+from swerl.training.metric_sinks import open_sinks
+from swerl.training.model_folder import read_config
 from swerl.training.options import TrainerOptions
-from swerl.training.picture import draw
-from swerl.training.step_metrics import Meter
+from swerl.training.plots import draw
+from swerl.training.step_metrics import StepTimer
 from swerl.training.trainer import MegatronTrainer
-from swerl.training.usage import Accounts
 from swerl.training.warm_start import warm_start
 from swerl.training.weight_sync.sync import choose_way
 
 
 async def train(recipe: Recipe, root: Path, show: Emit) -> History:
-    """Run a recipe in its run folder to the end, or on from where it stands."""
+    """Run a recipe in its run folder to the end; a run that exists already is resumed."""
     if recipe.tasks.source != "twin" and not root.exists():
-        await asyncio.to_thread(tasks_of, recipe, root)  # what is refused leaves no run behind
+        await asyncio.to_thread(tasks_of, recipe, root)  # an error here leaves no run folder behind
     await require_alone(root, tell=lambda text: show(Notice(text)))
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
         if folder.read_state().finished:
             return history.read(folder.events)
         with open_sinks(recipe, root, fan_out(log, show)) as sinks:
-            accounts = Accounts(recipe, fan_out(log, show, sinks), history.read(folder.events))
+            costs = CostMeter(recipe, fan_out(log, show, sinks), history.read(folder.events))
             async with present(root) as presence:
-                await reap_leftovers(recipe, accounts)
-                past = await _despite_deaths(recipe, folder, accounts, presence)
+                await reap_leftovers(recipe, costs)
+                past = await _train_with_restarts(recipe, folder, costs, presence)
     with disk_errors(root):
         draw(root, past)
     return past
 
 
-async def _despite_deaths(
-    recipe: Recipe, folder: RunFolder, accounts: Accounts, presence: Presence
+async def _train_with_restarts(
+    recipe: Recipe, folder: RunFolder, costs: CostMeter, presence: Presence
 ) -> History:
-    """Train to the end; where a rank is lost, start again as often as the recipe allows."""
+    """Train to the end; after a lost rank, restart as often as the recipe allows."""
     left = recipe.trainer.restarts
     while True:
         try:
-            async with open_machine(recipe, folder, accounts, presence) as machine:
-                return await loop.run(machine)
+            async with open_training(recipe, folder, costs, presence) as training:
+                return await loop.run(training)
         except (RankLostError, ExceptionGroup) as error:
-            if not left or not _is_a_lost_rank(error):
+            if not left or not _is_lost_rank(error):
                 raise
             left -= 1
-            told = f"{error}; starting again from the last checkpoint; restarts left: {left}"
-            accounts(Notice(told))
+            costs(Notice(f"{error}; restarting from the last checkpoint; restarts left: {left}"))
 
 
-def _is_a_lost_rank(error: BaseException) -> bool:
+def _is_lost_rank(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return any(_is_a_lost_rank(each) for each in error.exceptions)
+        return any(_is_lost_rank(each) for each in error.exceptions)
     return isinstance(error, RankLostError)
 
 
 @asynccontextmanager
-async def open_machine(
-    recipe: Recipe, folder: RunFolder, accounts: Accounts, presence: Presence
-) -> AsyncIterator[loop.Machine]:
+async def open_training(
+    recipe: Recipe, folder: RunFolder, costs: CostMeter, presence: Presence
+) -> AsyncIterator[loop.Training]:
     """Open all parts of a run, ready for `loop.run`."""
     logs = folder.new_attempt()
-    accounts(Progress("reading or writing tasks", 0, 1))
+    costs(Progress("reading or writing tasks", 0, 1))
     train, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
-    model = await initial_model(recipe, folder, logs, accounts)
+    model = await initial_model(recipe, folder, logs, costs)
     family = family_of(recipe, model)
     check_trainable(family, model)
     setup = EngineSetup(family=family, log_dir=logs, model=model)
-    accounts(Progress("starting trainer and engine", 0, 1))
+    costs(Progress("starting trainer and engine", 0, 1))
     async with (
-        open_nodes(recipe, logs, tell=lambda text: accounts(Notice(text))) as nodes,
-        _fit(recipe, nodes, folder, accounts),
-        trainer_of(recipe, folder, model, logs, nodes.trainer) as trainer,
-        open_engine(recipe, nodes, setup, accounts) as engine,
+        open_nodes(recipe, logs, tell=lambda text: costs(Notice(text))) as nodes,
+        _checked(recipe, nodes, folder, costs),
+        _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
+        open_engine(recipe, nodes, setup, costs) as engine,
     ):
-        presence.has(_parts_at_work(trainer))
-        meter = Meter(engine)
-        emit = fan_out(meter, accounts)
+        presence.has(_rank_processes(trainer))
+        timer = StepTimer(engine)
+        emit = fan_out(timer, costs)
         choose_way(recipe.cluster, engine, emit)
         draining = draining_of(recipe, engine)
         with open_spool(folder.spool) as spool:
@@ -117,7 +119,7 @@ async def open_machine(
                 open_sandboxes(recipe, nodes.all, logs=logs, emit=emit) as backend,
                 gateway_of(recipe, draining or engine, setup, emit, spool=spool) as gateway,
             ):
-                yield loop.Machine(
+                yield loop.Training(
                     recipe=recipe,
                     folder=folder,
                     train=train,
@@ -126,41 +128,14 @@ async def open_machine(
                     trainer=trainer,
                     algorithm=algorithm_of(recipe),
                     parts=replace(parts_of(recipe, gateway, emit, backend), spool=spool),
-                    meter=meter,
+                    timer=timer,
                     draining=draining,
-                    stopping=lambda: presence.stopping() or accounts.is_spent(),
+                    stopping=lambda: presence.stopping() or costs.is_spent(),
                 )
 
 
-@asynccontextmanager
-async def _fit(recipe: Recipe, nodes: Nodes, folder: RunFolder, emit: Emit) -> AsyncIterator[None]:
-    """Look at the machines of a cluster before anything starts there. Raises ClusterError."""
-    if recipe.cluster.launcher != "local":
-        emit(Progress("checking machines", 0, len(nodes.all)))
-        disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most
-        await require_fit(recipe, nodes, folder.root, disk_bytes=disk_bytes)
-    yield
-
-
-def _parts_at_work(trainer: MegatronTrainer) -> tuple[Part, ...]:
-    found = enumerate(zip(trainer.pids, trainer.hosts, strict=True))
-    return tuple(Part(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in found)
-
-
-def check_trainable(family: Family, model: Path) -> None:
-    """Raise InputError on a model folder whose weights Megatron-Core has no place for."""
-    file = model / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read {file}: {error}", hint="name a model folder in Hugging Face format"
-        ) from error
-    family.megatron().config(config)
-
-
 async def initial_model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emit) -> Path:
-    """Return the run's initial model, copied into its folder so that the cache may go."""
+    """Return the run's initial model. A warm-started one is copied, so the cache may be deleted."""
     if recipe.model.path is not None:
         return recipe.model.path
     kept = folder.root / "initial_model"
@@ -176,10 +151,26 @@ async def initial_model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emi
     return kept
 
 
-def trainer_of(
+def check_trainable(family: Family, model: Path) -> None:
+    """Raise InputError if Megatron-Core cannot hold the model's weights."""
+    family.megatron().config(read_config(model))
+
+
+@asynccontextmanager
+async def _checked(
+    recipe: Recipe, nodes: Nodes, folder: RunFolder, emit: Emit
+) -> AsyncIterator[None]:
+    """Check a cluster's machines before anything starts there. Raises ClusterError."""
+    if recipe.cluster.launcher != "local":
+        emit(Progress("checking machines", 0, len(nodes.all)))
+        disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most
+        await require_fit(recipe, nodes, folder.root, disk_bytes=disk_bytes)
+    yield
+
+
+def _trainer(
     recipe: Recipe, folder: RunFolder, model: Path, logs: Path, nodes: Sequence[Node]
 ) -> MegatronTrainer:
-    """Return the recipe's trainer on these machines, to be entered."""
     return MegatronTrainer(
         nodes=nodes,
         model=model,
@@ -198,3 +189,8 @@ def trainer_of(
             weight_bucket_s=recipe.cluster.weight_bucket_s,
         ),
     )
+
+
+def _rank_processes(trainer: MegatronTrainer) -> tuple[Part, ...]:
+    found = enumerate(zip(trainer.pids, trainer.hosts, strict=True))
+    return tuple(Part(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in found)

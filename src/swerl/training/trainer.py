@@ -1,8 +1,9 @@
-"""MegatronTrainer: starts the trainer's ranks on their nodes and speaks to them.
+"""Start the trainer's ranks as processes on their nodes, send them commands, and watch them.
 
-Commands travel as JSON lines to rank 0, batches as Parquet files in the run folder, which the nodes
-share. The ranks die with the controller; a rank that dies or hangs fails the command in flight and
-ends the others.
+Commands go to rank 0 as JSON lines; batches are Parquet files in the run folder, which the nodes
+share. The ranks die with the controller. If a rank dies, the others would wait for it in a
+collective for ever, so the first death ends them all. If none dies and none answers in time, each
+writes its stack to its log before all are killed.
 """
 
 from __future__ import annotations
@@ -32,17 +33,23 @@ from swerl.core.errors import ClusterError, NotFiniteError, RankLostError, Recip
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef
 from swerl.training import batch as batches
-from swerl.training import crash_reason as last_words
 from swerl.training.checkpoint.folder import wait_until_whole
-from swerl.training.crash_reason import Cause
+from swerl.training.crash_reason import CrashReason, crash_reason, hang_places
 from swerl.training.options import TrainerOptions, WorkerSettings
+
+CLOSE_S = 10.0
+"""Seconds for the ranks to end by themselves before they are killed."""
+LAST_ANSWER_S = 2.0
+"""Seconds to wait for an answer that was on its way when a rank ended."""
+STACKS_S = 10.0
+"""Seconds for the stacks of hanging ranks to reach their logs."""
 
 
 class MegatronTrainer:
-    """Implements Trainer with Megatron-Core in processes of its own.
+    """Implements Trainer with Megatron-Core, in one process per rank.
 
-    Use it as an async context manager, or call `start` and `close`. `nodes` hold equal numbers of
-    ranks, in order, so that neighbouring ranks share a machine; by default all are on this one.
+    Use it as an async context manager, or call `start` and `close`. Each of `nodes` holds the same
+    number of ranks, in order, so neighbouring ranks share a machine. The default is this machine.
     """
 
     def __init__(
@@ -67,9 +74,7 @@ class MegatronTrainer:
         self._ranks: Ranks | None = None
         self._work = options.log_dir.resolve() / "trainer-work"
         self._saving: int | None = None
-        """Step of a checkpoint that nobody waited for yet."""
-        self._turn = asyncio.Lock()
-        """The ranks take one command after the other."""
+        """Step of the checkpoint that is being written."""
 
     async def __aenter__(self) -> MegatronTrainer:
         await self.start()
@@ -80,7 +85,7 @@ class MegatronTrainer:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks on their nodes, in the order of the ranks."""
+        """Process ids of the ranks, in the order of the ranks."""
         return [rank.pid for rank in self._ranks.all] if self._ranks else []
 
     @property
@@ -104,7 +109,7 @@ class MegatronTrainer:
     async def step(self, batch: Batch) -> StepStats:
         """Take one optimizer step. Raises TrainerError; after NaN the weights are unchanged.
 
-        The ranks count the tokens that enter the loss; each of the Batch must be there once.
+        The number of tokens in the loss must be that of the Batch.
         """
         path = (batch.path or self._written(batch)).resolve()
         stats = StepStats(**await self._ask("step", batch=str(path)))
@@ -117,13 +122,13 @@ class MegatronTrainer:
         return stats
 
     async def logprobs(self, batch: Batch) -> list[list[float]]:
-        """Return the log-probability of every token of every Sample, 0 for a row's first."""
+        """Return the log-probability of each token of each Sample; 0 for the first of a row."""
         path = self._written(batch)
         rows: list[list[float]] = await self._ask("logprobs", batch=str(path))
         return rows
 
     async def publish(self) -> WeightRef:
-        """Write the current weights; the version is the number of optimizer steps taken."""
+        """Write the current weights; their version is the number of optimizer steps."""
         ref = await self._ask("publish")
         return WeightRef(Path(ref["path"]), ref["version"], ref["checksum"])
 
@@ -132,7 +137,7 @@ class MegatronTrainer:
     ) -> Sent:
         """Send the weights into running engines, by `tensor` or by `distributed`.
 
-        Raises TrainerError where they are no longer those of `version`.
+        Raises TrainerError if they are no longer those of `version`.
         """
         asked = [asdict(target) for target in targets]
         sent = await self._ask("send", targets=asked, way=way, version=version)
@@ -143,10 +148,10 @@ class MegatronTrainer:
         return Sent(sent["version"], sent["num_tensors"], sent["failures"], checksums, certain)
 
     async def save(self, step: int, *, kept: Collection[int] = ()) -> None:
-        """Begin the checkpoint of a step, after the one before it is whole.
+        """Begin the checkpoint of a step once the one before it is whole.
 
-        Returns when the state is copied, or with `trainer.async_save = false` when all is written.
-        Raises TrainerError where the disk has no room, or the one before could not be written.
+        Returns when the state is copied, or with `trainer.async_save = false` when it is written.
+        Raises TrainerError if the disk is too full or the one before could not be written.
         """
         await self.saved()
         self._saving = step
@@ -157,25 +162,26 @@ class MegatronTrainer:
             raise
 
     async def saved(self) -> CheckpointRef | None:
-        """Wait until the checkpoint begun last is whole; None where none is under way.
+        """Wait until the checkpoint begun last is whole; return None if there is none.
 
-        Takes no turn at the ranks, so it may wait beside a step. Raises TrainerError.
+        It sends no command to the ranks, so it may wait while they take a step. Raises
+        TrainerError.
         """
         step, self._saving = self._saving, None
         if step is None:
             return None
-        return await wait_until_whole(self._options.checkpoint_dir, step, lives=self._lives)
+        return await wait_until_whole(self._options.checkpoint_dir, step, is_alive=self._is_alive)
 
-    def _lives(self) -> bool:
+    def _is_alive(self) -> bool:
         return self._ranks is not None and not self._ranks.has_died
 
     async def restore(self, step: int) -> None:
-        """Continue from the checkpoint of a step. Raises TrainerError where it is not usable."""
+        """Continue from the checkpoint of a step. Raises TrainerError if it is not usable."""
         await self.saved()
         await self._ask("restore", step=step)
 
     async def close(self) -> None:
-        """End the ranks, by force where they do not end by themselves."""
+        """End the ranks; those that do not end by themselves are killed."""
         ranks, self._ranks, self._saving = self._ranks, None, None
         if ranks is not None:
             await ranks.close()
@@ -189,25 +195,16 @@ class MegatronTrainer:
     async def _ask(self, command: str, **arguments: object) -> Any:
         if self._ranks is None or not self._ranks.all:
             raise TrainerError("the trainer is not running", hint="call start() first")
-        async with self._turn:
-            answer = await self._ranks.ask(json.dumps({"command": command, **arguments}))
+        answer = await self._ranks.ask(command, arguments)
         if "error" in answer:
             kind = NotFiniteError if answer.get("kind") == "NotFiniteError" else TrainerError
             raise kind(answer["error"], hint=answer["hint"])
         return answer["result"]
 
 
-CLOSE_S = 10.0
-"""Seconds for the ranks to end by themselves before they are killed."""
-LAST_WORDS_S = 2.0
-"""Seconds for an answer that was on its way when a rank ended."""
-STACKS_S = 10.0
-"""Seconds for the stacks of hanging ranks to reach their logs."""
-
-
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What the ranks train, and where they run."""
+    """Model, settings and nodes of the ranks."""
 
     model: Path
     family: str
@@ -217,7 +214,7 @@ class RankPlan:
     nodes: tuple[Node, ...]
 
     def node_of(self, rank: int) -> tuple[Node, int]:
-        """Return a rank's node and its number there. Raises RecipeError on a remainder."""
+        """Return a rank's node and its number there. Raises RecipeError if nodes would differ."""
         each, rest = divmod(self.options.ranks, len(self.nodes))
         if rest:
             raise RecipeError(
@@ -227,7 +224,6 @@ class RankPlan:
         return self.nodes[rank // each], rank % each
 
     def log(self, rank: int) -> Path:
-        """Return the file of what a rank says."""
         return self.options.log_dir.resolve() / f"trainer-rank{rank}.log"
 
 
@@ -240,13 +236,13 @@ class Ranks:
         self._work = work
         self._dead: list[int] = []
         """Ranks that ended, the first one first."""
-        self._asking = asyncio.Lock()
+        self._lock = asyncio.Lock()
+        """The ranks run one command after the other."""
         self._oom_kills: dict[str, int] = {}
-        """Processes beside the ranks that a node's kernel had killed for want of memory before."""
+        """Node -> its out-of-memory kills before the ranks started."""
 
     @property
     def has_died(self) -> bool:
-        """Whether a rank ended."""
         return bool(self._dead)
 
     async def start(self) -> None:
@@ -265,14 +261,14 @@ class Ranks:
         if "error" in answer:
             raise TrainerError(answer["error"], hint=answer["hint"])
 
-    async def ask(self, line: str) -> Any:
+    async def ask(self, command: str, arguments: Mapping[str, object]) -> Any:
         """Send a command to rank 0 and return its answer. Raises RankLostError."""
-        command = json.loads(line)["command"]
-        async with self._asking:
+        line = json.dumps({"command": command, **arguments})
+        async with self._lock:
             try:
                 await self.all[0].send(line.encode() + b"\n")
             except ConnectionError:
-                raise await self._lost(command) from None
+                raise await self._death_error(command) from None
             return await self._answer(command, timeout_s=self._plan.options.step_timeout_s)
 
     async def close(self) -> None:
@@ -286,7 +282,7 @@ class Ranks:
             finally:
                 self.kill()
             await asyncio.gather(*deaths)
-            while await self.all[0].receive():  # what nobody waited for
+            while await self.all[0].receive():  # drop late answers
                 pass
 
     def kill(self) -> None:
@@ -328,23 +324,23 @@ class Ranks:
                 [line, *deaths], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not line.done() and self._dead:
-                await asyncio.wait([line], timeout=LAST_WORDS_S)
+                await asyncio.wait([line], timeout=LAST_ANSWER_S)
             if not line.done() and not self._dead:
-                raise await self._hangs(command, timeout_s)
+                raise await self._hang_error(command, timeout_s)
         except asyncio.CancelledError:
-            # The answer that is still to come must not be taken for the next command's.
+            # The late answer must not be taken for the next command's answer.
             self.kill()
             raise
         finally:
             if not line.done():
                 line.cancel()
         if not line.done() or not (text := line.result()):
-            await asyncio.wait(deaths, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
-            raise await self._lost(command)
+            await asyncio.wait(deaths, timeout=LAST_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+            raise await self._death_error(command)
         return json.loads(text)
 
-    async def _hangs(self, command: str, timeout_s: float) -> RankLostError:
-        """Have every rank write its stack to its log, end them all, and say so."""
+    async def _hang_error(self, command: str, timeout_s: float) -> RankLostError:
+        """Make every rank write its stack to its log, kill them all, and return the error."""
         logs = [self._plan.log(rank) for rank in range(len(self.all))]
         sizes = [_size(log) for log in logs]
         for rank in self.all:
@@ -352,57 +348,57 @@ class Ranks:
         with suppress(TimeoutError):
             async with asyncio.timeout(STACKS_S):
                 for log, size in zip(logs, sizes, strict=True):
-                    # Other machines write these files; nothing tells when, nor that all is there.
+                    # Other machines write these files: poll until the size stops changing.
                     before = size
                     while size == before or before != _size(log):
                         before = _size(log)
                         await asyncio.sleep(0.1)
         self.kill()
-        stand = last_words.places(dict(enumerate(zip(logs, sizes, strict=True))))
-        message = f"the trainer's {command} did not end within {timeout_s:g} s: {stand}"
+        places = hang_places(dict(enumerate(zip(logs, sizes, strict=True))))
+        message = f"the trainer's {command} did not end within {timeout_s:g} s: {places}"
         where = self._plan.log(0).with_name("trainer-rank*.log")
         limit = "start_timeout_s" if command == "start" else "step_timeout_s"
-        hint = f"{where} end with the whole stacks; trainer.{limit} says how long it may take"
+        hint = f"{where} end with the whole stacks; trainer.{limit} sets the limit"
         return RankLostError(message, hint=hint)
 
     def _note_death(self, rank: int, _: asyncio.Task[ProcessEnd]) -> None:
         self._dead.append(rank)
 
-    async def _lost(self, command: str) -> RankLostError:
-        """Say why a rank died, whose death the others' did not follow, and end them all."""
-        found = [(rank, await self._cause(rank)) for rank in self._dead or [0]]
-        dead, cause = next((each for each in found if not each[1].follows), found[0])
+    async def _death_error(self, command: str) -> RankLostError:
+        """Find the rank that died first and its reason, kill all ranks, and return the error."""
+        found = [(rank, await self._reason(rank)) for rank in self._dead or [0]]
+        dead, reason = next((each for each in found if not each[1].follows), found[0])
         how = self._how(dead)
         self.kill()
         where = f"rank {dead} on {self.all[dead].node}, {how}"
-        message = f"a rank of the trainer died in `{command}` ({where}): {cause.text}"
+        message = f"a rank of the trainer died in `{command}` ({where}): {reason.text}"
         log = f"the whole log is {self._plan.log(dead)}"
-        advice = (cause.advice, log, "the same command goes on")
+        advice = (reason.advice, log, "the same command resumes the run")
         return RankLostError(message, hint="; ".join(filter(None, advice)))
 
     def _how(self, rank: int) -> ProcessEnd:
         task = self.all[rank].ended
-        return task.result() if task.done() else ProcessEnd(0, "its connection was cut")
+        return task.result() if task.done() else ProcessEnd(0, "its connection was lost")
 
-    async def _cause(self, rank: int) -> Cause:
-        """Read why a rank ended off its log and off its machine's count of such ends."""
+    async def _reason(self, rank: int) -> CrashReason:
+        """Find why a rank ended from its log and its machine's count of out-of-memory kills."""
         killed = 0
         node, _ = self._plan.node_of(rank)
         with suppress(ClusterError, TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(LAST_ANSWER_S):
                 killed = await node.call(num_oom_kills) - self._oom_kills[node.name]
-        return last_words.cause_of(self._plan.log(rank), self._how(rank), num_oom_kills=killed)
+        return crash_reason(self._plan.log(rank), self._how(rank), num_oom_kills=killed)
 
 
 def _size(log: Path) -> int:
-    """Return the bytes of a log; of one that a shared disk does not show yet, none."""
+    """Return the bytes of a log; 0 if a shared disk does not show it yet."""
     return log.stat().st_size if log.exists() else 0
 
 
-_kept: set[asyncio.Task[None]] = set()
+_running: set[asyncio.Task[None]] = set()
 
 
 def _keep(task: asyncio.Task[None]) -> None:
-    """Hold a task until it is done: the loop alone does not."""
-    _kept.add(task)
-    task.add_done_callback(_kept.discard)
+    """Hold a reference to a task until it is done: the event loop's own is weak."""
+    _running.add(task)
+    task.add_done_callback(_running.discard)

@@ -1,4 +1,9 @@
-"""Take optimizer steps on one Batch: split it by Groups, skip bad steps, join the reports."""
+"""Take optimizer steps on one Batch: split it by Groups, skip bad steps, join the reports.
+
+With several steps on a Batch, the recorded log-probabilities stay those of the policy that sampled.
+So from the second step on the ratio is not 1 and an algorithm's clip acts (PPO, arXiv 1707.06347,
+section 5).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,18 @@ from swerl.core.events import Emit, StepSkipped
 from swerl.core.learning import Batch, StepStats
 
 
-class Skipping:
-    """Takes steps, and passes over those that cannot be taken."""
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """The joined report of the optimizer steps on a Batch."""
+
+    stats: StepStats | None
+    """None if every step was skipped."""
+    skipped: frozenset[str] = frozenset()
+    """Tasks whose step was skipped."""
+
+
+class SkipCounter:
+    """Skip and count steps whose loss or gradients are not finite; too many in a row raise."""
 
     def __init__(self, allowed: int, *, total: int = 0, in_a_row: int = 0) -> None:
         self.total = total
@@ -23,7 +38,7 @@ class Skipping:
     async def step(
         self, trainer: Trainer, batch: Batch, path: Path, emit: Emit
     ) -> StepStats | None:
-        """Take an optimizer step on a Batch, which `path` holds; None where it was skipped.
+        """Take an optimizer step on a Batch, which is stored at `path`; return None if skipped.
 
         Raises NotFiniteError once more than `allowed` steps in a row were skipped.
         """
@@ -43,46 +58,36 @@ class Skipping:
 
 
 def split(batch: Batch, count: int) -> list[Batch]:
-    """Return at most `count` Batches with like numbers of Groups; a Group is never split.
+    """Return at most `count` Batches with similar numbers of Groups; a Group is never split.
 
-    Each is normalised by its own Episodes, so one vote an Episode holds within each.
+    Each is normalised by its own Episodes, so an Episode has one vote in its part.
     """
     tasks = list(dict.fromkeys(sample.task for sample in batch.samples))
     count = min(count, len(tasks))
     if count <= 1:
         return [batch]
-    place = {task: index * count // len(tasks) for index, task in enumerate(tasks)}
+    part_of = {task: index * count // len(tasks) for index, task in enumerate(tasks)}
     parts = []
     for number in range(count):
-        samples = tuple(sample for sample in batch.samples if place[sample.task] == number)
+        samples = tuple(sample for sample in batch.samples if part_of[sample.task] == number)
         parts.append(Batch(batch.step, samples, len({sample.episode for sample in samples})))
     return parts
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What the optimizer steps on a Batch came to."""
-
-    stats: StepStats | None
-    """None where all were skipped."""
-    skipped: frozenset[str] = frozenset()
-    """Tasks whose step was skipped."""
-
-
-def learned(parts: Sequence[Batch], taken: Sequence[StepStats | None]) -> Learned:
-    """Join the steps on the parts of a Batch; one that was skipped has no report."""
-    pairs = list(zip(parts, taken, strict=True))
-    return Learned(
-        join([stats for stats in taken if stats]),
-        frozenset(sample.task for part, stats in pairs if not stats for sample in part.samples),
+def join_updates(parts: Sequence[Batch], stats: Sequence[StepStats | None]) -> UpdateResult:
+    """Join the reports of the steps on a Batch's parts; a skipped step has no report."""
+    pairs = list(zip(parts, stats, strict=True))
+    return UpdateResult(
+        join_stats([each for each in stats if each]),
+        frozenset(sample.task for part, each in pairs if not each for sample in part.samples),
     )
 
 
-def join(stats: Sequence[StepStats]) -> StepStats | None:
-    """Return one report of several steps, None of none.
+def join_stats(stats: Sequence[StepStats]) -> StepStats | None:
+    """Return one report of several steps, or None for no step.
 
-    Seconds are added up, peaks are the largest, the learning rate is the last one; everything else
-    is a mean weighted by trained tokens.
+    Durations add up, peaks are the largest, the learning rate is the last one. Everything else is a
+    mean weighted by trained tokens.
     """
     if len(stats) <= 1:
         return stats[0] if stats else None

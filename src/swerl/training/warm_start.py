@@ -1,4 +1,12 @@
-"""x"""
+"""Make a tiny model and teach it to use its tools, by supervised learning on demonstrations.
+
+The result is a model folder in the cache, named by a hash of the settings and the demonstrations.
+It is written under a temporary name and renamed, so it is whole or absent.
+
+A demonstration is a scripted repair of one of the twin's repositories. Its row follows the path of
+the built-in agent and the gateway: the prompt is rendered once, each reply is encoded as the model
+would write it, each tool result is rendered as a tail. A test compares rows with real Episodes.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +47,19 @@ _WARMUP_STEPS = 20
 _LR_END = 0.1
 _ADAM_BETA2 = 0.95
 _NUM_TEXTS = 2000
-"""Conversations that the tokenizer learns its words from."""
+"""Conversations that train the tokenizer."""
 _TEXTS_SEED = 10_000
-"""Their seed: far from every run's, so that all runs of one vocabulary share a tokenizer."""
+"""Their seed: fixed, so that all runs with one vocabulary size share a tokenizer."""
+_FAILED_EDIT_SHARE = 0.15
+"""Share of repairs with a failing edit: the policy must learn to continue after an error."""
 _NUM_HASHED = 200
-"""Conversations that stand for all others in the cache's key."""
+"""Conversations hashed into the cache's key, in place of all of them."""
 
 
 async def warm_start(recipe: Recipe, *, log_dir: Path, emit: Emit) -> Path:
-    """Return the folder of the recipe's warm-started model, made first where the cache lacks it.
+    """Return the folder of the recipe's warm-started model; make it if the cache lacks it.
 
-    Raises RecipeError for a family other than `tiny`, TrainerError and RunError on the way.
+    Raises RecipeError for a family other than `tiny`, and TrainerError or RunError if it fails.
     """
     if recipe.model.family != "tiny":
         raise RecipeError(
@@ -73,7 +83,7 @@ async def warm_start(recipe: Recipe, *, log_dir: Path, emit: Emit) -> Path:
 
 
 def _key(recipe: Recipe) -> str:
-    """Name the result by the settings and by the conversations that it is made from."""
+    """Return the hash of the settings and the demonstrations."""
     family = tiny.build(None)
     wrong_share = recipe.model.warm_start.wrong_share
     rows = islice(demonstration_rows(family, recipe.seed, wrong_share), _NUM_HASHED)
@@ -103,7 +113,7 @@ def _make_model(work: Path, recipe: Recipe) -> Path:
 
 
 def _texts() -> Iterator[str]:
-    """Yield rendered conversations; every fix is a guess, so that all expressions occur."""
+    """Yield rendered conversations. Every fix is random, so that all expressions occur."""
     family, one_id_per_byte = tiny.build(None), tiny.byte_tokenizer()
     for row in islice(demonstration_rows(family, _TEXTS_SEED, 1.0), _NUM_TEXTS):
         yield one_id_per_byte.decode(list(row.ids), skip_special_tokens=False)
@@ -112,7 +122,7 @@ def _texts() -> Iterator[str]:
 async def _train(
     start: Path, work: Path, recipe: Recipe, *, log_dir: Path, emit: Emit
 ) -> WeightRef:
-    """Train on demonstrations and return the last weights."""
+    """Train on demonstrations and return the final weights."""
     section = recipe.model.warm_start
     trainer = MegatronTrainer(
         model=start,
@@ -157,7 +167,7 @@ def _batches(model: Path, section: WarmStartSection, seed: int) -> Iterator[Batc
 
 
 def _keep(folder: Path, made: Path) -> None:
-    """Move the finished model to its place; whoever was first there wins."""
+    """Rename the finished model into the cache; if another process was first, keep its model."""
     try:
         folder.rename(made)
     except OSError:
@@ -166,41 +176,39 @@ def _keep(folder: Path, made: Path) -> None:
                 raise
 
 
-_SLIP_SHARE = 0.15
-"""Share of repairs with a slip: a policy that never saw an error has nothing to say after one."""
-
-
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One message of a demonstration."""
-
+class DemoMessage:
     message: Message
     is_trained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A repair of one variant, right or wrong."""
+    """A repair of one variant, right or wrong.
+
+    With `slip`, an edit of text that is not in the file comes first. That edit is not trained, but
+    the reply to the tool's error is.
+    """
 
     variant: Variant
     fix: str
     """The expression that replaces the wrong one."""
     slip: str = ""
-    """An expression that is not in the file, edited first; empty for none."""
+    """An expression that is not in the file; empty for none."""
 
-    def conversation(self) -> Iterator[Said]:
-        """Yield the built-in agent's conversation."""
+    def conversation(self) -> Iterator[DemoMessage]:
+        """Yield the conversation of the built-in agent."""
         look, change, submit = self._replies(self.variant.bad)
-        yield Said(Message(Role.USER, self.variant.prompt))
-        yield Said(look, is_trained=True)
-        yield Said(Message(Role.TOOL, self.variant.source.rstrip("\n")))
+        yield DemoMessage(Message(Role.USER, self.variant.prompt))
+        yield DemoMessage(look, is_trained=True)
+        yield DemoMessage(Message(Role.TOOL, self.variant.source.rstrip("\n")))
         if self.slip:
-            yield Said(self._replies(self.slip)[1])
+            yield DemoMessage(self._replies(self.slip)[1])
             error = not_once(f"{WORKDIR}/{self.variant.file}", 0)
-            yield Said(Message(Role.TOOL, answer(error)))
-        yield Said(change, is_trained=True)
-        yield Said(Message(Role.TOOL, "ok"))
-        yield Said(submit, is_trained=True)
+            yield DemoMessage(Message(Role.TOOL, answer(error)))
+        yield DemoMessage(change, is_trained=True)
+        yield DemoMessage(Message(Role.TOOL, "ok"))
+        yield DemoMessage(submit, is_trained=True)
 
     def _replies(self, bad: str) -> Sequence[Message]:
         return builtin.script([FileEdit(self.variant.file, f"return {bad}", f"return {self.fix}")])
@@ -209,20 +217,20 @@ class Demonstration:
 def repairs(seed: int, wrong_share: float) -> Iterator[Demonstration]:
     """Yield repairs of training variants without end.
 
-    `wrong_share` of them make a fix picked at random, right or wrong, so that the policy is left
-    something to learn.
+    A share `wrong_share` of the fixes is random, right or wrong, so that reinforcement learning has
+    something left to improve.
     """
     rng = random.Random(f"demonstrations/{seed}")
     while True:
         variant = draw(rng, Split.TRAIN)
         is_random = rng.random() < wrong_share
         fix = rng.choice(variant.guesses()) if is_random else variant.good
-        slip = draw(rng, Split.TRAIN).bad if rng.random() < _SLIP_SHARE else ""
+        slip = draw(rng, Split.TRAIN).bad if rng.random() < _FAILED_EDIT_SHARE else ""
         yield Demonstration(variant, fix, "" if f"return {slip}" in variant.source else slip)
 
 
 def demonstration_rows(family: Family, seed: int, wrong_share: float) -> Iterator[Sample]:
-    """Yield the token rows of `demonstrations`."""
+    """Yield the token rows of `repairs`."""
     for number, demonstration in enumerate(repairs(seed, wrong_share)):
         yield to_row(family, demonstration, f"demonstration-{number}")
 
@@ -231,25 +239,25 @@ def to_row(family: Family, demonstration: Demonstration, name: str) -> Sample:
     """Return a demonstration's tokens as the gateway records them."""
     ids: list[int] = []
     mask: list[int] = []
-    for said in demonstration.conversation():
-        if said.message.role is Role.ASSISTANT:
-            added = family.encode_reply(said.message)
+    for turn in demonstration.conversation():
+        if turn.message.role is Role.ASSISTANT:
+            added = family.encode_reply(turn.message)
         elif not ids:
-            added = family.render(ChatRequest((said.message,)))
+            added = family.render(ChatRequest((turn.message,)))
         else:
-            added = family.render_tail([said.message], closed=True)
+            added = family.render_tail([turn.message], closed=True)
         ids += added
-        mask += [int(said.is_trained)] * len(added)
+        mask += [int(turn.is_trained)] * len(added)
     return Sample(name, name, tuple(ids), tuple(mask), (0.0,) * len(ids))
 
 
 def make_tiny_model(
     folder: Path, shape: ModelShape, *, seed: int, tokenizer: Path, eos_id: int
 ) -> Path:
-    """Write config.json, model.safetensors and the tokenizer's files; return `folder`.
+    """Write a small dense Qwen3 with its config and tokenizer; return `folder`.
 
-    The same shape and seed give the same bytes. Matrices are drawn from a normal
-    distribution, norms are 1. Raises InputError where `tokenizer` has no tokenizer.json.
+    The same shape and seed give the same bytes. Matrices are drawn from a normal distribution,
+    norms are 1. Raises InputError if `tokenizer` has no tokenizer.json.
     """
     if not (tokenizer / "tokenizer.json").is_file():
         raise InputError(

@@ -14,7 +14,7 @@ import torch
 from swerl.core.errors import TrainerError
 from swerl.core.learning import Batch, StepStats
 from swerl.training.checkpoint import folder as checkpoint_meta
-from swerl.training.checkpoint.files import Source
+from swerl.training.checkpoint.files import CheckpointReader
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 
@@ -30,7 +30,7 @@ def _trainer(model: Path, options: TrainerOptions) -> MegatronTrainer:
 
 
 def _whole(folder: Path) -> dict[str, torch.Tensor]:
-    source = Source(folder)
+    source = CheckpointReader(folder)
     return {key: source.tensor(key) for key in source.shapes}
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 from swerl.core.learning import Batch
 from swerl.engines.families import tiny
 from swerl.training import batch as batches
-from swerl.training.checkpoint.files import Source
+from swerl.training.checkpoint.files import CheckpointReader
 from swerl.training.checkpoint.folder import read_meta
 from swerl.training.options import TrainerOptions
 from tests.engines.families.lines import build, config_of, weights_of
@@ -83,7 +83,7 @@ def test_experts_and_bf16_pass_through_every_layout_unchanged(
 
 
 def _content(work: Path, job: Job) -> dict[str, torch.Tensor]:
-    source = Source(work / job.line / "checkpoints" / f"{job.save:05d}")
+    source = CheckpointReader(work / job.line / "checkpoints" / f"{job.save:05d}")
     return {key: source.tensor(key) for key in source.shapes}
 
 

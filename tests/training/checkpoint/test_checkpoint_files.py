@@ -61,7 +61,7 @@ def _write(parent: Path, step: int, whole: dict[str, torch.Tensor]) -> Path:
 
 def _read(folder: Path) -> dict[str, torch.Tensor]:
     check_files(folder, read_meta(folder))
-    source = files.Source(folder)
+    source = files.CheckpointReader(folder)
     return {key: source.tensor(key) for key in source.shapes}
 
 
@@ -152,12 +152,12 @@ def test_damage_is_named(tmp_path: Path) -> None:
     shard.write_bytes(data)
     (folder / ".metadata").write_bytes(b"\x80\x04nothing")
     with pytest.raises(TrainerError, match="cannot restore"):
-        files.Source(folder)
+        files.CheckpointReader(folder)
 
 
 def test_another_model_or_format_is_named(tmp_path: Path) -> None:
     folder = _write(tmp_path, 3, WHOLE)
-    source = files.Source(folder)
+    source = files.CheckpointReader(folder)
     wider = Piece("a", (4, 7), (0, 0), torch.empty(4, 7))
     with pytest.raises(TrainerError, match=r"model has a \(4, 7\), .* shape \(4, 6\)"):
         source.check([wider])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.training.rank.context import Share, own_positions, whole_order
+from swerl.training.rank.context import RowShare, own_positions, whole_order
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -16,7 +16,7 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 def test_rows_are_padded_to_even_parts_and_no_further(
     lengths: list[int], ranks: int, tensor: int
 ) -> None:
-    padded = Share(ranks, 0, tensor).pad(lengths)
+    padded = RowShare(ranks, 0, tensor).pad(lengths)
     unit = 2 * ranks if ranks > 1 else 1
     assert all(length <= room for length, room in zip(lengths, padded, strict=True))
     assert all(room % unit == 0 for room in padded)
@@ -27,8 +27,8 @@ def test_rows_are_padded_to_even_parts_and_no_further(
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 4))
 def test_the_ranks_parts_make_up_the_whole(lengths: list[int], ranks: int) -> None:
-    padded = Share(ranks).pad(lengths)
-    parts = [Share(ranks, rank).positions(padded) for rank in range(ranks)]
+    padded = RowShare(ranks).pad(lengths)
+    parts = [RowShare(ranks, rank).positions(padded) for rank in range(ranks)]
     assert len({len(part) for part in parts}) == 1
     whole = torch.cat(parts)[whole_order(padded, ranks)]
     assert whole.tolist() == list(range(sum(padded)))
@@ -41,8 +41,8 @@ def test_a_rank_holds_an_early_and_a_late_piece_of_every_row() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_causal_attention_costs_every_rank_the_same(ranks: int) -> None:
-    lengths = Share(ranks).pad([320, 96])
+    lengths = RowShare(ranks).pad([320, 96])
     starts = torch.tensor([0] * lengths[0] + [lengths[0]] * lengths[1])
     seen = torch.arange(sum(lengths)) - starts + 1
-    costs = {int(seen[Share(ranks, rank).positions(lengths)].sum()) for rank in range(ranks)}
+    costs = {int(seen[RowShare(ranks, rank).positions(lengths)].sum()) for rank in range(ranks)}
     assert len(costs) == 1

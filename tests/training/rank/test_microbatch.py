@@ -20,15 +20,15 @@ from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts
 from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
-from swerl.training.rank.context import Share, whole_order
-from swerl.training.rank.microbatch import Row, rank_micro_batches, to_tensors
+from swerl.training.rank.context import RowShare, whole_order
+from swerl.training.rank.microbatch import WeightedSample, rank_micro_batches, to_tensors
 
 MakeBatch = Callable[..., Batch]
 CPU = torch.device("cpu")
 COST = RowCost(per_token=1000.0, per_token_pair=1.0)
 
 
-def split(batch: Batch, rank: int, num_ranks: int, budget: int = 500) -> list[list[Row]]:
+def split(batch: Batch, rank: int, num_ranks: int, budget: int = 500) -> list[list[WeightedSample]]:
     return rank_micro_batches(batch, rank=rank, num_ranks=num_ranks, budget=budget, cost=COST)
 
 
@@ -50,8 +50,8 @@ def test_each_row_is_trained_by_exactly_one_rank(random_batch: MakeBatch, num_ra
     batch = random_batch(0, num_rows=40)
     parts = [split(batch, rank, num_ranks) for rank in range(num_ranks)]
     rows = [row for part in parts for rows in part for row in rows]
-    assert sorted(row.place for row in rows) == list(range(40))
-    assert all(row.sample is batch.samples[row.place] for row in rows)
+    assert sorted(row.index for row in rows) == list(range(40))
+    assert all(row.sample is batch.samples[row.index] for row in rows)
 
 
 @given(
@@ -106,7 +106,7 @@ def test_packed_tensors_hold_each_token_at_its_place(
     batch = random_batch(1)
     weights = batches.weights(batch)
     rows = [
-        Row(place, sample, weight)
+        WeightedSample(place, sample, weight)
         for place, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
     ]
     micro = to_tensors(rows, all_tokens=all_tokens, device=CPU)
@@ -146,14 +146,14 @@ def test_experts_stand_at_the_positions_that_they_were_chosen_at(
 ) -> None:
     first, second = random_batch(0).samples[2:4]
     pieces = (RoutedExperts(0, 3, 2, 1, bytes(range(250, 256))), RoutedExperts(2, 3, 2, 2, _IDS))
-    rows = [Row(0, replace(first, routed=pieces), 0.5), Row(1, second, 0.5)]
+    rows = [WeightedSample(0, replace(first, routed=pieces), 0.5), WeightedSample(1, second, 0.5)]
     routed_NLK = to_tensors(rows, all_tokens=False, device=CPU).rows.routed_NLK
     assert routed_NLK is not None
     assert routed_NLK.shape == (len(first.ids) + len(second.ids) - 2, 3, 2)
     assert routed_NLK[0].tolist() == [[250, 251], [252, 253], [254, 255]]
     assert routed_NLK[2].tolist() == [[300, 301], [302, 303], [304, 305]]
     stored = tuple(experts.store(tmp_path / "experts.bin", pieces))
-    rows[0] = Row(0, replace(first, routed=stored), 0.5)
+    rows[0] = WeightedSample(0, replace(first, routed=stored), 0.5)
     again_NLK = to_tensors(rows, all_tokens=False, device=CPU).rows.routed_NLK
     assert again_NLK is not None
     assert torch.equal(routed_NLK, again_NLK)
@@ -166,7 +166,7 @@ _IDS = array("H", range(300, 306)).tobytes()
 
 
 def test_context_ranks_share_every_selected_token(random_batch: MakeBatch) -> None:
-    share = Share(context_ranks=2, tensor_ranks=2)
+    share = RowShare(context_ranks=2, tensor_ranks=2)
     (rows,) = split(random_batch(1), 0, 1)
     whole = to_tensors(rows, all_tokens=False, device=CPU)
     parts = [
@@ -177,7 +177,7 @@ def test_context_ranks_share_every_selected_token(random_batch: MakeBatch) -> No
     for part in parts:
         assert torch.equal(part.row_S, whole.row_S)
         assert part.rows.num_selected == len(labels_S)
-        labels_S[part.rows.place_O] = part.rows.labels_O
+        labels_S[part.rows.index_O] = part.rows.labels_O
         assert len(part.rows.ids_N) % 2 == 0
     assert torch.equal(labels_S, whole.rows.labels_O)
     ids_M = torch.cat([part.rows.ids_N for part in parts])[whole_order(parts[0].rows.lengths, 2)]

@@ -13,7 +13,7 @@ import torch
 from swerl.core.errors import RecipeError
 from swerl.core.learning import EngineTarget, Received
 from swerl.recipe.schema import ClusterSection
-from swerl.training.weight_sync.checksum import Expectation, hash_tensor
+from swerl.training.weight_sync.checksum import ExpectedChecksums, hash_tensor
 from swerl.training.weight_sync.send import stored_dtypes
 from swerl.training.weight_sync.sync import choose_way, sync
 from swerl.training.weight_sync.transport import Bucket, handle, in_buckets
@@ -130,7 +130,7 @@ def test_each_rank_of_an_engine_is_expected_to_hold_its_own_cut() -> None:
     torch.manual_seed(0)
     names = {f"model.layers.0.self_attn.{x}_proj.weight": torch.randn(4, 8) for x in "qkv"}
     names["model.layers.0.self_attn.o_proj.weight"] = torch.randn(8, 4)
-    expected = Expectation(EngineTarget("http://127.0.0.1:1", 2, "bfloat16", "cpu"), QWEN3)
+    expected = ExpectedChecksums(EngineTarget("http://127.0.0.1:1", 2, "bfloat16", "cpu"), QWEN3)
     for name, tensor in names.items():
         expected.add(name, tensor)
     qkv, output = list(names.values())[:3], list(names.values())[3]
@@ -144,7 +144,7 @@ def test_each_rank_of_an_engine_is_expected_to_hold_its_own_cut() -> None:
 
 
 def test_no_checksum_is_certain_where_the_engines_layout_is_not_known() -> None:
-    expected = Expectation(ONE, {"model_type": "a_new_one"})
+    expected = ExpectedChecksums(ONE, {"model_type": "a_new_one"})
     expected.add("model.layers.0.mlp.down_proj.weight", torch.zeros(4, 4))
     expected.add("model.layers.0.mlp.experts.3.down_proj.weight", torch.zeros(4, 4))
     assert set(expected.checksums[0]) == {"model.layers.0.mlp.down_proj.weight"}
@@ -260,9 +260,9 @@ def _expected(
     num_ranks: int = 1,
     *,
     device: str = "cpu",
-) -> Expectation:
+) -> ExpectedChecksums:
     target = EngineTarget("http://127.0.0.1:1", num_ranks, "bfloat16", device)
-    expected = Expectation(target, config)
+    expected = ExpectedChecksums(target, config)
     for name, tensor in weights.items():
         expected.add(name, tensor)
     return expected

@@ -1,9 +1,13 @@
-"""Pieces of tensors in and out of torch's distributed checkpoint format.
+"""Write and read pieces of tensors in torch's distributed checkpoint format.
 
-The folder is one that Megatron-Core's `dist_checkpointing` reads, too (format `torch_dist`). Its
-own writer is not used: it starts a server for its results, which outlives a killed rank, and forks
-a process for every file, and one that dies leaves the save waiting for ever. Here a rank writes
-one file by itself, in whichever thread calls, and ends with it.
+A checkpoint names every tensor by the whole model and cuts it into boxes. A rank's part of a
+parameter follows from the parallel layout. Its part of the optimizer's state is a flat range of
+that (ZeRO), which falls into a few boxes. So each rank writes its part without asking another, and
+any other layout finds what it needs by overlap.
+
+Megatron-Core's `dist_checkpointing` can read the folder (format `torch_dist`). Its writer is not
+used: it starts a server that outlives a killed rank, and forks a process per file whose death makes
+the save wait for ever. Here a rank writes one file in the calling thread.
 """
 
 # heavy imports: this file only runs in the trainer's own processes and in exports
@@ -50,7 +54,7 @@ from swerl.core.files import disk_errors
 from swerl.training.checkpoint.folder import OLDER, FileMark, mark
 
 COMMON = "common.pt"
-"""What is the same on all ranks, or small: schedule, steps of Adam, random states."""
+"""State that is small or the same on all ranks: schedule, Adam's steps, random states."""
 DESCRIPTIONS = (COMMON, "metadata.json", ".metadata")
 """Files that the first rank adds."""
 
@@ -64,7 +68,7 @@ _MEGATRON = {
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one rank wrote: enough for the first rank to describe the whole."""
+    """One rank's file, as the first rank needs it to describe the whole."""
 
     plan: SavePlan
     results: Sequence[WriteResult]
@@ -72,7 +76,7 @@ class Written:
 
 
 def copy_to_host(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return pieces with memory of their own, which training does not change."""
+    """Copy pieces to host memory, which training does not change."""
     return [
         replace(piece, data=piece.data.detach().to("cpu", copy=True).contiguous())
         for piece in pieces
@@ -80,7 +84,7 @@ def copy_to_host(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def write(pieces: Sequence[Piece], folder: Path, rank: int) -> Written:
-    """Write one rank's pieces as one file, synced. Raises OSError and torch's errors."""
+    """Write and sync one rank's pieces as one file. Raises OSError and torch's errors."""
     by_index = {_index(piece): piece.data for piece in pieces}
     prefix = f"__{rank}_"
     plan = SavePlan([_write_item(piece) for piece in pieces], storage_data=_StoragePrefix(prefix))
@@ -93,9 +97,9 @@ def write(pieces: Sequence[Piece], folder: Path, rank: int) -> Written:
 def finish(
     parts: Sequence[Written], common: Mapping[str, Any], folder: Path
 ) -> dict[str, tuple[int, ...]]:
-    """Write what describes all parts; return the shapes of all tensors.
+    """Write the metadata of all parts; return the shapes of all tensors.
 
-    Raises ValueError where the parts do not make up whole tensors.
+    Raises ValueError if the parts do not make up whole tensors.
     """
     plans = [part.plan for part in parts]
     _, metadata = DefaultSavePlanner(flatten_state_dict=False).create_global_plan(plans)
@@ -107,8 +111,8 @@ def finish(
     return _shapes(metadata)
 
 
-class Source:
-    """A checkpoint folder to read from."""
+class CheckpointReader:
+    """Reads tensors from a checkpoint folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -121,16 +125,16 @@ class Source:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every whole tensor."""
+        """Name -> shape of every whole tensor."""
         return _shapes(self._metadata)
 
     def check(self, pieces: Sequence[Piece]) -> None:
-        """Raise TrainerError where the folder lacks a tensor, or has one of another shape."""
+        """Raise TrainerError if a tensor is missing or has another shape."""
         for piece in pieces:
             self._entry(piece)
 
     def common(self) -> dict[str, Any]:
-        """Return what was written beside the tensors."""
+        """Return the state that was written beside the tensors."""
         try:
             found: dict[str, Any] = torch.load(self.folder / COMMON, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
@@ -138,10 +142,7 @@ class Source:
         return found
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Fill the memory of pieces.
-
-        Raises TrainerError where the folder has no such tensor, or one of another shape.
-        """
+        """Fill the memory of pieces. Raises TrainerError if a tensor does not match."""
         items: list[ReadItem] = []
         for number, piece in enumerate(pieces):
             chunk = ChunkStorageMetadata(torch.Size(piece.offsets), piece.data.shape)
@@ -170,12 +171,12 @@ class Source:
             return entry
         has = "no such tensor" if found is None else f"shape {found}"
         message = f"the model has {piece.key} {piece.shape}, the checkpoint {self.folder} {has}"
-        hint = "restore with the model that the checkpoint was made of"
+        hint = "restore with the model that the checkpoint was made from"
         raise TrainerError(message, hint=hint)
 
 
 class _Sources(DefaultSavePlanner):
-    """Gives the writer the memory of each item."""
+    """Supplies the writer with the memory of each item."""
 
     def __init__(self, by_index: Mapping[MetadataIndex, torch.Tensor]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -186,7 +187,7 @@ class _Sources(DefaultSavePlanner):
 
 
 class _Targets(DefaultLoadPlanner):
-    """Gives the reader the memory of each item."""
+    """Supplies the reader with the memory of each item."""
 
     def __init__(self, by_index: Mapping[MetadataIndex, torch.Tensor]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -205,7 +206,7 @@ def _shapes(metadata: Metadata) -> dict[str, tuple[int, ...]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the files of a folder, and their names, survive a power cut."""
+    """Sync a folder and its files, so that they survive a power cut."""
     with disk_errors(folder):
         for path in [*(p for p in folder.iterdir() if p.is_file()), folder]:
             handle = os.open(path, os.O_RDONLY)
@@ -237,14 +238,14 @@ def _unreadable(folder: Path, error: BaseException) -> TrainerError:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of one whole tensor, and this rank's memory of it."""
+    """A box of a whole tensor, and this rank's memory of it."""
 
     key: str
     """Name of the whole tensor."""
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     offsets: tuple[int, ...]
-    """Where the box begins in the whole tensor."""
+    """Start of the box in the whole tensor."""
     data: torch.Tensor
     """A view of the live tensor, of the box's shape."""
 
@@ -257,7 +258,7 @@ class Cut:
     rank: int
     num_ranks: int
     num_stacked: int = 1
-    """Matrices stacked along the dimension, each of which is cut by itself."""
+    """Matrices stacked along the dimension; each is cut by itself."""
 
 
 def pieces(
@@ -268,16 +269,15 @@ def pieces(
     *,
     start: int = 0,
 ) -> Iterator[Piece]:
-    """Cut this rank's memory of a tensor into boxes of the whole one.
+    """Cut this rank's memory of a tensor into boxes of the whole tensor.
 
-    `local` holds the elements from `start` on of this rank's part, which has `local_shape`; all
-    of them, or a range.
+    This rank's part has `local_shape`. `local` holds its elements from `start` on: all or a range.
     """
     by_dim = {cut.dim: cut for cut in cuts}
     whole = [Cut(dim, 0, 1) for dim in range(len(local_shape))]
     shares = [by_dim.get(cut.dim, cut) for cut in whole]
     widths = [size // share.num_stacked for size, share in zip(local_shape, shares, strict=True)]
-    # Each dimension becomes two: which stacked matrix, and where in it.
+    # Each dimension becomes two: the number of the stacked matrix, and the index in it.
     layered = [
         n for share, width in zip(shares, widths, strict=True) for n in (share.num_stacked, width)
     ]
@@ -301,11 +301,11 @@ class _Box:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     begin: int
-    """Number of its first element, counted row by row."""
+    """Row-major index of its first element."""
 
 
 def _boxes(start: int, end: int, shape: Sequence[int], begin: int = 0) -> Iterator[_Box]:
-    """Cut the elements `start` to `end` of an array, counted row by row, into boxes."""
+    """Cut the elements `start` to `end` of an array, in row-major order, into boxes."""
     if start >= end:
         return
     if not shape:

@@ -1,7 +1,8 @@
-"""The folder of all checkpoints of a run: what is kept, what fits, and how the last save went.
+"""The checkpoint folders of a run: their metadata, checks, retention, and save outcomes.
 
-The first rank leaves a note of every save beside the checkpoints, so that the controller learns
-how it went while the ranks are busy with a step.
+`meta.json` is written after all other files, so a folder without it is no checkpoint. The first
+rank writes the outcome of every save beside the checkpoints, where the controller reads it while
+the ranks are busy with a step.
 """
 
 from __future__ import annotations
@@ -20,22 +21,20 @@ from swerl.core.files import disk_errors, write_json
 from swerl.core.learning import CheckpointRef
 
 KEPT = 2
-"""Newest checkpoints kept: the last, and the one before it in case a run stops while committing."""
+"""Newest checkpoints kept: the last, and the one before it in case a commit is interrupted."""
 _POLL_S = 0.05
-"""Seconds between looks for the note on a save."""
+"""Seconds between polls for the outcome of a save."""
 _GIB = 2**30
 _MARGIN = 1.02
-"""Room that a checkpoint needs over its tensors: names, places and what file systems add."""
+"""Disk space of a checkpoint over that of its tensors: metadata and file system overhead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
-    """How one save went."""
-
     step: int
     num_bytes: int = 0
     write_s: float = 0.0
-    """Seconds from the copy to the rename, most of them beside training."""
+    """Seconds from the copy to the rename; training continues during most of them."""
     warning: str = ""
     error: str = ""
     hint: str = ""
@@ -52,9 +51,9 @@ def part_of(folder: Path) -> Path:
 
 
 def make_room(folder: Path, num_bytes: int) -> None:
-    """Make the folder to write a checkpoint in, and clear away what killed runs left half-written.
+    """Create the folder to write a checkpoint in, and remove what killed runs left half-written.
 
-    Raises TrainerError where the disk has too little room, RunError where it cannot be written.
+    Raises TrainerError if the disk is too full, and RunError if it cannot be written.
     """
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -67,22 +66,22 @@ def make_room(folder: Path, num_bytes: int) -> None:
                 f"the checkpoint {folder} needs {num_bytes / _GIB:.2f} GiB, "
                 f"its disk has {free / _GIB:.2f} GiB left"
             )
-            hint = "free some space, then run the same command again: it resumes"
+            hint = "free some space and run the same command again: it resumes"
             raise TrainerError(message, hint=hint)
         part_of(folder).mkdir()
 
 
 def put_in_place(folder: Path) -> None:
-    """Give a whole checkpoint its name, in place of one of the same step."""
+    """Give a whole checkpoint its name; replace one of the same step."""
     if folder.exists():
         _remove(folder)
     part_of(folder).rename(folder)
 
 
 def prune(parent: Path, step: int, *, spare: Collection[int], every: int) -> None:
-    """Remove checkpoints of earlier steps but the newest, those to spare, and every n-th.
+    """Remove earlier checkpoints except the newest, those in `spare`, and every n-th.
 
-    Later steps stay: a run that stepped back writes over them when it comes to them.
+    Later steps stay: a run that was rewound overwrites them when it reaches them.
     """
     earlier = [found for found in steps(parent) if found <= step]
     for found in earlier[:-KEPT]:
@@ -91,7 +90,7 @@ def prune(parent: Path, step: int, *, spare: Collection[int], every: int) -> Non
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint, which is gone before its first file is."""
+    """Rename a checkpoint, then delete it, so that it is never half there."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)
@@ -99,7 +98,7 @@ def _remove(folder: Path) -> None:
 
 
 def space_warning(parent: Path, num_bytes: int) -> str:
-    """Return a sentence where the next checkpoint will not fit, else nothing."""
+    """Return a warning if the next checkpoint will not fit, else an empty text."""
     free = shutil.disk_usage(parent).free
     if free >= num_bytes * _MARGIN:
         return ""
@@ -110,12 +109,12 @@ def space_warning(parent: Path, num_bytes: int) -> str:
 
 
 def put_outcome(parent: Path, outcome: SaveOutcome) -> None:
-    """Leave a note of how a save went."""
+    """Write the outcome of a save."""
     write_json(_outcome(parent, outcome.step), asdict(outcome))
 
 
 def take_outcome(parent: Path, step: int) -> SaveOutcome | None:
-    """Return and remove the note on a step's save; None while it is under way."""
+    """Return and remove the outcome of a save; None while it is being written."""
     path = _outcome(parent, step)
     try:
         found = SaveOutcome(**json.loads(path.read_text(encoding="utf-8")))
@@ -129,15 +128,17 @@ def _outcome(parent: Path, step: int) -> Path:
     return parent / f".{step:05d}.outcome.json"
 
 
-async def wait_until_whole(parent: Path, step: int, *, lives: Callable[[], bool]) -> CheckpointRef:
+async def wait_until_whole(
+    parent: Path, step: int, *, is_alive: Callable[[], bool]
+) -> CheckpointRef:
     """Return when the checkpoint of a step is whole; the controller waits while the ranks work.
 
     Raises TrainerError if the save failed, or if the trainer ended before it was whole.
     """
     while True:
-        is_alive = lives()  # before the look: a rank may leave its note and end
+        was_alive = is_alive()  # checked first: a rank may write its outcome and end
         outcome = take_outcome(parent, step)
-        if outcome is None and not is_alive:
+        if outcome is None and not was_alive:
             raise TrainerError(
                 f"the trainer ended before the checkpoint of step {step} was whole",
                 hint="run the same command again: it resumes from the checkpoint before",
@@ -151,23 +152,21 @@ async def wait_until_whole(parent: Path, step: int, *, lives: Callable[[], bool]
 
 
 FORMAT = 1
-"""Number of the format that this file writes and reads."""
+"""Version of the checkpoint format."""
 META = "meta.json"
 OLDER = "`swerl train rewind RUN --step N` goes back to an older checkpoint"
-"""What to do about a checkpoint that cannot be used."""
+"""Hint for a checkpoint that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """Size and content of one file."""
-
     num_bytes: int
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMeta:
-    """What a checkpoint holds, and how it was made."""
+    """Content of a checkpoint, and the settings that wrote it."""
 
     step: int
     family: str
@@ -175,11 +174,11 @@ class CheckpointMeta:
     """`model_type` of the model's config.json."""
     num_params: int
     layout: Mapping[str, int]
-    """Parallel sizes of the run that wrote it; any other may read it."""
+    """Parallel sizes of the run that wrote it; a run with any other may read it."""
     dtype: str
-    """Of the weights in training; the checkpoint holds their fp32 masters."""
+    """Type of the weights in training; the checkpoint holds their fp32 masters."""
     other_dtypes: Mapping[str, str]
-    """Parameters that have another type in training, and which."""
+    """Parameter -> type, for those with another type in training."""
     files: Mapping[str, FileMark]
     format: int = FORMAT
 
@@ -190,7 +189,7 @@ class CheckpointMeta:
 
 
 def mark(path: Path) -> FileMark:
-    """Measure one file."""
+    """Return the size and hash of a file."""
     with path.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256")
     return FileMark(path.stat().st_size, digest.hexdigest())
@@ -202,7 +201,7 @@ def write_meta(folder: Path, meta: CheckpointMeta) -> None:
 
 
 def read_meta(folder: Path) -> CheckpointMeta:
-    """Read meta.json. Raises TrainerError: no such step, half-written, or of another format."""
+    """Read meta.json. Raises TrainerError if it is missing, damaged, or of another format."""
     if not folder.is_dir():
         others = ", ".join(str(step) for step in steps(folder.parent)) or "none"
         raise TrainerError(
@@ -227,9 +226,9 @@ def read_meta(folder: Path) -> CheckpointMeta:
 
 
 def check_files(folder: Path, meta: CheckpointMeta, *, part: int = 0, num_parts: int = 1) -> None:
-    """Check the size of every file, and the content of one part of them.
+    """Check the size of every file, and the hashes of one part of them.
 
-    The ranks of a trainer share the reading. Raises TrainerError naming the file.
+    The ranks of a trainer share the hashing. Raises TrainerError, which names the file.
     """
     for number, (name, wanted) in enumerate(sorted(meta.files.items())):
         path = folder / name
@@ -248,8 +247,8 @@ def steps(parent: Path) -> list[int]:
     return sorted(int(p.name) for p in found if p.name.isdecimal() and (p / META).is_file())
 
 
-def _refuse(folder: Path, what: str) -> None:
-    raise TrainerError(f"cannot restore the checkpoint {folder}: {what}", hint=OLDER)
+def _refuse(folder: Path, reason: str) -> None:
+    raise TrainerError(f"cannot restore the checkpoint {folder}: {reason}", hint=OLDER)
 
 
 def _from_json(value: dict[str, Any]) -> CheckpointMeta:

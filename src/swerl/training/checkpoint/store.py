@@ -1,10 +1,9 @@
-"""Checkpoints that are written while training goes on.
+"""Save and restore one rank's part of a checkpoint, while training continues.
 
-`save` copies this rank's pieces to host memory and returns; a thread writes them. When every
-rank's file is there and synced, the first rank adds what describes them, and renames the folder:
-a checkpoint is whole or it does not exist. The ranks' threads meet over a process group of their
-own, as the main threads train meanwhile. A thread ends with its process, so that nothing of a
-killed rank goes on writing.
+`save` copies this rank's pieces to host memory and returns; a thread writes them. When every rank's
+file is synced, the first rank writes the metadata and renames the folder: a checkpoint is whole or
+it does not exist. The ranks' threads use a process group of their own, because the main threads
+train meanwhile. A thread ends with its process, so a killed rank writes nothing more.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -46,13 +45,18 @@ from swerl.training.rank.weights import belongs_to_experts, global_name, rank_cu
 
 _Result = TypeVar("_Result")
 
-_PATIENCE = timedelta(days=1)
-"""How long a rank's thread waits for the others': as long as the slowest disk takes."""
+_WRITE_TIMEOUT = timedelta(days=1)
+"""Time that a rank's thread waits for the others: the slowest disk must be fast enough."""
+OPTIMIZER = "optimizer."
+"""Prefix of the optimizer's tensors."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's running means of the gradient and of its square."""
+_OUTPUT, _TIED = "output_layer.weight", "embedding.word_embeddings.weight"
 
 
 @dataclass(slots=True)
-class _Job:
-    """One checkpoint on its way to disk."""
+class _Save:
+    """One checkpoint that is being written."""
 
     step: int
     folder: Path
@@ -68,7 +72,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a rank tells the first one."""
+    """One rank's report to the first rank."""
 
     written: files.Written
     random_state: dict[str, Any]
@@ -76,30 +80,30 @@ class _Part:
 
 
 class Checkpoints:
-    """Saves and restores one rank's part. Every method must be called on all ranks together."""
+    """Save and restore one rank's part. Call every method on all ranks together."""
 
     def __init__(self, learner: Learner, settings: WorkerSettings) -> None:
         self._learner = learner
         self._settings = settings
         self._parent = settings.options.checkpoint_dir
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
         self._rank = dist.get_rank()
         self._base: int | None = None
-        """The step that the run stands on: restored, or whole since."""
-        self._job: _Job | None = None
+        """Step of the last checkpoint that was restored or became whole."""
+        self._save: _Save | None = None
         self._thread: threading.Thread | None = None
 
     def save(self, step: int, kept: Collection[int] = ()) -> None:
-        """Begin a checkpoint, after the one before it is whole.
+        """Begin a checkpoint once the one before it is whole.
 
-        Without `trainer.async_save` it is whole at return. A note beside it says how it went.
-        Raises TrainerError where the disk has no room for it.
+        Without `trainer.async_save` it is whole at return. Its outcome is written beside it.
+        Raises TrainerError if the disk is too full.
         """
         self.finish()
         folder = folders.folder_of(self._parent, step)
         owned = owned_pieces(self._learner)
         self._prepare(folder, owned)
-        self._job = _Job(
+        self._save = _Save(
             step=step,
             folder=folder,
             kept=kept,
@@ -109,25 +113,25 @@ class Checkpoints:
             dtypes=param_dtypes(self._learner),
             meta=self._meta(step),
         )
-        self._thread = threading.Thread(target=self._write, args=(self._job,), daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(self._save,), daemon=True)
         self._thread.start()
         if not self._settings.options.async_save:
             self.finish()
 
     def finish(self) -> SaveOutcome | None:
-        """Wait for the checkpoint that is being written; return how it went."""
-        if self._thread is None or self._job is None:
+        """Wait for the checkpoint that is being written; return its outcome."""
+        if self._thread is None or self._save is None:
             return None
         self._thread.join()
-        outcome, self._job, self._thread = self._job.outcome, None, None
+        outcome, self._save, self._thread = self._save.outcome, None, None
         return outcome
 
     def restore(self, step: int) -> None:
         """Continue from a checkpoint of any layout.
 
-        Raises TrainerError, and leaves the weights as they were, where the folder is missing,
-        damaged, of another format or of another model. After an error in the middle of reading,
-        the trainer must be started anew.
+        Raises TrainerError, with the weights unchanged, if the folder is missing, damaged, of
+        another format or of another model. After an error while tensors are read, the trainer must
+        be restarted.
         """
         self.finish()
         folder = folders.folder_of(self._parent, step)
@@ -139,19 +143,19 @@ class Checkpoints:
         load_random_state(common["random_states"], self._rank)
         self._base = step
 
-    def _open(self, folder: Path, needed: Sequence[Piece]) -> files.Source:
+    def _open(self, folder: Path, needed: Sequence[Piece]) -> files.CheckpointReader:
         meta = read_meta(folder)
         if meta.family != self._settings.family:
             message = f"the checkpoint {folder} is of family {meta.family!r}"
             hint = f"set model.family = {meta.family!r}, or restore a checkpoint of this model"
             raise TrainerError(message, hint=hint)
         check_files(folder, meta, part=self._rank, num_parts=dist.get_world_size())
-        source = files.Source(folder)
+        source = files.CheckpointReader(folder)
         source.check(needed)
         return source
 
     def _agree(self, do: Callable[[], _Result]) -> _Result:
-        """Do something on every rank; where it fails on one, all raise that rank's error."""
+        """Call `do` on every rank; if it fails on one, all raise that rank's error."""
         error = None
         try:
             result = do()
@@ -165,7 +169,7 @@ class Checkpoints:
         return result
 
     def _prepare(self, folder: Path, owned: Sequence[Piece]) -> None:
-        """Make the folder to write in. Raises TrainerError where the disk has too little room."""
+        """Create the folder to write in. Raises TrainerError if the disk is too full."""
         num_bytes = torch.tensor(sum(piece.data.numel() * 4 for piece in owned))
         dist.all_reduce(num_bytes, group=self._group)
         if self._rank == 0:
@@ -193,66 +197,66 @@ class Checkpoints:
             files={},
         )
 
-    def _write(self, job: _Job) -> None:
-        """Write this rank's file, and on the first rank what makes the checkpoint whole."""
+    def _write(self, save: _Save) -> None:
+        """Write this rank's file; the first rank then completes the checkpoint."""
         part: _Part | str
         try:
-            written = files.write(job.pieces, folders.part_of(job.folder), self._rank)
-            part = _Part(written, job.random_state, job.dtypes)
+            written = files.write(save.pieces, folders.part_of(save.folder), self._rank)
+            part = _Part(written, save.random_state, save.dtypes)
         except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
             part = _first_line(error)
-        job.pieces = ()
+        save.pieces = ()
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, part, group=self._group)
-        verdict: list[Any] = [None if self._rank else self._finish(job, parts)]
-        dist.broadcast_object_list(verdict, src=0, group=self._group)
-        job.outcome = verdict[0]
+        outcome: list[Any] = [None if self._rank else self._finish(save, parts)]
+        dist.broadcast_object_list(outcome, src=0, group=self._group)
+        save.outcome = outcome[0]
 
-    def _finish(self, job: _Job, parts: Sequence[Any]) -> SaveOutcome:
+    def _finish(self, save: _Save, parts: Sequence[Any]) -> SaveOutcome:
         try:
-            meta = _make_whole(job, parts)
-            spare = {*job.kept, *(() if self._base is None else (self._base,))}
+            meta = _make_whole(save, parts)
+            spare = {*save.kept, *(() if self._base is None else (self._base,))}
             folders.prune(
-                self._parent, job.step, spare=spare, every=self._settings.options.keep_every
+                self._parent, save.step, spare=spare, every=self._settings.options.keep_every
             )
-            self._base = job.step
+            self._base = save.step
             outcome = SaveOutcome(
-                job.step,
+                save.step,
                 meta.num_bytes,
-                time.monotonic() - job.began,
+                time.monotonic() - save.began,
                 folders.space_warning(self._parent, meta.num_bytes),
             )
         except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
-            shutil.rmtree(folders.part_of(job.folder), ignore_errors=True)
+            shutil.rmtree(folders.part_of(save.folder), ignore_errors=True)
             outcome = SaveOutcome(
-                job.step,
-                error=f"cannot write the checkpoint {job.folder}: {_first_line(error)}",
-                hint="is the disk full? the weights and the checkpoint before it are safe",
+                save.step,
+                error=f"cannot write the checkpoint {save.folder}: {_first_line(error)}",
+                hint="the disk may be full; the weights and the checkpoint before it are safe",
             )
-        with suppress(SwerlError):  # a full disk takes no note: the next command says it
+        with suppress(SwerlError):  # on a full disk this fails too; the next command reports it
             folders.put_outcome(self._parent, outcome)
         return outcome
 
 
-def _make_whole(job: _Job, parts: Sequence[Any]) -> CheckpointMeta:
-    """Describe what the ranks wrote, and rename the folder."""
+def _make_whole(save: _Save, parts: Sequence[Any]) -> CheckpointMeta:
+    """Write the metadata of the ranks' files, and rename the folder."""
     for part in parts:
         if isinstance(part, str):
             raise TrainerError(part, hint="")
-    folder = folders.part_of(job.folder)
+    folder = folders.part_of(save.folder)
     written = [part.written for part in parts]
     random_states = [part.random_state for part in parts]
-    shapes = files.finish(written, {**job.common, "random_states": random_states}, folder)
+    shapes = files.finish(written, {**save.common, "random_states": random_states}, folder)
     marks = {name: found for part in written for name, found in part.files.items()}
     marks |= {name: mark(folder / name) for name in files.DESCRIPTIONS}
     num_params = sum(prod(s) for key, s in shapes.items() if not key.startswith(OPTIMIZER))
     dtypes = {key: dtype for part in parts for key, dtype in part.dtypes.items()}
-    others = {key: dtype for key, dtype in dtypes.items() if dtype != job.meta.dtype}
-    meta = replace(job.meta, num_params=num_params, other_dtypes=others, files=marks)
+    others = {key: dtype for key, dtype in dtypes.items() if dtype != save.meta.dtype}
+    meta = replace(save.meta, num_params=num_params, other_dtypes=others, files=marks)
     write_meta(folder, meta)
     files.sync_folder(folder)
-    folders.put_in_place(job.folder)
-    files.sync_folder(job.folder.parent)
+    folders.put_in_place(save.folder)
+    files.sync_folder(save.folder.parent)
     return meta
 
 
@@ -263,15 +267,12 @@ def _first_line(error: BaseException) -> str:
 # heavy imports: this file only runs in the trainer's own processes
 
 
-OPTIMIZER = "optimizer."
-"""What names of the optimizer's tensors begin with."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's running means of the gradient and of its square."""
-_OUTPUT, _TIED = "output_layer.weight", "embedding.word_embeddings.weight"
-
-
 def owned_pieces(learner: Learner) -> list[Piece]:
-    """Return the pieces that this rank writes: together the ranks hold each element once."""
+    """Return the pieces that this rank writes; together the ranks write each element once.
+
+    They are each trained parameter's fp32 master and Adam's two moments, under the parameter's name
+    in the whole model. The weights in training are the masters, rounded, so they are not written.
+    """
     found: list[Piece] = []
     names = _names(learner)
     trained = set()
@@ -281,13 +282,15 @@ def owned_pieces(learner: Learner) -> list[Piece]:
             if _is_first_copy(param) and not _is_tied_copy(learner, param):
                 found += _pieces(names, param, tensors, start)
     for param, key in names.items():
-        if param not in trained and not _is_trained(param) and _is_first_replica(param):
+        # A trained parameter without a range on this rank is written by another rank.
+        is_frozen = param not in trained and not param.requires_grad
+        if is_frozen and _is_first_replica(param):
             found += pieces(key, param, param.shape, _cuts(param))
     return found
 
 
 def needed_pieces(learner: Learner) -> list[Piece]:
-    """Return all pieces that this rank needs: its parameters, and its range of the moments."""
+    """Return all pieces that this rank reads: its parameters, and its range of the moments."""
     found: list[Piece] = []
     names = _names(learner)
     for param, key in names.items():
@@ -299,20 +302,32 @@ def needed_pieces(learner: Learner) -> list[Piece]:
 
 
 def common_state(learner: Learner) -> dict[str, Any]:
-    """Return what is not a piece of a tensor and the same on all ranks."""
-    return {"scheduler": dict(learner.scheduler.state_dict()), "adam_steps": _adam_steps(learner)}
+    """Return the state that is no tensor piece and the same on all ranks."""
+    adams = [optimizer.optimizer for optimizer in _optimizers(learner)]
+    # Adam counts steps for its bias correction; the count is the same for all parameters.
+    counts = [state["step"] for adam in adams for state in adam.state.values() if "step" in state]
+    counts += [group["step"] for adam in adams for group in adam.param_groups if "step" in group]
+    adam_steps = int(max(counts, default=0))
+    return {"scheduler": dict(learner.scheduler.state_dict()), "adam_steps": adam_steps}
 
 
 def load_common_state(learner: Learner, state: Mapping[str, Any]) -> None:
-    """Take back what `common` returned."""
+    """Restore the state that `common_state` returned."""
     learner.scheduler.num_steps = 0  # loading adds to it
     learner.scheduler.load_state_dict(dict(state["scheduler"]))
-    for optimizer in _optimizers(learner):
-        _set_steps(optimizer.optimizer, state["adam_steps"])
+    steps = state["adam_steps"]
+    for adam in (optimizer.optimizer for optimizer in _optimizers(learner)):
+        for group in adam.param_groups:
+            if "step" in group:  # fused Adams count here
+                group["step"] = steps
+        for each in adam.state.values():
+            if "step" in each:
+                # One tensor for each: torch's Adam counts in place.
+                each["step"] = torch.tensor(float(steps))
 
 
 def param_dtypes(learner: Learner) -> dict[str, str]:
-    """Return the type that each parameter of this rank has in training, by torch's name."""
+    """Return torch's name of the type that each parameter of this rank has in training."""
     names = _names(learner).items()
     return {key: str(param.dtype).removeprefix("torch.") for param, key in names}
 
@@ -329,7 +344,7 @@ def random_state() -> dict[str, Any]:
 
 
 def load_random_state(states: Sequence[Mapping[str, Any]], rank: int) -> None:
-    """Continue from a rank's random state; from the first one's where there were fewer ranks."""
+    """Restore a rank's random state; the first rank's if there were fewer ranks."""
     state = states[rank] if rank < len(states) else states[0]
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
@@ -342,7 +357,7 @@ def load_random_state(states: Sequence[Mapping[str, Any]], rank: int) -> None:
 def _names(learner: Learner) -> dict[torch.nn.Parameter, str]:
     """Return the name of each parameter in the whole model.
 
-    A last pipeline stage has a copy of tied embeddings, which goes by the name of the original.
+    The last pipeline stage has a copy of tied embeddings, which gets the name of the original.
     """
     model = learner.model
     is_tied = model.share_embeddings_and_output_weights
@@ -368,31 +383,18 @@ def _optimizers(learner: Learner) -> list[Any]:
 def _shards(
     optimizer: Any,
 ) -> Iterator[tuple[torch.nn.Parameter, int, dict[str, torch.Tensor]]]:
-    """Yield each parameter that this rank's optimizer has a range of: its start, its state."""
+    """Yield each parameter with a range on this rank: its start, its master and moments."""
     for buffer in optimizer.gbuf_ranges:
         for buckets in buffer.values():
             for bucket in buckets:
                 for param, ranges in bucket["param_map"].items():
-                    master = _master(optimizer, param)
+                    group, order = optimizer.model_param_group_index_map[param]
+                    master = optimizer.optimizer.param_groups[group]["params"][order]
                     state = optimizer.optimizer.state[master]
-                    if not state:
-                        state.update(_fresh_adam_state(master))
+                    if not state:  # no step was taken yet
+                        state["step"] = torch.tensor(0.0)
+                        state.update({name: torch.zeros_like(master) for name in MOMENTS})
                     yield param, ranges["param"].start, {"param": master, **state}
-
-
-def _master(optimizer: Any, param: torch.nn.Parameter) -> torch.Tensor:
-    """Return this rank's range of a parameter in the form that Adam updates."""
-    group, order = optimizer.model_param_group_index_map[param]
-    main: torch.Tensor = optimizer.optimizer.param_groups[group]["params"][order]
-    return main
-
-
-def _fresh_adam_state(param: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {
-        "step": torch.tensor(0.0),
-        "exp_avg": torch.zeros_like(param),
-        "exp_avg_sq": torch.zeros_like(param),
-    }
 
 
 def _pieces(
@@ -408,27 +410,14 @@ def _pieces(
         yield from pieces(name, tensors[moment], param.shape, _cuts(param), start=start)
 
 
-def _adam_steps(learner: Learner) -> int:
-    """Return the steps that Adam counts for its bias correction, the same for all parameters."""
-    adams = [optimizer.optimizer for optimizer in _optimizers(learner)]
-    counts = [state["step"] for adam in adams for state in adam.state.values() if "step" in state]
-    counts += [group["step"] for adam in adams for group in adam.param_groups if "step" in group]
-    return int(max(counts, default=0))
+def _cuts(param: torch.nn.Parameter) -> list[Cut]:
+    cuts = rank_cuts(param)
+    return [Cut(each.dim, each.group.rank(), each.group.size(), each.num_stacked) for each in cuts]
 
 
-def _set_steps(adam: Any, steps: int) -> None:
-    for group in adam.param_groups:
-        if "step" in group:  # where fused Adams count
-            group["step"] = steps
-    for state in adam.state.values():
-        if "step" in state:
-            # One tensor each: torch's Adam counts in place.
-            state["step"] = torch.tensor(float(steps))
-
-
-def _is_trained(param: torch.nn.Parameter) -> bool:
-    """Return whether some rank's optimizer has the parameter; this one may have no range of it."""
-    return param.requires_grad
+def _is_first_copy(param: torch.nn.Parameter) -> bool:
+    """Return whether this is the first tensor rank that holds these elements."""
+    return getattr(param, "tensor_model_parallel", False) or tensor_group(param).rank() == 0
 
 
 def _is_first_replica(param: torch.nn.Parameter) -> bool:
@@ -437,16 +426,3 @@ def _is_first_replica(param: torch.nn.Parameter) -> bool:
     if belongs_to_experts(param):
         return bool(parallel_state.get_expert_data_parallel_rank() == 0)
     return bool(parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0)
-
-
-def _cuts(param: torch.nn.Parameter) -> list[Cut]:
-    """Return how the ranks share a parameter."""
-    shares = rank_cuts(param)
-    return [
-        Cut(each.dim, each.group.rank(), each.group.size(), each.num_stacked) for each in shares
-    ]
-
-
-def _is_first_copy(param: torch.nn.Parameter) -> bool:
-    """Return whether this rank is the first of the tensor ranks that hold the same elements."""
-    return getattr(param, "tensor_model_parallel", False) or tensor_group(param).rank() == 0

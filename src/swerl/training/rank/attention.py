@@ -1,8 +1,12 @@
-"""Attention on packed rows: Megatron's local layer spec refuses them, so this file brings its own.
+"""Attention on packed rows, which Megatron's local layer specification does not support.
 
-Rows lie end to end and never see each other. Where context ranks share the rows (context.py), every
-rank gathers the keys and values of all, and its queries of a row, an early and a late piece, each
-attend what lies before them.
+Rows lie end to end and never attend to each other. If context ranks share the rows (context.py),
+every rank gathers the keys and values of all ranks. Its queries of a row, an early and a late
+piece, attend to all positions before them.
+
+In half precision on CUDA one kernel call attends all rows: torch's variable-length FlashAttention,
+or flash-attn's if torch's has no grouped queries. Otherwise scaled dot-product attention takes one
+row after the other.
 
 Axes: N positions of a context rank, M positions of all of them, heads, head_dim.
 """
@@ -72,12 +76,12 @@ class PackedAttention(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One query piece of every row, and the keys that its queries see."""
+    """One query piece of every row, and the keys that its queries attend to."""
 
     queries: torch.Tensor
-    """Among this rank's positions."""
+    """Indices among this rank's positions."""
     keys: torch.Tensor
-    """Among all ranks' gathered parts."""
+    """Indices among all ranks' gathered parts."""
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
 
@@ -86,12 +90,12 @@ class _Piece:
 class _Pieces:
     pieces: tuple[_Piece, _Piece]
     order: torch.Tensor
-    """Brings both pieces' queries, end to end, into the order of this rank's positions."""
+    """Sorts both pieces' queries, end to end, into the order of this rank's positions."""
 
 
 @lru_cache(maxsize=8)
 def _pieces(lengths: tuple[int, ...], num_ranks: int, rank: int, device: torch.device) -> _Pieces:
-    """Return the early and the late piece; `lengths` are those of the whole, padded rows."""
+    """Return the early and the late piece; `lengths` are of whole, padded rows."""
     sizes = tuple(length // (2 * num_ranks) for length in lengths)
     order = whole_order(lengths, num_ranks)
     own_starts = [0, *accumulate(2 * size for size in sizes[:-1])]
@@ -124,9 +128,10 @@ def attend(
     key_lengths: tuple[int, ...],
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Attend row by row: the last query of a row sees all its keys, the one before all but one.
+    """Attend row by row: a row's last query attends to all its keys, the one before to all but one.
 
-    (queries, heads, head_dim) and (keys, groups, head_dim) in, shaped like the queries out.
+    Shapes: queries (queries, heads, head_dim), keys and values (keys, groups, head_dim); the result
+    has the queries' shape.
     """
     kernel = installed_kernel() if query.is_cuda and query.dtype is not torch.float32 else None
     if kernel is None:
@@ -149,7 +154,7 @@ def varlen(
     key_lengths: tuple[int, ...],
     scale: float | None,
 ) -> torch.Tensor:
-    """Attend all rows in one call of a kernel that takes each row's start and end."""
+    """Attend all rows in one call of a kernel that takes each row's bounds."""
     return kernel(
         query,
         key,
@@ -164,7 +169,7 @@ def varlen(
 
 @lru_cache(maxsize=1)
 def installed_kernel() -> Callable[..., torch.Tensor] | None:
-    """Return the variable-length kernel that is installed."""
+    """Return the installed variable-length kernel, or None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
 

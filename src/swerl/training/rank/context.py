@@ -1,8 +1,14 @@
-"""Where the positions of packed rows lie when context ranks share them, in zigzag order.
+"""Context parallelism: which positions of packed rows a rank holds, and exchanges between ranks.
 
 Each row is padded at its end and cut into twice as many equal pieces as there are context ranks.
-Rank r holds the pieces r and 2 * ranks - 1 - r: a cheap early one and a dear late one, so that
+Rank r holds the pieces r and 2 * ranks - 1 - r, a cheap early one and an expensive late one, so
 causal attention costs every rank the same (Llama 3, arXiv 2407.21783, section 3.3.2).
+
+Layers that run along a row, such as a gated delta net, cannot start in its middle. While such a
+layer runs, each rank takes some heads of all positions, as in DeepSpeed-Ulysses (arXiv 2309.14509).
+If the heads do not divide, every rank computes all of them and keeps its positions.
+
+Axes: N positions of a context rank, M of all, G groups of heads, D width of a group.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -21,27 +27,27 @@ from megatron.core.tensor_parallel import all_to_all
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Which part of every row one rank holds."""
+class RowShare:
+    """The part of every row that one rank holds."""
 
     context_ranks: int = 1
     context_rank: int = 0
     tensor_ranks: int = 1
-    """Ranks that share the positions of a context rank between their matrices."""
+    """Tensor ranks, which share a context rank's positions (sequence parallelism)."""
 
     def pad_row(self, length: int) -> int:
-        """Return a row's padded length: all context ranks hold as much of it."""
+        """Return a row's padded length, which all context ranks share equally."""
         return -(-length // self._row_unit) * self._row_unit
 
     def pad(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows' padded lengths; the last row also evens out the tensor ranks."""
+        """Return the rows' padded lengths; the last row also pads for the tensor ranks."""
         padded = [self.pad_row(length) for length in lengths]
         whole_unit = math.lcm(self._row_unit, self.context_ranks * self.tensor_ranks)
         padded[-1] += -sum(padded) % whole_unit
         return tuple(padded)
 
     def positions(self, lengths: tuple[int, ...]) -> torch.Tensor:
-        """Return the positions of all rows' that this rank holds, in its order."""
+        """Return the positions of all rows that this rank holds, in its order."""
         return own_positions(lengths, self.context_ranks, self.context_rank)
 
     @property
@@ -52,7 +58,7 @@ class Share:
 def own_positions(lengths: tuple[int, ...], num_ranks: int, rank: int) -> torch.Tensor:
     """Return the positions of the whole pack that a context rank holds, row by row.
 
-    `lengths` are padded: multiples of 2 * num_ranks where there are several ranks.
+    `lengths` are padded: with several ranks they are multiples of 2 * num_ranks.
     """
     if num_ranks == 1:
         return torch.arange(sum(lengths))
@@ -73,7 +79,7 @@ def whole_order(lengths: tuple[int, ...], num_ranks: int) -> torch.Tensor:
 
 
 def gather_context(part: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
-    """Return all context ranks' parts, of one shape, end to end along their first axis.
+    """Concatenate all context ranks' parts, of one shape, along their first axis.
 
     A part's gradient is the sum of all ranks' gradients for it.
     """
@@ -104,22 +110,23 @@ class _GatherContext(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class HeadExchange:
-    """The swap for rows of these padded lengths."""
+    """Switch between own positions of all heads and own heads of all positions."""
 
     lengths: tuple[int, ...]
+    """Padded lengths of the rows."""
     num_groups: int
-    """Groups of heads that this rank's matrices make, of which no group is torn apart."""
+    """Groups of heads of this rank's matrices; a group is never split."""
 
     @property
     def groups(self) -> slice:
-        """Which of the groups this rank computes between `to_whole` and `to_own`."""
+        """The groups that this rank computes between `to_whole` and `to_own`."""
         if not self._divides:
             return slice(0, self.num_groups)
         size = self.num_groups // _num_ranks()
         return slice(_rank() * size, (_rank() + 1) * size)
 
     def to_whole(self, x_NGD: torch.Tensor) -> torch.Tensor:
-        """Turn all groups at own positions into own groups at all positions, row by row."""
+        """Exchange all groups at own positions for own groups at all positions, row by row."""
         num_ranks = _num_ranks()
         if num_ranks == 1:
             return x_NGD
@@ -132,7 +139,7 @@ class HeadExchange:
         return received.flatten(0, 1)[order]
 
     def to_own(self, y_MGD: torch.Tensor) -> torch.Tensor:
-        """Turn own groups at all positions into all groups at own positions."""
+        """Exchange own groups at all positions for all groups at own positions."""
         num_ranks = _num_ranks()
         if num_ranks == 1:
             return y_MGD

@@ -1,11 +1,15 @@
-"""The gated delta net of Qwen3-Next, Qwen3.5 and Qwen3.6, on packed rows under every split.
+"""The gated delta net of Qwen3-Next, Qwen3.5 and Qwen3.6, on packed rows and any layout.
 
-Megatron-Core's own takes neither packed rows nor context ranks. Tensor ranks share key heads, each
-with the value heads that read it; the projection's rows are grouped so. Context ranks share the
-heads once more while the rule runs along whole rows.
+Megatron-Core's version supports neither packed rows nor context ranks. Tensor ranks share key
+heads, each with its value heads; the projection's rows are grouped accordingly. Context ranks share
+the heads again while the rule runs along whole rows.
 
-Axes: N positions of a context rank, M of all, G key heads of this rank, r value heads of each, W
-window of the convolution.
+State and arithmetic are fp32 for any input type, and start anew at every row. On CUDA the kernel of
+flash-linear-attention is used if it is installed; the plain torch code is its reference.
+
+Axes: N positions of a context rank, M of all, end to end; G key heads of this rank, r value heads
+of each, W window of the convolution; T positions of one row, H heads, K key width, V value width, C
+channels, n chunks, i and j positions within a chunk.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -30,9 +34,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from swerl.training.rank.context import HeadExchange
 
+CHUNK = 64
+"""Positions solved together; flash-linear-attention's kernels use the same number."""
+
 
 class GatedDeltaNet(torch.nn.Module):
-    """Stands where a transformer layer has its attention."""
+    """Takes the place of attention in a transformer layer."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **unused: object) -> None:
         super().__init__()
@@ -65,7 +72,7 @@ class GatedDeltaNet(torch.nn.Module):
         channels = self._groups * self._parts[0]
         window = config.linear_conv_kernel_dim
         self.conv_weight = _shared(torch.empty(channels, window, dtype=dtype))
-        # What decays go through twice an exponential: kept in fp32, also where the model is bf16.
+        # Decays pass through two exponentials, so A_log stays fp32 in a bf16 model.
         self.A_log = _shared(torch.zeros(heads))
         self.dt_bias = _shared(torch.ones(heads, dtype=dtype))
         self.norm_weight = torch.nn.Parameter(torch.ones(self._value, dtype=dtype))
@@ -78,7 +85,7 @@ class GatedDeltaNet(torch.nn.Module):
         packed_seq_params: PackedSeqParams,
         **unused: object,
     ) -> tuple[torch.Tensor, None]:
-        """Mix each row's positions: (N, 1, hidden) in and out, N / ranks between tensor ranks."""
+        """Mix each row's positions: (N, 1, hidden) in and out; N / ranks per tensor rank."""
         projected_N1D, _ = self.in_proj(hidden_states)
         grouped_NGD = projected_N1D.reshape(len(projected_N1D), self._groups, -1)
         mixed_NGD, gate_NGD, beta_NGr, decay_NGr = torch.split(grouped_NGD, self._parts, dim=-1)
@@ -102,7 +109,7 @@ class GatedDeltaNet(torch.nn.Module):
     def _along_rows(
         self, whole_MGD: torch.Tensor, bounds: list[int], groups: slice
     ) -> torch.Tensor:
-        """Convolve and apply the rule: the mixed part, betas and decays of some groups in."""
+        """Convolve and apply the rule to the mixed part, betas and decays of some groups."""
         width, _, ratio, _ = self._parts
         mixed, beta, decay = torch.split(whole_MGD, [width, ratio, ratio], dim=-1)
         window = self.conv_weight.shape[-1]
@@ -127,7 +134,7 @@ class GatedDeltaNet(torch.nn.Module):
         """Normalise by head and gate (arXiv 2412.06464, figure 1)."""
         wide = out_NHV.float()
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
-        # Tensor ranks see their own heads only: their gradients for this weight must be summed.
+        # Tensor ranks hold different heads, so their gradients of this weight are summed.
         weight = copy_to_tensor_model_parallel_region(self.norm_weight)
         normed = weight * scaled.to(out_NHV.dtype)
         gated: torch.Tensor = (normed * F.silu(gate_NHV.float())).to(out_NHV.dtype)
@@ -135,17 +142,13 @@ class GatedDeltaNet(torch.nn.Module):
 
 
 def _shared(value: torch.Tensor) -> torch.nn.Parameter:
-    """Return a parameter of which each tensor rank holds its heads' part."""
+    """Return a parameter that tensor ranks share by heads."""
     parameter = torch.nn.Parameter(value)
     vars(parameter).update(tensor_model_parallel=True, partition_dim=0, partition_stride=1)
     return parameter
 
 
 # heavy imports: this file only runs in the trainer's own processes
-
-
-CHUNK = 64
-"""Positions that are solved together; flash-linear-attention's kernels take as many."""
 
 
 def gated_delta_rule(
@@ -173,7 +176,7 @@ def gated_delta_rule(
 
 
 def causal_conv(x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
-    """Return SiLU of the causal convolution, channel by channel, that sees one row only."""
+    """Return SiLU of the causal convolution, by channel and within each row."""
     place_M = _places(bounds, x_MC.device)
     wide, width = x_MC.float(), weight_CW.shape[1]
     total_MC = wide * weight_CW[:, -1].float()
@@ -185,7 +188,7 @@ def causal_conv(x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[in
 
 @cache
 def has_kernels() -> bool:
-    """Say whether flash-linear-attention is installed."""
+    """Return whether flash-linear-attention is installed."""
     return find_spec("fla") is not None
 
 
@@ -206,7 +209,7 @@ def _row(
 
     With gamma the decay since the chunk's start and S the state there, what position i writes is
     u_i = beta_i (v_i - gamma_i S^T k_i - sum_{j<i} gamma_i / gamma_j (k_i . k_j) u_j):
-    a triangular system in u, of which S is split off to be put in chunk by chunk.
+    a triangular system in u. It is solved without S, which is then added chunk by chunk.
     """
     length = len(query_THK)
     size = min(CHUNK, length)
@@ -244,7 +247,7 @@ def _decay(summed_Hni: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Cut (T, H, ...) into (H, n, size, ...); padding is 0, so it writes nothing."""
+    """Cut (T, H, ...) into (H, n, size, ...); padding is 0, so it does not change the state."""
     by_head = x.transpose(0, 1)
     short = -by_head.shape[1] % size
     padded = F.pad(by_head, (*(0, 0) * (x.ndim - 2), 0, short))

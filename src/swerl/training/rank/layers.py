@@ -51,8 +51,8 @@ def block_spec(config: TransformerConfig, shapes: Mapping[str, Json]) -> Transfo
         spec = _layer(config, gated_delta=layer["attention"] == "gated_delta")
         if layer["experts"]:
             spec.submodules.mlp = _experts(config, RouterRules.read(router))
-            place = sum(with_experts[:number])
-            spec.params = {"experts_place": place, "num_expert_layers": sum(with_experts)}
+            index = sum(with_experts[:number])
+            spec.params = {"experts_index": index, "num_expert_layers": sum(with_experts)}
         specs.append(spec)
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
 
@@ -84,7 +84,7 @@ def _experts(config: TransformerConfig, rules: RouterRules) -> ModuleSpec:
 def check_divides(
     transformer: Mapping[str, Json], model: Mapping[str, Json], tensor_ranks: int
 ) -> None:
-    """Raise TrainerError where the model does not divide over the tensor-parallel ranks."""
+    """Raise TrainerError if the model does not divide over the tensor-parallel ranks."""
     sizes: Sequence[tuple[str, Json]] = (
         ("attention heads", transformer["num_attention_heads"]),
         ("query groups", transformer["num_query_groups"]),
@@ -93,11 +93,11 @@ def check_divides(
         ("shared experts' width", transformer.get("moe_shared_expert_intermediate_size", 0)),
         ("vocabulary", model["vocab_size"]),
     )
-    for what, size in sizes:
+    for name, size in sizes:
         assert isinstance(size, int)
         if size % tensor_ranks:
             raise TrainerError(
-                f"the model's {what} ({size}) does not divide by tensor_parallel={tensor_ranks}",
+                f"the model's {name} ({size}) does not divide by tensor_parallel={tensor_ranks}",
                 hint="choose a tensor_parallel that divides it",
             )
 
@@ -108,7 +108,7 @@ def check_divides(
 class RMSNorm(torch.nn.Module):
     """Root-mean-square norm, computed in fp32 (Zhang and Sennrich 2019, eq. 4).
 
-    Where the config's gammas are centred at zero (Qwen3.5), the weight is what is added to one.
+    If the config's gammas are centred at zero (Qwen3.5), the factor is one plus the weight.
     """
 
     def __init__(
@@ -121,7 +121,6 @@ class RMSNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise the last axis."""
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.adds_one:
@@ -139,29 +138,33 @@ class RowParams(PackedSeqParams):  # type: ignore[misc]  # megatron-core ships n
     routed_NLK: torch.Tensor | None = None
     """By position of this context rank, layer of the whole model, and choice.
 
-    Layers are all of the model's, as SGLang records them, or those with experts.
+    The layers are all of the model's, as SGLang records them, or only those with experts.
     """
 
 
 class PackedLayer(TransformerLayer):  # type: ignore[misc]  # megatron-core ships no types
-    """A transformer layer on packed rows."""
+    """A transformer layer on packed rows that passes recorded experts to its router.
+
+    Megatron passes `packed_seq_params` to every layer, also when it recomputes a layer. So a layer
+    always gets the record of the current micro-batch, whatever the pipeline's order is.
+    """
 
     def __init__(
         self,
         config: TransformerConfig,
         *arguments: Any,
-        experts_place: int | None = None,
+        experts_index: int | None = None,
         num_expert_layers: int = 0,
         **named: Any,
     ) -> None:
-        """`experts_place` counts the layers with experts of the whole model before this one."""
+        """`experts_index` is the number of layers with experts before this one, or None."""
         super().__init__(config, *arguments, **named)
-        self._place = experts_place
+        self._experts_index = experts_index
         self._num_expert_layers = num_expert_layers
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Run the layer; the router, where there is one, first gets its part of the record."""
-        if self._place is not None:
+        """Run the layer; its router, if there is one, first gets its part of the record."""
+        if self._experts_index is not None:
             router = self.mlp.router
             assert isinstance(router, ReplayRouter)
             router.replay_NK = self._record(named.get("packed_seq_params"))
@@ -172,15 +175,15 @@ class PackedLayer(TransformerLayer):  # type: ignore[misc]  # megatron-core ship
         if routed_NLK is None:
             return None
         _, num_layers, num_chosen = routed_NLK.shape
-        places = {self.config.num_layers: self.layer_number - 1}
-        places[self._num_expert_layers] = self._place
-        if num_layers not in places or num_chosen != self.config.moe_router_topk:
+        index_of = {self.config.num_layers: self.layer_number - 1}
+        index_of[self._num_expert_layers] = self._experts_index
+        if num_layers not in index_of or num_chosen != self.config.moe_router_topk:
             raise TrainerError(
                 f"the engine recorded {num_chosen} experts in {num_layers} layers, the model has "
                 f"{self.config.moe_router_topk} in {self._num_expert_layers}",
-                hint="engine and trainer must serve the same model",
+                hint="engine and trainer must use the same model",
             )
-        routed_NK: torch.Tensor = routed_NLK[:, places[num_layers]]
+        routed_NK: torch.Tensor = routed_NLK[:, index_of[num_layers]]
         if not self.config.sequence_parallel:
             return routed_NK
         ranks = parallel_state.get_tensor_model_parallel_world_size()

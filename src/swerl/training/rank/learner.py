@@ -25,12 +25,17 @@ from swerl.plan.shape import shape_from_config
 from swerl.training.model_folder import read_config
 from swerl.training.options import WorkerSettings
 from swerl.training.rank import weights
-from swerl.training.rank.context import Share
-from swerl.training.rank.microbatch import MicroBatch, Row, rank_micro_batches, to_tensors
+from swerl.training.rank.context import RowShare
+from swerl.training.rank.microbatch import (
+    MicroBatch,
+    WeightedSample,
+    rank_micro_batches,
+    to_tensors,
+)
 from swerl.training.rank.model import TokenModel, build_model
 from swerl.training.rank.optimizer import build_optimizer, build_scheduler, wrap
 from swerl.training.rank.step_stats import (
-    Clock,
+    PhaseTimer,
     compare,
     gather_lists,
     peak_memory,
@@ -40,7 +45,7 @@ from swerl.training.rank.step_stats import (
 
 
 class Learner:
-    """What one rank trains. Every method must be called on all ranks together."""
+    """One rank's trainer. Call every method on all ranks together."""
 
     def __init__(self, settings: WorkerSettings, family: Family, algorithm: Algorithm) -> None:
         self.options = settings.options
@@ -66,26 +71,26 @@ class Learner:
     def step(self, batch: Batch) -> StepStats:
         """Take one optimizer step.
 
-        Raises NotFiniteError, the weights untouched, where loss or gradients are not finite.
+        Raises NotFiniteError, with the weights unchanged, if loss or gradients are not finite.
         """
-        clock = Clock()
+        timer = PhaseTimer()
         micro_batches = self._tensors(self._rows(batch), all_tokens=self._algorithm.needs_context)
         reference = self._reference_logp(micro_batches)
-        clock.lap("reference")
+        timer.lap("reference")
         figures = self._gradients(micro_batches, reference, batch.totals)
-        clock.lap("forward_backward")
+        timer.lap("forward_backward")
         grad_norm = self._update(figures, batch.step)
-        clock.lap("optimizer")
-        peaks = peak_memory(clock.peak_bytes, self._everyone)
+        timer.lap("optimizer")
+        peaks = peak_memory(timer.peak_bytes, self._everyone)
         lr = self.optimizer.param_groups[0]["lr"]
-        return to_stats({**figures, **peaks}, grad_norm, clock.laps, lr)
+        return to_stats({**figures, **peaks}, grad_norm, timer.laps, lr)
 
     def logprobs(self, batch: Batch) -> list[list[float]]:
-        """Return the log-probability of every token of every row, 0 for the first."""
+        """Return the log-probability of each token of each row; 0 for the first."""
         packed = self._rows(batch)
         micro_batches = self._tensors(packed, all_tokens=True)
         own = [
-            (row.place, [0.0, *logp_T[: len(row.sample.ids) - 1]])
+            (row.index, [0.0, *logp_T[: len(row.sample.ids) - 1]])
             for rows, micro, logp_S in zip(
                 packed, micro_batches, log_probs(self.model, micro_batches), strict=True
             )
@@ -96,7 +101,7 @@ class Learner:
         return [logps for _, logps in sorted(gather_lists(own, self._everyone))]
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights as Hugging Face tensors, on all ranks alike; run it to its end."""
+        """Yield the weights as Hugging Face tensors on all ranks; all must exhaust it."""
         for name, tensor in weights.tensors(self.model):
             yield from self.mapping.to_hf({name: tensor}, self.hf_config).items()
 
@@ -112,7 +117,7 @@ class Learner:
         copy.eval()
         return copy
 
-    def _rows(self, batch: Batch) -> list[list[Row]]:
+    def _rows(self, batch: Batch) -> list[list[WeightedSample]]:
         return rank_micro_batches(
             batch,
             rank=parallel_state.get_data_parallel_rank(),
@@ -122,8 +127,10 @@ class Learner:
             share=self._share,
         )
 
-    def _tensors(self, packed: Sequence[Sequence[Row]], *, all_tokens: bool) -> list[MicroBatch]:
-        """Make tensors of a rank's rows. Raises on all ranks what one of them cannot read."""
+    def _tensors(
+        self, packed: Sequence[Sequence[WeightedSample]], *, all_tokens: bool
+    ) -> list[MicroBatch]:
+        """Make tensors of a rank's rows. Raises one rank's error on all ranks."""
         make = partial(
             to_tensors,
             all_tokens=all_tokens,
@@ -152,7 +159,7 @@ class Learner:
         reference: Sequence[torch.Tensor | None],
         totals: Totals,
     ) -> dict[str, float]:
-        """Fill the gradient buffers; return figures of the whole batch, the same on all ranks."""
+        """Fill the gradient buffers; return sums over the whole batch, the same on all ranks."""
 
         def loss(
             micro: MicroBatch, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None
@@ -174,7 +181,7 @@ class Learner:
             message = f"step {step} has loss {figures['loss']} and gradient norm {grad_norm}"
             hint = "the weights are unchanged; lower trainer.lr or look at the step's samples"
             raise NotFiniteError(message, hint=hint)
-        # Before the update, so that the first step already has a learning rate above zero.
+        # The scheduler goes first, so that the first step has a learning rate above zero.
         self.scheduler.step(1)
         self.optimizer.step()
         return grad_norm
@@ -185,12 +192,12 @@ class Learner:
 
 Figures = Mapping[str, float]
 MicroLoss = Callable[[MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Figures]]
-"""The loss of a micro-batch, from its log-probabilities and the reference's, and its figures."""
+"""(micro-batch, its log-probabilities, the reference's) -> loss, figures."""
 
 
-def own_share() -> Share:
-    """Return which part of every row this rank holds."""
-    return Share(
+def own_share() -> RowShare:
+    """Return this rank's part of every row."""
+    return RowShare(
         context_ranks=parallel_state.get_context_parallel_world_size(),
         context_rank=parallel_state.get_context_parallel_rank(),
         tensor_ranks=parallel_state.get_tensor_model_parallel_world_size(),
@@ -198,7 +205,7 @@ def own_share() -> Share:
 
 
 def reports_figures() -> bool:
-    """Return whether this rank's figures count: on the last stage, first among equals."""
+    """Return whether this rank reports: one of the ranks with the same rows, on the last stage."""
     shares = (
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_context_parallel_rank(),
@@ -209,7 +216,7 @@ def reports_figures() -> bool:
 def log_probs(
     model: torch.nn.Module, micro_batches: Sequence[MicroBatch]
 ) -> list[torch.Tensor | None]:
-    """Return `logp_S` of each micro-batch without a gradient; none off the last stage."""
+    """Return `logp_S` of each micro-batch without a gradient; None on earlier stages."""
     with torch.no_grad():
         found: list[torch.Tensor] = _run(model, micro_batches, _without_loss, forward_only=True)
     return list(found) or [None] * len(micro_batches)
@@ -221,7 +228,7 @@ def gradients(
     reference: Sequence[torch.Tensor | None],
     loss: MicroLoss,
 ) -> list[Figures]:
-    """Add up gradients over micro-batches and ranks; return the figures that count here."""
+    """Sum gradients over micro-batches and ranks; return the figures, on the reporting rank."""
     inputs = list(zip(micro_batches, reference, strict=True))
     found: list[Figures] = _run(model, inputs, partial(_with_loss, loss), forward_only=False)
     return found if reports_figures() else []
@@ -239,7 +246,7 @@ def _run(
         data_iterator=iter(inputs),
         model=[model],
         num_microbatches=len(inputs),
-        seq_length=0,  # each stage tells the next the shape of what it sends
+        seq_length=0,  # stages send shapes along: micro-batches differ in length
         micro_batch_size=0,
         forward_only=forward_only,
     )
@@ -267,4 +274,4 @@ def _with_loss(
 
 
 _NO_TOKENS = torch.tensor(0, dtype=torch.int)
-"""What Megatron would divide gradients by; ours need no divisor."""
+"""Megatron's divisor of gradients; the rows' weights already hold it."""

@@ -1,9 +1,9 @@
-"""Lets unmodified Megatron-Core run where there is no CUDA, over gloo process groups.
+"""Run unmodified Megatron-Core without CUDA, over gloo process groups.
 
-Megatron-Core names CUDA in three ways: it calls `torch.cuda` for the current device, streams and
-random state; it asks factories for `device="cuda"`; and it compares `tensor.type()` with
-`"torch.cuda.FloatTensor"`. `install` answers the first with the CPU's equivalents and the other
-two with a torch function mode. Where CUDA exists it does nothing.
+Megatron-Core needs CUDA in three ways: it calls `torch.cuda` for the current device, streams and
+random state; it passes `device="cuda"` to factories; and it compares `tensor.type()` with
+`"torch.cuda.FloatTensor"`. `install` replaces the first with the CPU's equivalents, and the other
+two with a torch function mode. It does nothing if CUDA exists.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -21,7 +21,7 @@ _active: list[_CudaMeansCpu] = []
 
 
 def install() -> None:
-    """Send every CUDA call that Megatron-Core makes to the CPU, for the rest of this process."""
+    """Redirect every CUDA call of Megatron-Core to the CPU, for the rest of this process."""
     if torch.cuda.is_available() or _active:
         return
     _import_megatron_uncompiled()
@@ -35,7 +35,7 @@ def install() -> None:
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Reads `cuda` as `cpu` in every torch call."""
+    """Replace `cuda` by `cpu` in every torch call."""
 
     def __torch_function__(
         self,
@@ -56,7 +56,7 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 
 _IDENTITY = frozenset({torch.Tensor.cuda, torch.Tensor.pin_memory})
-"""Calls that only move a tensor to where it already is."""
+"""Calls that would move a tensor to where it already is."""
 
 _TENSOR_TYPE: Callable[..., object] = torch.Tensor.type
 
@@ -76,26 +76,26 @@ def _is_cuda(device: object) -> bool:
     return isinstance(device, torch.device) and device.type == "cuda"
 
 
-class _Event(torch.cpu.Event):
-    """An event that has always happened: CPU work is done when its call returns."""
+class _CpuEvent(torch.cpu.Event):
+    """An event that is always complete: CPU work is done when its call returns."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__()
 
-    def elapsed_time(self, end_event: _Event) -> float:
+    def elapsed_time(self, end_event: _CpuEvent) -> float:
         """Return 0: nothing runs between two events."""
         return 0.0
 
 
-class _Stream(torch.cpu.Stream):
+class _CpuStream(torch.cpu.Stream):
     """The one stream of the CPU."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__()
 
-    def record_event(self, event: _Event | None = None) -> _Event:  # type: ignore[override]
-        """Return an event that has happened."""
-        return event or _Event()
+    def record_event(self, event: _CpuEvent | None = None) -> _CpuEvent:  # type: ignore[override]
+        """Return a complete event."""
+        return event or _CpuEvent()
 
     def synchronize(self) -> None:
         """Return at once."""
@@ -103,7 +103,7 @@ class _Stream(torch.cpu.Stream):
     def wait_stream(self, stream: torch.cpu.Stream) -> None:
         """Return at once."""
 
-    def wait_event(self, event: _Event) -> None:
+    def wait_event(self, event: _CpuEvent) -> None:
         """Return at once."""
 
 
@@ -117,10 +117,10 @@ def _import_megatron_uncompiled() -> None:
 
 
 def _replace_runtime() -> None:
-    stream = _Stream()
+    stream = _CpuStream()
     replacements: dict[str, object] = {
-        "Stream": _Stream,
-        "Event": _Event,
+        "Stream": _CpuStream,
+        "Event": _CpuEvent,
         "current_device": _returning(lambda: "cpu"),
         "set_device": _returning(lambda: None),
         "synchronize": _returning(lambda: None),
@@ -137,7 +137,7 @@ def _replace_runtime() -> None:
 
 
 def _returning(make: Callable[[], object]) -> Callable[..., object]:
-    """Return a new function each time: torch's compiler refuses one function under two names."""
+    """Return a new function on each call: torch's compiler refuses one function under two names."""
 
     def replacement(*args: object, **kwargs: object) -> object:
         return make()
@@ -166,7 +166,7 @@ def _replace_random_state() -> None:
 
 
 def _replace_moves_to_host() -> None:
-    """Make counts of tokens plain numbers also where they lie on the CPU already."""
+    """Convert token counts to plain numbers even if they are on the CPU already."""
     from megatron.core.transformer.moe import token_dispatcher
 
     def move(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
@@ -176,9 +176,9 @@ def _replace_moves_to_host() -> None:
 
 
 def _replace_uneven_exchanges() -> None:
-    """Gather and scatter parts of unlike lengths, which NCCL does and gloo refuses.
+    """Gather and scatter parts of different lengths, which NCCL supports and gloo does not.
 
-    Expert-tensor ranks exchange tokens so where experts are split over expert ranks as well.
+    Expert-tensor ranks exchange tokens this way if experts are also split over expert ranks.
     """
     from megatron.core.tensor_parallel import mappings
 

@@ -1,7 +1,9 @@
-"""A rank's part of a Batch, cut into packed micro-batches of tensors.
+"""Cut a rank's part of a Batch into micro-batches: rows packed end to end, as tensors.
 
-Axes: B rows, T positions of the longest row less one, S selected positions. Position t of a row
-stands for the token t + 1, which the model predicts there.
+Axes: B rows, T positions of the longest row less one. N positions of this context rank, M of all
+context ranks. S selected positions of all ranks, O those that this rank holds. L layers with
+experts, K experts of a position. Position t of a row is that of token t + 1, which is predicted
+there.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -20,7 +22,7 @@ from swerl.core.learning import Batch, LossInputs, Totals
 from swerl.core.sample import Sample
 from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
-from swerl.training.rank.context import Share
+from swerl.training.rank.context import RowShare
 from swerl.training.rank.packing import pack
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -28,50 +30,50 @@ from swerl.training.rank.packing import pack
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """The input of one forward pass."""
+    """Input of one forward pass: packed rows, or the part of them that a context rank holds."""
 
     ids_N: torch.Tensor
     """Input token ids of all rows, end to end."""
     lengths: tuple[int, ...]
-    """Positions of each whole row with its padding; their sum is M."""
+    """Padded positions of each whole row; their sum is M."""
     selected_O: torch.Tensor
-    """Positions, of N, whose next token's log-probability is wanted."""
+    """Positions, of N, whose next token's log-probability is computed."""
     labels_O: torch.Tensor
     """The next token at each of them."""
-    place_O: torch.Tensor
-    """Which of all the selected they are."""
+    index_O: torch.Tensor
+    """Their indices among all S."""
     num_selected: int
     """S."""
     routed_NLK: torch.Tensor | None = None
-    """Experts that the engine chose, -1 where it left no record; none where no row has one."""
+    """Experts that the engine chose, -1 without a record; None if no row has a record."""
 
 
 def pack_rows(
     samples: Sequence[Sample],
     selected: tuple[torch.Tensor, torch.Tensor],
-    share: Share,
+    share: RowShare,
     device: torch.device,
     *,
     replay: bool,
 ) -> PackedRows:
-    """Pack rows. `selected` are row and position of the wanted tokens, row by row."""
+    """Pack rows. `selected` are row and position of the selected tokens, row by row."""
     lengths = share.pad([len(sample.ids) - 1 for sample in samples])
     starts_B = torch.tensor([0, *lengths[:-1]]).cumsum(0)
     ids_M, labels_M = (_end_to_end(samples, lengths, offset) for offset in (0, 1))
     held_N = share.positions(lengths)
-    place_M = torch.full((sum(lengths),), -1)
+    index_M = torch.full((sum(lengths),), -1)
     row_S, position_S = (index.cpu() for index in selected)
-    place_M[starts_B[row_S] + position_S] = torch.arange(len(row_S))
-    selected_O = (place_M[held_N] >= 0).nonzero().squeeze(1)
+    index_M[starts_B[row_S] + position_S] = torch.arange(len(row_S))
+    selected_O = (index_M[held_N] >= 0).nonzero().squeeze(1)
     routed_NLK = _routed(samples, starts_B.tolist(), sum(lengths)) if replay else None
-    if routed_NLK is not None and share.context_ranks > 1:  # else all are held, in this order
+    if routed_NLK is not None and share.context_ranks > 1:  # a single rank holds all, in this order
         routed_NLK = routed_NLK[held_N]
     return PackedRows(
         ids_N=ids_M[held_N].to(device),
         lengths=lengths,
         selected_O=selected_O.to(device),
         labels_O=labels_M[held_N[selected_O]].to(device),
-        place_O=place_M[held_N[selected_O]].to(device),
+        index_O=index_M[held_N[selected_O]].to(device),
         num_selected=len(row_S),
         routed_NLK=None if routed_NLK is None else routed_NLK.to(device),
     )
@@ -92,7 +94,7 @@ def _end_to_end(samples: Sequence[Sample], lengths: Sequence[int], offset: int) 
 def _routed(
     samples: Sequence[Sample], starts: Sequence[int], num_positions: int
 ) -> torch.Tensor | None:
-    """Return recorded experts by position, layer and rank of choice; none where none is."""
+    """Return recorded experts by position, layer and choice; None if there is no record."""
     pieces = [
         (start + piece.start, piece)
         for start, sample in zip(starts, samples, strict=True)
@@ -115,22 +117,22 @@ def _routed(
     return torch.from_numpy(found)
 
 
-_WHOLE = Share()
+_WHOLE = RowShare()
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One Sample and its part of the batch's mean."""
+class WeightedSample:
+    """A Sample and its weight in the batch's mean."""
 
-    place: int
-    """Where the Sample stands in the Batch."""
+    index: int
+    """Index of the Sample in the Batch."""
     sample: Sample
     weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward pass reads."""
+    """Rows of one forward pass, with the inputs of the loss."""
 
     rows: PackedRows
     row_S: torch.Tensor
@@ -141,17 +143,17 @@ class MicroBatch:
     advantage_B: torch.Tensor
     weight_B: torch.Tensor
     sampled_B: torch.Tensor
-    """1 on rows that an engine sampled, 0 on rows that were written for it."""
+    """1 on rows that an engine sampled, 0 on written rows such as demonstrations."""
 
     def grid(self, values_S: torch.Tensor) -> torch.Tensor:
-        """Lay selected values out as `values_BT`, 0 elsewhere."""
+        """Return selected values as `values_BT`, 0 elsewhere."""
         zeros_BT = torch.zeros_like(self.old_logp_BT)
         return zeros_BT.index_put((self.row_S, self.position_S), values_S)
 
     def loss_inputs(
         self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None, totals: Totals
     ) -> LossInputs:
-        """Return what an Algorithm's loss reads; `totals` are those of the whole batch."""
+        """Return the inputs of an Algorithm's loss; `totals` are those of the whole batch."""
         return LossInputs(
             logp_BT=self.grid(logp_S),
             old_logp_BT=self.old_logp_BT,
@@ -165,42 +167,42 @@ class MicroBatch:
 
 
 def rank_micro_batches(
-    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost, share: Share = _WHOLE
-) -> list[list[Row]]:
+    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost, share: RowShare = _WHOLE
+) -> list[list[WeightedSample]]:
     """Return the rows of each micro-batch of a rank; the same split on every rank.
 
-    No micro-batch has more than `budget` positions, with the padding that `share` asks for, and all
-    ranks have as many micro-batches. Where rows do not suffice, a row of weight 0 that trains
+    No micro-batch has more than `budget` positions, with the padding of `share`, and all ranks have
+    the same number of micro-batches. If there are too few rows, a row of weight 0 that trains
     nothing keeps a rank in the collective calls. Raises TrainerError on a row over the budget.
     """
     weights = batches.weights(batch)
     rows = [
-        Row(place, sample, weight)
-        for place, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
+        WeightedSample(index, sample, weight)
+        for index, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
     ]
     sizes = [len(sample.ids) - 1 for sample in batch.samples]
     costs = [cost.of(size) for size in sizes]
     padded = [share.pad_row(size) for size in sizes]
     packing = pack(padded, costs, num_ranks=num_ranks, budget=budget)
     return [
-        [rows[place] for place in sorted(places, key=lambda place: (-sizes[place], place))]
+        [rows[index] for index in sorted(pack, key=lambda index: (-sizes[index], index))]
         or [_idle(rows[0])]
-        for places in packing.packs[rank]
+        for pack in packing.packs[rank]
     ]
 
 
 def to_tensors(
-    rows: Sequence[Row],
+    rows: Sequence[WeightedSample],
     *,
     all_tokens: bool,
     device: torch.device,
-    share: Share = _WHOLE,
+    share: RowShare = _WHOLE,
     replay: bool = True,
 ) -> MicroBatch:
     """Pack rows, or this rank's share of them.
 
-    Selected are the trained tokens, or with `all_tokens` the context's too. With `replay` the
-    experts that the engine recorded go along.
+    The trained tokens are selected; with `all_tokens` the context's too. With `replay` the experts
+    that the engine recorded are included.
     """
     lengths = [len(row.sample.ids) - 1 for row in rows]
     mask_BT = _pad([row.sample.mask[1:] for row in rows], device)
@@ -222,7 +224,7 @@ def to_tensors(
     )
 
 
-def _idle(row: Row) -> Row:
+def _idle(row: WeightedSample) -> WeightedSample:
     sample = replace(
         row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0), routed=()
     )

@@ -1,12 +1,13 @@
-"""The model in training: Megatron-Core's GPTModel on packed rows.
+"""Build the model in training: Megatron-Core's GPTModel on packed rows.
 
-Rows are packed end to end (Megatron's `thd` format); attention never crosses from one row to the
-next. A pipeline stage answers with hidden states, the last one with log-probabilities; its output
-layer runs only on the positions that are asked for.
+Rows are packed end to end (Megatron's `thd` format); attention never crosses rows. A pipeline stage
+returns hidden states, the last one log-probabilities. Its output layer runs on the selected
+positions only. Logits are by far the widest tensor of a forward pass. So many positions pass the
+output layer in chunks, and a chunk's logits are recomputed in its backward pass.
 
-Axes: N positions of this context rank, O selected of them, S selected of all context ranks', H
-hidden, V vocabulary of this tensor rank. With several tensor ranks each holds N / ranks positions
-between the matrices (sequence parallelism).
+Axes: N positions of this context rank, O selected of them, S selected of all context ranks, C
+positions of a chunk, H hidden, V vocabulary of this tensor rank. With several tensor ranks each
+holds N / ranks positions between the matrices (sequence parallelism).
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -35,10 +36,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
-    """GPTModel that answers with the log-probability of given next tokens."""
+    """GPTModel that returns the log-probabilities of given next tokens."""
 
     temperature = 1.0
-    """What logits are divided by."""
+    """Divisor of the logits."""
 
     def forward(self, rows: PackedRows) -> torch.Tensor:
         """Return `logp_S` in fp32, the same on all context ranks; hidden states on other stages."""
@@ -54,7 +55,7 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
         logp_O = chunked_log_probs(self._logits, hidden_OH, rows.labels_O, vocab=vocab)
         if parallel_state.get_context_parallel_world_size() == 1:
             return logp_O
-        return over_context(logp_O, rows.place_O, rows.num_selected)
+        return over_context(logp_O, rows.index_O, rows.num_selected)
 
     def _logits(self, hidden_OH: torch.Tensor) -> torch.Tensor:
         tied = self.share_embeddings_and_output_weights
@@ -89,9 +90,9 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
 def build_model(
     mapping: MegatronMapping, hf_config: Mapping[str, Json], options: TrainerOptions
 ) -> TokenModel:
-    """Build this rank's part of the model, with weights that still have to be loaded.
+    """Build this rank's part of the model; its weights are loaded later.
 
-    Raises TrainerError where the model does not divide over the ranks.
+    Raises TrainerError if the model does not divide over the ranks.
     """
     shapes = mapping.config(hf_config)
     transformer, model = shapes["transformer"], shapes["model"]
@@ -110,14 +111,14 @@ def build_model(
     )
     built.temperature = options.temperature
     if built.post_process:
-        # Its input are selected positions, gathered before.
+        # Its input is already gathered: the selected positions.
         built.output_layer.sequence_parallel = False
         built.output_layer.allreduce_dgrad = options.tensor_parallel > 1
     return built
 
 
 def _settings(options: TrainerOptions) -> dict[str, object]:
-    """Return what of TransformerConfig is no property of the model."""
+    """Return the part of TransformerConfig that does not depend on the model."""
     dtype = _DTYPES[options.dtype]
     settings: dict[str, object] = {
         "activation_func": F.silu,
@@ -127,12 +128,12 @@ def _settings(options: TrainerOptions) -> dict[str, object]:
         "context_parallel_size": options.context_parallel,
         "expert_model_parallel_size": options.expert_parallel,
         "expert_tensor_parallel_size": options.expert_tensor_parallel,
-        # Micro-batches are packed rows, no two of one length.
+        # Micro-batches are packed rows and differ in length.
         "variable_seq_lengths": options.pipeline_parallel > 1,
-        # What is sent to the next stage is not kept here: the backward pass does not read it.
+        # The backward pass does not read what was sent to the next stage.
         "deallocate_pipeline_outputs": True,
         "moe_token_dispatcher_type": "alltoall",
-        # Megatron refuses one expert a token without it; its own routing is not in use (moe.py).
+        # Megatron refuses one expert per token without it; its own routing is not used (moe.py).
         "moe_router_pre_softmax": True,
         "bf16": options.dtype == "bf16",
         "params_dtype": dtype,
@@ -156,7 +157,7 @@ def _settings(options: TrainerOptions) -> dict[str, object]:
 
 
 def _check_layout(transformer: Mapping[str, Json], options: TrainerOptions) -> None:
-    """Refuse what Megatron-Core trains wrong, or fails at without saying why."""
+    """Refuse layouts that Megatron-Core trains wrong or fails on without a reason."""
     layers, stages = transformer["num_layers"], options.pipeline_parallel
     assert isinstance(layers, int)
     if layers % stages:
@@ -168,7 +169,7 @@ def _check_layout(transformer: Mapping[str, Json], options: TrainerOptions) -> N
     if transformer.get("num_moe_experts") and options.expert_parallel == 1 and expert != tensor:
         raise TrainerError(
             f"expert_parallel=1 with expert_tensor_parallel={expert} and tensor_parallel={tensor} "
-            "trains wrong weights: experts' gradients are not summed over the ranks in between",
+            "trains wrong weights: experts' gradients are not summed over all ranks",
             hint=f"set expert_tensor_parallel={tensor}",
         )
 
@@ -183,7 +184,7 @@ ToLogits = Callable[[torch.Tensor], torch.Tensor]
 def chunked_log_probs(
     to_logits: ToLogits, hidden_OH: torch.Tensor, labels_O: torch.Tensor, *, vocab: int
 ) -> torch.Tensor:
-    """Return the log-probability of each label, in fp32. `vocab` is V."""
+    """Return the log-probability of each label, in fp32, chunk by chunk. `vocab` is V."""
     size = max(1, CHUNK_LOGITS // vocab)
     if len(labels_O) <= size:
         return _chunk(to_logits, hidden_OH, labels_O)
@@ -193,14 +194,14 @@ def chunked_log_probs(
     )
 
 
-def over_context(logp_O: torch.Tensor, place_O: torch.Tensor, num_selected: int) -> torch.Tensor:
-    """Return `logp_S`, the same on all context ranks; `place_O` says which of the S `logp_O` are.
+def over_context(logp_O: torch.Tensor, index_O: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """Return `logp_S`, the same on all context ranks; `index_O` are the indices of `logp_O` in it.
 
-    All of them compute the same loss of it. Each takes the gradient of what it put in, so that
-    summed over the ranks it counts once.
+    All ranks compute the same loss from it. Each takes the gradient of its own part, so the sum
+    over the ranks counts each part once.
     """
     logp_S: torch.Tensor = _OverContext.apply(  # type: ignore[no-untyped-call]
-        logp_O, place_O, num_selected
+        logp_O, index_O, num_selected
     )
     return logp_S
 
@@ -208,18 +209,18 @@ def over_context(logp_O: torch.Tensor, place_O: torch.Tensor, num_selected: int)
 class _OverContext(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logp_O: torch.Tensor, place_O: torch.Tensor, num_selected: int
+        ctx: Any, logp_O: torch.Tensor, index_O: torch.Tensor, num_selected: int
     ) -> torch.Tensor:
-        ctx.save_for_backward(place_O)
-        logp_S = logp_O.new_zeros(num_selected).index_copy(0, place_O, logp_O)
+        ctx.save_for_backward(index_O)
+        logp_S = logp_O.new_zeros(num_selected).index_copy(0, index_O, logp_O)
         group = parallel_state.get_context_parallel_group()
         torch.distributed.all_reduce(logp_S, group=group)
         return logp_S
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (place_O,) = ctx.saved_tensors
-        return grads[0][place_O], None, None
+        (index_O,) = ctx.saved_tensors
+        return grads[0][index_O], None, None
 
 
 def _chunk(to_logits: ToLogits, hidden_CH: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Routed experts in Megatron-Core's MoE layer: a router that can replay, and stacked experts.
 
-Routing replay (R3, arXiv 2510.11370): engine and trainer round differently, so now and then they
-choose other experts for the same token. Where the engine's choices were recorded they are taken
-here too, in the forward pass and where it is recomputed; their weights come from this router's own
-logits, so that gradients reach it.
+Routing replay (R3, arXiv 2510.11370): engine and trainer round differently, so sometimes they
+choose different experts for a token. If the engine recorded its choices, the router repeats them in
+the forward pass and in its recomputation. Their weights come from this router's own logits, so
+gradients reach it.
 
 Axes: N tokens of this rank, E experts (of this rank, in GroupedExperts), K experts of a token, T
 tokens sent to this rank's experts, sorted by expert, F an expert's width, H hidden.
@@ -28,7 +28,7 @@ from swerl.core.chat import Json
 
 @dataclass(frozen=True, slots=True)
 class RouterRules:
-    """How scores are made of logits, and weights of scores."""
+    """Rules that turn logits into scores, and scores into weights."""
 
     sigmoid: bool = False
     normalised: bool = True
@@ -37,7 +37,7 @@ class RouterRules:
 
     @classmethod
     def read(cls, settings: Mapping[str, Json]) -> RouterRules:
-        """Read what ModelMapping.config says about the router."""
+        """Read the router's section of MegatronMapping.config."""
         scale = settings["scale"]
         assert isinstance(scale, float)
         return cls(
@@ -49,10 +49,10 @@ class RouterRules:
 
 
 class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no types
-    """Chooses experts by its scores, or takes choices that were recorded."""
+    """Choose experts by score, or repeat recorded choices."""
 
     replay_NK: torch.Tensor | None = None
-    """Recorded choices of the tokens at hand, -1 where there is no record; set before each pass."""
+    """Recorded choices of the current tokens, -1 without a record; set before each pass."""
 
     def __init__(
         self,
@@ -65,20 +65,20 @@ class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no 
         self.rules = rules
         self.expert_bias: torch.nn.Parameter | None
         if rules.bias:
-            # Megatron holds it in a buffer and moves it by load. In reinforcement learning it stays
-            # as it was published: engine and trainer must choose alike.
+            # Megatron keeps it in a buffer and updates it by load. Here it stays as published:
+            # engine and trainer must choose alike.
             del self.expert_bias
             bias = torch.zeros(config.num_moe_experts, device=torch.cuda.current_device())
             self.expert_bias = torch.nn.Parameter(bias, requires_grad=False)
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the logits, in fp32 whatever the model's type is."""
+        """Return the logits in fp32, for any type of the model."""
         return F.linear(input.float(), self.weight.float())
 
     def routing(
         self, logits: torch.Tensor, padding_mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weights and choices as (N, E): 0 and False where an expert is not chosen."""
+        """Return weights and choices as (N, E): 0 and False for an expert that is not chosen."""
         logits_NE = logits.reshape(-1, logits.shape[-1])
         scores_NE = logits_NE.sigmoid() if self.rules.sigmoid else logits_NE.softmax(-1)
         chosen_NK = self._choose(scores_NE)
@@ -127,17 +127,17 @@ class GroupedExperts(torch.nn.Module):
 
 
 def _is_record(replay_NK: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Say for each token, as (N, 1), whether its record is whole: K different experts."""
+    """Return for each token, as (N, 1), whether its record has K different experts."""
     sorted_NK = replay_NK.sort(-1).values
     within = (sorted_NK[:, :1] >= 0) & (sorted_NK[:, -1:] < num_experts)
     return within & (sorted_NK.diff(dim=-1) > 0).all(-1, keepdim=True)
 
 
 def _of_experts(value: torch.Tensor) -> torch.nn.Parameter:
-    """Return an expert parameter: its gradients belong to the expert-data ranks.
+    """Return an expert parameter, whose gradients the expert-data ranks sum.
 
-    Megatron marks experts so only where expert_parallel > 1; without, it would reduce the gradients
-    of experts that are not split over tensor ranks over too few.
+    Megatron sets this mark only if expert_parallel > 1. Without it, gradients of experts that are
+    not split over tensor ranks would be summed over too few ranks.
     """
     parameter = torch.nn.Parameter(value)
     vars(parameter).update(

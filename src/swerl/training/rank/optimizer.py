@@ -1,4 +1,4 @@
-"""Megatron-Core's data-parallel wrapper, its distributed Adam, and the learning rate's schedule."""
+"""Megatron-Core's data-parallel wrapper, its distributed Adam, and the learning rate schedule."""
 
 # heavy imports: this file only runs in the trainer's own processes
 
@@ -22,7 +22,7 @@ from swerl.training.rank.model import TokenModel
 
 
 def wrap(model: TokenModel) -> DistributedDataParallel:
-    """Wrap a model so that gradients gather in one fp32 buffer, shared out over the ranks."""
+    """Wrap a model: gradients are summed in one fp32 buffer that the ranks share."""
     config = DistributedDataParallelConfig(
         use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
     )
@@ -37,9 +37,9 @@ def _finalize(model: list[torch.nn.Module], num_tokens: object, **groups: object
 
 
 def build_optimizer(model: DistributedDataParallel, options: TrainerOptions) -> MegatronOptimizer:
-    """Build Adam with its state shared out over the ranks; norms are not decayed.
+    """Build Adam with its state distributed over the ranks; norms are not decayed.
 
-    In bf16 it holds an fp32 copy of the weights. An offloaded state lives in the host's memory.
+    In bf16 it holds an fp32 copy of the weights. An offloaded state is kept in host memory.
     """
     config = OptimizerConfig(
         optimizer="adam",
@@ -62,7 +62,7 @@ def build_optimizer(model: DistributedDataParallel, options: TrainerOptions) -> 
 def build_scheduler(
     optimizer: MegatronOptimizer, options: TrainerOptions
 ) -> OptimizerParamScheduler:
-    """Build the schedule. Its `step` also keeps weight decay off the norms."""
+    """Build the schedule. Its `step` also exempts the norms from weight decay."""
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -85,7 +85,12 @@ _HOST = torch.device("cpu")
 
 
 def move_to_host(optimizer: MegatronOptimizer) -> None:
-    """Let every Adam inside Megatron's optimizer keep its state in the host's memory."""
+    """Make every Adam inside Megatron's optimizer keep its state in host memory.
+
+    Megatron-Core's hybrid optimizer is not used: it keeps second copies of the parameters under
+    other names, which checkpoints would have to know, and it needs a GPU. This replaces only the
+    optimizer inside Megatron's distributed one; parameters, groups and state keep their names.
+    """
     for part in optimizer.chained_optimizers:
         if part.optimizer is not None:
             part.optimizer = HostAdam(part.optimizer.param_groups)
@@ -94,18 +99,18 @@ def move_to_host(optimizer: MegatronOptimizer) -> None:
 class HostAdam(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019, algorithm 2) that steps on the host.
 
-    A parameter's value and gradient travel to the host and its new value back; the fp32 parameters
-    themselves stay where they are, as Megatron copies them into the model from there.
+    A parameter's value and gradient are copied to the host and its new value back. The fp32
+    parameters stay on the GPU, where Megatron copies them into the model.
     """
 
     def __init__(self, param_groups: list[dict[str, Any]]) -> None:
         super().__init__([torch.zeros(0)], {})
-        # Megatron's fp32 parameters are views, which torch's constructor refuses.
+        # torch's constructor refuses views, and Megatron's fp32 parameters are views.
         self.param_groups = param_groups
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step; parameters without a gradient are left alone."""
+        """Take one step; parameters without a gradient stay unchanged."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -133,7 +138,7 @@ class HostAdam(torch.optim.Optimizer):
         param.detach().copy_(value)
 
     def _state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a parameter's state on the host; a restored one may have come on the GPU."""
+        """Return a parameter's state on the host; a restored state may be on the GPU."""
         state: dict[str, torch.Tensor] = self.state[param]
         if not state:
             state["step"] = torch.tensor(0.0)

@@ -1,16 +1,16 @@
-"""Rows over ranks and micro-batches: every row once, the budget kept, the work balanced.
+"""Spread rows over ranks and micro-batches: every row once, within the budget, balanced.
 
 A pack is one micro-batch of one rank. All ranks get the same number of packs, or their collective
 calls would wait for each other for ever. The number is the smallest for which packs are found:
 
-1. Rows are dealt by the Karmarkar-Karp differencing method, by cost. Where every pack fits the
+1. Rows are dealt by cost with the Karmarkar-Karp differencing method. If every pack fits the
    budget, that is the answer.
-2. Else packs are filled: best-fit decreasing, or one by one, the longest row left first and then
-   the rows that come closest to the capacity (a subset sum). Neither wins always, so both are
-   tried. The smallest capacity that yields few enough packs keeps them even.
+2. Otherwise packs are filled: best-fit decreasing, or one by one, the longest remaining row first
+   and then the rows that come closest to the capacity (a subset sum). Neither is always better, so
+   both are tried. The smallest capacity that yields few enough packs keeps them even.
 
-Packs of like cost then share a slot, one a rank, and Karmarkar-Karp says which rank takes which:
-ranks wait for each other neither within a step nor, where experts are spread over them, in a slot.
+Packs of similar cost then share a slot, one per rank, and Karmarkar-Karp assigns them to ranks. So
+ranks do not wait for each other within a step nor, if experts are spread over them, in a slot.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ from dataclasses import dataclass
 from swerl.core.errors import TrainerError
 
 _GRAIN = 4096
-"""Steps of a capacity in which rows are measured when they are fitted: a finer grain is slower and
-fills at most a thousandth more."""
+"""Resolution of the subset sum: a finer one is slower and fills at most 0.1 % more."""
 _SLACKS = (1.002, 1.005, 1.01, 1.02, 1.04, 1.08)
-"""Capacities that are tried, over the tokens of an even pack."""
+"""Capacities to try, relative to an even pack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Which rows each rank trains, in which micro-batch."""
+    """The rows of each rank's micro-batches."""
 
     packs: tuple[tuple[tuple[int, ...], ...], ...]
-    """By rank, then by micro-batch: indices of rows. Where rows do not suffice, packs are empty."""
+    """By rank, then by micro-batch: indices of rows. Packs are empty if there are too few rows."""
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of every rank."""
         return len(self.packs[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Deal:
-    """Bins of items and the sum of each, as Karmarkar-Karp's method merges them."""
+    """Bins of items and the sum of each, the fullest first."""
 
     sums: tuple[float, ...]
     bins: tuple[tuple[int, ...], ...]
@@ -54,10 +52,10 @@ class _Deal:
 
 
 def pack(sizes: Sequence[int], costs: Sequence[float], *, num_ranks: int, budget: int) -> Packing:
-    """Spread rows of `sizes` positions over ranks, at most `budget` positions a pack.
+    """Spread rows of `sizes` positions over ranks, with at most `budget` positions per pack.
 
-    Raises TrainerError on a row over the budget: cutting it would train tokens without the prefix
-    that they were sampled after, and letting it pass would break the plan of the memory.
+    Raises TrainerError on a row over the budget: a cut row would train tokens without the prefix
+    that they were sampled after, and a long one would break the memory plan.
     """
     longest = max(sizes)
     if longest > budget:
@@ -84,7 +82,7 @@ def differencing(costs: Sequence[float], num_bins: int) -> list[tuple[int, ...]]
 def _packs(
     sizes: Sequence[int], costs: Sequence[float], num_packs: int, budget: int
 ) -> list[tuple[int, ...]]:
-    """Return `num_packs` packs within the budget, or none where none are found."""
+    """Return `num_packs` packs within the budget, or an empty list if none are found."""
     dealt = differencing(costs, num_packs)
     if all(sum(sizes[item] for item in bin_) <= budget for bin_ in dealt):
         return dealt
@@ -115,7 +113,7 @@ def _best_fit(sizes: Sequence[int], capacity: int) -> list[tuple[int, ...]]:
 
 
 def _one_by_one(sizes: Sequence[int], capacity: int) -> list[tuple[int, ...]]:
-    """Fill packs one by one, each with the longest row left and what best fills the rest."""
+    """Fill packs one by one: the longest remaining row, then the rows that best fill the rest."""
     grain = -(-capacity // _GRAIN)
     left = sorted(range(len(sizes)), key=lambda item: -sizes[item])
     packs = []
@@ -130,9 +128,9 @@ def _one_by_one(sizes: Sequence[int], capacity: int) -> list[tuple[int, ...]]:
 
 
 def _closest_sum(sizes: Sequence[int], room: int) -> list[int]:
-    """Return the indices whose sizes come closest to `room` from below, early ones preferred.
+    """Return the indices whose sizes come closest to `room` from below; early ones are preferred.
 
-    Bit n of `reached` says whether some of the sizes so far sum to n.
+    Bit n of `reached` is set if some of the sizes so far sum to n.
     """
     within = (1 << (room + 1)) - 1
     reached = [1]
@@ -152,7 +150,7 @@ def _closest_sum(sizes: Sequence[int], room: int) -> list[int]:
 def _to_ranks(
     packs: list[tuple[int, ...]], costs: Sequence[float], num_ranks: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Give each rank one pack of every slot, so that the ranks' costs come out alike."""
+    """Give each rank one pack of every slot, so that the ranks' costs are similar."""
     pack_costs = [sum(costs[item] for item in items) for items in packs]
     order = sorted(range(len(packs)), key=lambda number: -pack_costs[number])
     slots = [order[start : start + num_ranks] for start in range(0, len(order), num_ranks)]

@@ -21,9 +21,10 @@ Item = TypeVar("Item")
 
 
 def compare(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
-    """Return how far the trainer's log-probabilities are from the engine's, as sums and a peak.
+    """Return the difference between the trainer's and the engine's log-probabilities.
 
-    The engine's own sum estimates the entropy of the policy that sampled.
+    These are sums and a maximum. Minus the engine's own sum estimates the entropy of the policy
+    that sampled.
     """
     compared_BT = micro.mask_BT * micro.sampled_B.unsqueeze(1)
     gap_BT = (logp_BT - micro.old_logp_BT).abs() * compared_BT
@@ -39,7 +40,7 @@ def compare(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
 def sum_over_ranks(
     results: Sequence[Mapping[str, float]], group: torch.distributed.ProcessGroup
 ) -> dict[str, float]:
-    """Add up the figures of all micro-batches of a group's ranks; every rank gets the same."""
+    """Sum the figures of all micro-batches of a group's ranks; all ranks get the result."""
     everything = gather_lists(results, group)
     total: Counter[str] = Counter()
     for figures in everything:
@@ -49,7 +50,7 @@ def sum_over_ranks(
 
 
 def gather_lists(own: Sequence[Item], group: torch.distributed.ProcessGroup) -> list[Item]:
-    """Return all ranks' lists end to end, in the order of the ranks."""
+    """Return all ranks' lists, concatenated in the order of the ranks."""
     gathered: list[Sequence[Item]] = [[] for _ in range(group.size())]
     torch.distributed.all_gather_object(gathered, own, group=group)
     return [item for part in gathered for item in part]
@@ -58,7 +59,7 @@ def gather_lists(own: Sequence[Item], group: torch.distributed.ProcessGroup) -> 
 def to_stats(
     figures: dict[str, float], grad_norm: float, laps: Mapping[str, float], lr: float
 ) -> StepStats:
-    """Draw the means from a step's figures; `laps` are the seconds of its phases."""
+    """Turn a step's sums into means; `laps` are the seconds of its phases."""
     num_tokens = int(figures.pop("num_tokens"))
     duration_s = sum(laps.values())
     num_compared = max(figures.pop("num_compared"), 1.0)
@@ -86,14 +87,14 @@ def to_stats(
 _GIB = 2**30
 
 
-class Clock:
-    """Measures one phase after the other; memory only where there is CUDA."""
+class PhaseTimer:
+    """Measure one phase after the other; memory only on CUDA."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
-        """Seconds by phase, the names ending in `_s`."""
+        """Seconds by phase; names end in `_s`."""
         self.peak_bytes: dict[str, int] = {}
-        """Most memory that tensors took, by phase."""
+        """Peak memory of tensors, by phase."""
         self._last = time.perf_counter()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
@@ -111,7 +112,7 @@ class Clock:
 def peak_memory(
     peak_bytes: Mapping[str, int], group: torch.distributed.ProcessGroup
 ) -> dict[str, float]:
-    """Return the fullest rank's peak by phase and over all, in GiB; nothing on CPU."""
+    """Return the fullest rank's peak in GiB, by phase and overall; nothing on CPU."""
     if not torch.cuda.is_available():
         return {}
     peaks: dict[str, float] = {}

@@ -1,8 +1,8 @@
-"""A rank's part of a whole tensor, and whole tensors out of all ranks' parts, one at a time.
+"""Load a rank's part of the weights, and gather whole tensors from all ranks, one at a time.
 
-Tensor ranks cut a parameter as Megatron-Core's marks on it say. Routed experts lie stacked along
-their first axis, which expert ranks share, and are cut further by expert-tensor ranks. Pipeline
-stages hold different layers. No rank ever holds more than one whole tensor that is not its own.
+Tensor ranks share a parameter as Megatron-Core's marks on it define. Routed experts are stacked
+along their first axis, which expert ranks share; expert-tensor ranks cut them further. Pipeline
+stages hold different layers. A rank holds at most one whole tensor that is not its own.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -31,7 +31,7 @@ def load(
 ) -> None:
     """Fill this rank's parameters from the safetensors files of a folder.
 
-    Raises InputError where the files do not belong to the config.
+    Raises InputError if the files do not match the config.
     """
     with LazyTensors(folder) as hf, torch.no_grad():
         for name, param in model.named_parameters():
@@ -40,22 +40,22 @@ def load(
             if part.shape != param.shape:
                 raise InputError(
                     f"{folder} holds a {name} of shape {tuple(part.shape)}, "
-                    f"its config.json asks for {tuple(param.shape)}",
-                    hint="config.json and weights must be of one model",
+                    f"its config.json requires {tuple(param.shape)}",
+                    hint="config.json and weights must be of the same model",
                 )
             param.copy_(part)
 
 
 def tensors(model: GPTModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter whole, by its name in the whole model, on all ranks alike.
+    """Yield every parameter whole, by its name in the whole model, on all ranks.
 
-    All ranks must run it to its end together. Tensors keep their dtype and device; layers come in
-    their order. What is tied stands in the first and the last pipeline stage and comes twice.
+    All ranks must exhaust it together. Tensors keep their dtype and device; layers come in order.
+    Tied weights are in the first and the last pipeline stage, so they come twice.
     """
     stages = parallel_state.get_pipeline_model_parallel_group()
     own = {global_name(model, name): param for name, param in model.named_parameters()}
-    listed: list[list[_Entry]] = [[] for _ in range(stages.size())]
-    entries = [_Entry(name, _whole_shape(param), param.dtype) for name, param in own.items()]
+    listed: list[list[_WholeParam]] = [[] for _ in range(stages.size())]
+    entries = [_WholeParam(name, _whole_shape(param), param.dtype) for name, param in own.items()]
     dist.all_gather_object(listed, entries, group=stages)
     device = next(model.parameters()).device
     for stage, found in enumerate(listed):
@@ -71,7 +71,7 @@ def tensors(model: GPTModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def global_name(model: GPTModel, name: str) -> str:
-    """Return a parameter's name with its layer's number in the whole model."""
+    """Return a parameter's name, with its layer's number in the whole model."""
     if not name.startswith(_LAYERS):
         return name
     number, _, rest = name.removeprefix(_LAYERS).partition(".")
@@ -101,7 +101,7 @@ def whole(param: torch.nn.Parameter) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _WholeParam:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype

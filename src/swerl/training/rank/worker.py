@@ -1,9 +1,9 @@
 """One rank of the trainer: `python -m swerl.training.rank.worker SETTINGS [SOCKET]`.
 
-Rank 0 inherits the socket to the controller. It reads one JSON object a line (`command` and its
-arguments), passes it on to the other ranks, and answers with one line: `result`, or `error` and
-`hint` where the command failed and the trainer lives on. Any other failure ends the process, and
-its log holds the reason. SIGUSR1 writes the stack of every thread to the log.
+Rank 0 inherits the socket to the controller. It reads one JSON object per line (`command` and its
+arguments), broadcasts it to the other ranks, and answers with one line: `result`, or `error` and
+`hint` if the command failed and the trainer continues. Any other failure ends the process, with the
+reason in its log. SIGUSR1 writes the stack of every thread to the log.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from swerl.training.weight_sync.send import Sender
 
 IDLE = timedelta(days=30)
-"""How long a rank waits for the next command: as long as rollouts take. Dead ranks are noticed by
-the controller, which watches the processes."""
+"""Time that a rank waits for the next command: rollouts may be long. The controller watches the
+processes and notices dead ranks."""
 
 
 def main() -> None:
-    """Serve commands until `close` or until the controller is gone."""
+    """Run commands until `close` or until the controller ends."""
     _die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -54,14 +54,13 @@ def main() -> None:
     _join_ranks(settings)
     link = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
     try:
-        commands = Commands(settings)
+        commands = RankCommands(settings)
     except SwerlError as error:
         if link is None:
-            raise  # the first rank may know nothing of it
+            raise  # rank 0 may not have failed
         _answer(link, {"error": str(error), "hint": error.hint})
         return
-    # What is loaded stays: full collections, of which Megatron-Core's saving makes some, need not
-    # walk it again.
+    # Loaded objects stay alive. Full collections, which Megatron-Core's saving triggers, skip them.
     gc.freeze()
     _answer(link, {"result": "ready"})
     for command in _commands(link):
@@ -71,8 +70,8 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-class Commands:
-    """What the controller may ask for; every rank runs every command."""
+class RankCommands:
+    """The controller's commands; every rank runs every command."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         # Imported here: Megatron-Core must find the CPU adapter in place.
@@ -106,7 +105,7 @@ class Commands:
             target = self._settings.options.publish_dir / self._version
             ref = publish(tensors, self._settings.model, target)
         finally:
-            for _ in tensors:  # all ranks come to the end together, also of an error on the first
+            for _ in tensors:  # all ranks must exhaust it, also after an error on the first
                 pass
         return {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
 
@@ -139,16 +138,16 @@ class Commands:
         self._checkpoints.restore(step)
 
     def finish(self) -> None:
-        """Wait for a checkpoint that is being written; how that goes, its note says."""
+        """Wait for a checkpoint that is being written."""
         self._checkpoints.finish()
 
     @property
     def _version(self) -> str:
-        """What the weights are called: the number of steps taken."""
+        """The weights' version: the number of steps taken."""
         return f"{self._learner.num_steps:06d}"
 
     def close(self) -> None:
-        """Leave the engines' group."""
+        """Leave the engines' broadcast group."""
         if self._sender:
             self._sender.close()
 
@@ -161,7 +160,7 @@ def _join_ranks(settings: WorkerSettings) -> None:
     megatron_cpu.install()
     if torch.cuda.is_available():
         torch.cuda.set_device(settings.rank % torch.cuda.device_count())
-    # By default both ask for an address of the host's name, which need not be the one in use.
+    # By default both resolve the host's name, which may be another address than the one in use.
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface_of(settings.address))
     dist.init_process_group(
@@ -192,7 +191,7 @@ def form_groups(options: TrainerOptions) -> None:
 
 
 def _commands(link: socket.socket | None) -> Iterator[Mapping[str, Any]]:
-    """Yield commands on every rank until `close`, or until the controller's end is closed."""
+    """Yield commands on every rank until `close`, or until the controller closes the socket."""
     lines = link.makefile("r", encoding="utf-8") if link else iter(())
     group = dist.new_group(backend="gloo", timeout=IDLE)
     while True:
@@ -204,7 +203,7 @@ def _commands(link: socket.socket | None) -> Iterator[Mapping[str, Any]]:
         yield command
 
 
-def _run(commands: Commands, command: Mapping[str, Any]) -> dict[str, Any]:
+def _run(commands: RankCommands, command: Mapping[str, Any]) -> dict[str, Any]:
     arguments = dict(command)
     method: Callable[..., Any] = getattr(commands, arguments.pop("command"))
     try:
@@ -217,7 +216,7 @@ def _run(commands: Commands, command: Mapping[str, Any]) -> dict[str, Any]:
 def _answer(link: socket.socket | None, answer: Mapping[str, Any]) -> None:
     if link is None:
         return
-    # A controller that is gone is noticed at the next read.
+    # If the controller is gone, the next read notices it.
     with suppress(BrokenPipeError):
         link.sendall(json.dumps(answer).encode() + b"\n")
 

@@ -1,1 +1,1 @@
-"""Weights from the trainer into running engines."""
+"""Send weights from the trainer into running engines."""

@@ -1,9 +1,9 @@
-"""What an engine's parameters must hash to, worked out from Hugging Face tensors.
+"""Compute the checksums that an engine's parameters must have, from Hugging Face tensors.
 
 SGLang's `/weights_checker` hashes each parameter of each tensor-parallel rank. An engine fuses some
-tensors and cuts others among its ranks; here is the same, read off SGLang 0.5.21's loaders of
-qwen3, qwen3_moe, qwen3_5, qwen3_5_moe and glm4_moe. Where kernels may lay a parameter out anew, as
-those of experts do, a checksum is a guess: see `Sent.certain`.
+tensors and cuts others among its ranks. This file does the same, after the loaders of SGLang 0.5.21
+for qwen3, qwen3_moe, qwen3_5, qwen3_5_moe and glm4_moe. If kernels may change a parameter's layout,
+as those of experts do, its checksum is a guess: see `Sent.certain`.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -21,13 +21,13 @@ from swerl.core.learning import EngineTarget
 from swerl.engines.families._megatron_plan import text_config
 
 CERTAIN_MODELS = frozenset({"qwen3", "qwen3_moe"})
-"""Model types of which real engines have confirmed every parameter but the experts."""
+"""Model types whose parameters real engines have confirmed, all but the experts."""
 VOCAB_BLOCK = 64
-"""Multiple to which SGLang pads an embedding's rows, with zeros."""
+"""SGLang pads an embedding's rows with zeros to a multiple of this."""
 CPU_WIDTH_BLOCK = 32
-"""Multiple, on each rank, to which SGLang on a CPU pads the width of feed-forward blocks."""
+"""SGLang on a CPU pads the feed-forward width of each rank to a multiple of this."""
 SMALL = 1 << 22
-"""Elements of a tensor that an engine may keep in fp32, whatever its type: routers, decays."""
+"""Most elements of a tensor that an engine may keep in fp32: routers, decays."""
 _FUSED = {
     "q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 1), "v_proj": ("qkv_proj", 2),
     "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
@@ -37,12 +37,21 @@ _FUSED = {
 _NUM_PARTS = {"qkv_proj": 3, "gate_up_proj": 2, "in_proj_qkvz": 2, "in_proj_ba": 2}
 _EXPERT = re.compile(r"^(?P<path>.*\.experts)\.((?P<number>\d+)\.)?(?P<part>\w+_proj)(\.weight)?$")
 
+TILE_WORDS = 8192
+_CHUNK_TILES = 512
+"""Tiles hashed at once: each needs 64 KiB for every one of some ten temporaries."""
+_SEED = 0x243F6A88
+_MASK = (1 << 32) - 1
 
-class Expectation:
-    """Collects, tensor by tensor, what every rank of a server must hold.
+PerRank = list[torch.Tensor]
+"""The part of a tensor that each tensor-parallel rank of an engine holds."""
 
-    Parts of one fused parameter are kept until the last has come: those of one layer's experts at
-    most, where the model's files hold each expert by itself.
+
+class ExpectedChecksums:
+    """Collect, tensor by tensor, the checksums of every rank of a server.
+
+    Parts of a fused parameter are kept until the last one is there. If the model's files hold each
+    expert by itself, these are at most one layer's experts.
     """
 
     def __init__(self, target: EngineTarget, hf_config: Mapping[str, Json]) -> None:
@@ -58,7 +67,7 @@ class Expectation:
 
     @property
     def checksums(self) -> tuple[Mapping[str, tuple[str, ...]], ...]:
-        """For each rank: parameter -> the checksums that it may have."""
+        """By rank: parameter -> the checksums that it may have."""
         return tuple(self._found)
 
     @property
@@ -67,7 +76,7 @@ class Expectation:
         return frozenset(self._certain)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take one whole Hugging Face tensor into account."""
+        """Add one whole Hugging Face tensor."""
         name = self._engine_name(name)
         if name == "lm_head.weight" and self._tied:
             return
@@ -91,7 +100,7 @@ class Expectation:
         elif module.endswith("norm"):
             self._note(name, [whole(tensor, self._ranks)], certain=self._is_certain)
             if self._type.startswith("qwen3_5"):
-                # The engine keeps the sum that its kernels multiply with beside the weight.
+                # Beside the weight the engine keeps 1 + weight, which its kernels multiply with.
                 scale = tensor.to(self._dtype) + 1.0
                 self._note(f"{path}.gemma_weight", [whole(scale, self._ranks)])
         elif module == "conv1d":
@@ -105,20 +114,20 @@ class Expectation:
         return self._type in CERTAIN_MODELS
 
     def _engine_name(self, name: str) -> str:
-        """Return what SGLang calls a tensor before it fuses it."""
+        """Return SGLang's name of a tensor, before it fuses it."""
         if self._type.startswith("qwen3_5"):
             return name.replace(".language_model.", ".").replace(".self_attn.", ".")
         return name
 
     def _number(self, key: str) -> int:
-        """Return a whole number of the model's config.json, 0 where there is none."""
+        """Return an integer of the model's config.json, 0 if it is missing."""
         value = self._config.get(key)
         return value if isinstance(value, int) else 0
 
     def _collected(
         self, name: str, place: int, tensor: torch.Tensor, num_parts: int
     ) -> list[torch.Tensor]:
-        """Keep one part of a parameter; return all of them, in order, with the last."""
+        """Keep one part of a parameter; with the last one, return all of them in order."""
         parts = self._parts.setdefault(name, {})
         parts[place] = tensor
         if len(parts) < num_parts:
@@ -126,8 +135,8 @@ class Expectation:
         del self._parts[name]
         return [parts[n] for n in sorted(parts)]
 
-    def _fuse(self, fused: str, parts: Sequence[torch.Tensor]) -> Cut | None:
-        """Each rank holds its share of the rows of every part, one part under the other."""
+    def _fuse(self, fused: str, parts: Sequence[torch.Tensor]) -> PerRank | None:
+        """Return each rank's share of the rows of every part, one part under the other."""
         first, *rest = parts
         if fused == "qkv_proj":
             num_heads = self._number("num_key_value_heads") or self._ranks
@@ -139,7 +148,7 @@ class Expectation:
         return stacked([along(part, self._ranks, 0) for part in parts])
 
     def _in_vocab_blocks(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Pad an embedding's rows; a CPU engine pads more where its ranks do not divide them."""
+        """Pad an embedding's rows; a CPU engine pads more if its ranks do not divide them."""
         rows = -(-tensor.shape[0] // VOCAB_BLOCK) * VOCAB_BLOCK
         if self._target.device == "cpu" and rows % self._ranks:
             block = VOCAB_BLOCK * self._ranks
@@ -147,15 +156,15 @@ class Expectation:
         return padded(tensor, 0, rows)
 
     def _in_blocks(self, tensor: torch.Tensor, dim: int, name: str) -> torch.Tensor:
-        """Pad a feed-forward block's width where the engine does, each shared expert by itself."""
+        """Pad a feed-forward block's width as a CPU engine does, each shared expert by itself."""
         if self._target.device != "cpu":
             return tensor
         shared = self._number("n_shared_experts") if "shared_experts" in name else 0
         block = CPU_WIDTH_BLOCK * self._ranks * max(shared, 1)
         return padded(tensor, dim, -(-tensor.shape[dim] // block) * block)
 
-    def _by_section(self, tensor: torch.Tensor) -> Cut | None:
-        """Cut the rows of a delta net's queries, keys and values, each for itself."""
+    def _by_section(self, tensor: torch.Tensor) -> PerRank | None:
+        """Cut the rows of a delta net's queries, keys and values, each by itself."""
         keys = self._number("linear_num_key_heads") * self._number("linear_key_head_dim")
         if not 0 < 2 * keys < tensor.shape[0]:
             return None
@@ -163,7 +172,7 @@ class Expectation:
         return stacked([along(section, self._ranks, 0) for section in sections])
 
     def _add_expert(self, match: re.Match[str], tensor: torch.Tensor) -> None:
-        """Stack a layer's experts, (experts, rows, columns), gates over ups."""
+        """Stack a layer's experts as (experts, rows, columns), gates above ups."""
         path, part = match["path"], match["part"]
         if match["number"] is None:
             self._note_experts(path, part, tensor)
@@ -179,7 +188,7 @@ class Expectation:
             self._note_experts(path, part, rows.view(num_experts, -1, rows.shape[-1]))
 
     def _note_experts(self, path: str, part: str, experts: torch.Tensor) -> None:
-        """Ranks share each expert, or the experts among them."""
+        """Add both layouts: ranks share each expert, or each rank holds some experts."""
         if part == "down_proj":
             name, experts = f"{path}.w2_weight", self._in_blocks(experts, -1, path)
             cut = along(experts, self._ranks, -1)
@@ -189,11 +198,11 @@ class Expectation:
             cut = stacked([along(half, self._ranks, 1) for half in halves], 1)
         self._note(name, [cut, along(experts, self._ranks, 0)])
 
-    def _note(self, name: str, cuts: Sequence[Cut | None], *, certain: bool = False) -> None:
-        """Keep the checksums of every way in which the ranks may hold a parameter."""
+    def _note(self, name: str, cuts: Sequence[PerRank | None], *, certain: bool = False) -> None:
+        """Keep the checksums of every layout in which the ranks may hold a parameter."""
         found = [cut for cut in cuts if cut is not None]
         for rank in range(self._ranks if found else 0):
-            # One rank holds the same bytes by every cut.
+            # A single rank holds the same bytes in every layout.
             held = [cut[rank] for cut in found][: 1 if self._ranks == 1 else None]
             sums = [each for tensor in held for each in self._sums(tensor)]
             self._found[rank][name] = tuple(dict.fromkeys(sums))
@@ -201,7 +210,7 @@ class Expectation:
             self._certain.add(name)
 
     def _sums(self, tensor: torch.Tensor) -> list[str]:
-        """Return its checksums in each type that an engine may keep it in."""
+        """Return a tensor's checksums in each type that an engine may keep it in."""
         types = [tensor.dtype, self._dtype]
         if tensor.numel() <= SMALL and tensor.is_floating_point():
             types.append(torch.float32)
@@ -212,30 +221,26 @@ class Expectation:
 # heavy imports: this file only runs in the trainer's own processes
 
 
-Cut = list[torch.Tensor]
-"""What each rank holds."""
-
-
-def whole(tensor: torch.Tensor, num_ranks: int) -> Cut:
-    """Every rank holds all of it."""
+def whole(tensor: torch.Tensor, num_ranks: int) -> PerRank:
+    """Give every rank the whole tensor."""
     return [tensor] * num_ranks
 
 
-def along(tensor: torch.Tensor, num_ranks: int, dim: int) -> Cut | None:
-    """Each rank holds its share of one dimension."""
+def along(tensor: torch.Tensor, num_ranks: int, dim: int) -> PerRank | None:
+    """Give each rank its share of one dimension; None if it does not divide."""
     if tensor.ndim < abs(dim) or tensor.shape[dim] % num_ranks:
         return None
     return [part.contiguous() for part in tensor.chunk(num_ranks, dim)]
 
 
 def padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """Fill one dimension up with zeros."""
+    """Pad one dimension with zeros."""
     missing = size - tensor.shape[dim]
     return torch.nn.functional.pad(tensor.movedim(dim, -1), (0, missing)).movedim(-1, dim)
 
 
-def heads(tensor: torch.Tensor, num_ranks: int, num_heads: int) -> Cut | None:
-    """Each rank holds the rows of its heads; fewer heads than ranks are held by several each."""
+def heads(tensor: torch.Tensor, num_ranks: int, num_heads: int) -> PerRank | None:
+    """Give each rank the rows of its heads; if heads are fewer than ranks, ranks share a head."""
     if num_heads >= num_ranks:
         return None if num_heads % num_ranks else along(tensor, num_ranks, 0)
     if num_ranks % num_heads:
@@ -244,8 +249,8 @@ def heads(tensor: torch.Tensor, num_ranks: int, num_heads: int) -> Cut | None:
     return parts and [parts[rank * num_heads // num_ranks] for rank in range(num_ranks)]
 
 
-def stacked(cuts: Sequence[Cut | None], dim: int = 0) -> Cut | None:
-    """Each rank holds its share of every part, one after the other."""
+def stacked(cuts: Sequence[PerRank | None], dim: int = 0) -> PerRank | None:
+    """Give each rank its share of every part, one after the other; None if one part has none."""
     found = [cut for cut in cuts if cut is not None]
     if len(found) < len(cuts):
         return None
@@ -255,15 +260,12 @@ def stacked(cuts: Sequence[Cut | None], dim: int = 0) -> Cut | None:
 # heavy imports: this file only runs in the trainer's own processes
 
 
-TILE_WORDS = 8192
-_CHUNK_TILES = 512
-"""Tiles hashed at once: each takes 64 KiB for every one of some ten temporaries."""
-_SEED = 0x243F6A88
-_MASK = (1 << 32) - 1
-
-
 def hash_tensor(tensor: torch.Tensor, device: str) -> str:
-    """Return the checksum that SGLang states of a tensor on a `cpu` or a `cuda` engine."""
+    """Return the checksum that SGLang's `/weights_checker` states, on a `cpu` or `cuda` engine.
+
+    sha256 on a CPU (`sglang.srt.managers.mm_utils.tensor_hash`), a positional sum of 32-bit mixes
+    on a GPU (`sglang.kernels.ops.memory.gpu_tensor_hash`).
+    """
     value = _hash_on_gpu(tensor) if device == "cuda" else _hash_on_cpu(tensor)
     return f"{value:016x}"
 
@@ -274,7 +276,7 @@ def _hash_on_cpu(tensor: torch.Tensor) -> int:
 
 
 def _hash_on_gpu(tensor: torch.Tensor) -> int:
-    """Sum over tiles of two 32-bit sums of mixed words, each with its position mixed in."""
+    """Sum over tiles two 32-bit sums of mixed words, each mixed with its position."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     padding = -raw.numel() % 4
     words = torch.nn.functional.pad(raw, (0, padding)).view(torch.int32)
@@ -294,8 +296,8 @@ def _tiles_sum(words: torch.Tensor, start: int, num_words: int) -> int:
     value = words.to(torch.int64) & _MASK
     seeds = _SEED, ((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & _MASK
     halves = []
-    for seed, factor, turn in zip(seeds, (0x27D4EB2D, 0x165667B1), (15, 13), strict=True):
-        mixed = ((place * factor + seed) & _MASK) ^ _rotated(place & _MASK, turn)
+    for seed, factor, bits in zip(seeds, (0x27D4EB2D, 0x165667B1), (15, 13), strict=True):
+        mixed = ((place * factor + seed) & _MASK) ^ _rotated(place & _MASK, bits)
         mixed = _fmix32(value ^ mixed)
         mixed = torch.nn.functional.pad(mixed, (0, -mixed.numel() % TILE_WORDS))
         tile = mixed.view(-1, TILE_WORDS).sum(1) & _MASK
@@ -304,8 +306,8 @@ def _tiles_sum(words: torch.Tensor, start: int, num_words: int) -> int:
     return sum((h << 32) | part for h, part in zip(high, low, strict=True))
 
 
-def _rotated(x: torch.Tensor, turn: int) -> torch.Tensor:
-    return ((x << turn) | (x >> (32 - turn))) & _MASK
+def _rotated(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return ((x << bits) | (x >> (32 - bits))) & _MASK
 
 
 def _fmix32(x: torch.Tensor) -> torch.Tensor:

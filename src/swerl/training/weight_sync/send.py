@@ -1,9 +1,9 @@
-"""The trainer's side of a weight update: gather the tensors, hand over bucket after bucket.
+"""Send the trainer's weights to engines: gather the tensors, pass on bucket after bucket.
 
-Every rank gathers. By `tensor` each server opens the buckets in memory that both share: the GPU's,
-where a trainer rank and an engine rank live on the same one, else the machine's. By `distributed`
-the first rank broadcasts them. A server that fails is left out and named; a failed broadcast is
-begun again with those that are left. The controller opens and closes the update at each server.
+Every rank gathers. By `tensor` each server opens the buckets in shared memory: the GPU's if a
+trainer rank and an engine rank use the same GPU, else the machine's. By `distributed` the first
+rank broadcasts them. A server that fails is left out and reported; a failed broadcast starts again
+with the remaining servers. The controller opens and closes the update at each server.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from swerl.core.chat import Json
 from swerl.core.learning import EngineTarget, Sent
 from swerl.engines._weights import shards
-from swerl.training.weight_sync.checksum import Expectation
+from swerl.training.weight_sync.checksum import ExpectedChecksums
 from swerl.training.weight_sync.transport import (
     Bucket,
     Caller,
@@ -32,13 +32,13 @@ from swerl.training.weight_sync.transport import (
 )
 
 Gather = Callable[[], Iterator[tuple[str, torch.Tensor]]]
-"""Yields whole Hugging Face tensors; called on all ranks together, and run through to the end."""
+"""Yields whole Hugging Face tensors; all ranks call it together and exhaust it."""
 
 
 class Sender:
-    """One rank's part in sending; keeps the group of a broadcast between updates.
+    """One rank's part in sending; it keeps the broadcast group between updates.
 
-    `max_bytes` bounds a bucket, `timeout_s` the time that a server may take for one.
+    `max_bytes` limits a bucket, `timeout_s` the time that a server may take for one.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Sender:
         self._group: EngineGroup | None = None
 
     def send(self, targets: Sequence[EngineTarget], way: str, version: str) -> Sent:
-        """Send everything to all targets by `tensor` or `distributed`. For all ranks together."""
+        """Send all weights by `tensor` or `distributed`. All ranks call it together."""
         delivery = _Delivery(targets, Caller(len(targets), self._timeout_s))
         try:
             if way == "tensor":
@@ -70,13 +70,13 @@ class Sender:
         return delivery.sent(version)
 
     def close(self) -> None:
-        """Leave the group, if there is one."""
+        """Leave the broadcast group."""
         if self._group:
             self._group.close()
         self._group = None
 
     def _broadcast(self, delivery: _Delivery) -> None:
-        """Go through all weights again as long as members fail and others are left."""
+        """Broadcast all weights; start again while members fail and others remain."""
         while True:
             broken = [self._try_broadcast(delivery)]
             dist.broadcast_object_list(broken, src=0)
@@ -84,7 +84,7 @@ class Sender:
                 return
 
     def _try_broadcast(self, delivery: _Delivery) -> bool:
-        """Return whether a member failed and others still wait for the weights."""
+        """Return whether a member failed and others still need the weights."""
         known = self._group
         group = self._join(delivery) if dist.get_rank() == 0 else None
         broken = dist.get_rank() == 0 and group is None
@@ -97,7 +97,7 @@ class Sender:
                 group.broadcast(bucket, bucket.flat().to(delivery.device))
             except GroupError as error:
                 broken = True
-                # A server that started anew is in no old group, and does no harm in a new one.
+                # An old group lacks restarted servers, so only servers that are gone are lost.
                 delivery.lose(error.gone if group is known else error.culprits)
                 self.close()
 
@@ -105,7 +105,7 @@ class Sender:
         return broken and bool(delivery.alive)
 
     def _join(self, delivery: _Delivery) -> EngineGroup | None:
-        """Return the group of those who are left; None where somebody did not join."""
+        """Return the group of the remaining servers; None if one did not join."""
         wanted = tuple(delivery.alive)
         if self._group and self._group.targets == wanted:
             return self._group
@@ -123,8 +123,8 @@ class Sender:
         return group
 
     def _pass(self, delivery: _Delivery, deliver: Callable[[Bucket], None]) -> None:
-        """Gather everything once; other ranks wait in it for rank 0, so it never ends early."""
-        expected = Expectation(delivery.targets[0], self._hf_config)
+        """Gather all weights once, to the end: the other ranks take part in every tensor."""
+        expected = ExpectedChecksums(delivery.targets[0], self._hf_config)
         first, num_tensors = dist.get_rank() == 0, 0
         for bucket in in_buckets(self._typed(), self._max_bytes):
             num_tensors += len(bucket.names)
@@ -135,13 +135,13 @@ class Sender:
         delivery.note(expected, num_tensors)
 
     def _typed(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each tensor in the type that the model's own files give it."""
+        """Yield each tensor in the type that it has in the model's own files."""
         for name, tensor in self._gather():
             yield name, tensor.detach().to(self._dtypes.get(name, tensor.dtype))
 
 
 class _Delivery:
-    """One update under way: who takes part in it, who failed, and what they must hold after it."""
+    """One update: its servers, the failed ones, and the checksums expected after it."""
 
     def __init__(self, targets: Sequence[EngineTarget], caller: Caller) -> None:
         self.targets = targets
@@ -154,21 +154,20 @@ class _Delivery:
         self._num_tensors = 0
 
     def lose(self, reasons: Mapping[str, str]) -> None:
-        """Leave servers out from here on."""
+        """Leave servers out of the rest of the update."""
         self._reasons |= reasons
         self.alive = [each for each in self.alive if each.url not in self._reasons]
 
-    def note(self, expected: Expectation, num_tensors: int) -> None:
-        """Keep what a server must hold that took everything."""
+    def note(self, expected: ExpectedChecksums, num_tensors: int) -> None:
+        """Keep the checksums of a server that received everything."""
         self._checksums, self._certain = expected.checksums, expected.certain
         self._num_tensors = num_tensors
 
     def sent(self, version: str) -> Sent:
-        """Return what came of it."""
         return Sent(version, self._num_tensors, self._reasons, self._checksums, self._certain)
 
     def share(self, bucket: Bucket) -> None:
-        """Let every server open a bucket, and return when all have copied it."""
+        """Let every server open a bucket; return when all have copied it."""
         handles = self._handles(bucket)
         if dist.get_rank() == 0:
             calls = {
@@ -189,7 +188,7 @@ class _Delivery:
             dist.barrier()  # every rank's memory has been read
 
     def _handles(self, bucket: Bucket) -> _Handles:
-        """Return one handle for all on a CPU; on GPUs, at rank 0, every trainer rank's own."""
+        """Return one handle for all on a CPU; on GPUs, every trainer rank's own."""
         if self.device == "cpu":
             if dist.get_rank():
                 return _Handles(None, [])
@@ -201,7 +200,7 @@ class _Delivery:
         return _Handles(flat, [text for text in texts if text])
 
     def _of(self, place: int, texts: Sequence[str]) -> Iterator[str]:
-        """Yield a server's handles, one a rank: those of the trainer ranks on its GPUs."""
+        """Yield a server's handles, one per rank: those of the trainer ranks on its GPUs."""
         num_ranks = self.targets[place].num_ranks
         for rank in range(num_ranks):
             yield texts[0] if self.device == "cpu" else texts[place * num_ranks + rank]

@@ -1,8 +1,8 @@
-"""Bring the trainer's weights into the engine: the one step between learning and sampling.
+"""Bring the trainer's weights into the engine, between learning and sampling.
 
-Three ways, in falling order of speed: `tensor` hands over memory that trainer and engine share,
-`distributed` broadcasts, `disk` goes through a folder. Whatever way, all of the weights serve
-afterwards or none of them.
+There are three ways, the fastest first: `tensor` shares memory between trainer and engine,
+`distributed` broadcasts, `disk` writes a folder. By every way, afterwards all of the weights serve
+or none of them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class TrainerSource:
 
 
 def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
-    """Return the way that the recipe means. Raises RecipeError where the engine cannot take it.
+    """Return the recipe's way of sending weights. Raises RecipeError if the engine lacks it.
 
-    A notice says it where `auto` falls back to the disk though there are GPUs.
+    A Notice is emitted if `auto` falls back to the disk although there are GPUs.
     """
     streams = isinstance(engine, StreamedEngine) and getattr(engine, "streams", True)
     way = cluster.weight_sync
@@ -62,9 +62,9 @@ def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
 
 
 async def make_room(engine: Engine, cluster: ClusterSection) -> None:
-    """Have an engine that shares the trainer's GPUs give its memory back for the step.
+    """Make an engine that shares the trainer's GPUs free its memory for the step.
 
-    The next `sync` gives it the memory again, together with the weights.
+    The next `sync` gives the memory back, together with the weights.
     """
     if cluster.colocate and cluster.gpus_per_node and isinstance(engine, ColocatedEngine):
         await engine.sleep()
@@ -78,10 +78,10 @@ async def sync(
     *,
     is_first: bool = False,
 ) -> str:
-    """Make the trainer's weights serve; return their version.
+    """Load the trainer's weights into the engine; return their version.
 
-    The first update of a run tells where checksums confirm a part of the parameters only. Raises
-    EngineError where no server took all of them, TrainerError where the trainer failed.
+    The first update of a run emits a Notice if checksums confirm only some parameters. Raises
+    EngineError if no server received all of them, TrainerError if the trainer failed.
     """
     way = choose_way(cluster, engine, ignore)
     if way == "disk":

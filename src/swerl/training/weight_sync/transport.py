@@ -1,4 +1,10 @@
-"""Carry weights to engine servers: flat buckets, HTTP calls, and a broadcast group."""
+"""Carry weights to engine servers: flat buckets, HTTP calls, and a broadcast group.
+
+A bucket is one byte tensor with the tensors of one type in it, end to end: one handle and one
+broadcast instead of thousands. Only its handle travels by HTTP. SGLang unpickles a handle with a
+list of permitted classes, and reads the tensors' positions by attribute. So a plain namespace
+replaces its `FlattenedTensorMetadata`, and the sender needs no SGLang.
+"""
 
 # heavy imports: this file only runs in the trainer's own processes
 
@@ -30,9 +36,13 @@ from torch.multiprocessing import reductions
 from swerl.core.chat import Json
 from swerl.core.learning import EngineTarget
 
+_DEVICE = 6
+"""Index of the device among the arguments of torch's `rebuild_cuda_tensor`."""
+_group_numbers = count()
+
 
 class CallError(Exception):
-    """A server refused a call; or it is gone: it did not answer."""
+    """A server refused a call; or, with `gone`, did not answer."""
 
     def __init__(self, message: str, *, gone: bool) -> None:
         super().__init__(message)
@@ -40,7 +50,7 @@ class CallError(Exception):
 
 
 class Caller:
-    """Posts to servers from threads of its own; a call ends after `timeout_s`."""
+    """Post to servers from threads; a call ends after `timeout_s`."""
 
     def __init__(self, num_servers: int, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -51,12 +61,12 @@ class Caller:
         return self._threads.submit(_post, url + path, body, self.timeout_s)
 
     def close(self) -> None:
-        """Let calls that are under way end by themselves."""
+        """Accept no more calls; those in flight end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def failures(calls: Mapping[str, Future[None]]) -> dict[str, CallError]:
-    """Wait for all calls, by URL; return what went wrong, by URL."""
+    """Wait for all calls, by URL; return the errors, by URL."""
     found = {}
     for url, call in calls.items():
         error = call.exception()
@@ -77,8 +87,8 @@ def _post(url: str, body: Mapping[str, Json], timeout_s: float) -> None:
         with opener.open(request, timeout=timeout_s) as response:
             response.read()
     except urllib.error.HTTPError as error:
-        said = error.read(500).decode(errors="replace")
-        raise CallError(f"{url} answered {error.code}: {said}", gone=False) from error
+        body_text = error.read(500).decode(errors="replace")
+        raise CallError(f"{url} answered {error.code}: {body_text}", gone=False) from error
     except (OSError, TimeoutError) as error:
         raise CallError(f"{url} did not answer: {error}", gone=True) from error
 
@@ -92,32 +102,34 @@ def addresses(urls: Sequence[str]) -> list[tuple[str, int]]:
 # heavy imports: this file only runs in the trainer's own processes
 
 
-_numbers = count()
-
-
 class GroupError(Exception):
-    """Servers that failed in a group, each with the reason. The group must be closed now."""
+    """Servers of a group failed, each with a reason. The group must be closed."""
 
     def __init__(self, reasons: Mapping[str, CallError]) -> None:
         super().__init__("; ".join(map(str, reasons.values())))
         gone = {url: str(error) for url, error in reasons.items() if error.gone}
         self.gone = gone
-        """URL -> reason, of those that answer no more."""
+        """URL -> reason, of the servers that do not answer."""
         self.culprits = gone or {url: str(error) for url, error in reasons.items()}
-        """Whom to leave out: who is gone made the others fail."""
+        """Servers to leave out; one that is gone makes the others fail, so only it is named."""
 
 
 class EngineGroup:
-    """A live group with these servers in it; make one with `join`."""
+    """The process group in which the trainer's first rank broadcasts to engine ranks.
+
+    Rank 0 is the trainer; each server's ranks follow, in the order of the servers. `join` forms the
+    group. It lasts from update to update until a member fails: a broadcast that a member missed can
+    only be abandoned together with the group.
+    """
 
     def __init__(self, targets: Sequence[EngineTarget], caller: Caller) -> None:
         self.targets = tuple(targets)
         self._caller = caller
-        self._name = f"swerl-{os.getpid()}-{next(_numbers)}"
+        self._name = f"swerl-{os.getpid()}-{next(_group_numbers)}"
         self._group: dist.ProcessGroup | None = None
 
     def join(self) -> None:
-        """Make the group together with every server. Raises GroupError."""
+        """Form the group together with every server. Raises GroupError."""
         patience = timedelta(seconds=self._caller.timeout_s)
         host = _address_towards(self.targets[0].url)
         store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -137,7 +149,7 @@ class EngineGroup:
             }
             calls[target.url] = self._caller.start(target.url, "/init_weights_update_group", body)
             rank += target.num_ranks
-        # Joining blocks until all have come: one that refuses at once is known before.
+        # Joining blocks until all members are there, so look first for a server that refuses.
         wait(calls.values(), timeout=0.2, return_when=FIRST_EXCEPTION)
         refused = {url: call for url, call in calls.items() if call.done() and call.exception()}
         if refused:
@@ -152,7 +164,7 @@ class EngineGroup:
             raise GroupError(wrong)
 
     def broadcast(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        """Send one bucket to all. Raises GroupError, with whom it could not be sent to."""
+        """Send one bucket to all. Raises GroupError with the servers that failed."""
         assert self._group is not None
         body: dict[str, Json] = {
             "names": list(bucket.names),
@@ -167,12 +179,12 @@ class EngineGroup:
         sent = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         wait(calls.values(), return_when=FIRST_EXCEPTION)
         if any(call.done() and call.exception() for call in calls.values()):
-            self._abort()  # the others wait for a broadcast that will not come
+            self._abort()  # else the others wait for ever
             raise GroupError(failures(calls))
         sent.wait()
 
     def close(self) -> None:
-        """Leave the group; servers that live are told to leave it, too."""
+        """Leave the group, and ask the servers to leave it."""
         if self._group is not None:
             with suppress(RuntimeError):
                 dist.destroy_process_group(self._group)
@@ -193,9 +205,9 @@ class EngineGroup:
 def _new_group(
     store: c10d.Store, size: int, name: str, backend: str, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """Make a group of processes that share no default group, the way SGLang makes its side.
+    """Form a group of processes that share no default group, as SGLang does on its side.
 
-    torch has no public call for that; SGLang's `init_custom_process_group` uses the same.
+    torch has no public function for that; SGLang's `init_custom_process_group` uses the same one.
     """
     group, _ = c10d._new_process_group_helper(
         size,
@@ -223,25 +235,20 @@ def _address_towards(url: str) -> str:
 # heavy imports: this file only runs in the trainer's own processes
 
 
-_DEVICE = 6
-"""Place of the device among the arguments of torch's `rebuild_cuda_tensor`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors of one type."""
+    """Tensors of one type, sent together."""
 
     names: tuple[str, ...]
     tensors: tuple[torch.Tensor, ...]
 
     @property
     def dtype(self) -> str:
-        """Their type, by torch's name."""
+        """torch's name of their type."""
         return str(self.tensors[0].dtype).removeprefix("torch.")
 
     @property
     def shapes(self) -> list[Json]:
-        """Their shapes."""
         return [list(tensor.shape) for tensor in self.tensors]
 
     def flat(self) -> torch.Tensor:
@@ -250,7 +257,7 @@ class Bucket:
 
 
 def in_buckets(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[Bucket]:
-    """Yield the tensors in buckets of at most `max_bytes`; a larger one fills a bucket alone."""
+    """Yield the tensors in buckets of at most `max_bytes`; a larger tensor has its own bucket."""
     open_ones: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors:
         held = open_ones.setdefault(tensor.dtype, [])
@@ -262,28 +269,28 @@ def in_buckets(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> I
 
 
 def handle(bucket: Bucket, flat: torch.Tensor) -> str:
-    """Return what lets another process open `flat`, as SGLang's `flattened_bucket` wants it.
+    """Return the handle by which another process opens `flat`, in SGLang's `flattened_bucket` form.
 
-    On a CPU `flat` moves into shared memory. The memory must not be used otherwise before the other
-    process has said that it is done.
+    On a CPU `flat` moves into shared memory. The memory must not be reused before the other process
+    has answered.
     """
     if not flat.is_cuda:
-        # Named files: a file descriptor could only be had from this process by its children.
+        # Named files: only children could get a file descriptor from this process.
         torch_multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
         flat.share_memory_()  # type: ignore[no-untyped-call]
-    told = {"flattened_tensor": flat, "metadata": list(_places(bucket))}
+    value = {"flattened_tensor": flat, "metadata": list(_places(bucket))}
     written = io.BytesIO()
-    _Pickler(written).dump(told)
+    _Pickler(written).dump(value)
     return base64.b64encode(written.getvalue()).decode()
 
 
 def gpu_uuid() -> str:
-    """Return the name of this process's GPU that holds in every process."""
+    """Return the uuid of this process's GPU, which names it in every process."""
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 class _Pickler(ForkingPickler):
-    """Writes a GPU's uuid for its number, which differs where processes see other GPUs."""
+    """Pickles a GPU's uuid instead of its number, which differs between processes."""
 
     def reducer_override(self, value: Any) -> Any:
         if not (isinstance(value, torch.Tensor) and value.is_cuda):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swerl.training.rank import step_stats as clock
-from swerl.training.rank.step_stats import Clock, peak_memory
+from swerl.training.rank.step_stats import PhaseTimer, peak_memory
 
 GIB = 2**30
 GROUP: Any = None
@@ -33,7 +33,7 @@ class FakeCuda:
 def test_a_machine_without_cuda_measures_time_only() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    measured = Clock()
+    measured = PhaseTimer()
     measured.lap("reference")
     measured.lap("optimizer")
     assert list(measured.laps) == ["reference_s", "optimizer_s"]
@@ -44,7 +44,7 @@ def test_a_machine_without_cuda_measures_time_only() -> None:
 
 def test_each_phase_has_the_fullest_ranks_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(monkeypatch, [3 * GIB, 5 * GIB])
-    measured = Clock()
+    measured = PhaseTimer()
     measured.lap("reference")
     measured.lap("optimizer")
     assert cuda.resets == 3

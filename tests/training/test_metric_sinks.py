@@ -13,7 +13,7 @@ import pytest
 from swerl.core.errors import RecipeError, UnknownNameError
 from swerl.core.events import EvalEnded, Event, Notice, StepEnded
 from swerl.recipe.schema import MetricsSection, Recipe
-from swerl.training.metrics import open_sinks
+from swerl.training.metric_sinks import open_sinks
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ import sys
 from pathlib import Path
 from swerl.recipe.schema import MetricsSection, Recipe
 from swerl.core.events import EvalEnded, StepEnded
-from swerl.training.metrics import open_sinks
+from swerl.training.metric_sinks import open_sinks
 
 for step in (0, 1):  # a run that is resumed goes on under its name
     recipe = Recipe(name="a", metrics=MetricsSection(sinks=("trackio",)))
@@ -89,7 +89,7 @@ def test_trackio_gets_every_step_into_its_own_folder(tmp_path: Path) -> None:
     assert (2, "eval/heldout_pass_at_2") in logged
 
 
-def test_a_sink_that_fails_is_told_once_and_ends_no_run(
+def test_a_sink_that_fails_is_reported_once_and_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **settings: object) -> None:
@@ -100,11 +100,11 @@ def test_a_sink_that_fails_is_told_once_and_ends_no_run(
 
     sink = types.SimpleNamespace(init=accept, log=refuse, finish=accept)
     monkeypatch.setitem(sys.modules, "trackio", sink)
-    told: list[Event] = []
-    with open_sinks(_recipe("trackio"), tmp_path, told.append) as listen:
+    events: list[Event] = []
+    with open_sinks(_recipe("trackio"), tmp_path, events.append) as listen:
         for step in range(3):
             listen(StepEnded(step, {"reward": 0.5}))
-    [notice] = told
+    [notice] = events
     assert isinstance(notice, Notice)
     assert "trackio failed" in notice.text and "no route" in notice.text
 

@@ -1,3 +1,5 @@
+"""Wall time of a step: spans that overlap count once."""
+
 import pytest
 
 from swerl.training.step_metrics import covered

@@ -16,7 +16,7 @@ from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
 from swerl.runs.layout import open_run
-from swerl.training.usage import Accounts
+from swerl.training.efficiency import CostMeter
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
 HOUR = 64 * 2.5
@@ -24,17 +24,17 @@ HOUR = 64 * 2.5
 
 
 class Run:
-    """Accounts with a clock in hand."""
+    """A cost meter with a clock set by hand."""
 
     def __init__(self, *settings: str, spent: float | None = None) -> None:
         self.recipe = load([RECIPE], settings)
         self.events: list[Event] = []
         self.now = 0.0
         past = History({} if spent is None else {0: {"dollars": spent}})
-        self.accounts = Accounts(self.recipe, self.events.append, past, clock=lambda: self.now)
+        self.costs = CostMeter(self.recipe, self.events.append, past, clock=lambda: self.now)
 
     def step(self, **metrics: float) -> Mapping[str, float]:
-        self.accounts(StepEnded(0, metrics))
+        self.costs(StepEnded(0, metrics))
         last = self.events[-1] if isinstance(self.events[-1], StepEnded) else self.events[-2]
         assert isinstance(last, StepEnded)
         return last.metrics
@@ -47,7 +47,7 @@ def test_dollars_are_those_of_gpus_and_sandboxes() -> None:
     run = Run()
     run.now = 1800
     for phase, seconds in (("boot", 10), ("scrub", 5), ("agent", 900), ("grade", 90), ("test", 80)):
-        run.accounts(PhaseEnded("a", phase, seconds))
+        run.costs(PhaseEnded("a", phase, seconds))
     metrics = run.step()
     assert metrics["sandbox_s"] == 1000
     assert metrics["dollars"] == pytest.approx(HOUR / 2 + 1000 * 0.000092)
@@ -61,13 +61,13 @@ def test_dollars_of_earlier_starts_are_counted() -> None:
     assert run.step()["dollars"] == pytest.approx(100 + HOUR)
 
 
-def test_run_is_spent_at_its_cap_and_says_so_once() -> None:
+def test_run_is_spent_at_its_cap_and_warns_once() -> None:
     run = Run("cost.max_dollars=150")
     run.now = 3300
-    assert not run.accounts.is_spent()
+    assert not run.costs.is_spent()
     run.now = 3600
-    assert run.accounts.is_spent()
-    assert run.accounts.is_spent()
+    assert run.costs.is_spent()
+    assert run.costs.is_spent()
     assert run.notices() == ["$160.00 are spent of cost.max_dollars = 150"]
 
 
@@ -79,17 +79,17 @@ def test_spent_run_is_refused_until_its_cap_is_raised() -> None:
 
 
 def test_cap_without_a_price_is_refused() -> None:
-    with pytest.raises(RecipeError, match="nobody said what mi355x_hour is") as caught:
+    with pytest.raises(RecipeError, match="no price is set for mi355x_hour") as caught:
         Run("cost.max_dollars=150", "cluster.gpu=mi355x")
     setting = caught.value.hint.split()[1].replace("DOLLARS", "2")
     run = Run("cost.max_dollars=150", "cluster.gpu=mi355x", setting)
     run.now = 3600
-    assert run.accounts.dollars() == 64 * 2
+    assert run.costs.dollars() == 64 * 2
 
 
-def test_recipes_own_prices_go_before_the_books() -> None:
+def test_recipes_own_prices_override_the_price_book() -> None:
     run = Run("cost.prices.e2b_vcpu_second=0.5", "cost.prices.e2b_gib_second=0.25")
-    run.accounts(PhaseEnded("a", "agent", 10))
+    run.costs(PhaseEnded("a", "agent", 10))
     assert run.step()["dollars"] == 10 * (4 * 0.5 + 8 * 0.25)
 
 
@@ -136,10 +136,10 @@ def test_measured_memory_is_compared_with_the_plan() -> None:
     assert run.notices() == ["memory: planned 34.9, measured 41.9 GiB (+20%); the plan is off"]
 
 
-def test_on_cpu_nothing_is_claimed() -> None:
+def test_on_cpu_no_efficiency_is_reported() -> None:
     events: list[Event] = []
-    accounts = Accounts(Recipe(name="r"), events.append, History())
-    accounts(StepEnded(0, {"train_s": 1.0, "row_tokens": 5, "row_token_pairs": 25}))
+    costs = CostMeter(Recipe(name="r"), events.append, History())
+    costs(StepEnded(0, {"train_s": 1.0, "row_tokens": 5, "row_token_pairs": 25}))
     [ended] = events
     assert isinstance(ended, StepEnded)
     assert ended.metrics["dollars"] == 0

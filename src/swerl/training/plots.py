@@ -1,4 +1,4 @@
-"""A run as pictures: its reward curve, and a sheet of what else to look at."""
+"""Plot a run: its reward curve, and a sheet with its other metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ _PHASES = ("train_s", "publish_s", "save_s")
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """Metrics that are drawn together."""
-
     title: str
     names: Mapping[str, str]
-    """Metric -> what the legend calls it."""
+    """Metric -> its label in the legend."""
     log: bool = False
 
 
@@ -40,13 +38,13 @@ _PANELS = (
 
 
 def draw(folder: Path, past: History) -> None:
-    """Draw a run's pictures into its folder: `reward.png` and `metrics.png`."""
+    """Draw `reward.png` and `metrics.png` into a run's folder."""
     reward_curve(folder / _CURVE, past.series("reward"), past.evals)
     sheet(folder / _SHEET, [metrics for _, metrics in sorted(past.steps.items())])
 
 
 def sheet(path: Path, steps: Sequence[Mapping[str, float]]) -> None:
-    """Draw the phases' seconds and every panel that the steps have metrics for, as a PNG."""
+    """Draw the seconds of each phase, and every panel whose metrics the steps have, as a PNG."""
     from matplotlib.figure import Figure
 
     steps = [_with_means(metrics) for metrics in steps]
@@ -75,7 +73,7 @@ def _draw_panel(axes: Any, panel: _Panel, steps: Sequence[Mapping[str, float]]) 
 
 
 def _draw_phases(axes: Any, steps: Sequence[Mapping[str, float]]) -> None:
-    """Stack what a step's time went to; with rollouts beside training they may overlap."""
+    """Stack the seconds of a step's phases; they may overlap if rollouts run beside training."""
     parts = {name: [metrics.get(name, 0.0) for metrics in steps] for name in _PHASES}
     rest = [
         max(metrics.get("step_s", 0.0) - sum(values), 0.0)

@@ -1,4 +1,9 @@
-"""x"""
+"""Add cost and efficiency to each step's metrics: dollars, tokens a second, MFU, memory.
+
+Dollars are estimates from the price book. They count GPUs from the start of the command on, also
+while nothing is trained, and every second of a sandbox. The spending of earlier starts of the run
+is counted up to their last step; later spending is unknown.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,26 @@ from dataclasses import dataclass, field, replace
 
 from swerl.core.errors import RecipeError, RunError
 from swerl.core.events import Emit, Event, Notice, PhaseEnded, StepEnded
-from swerl.plan.cost import Price, price_book, sandbox_dollars_per_second, used_prices
+from swerl.plan.cost import price_book, sandbox_dollars_per_second, used_prices
 from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
 
+MEASURED = "peak_memory_gib"
+"""The trainer's metric: peak memory of the tensors on its fullest rank."""
+PLANNED = "planned_memory_gib"
 _HELD = {"boot", "agent", "diff", "grade_boot", "grade"}
-"""Phases of an Episode in which a sandbox is open; others are parts of these."""
+"""Phases of an Episode in which a sandbox is open; the other phases are parts of these."""
+_NO_TENSORS = ("contexts", "gaps")
+"""Parts of the memory plan that are no tensors: CUDA contexts, NCCL buffers, allocator gaps."""
+_TOLERANCE = 0.1
+"""Relative error of the memory plan above which the run warns."""
 
 
-class Accounts:
-    """Hands every event on, a step's end with more metrics."""
+class CostMeter:
+    """Forward every event; add metrics to the end of each step."""
 
     def __init__(
         self,
@@ -30,10 +42,10 @@ class Accounts:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`past` is what the run's folder tells.
+        """`past` is the history in the run folder.
 
-        With `cost.max_dollars`, raises RecipeError where a price is not known, and RunError where
-        it is spent already.
+        With `cost.max_dollars`, raises RecipeError if a price is unknown, and RunError if the
+        amount is spent already.
         """
         self._recipe = recipe
         self._emit = emit
@@ -46,37 +58,37 @@ class Accounts:
         self._peak = _peak(recipe)
         self._cost = row_cost(shape_of(recipe.model)) if self._peak else None
         self._memory = MemoryCheck.of(recipe)
-        self._told = False
-        self._refuse()
+        self._has_warned = False
+        self._check_cap()
 
     def __call__(self, event: Event) -> None:
-        """Take one event and hand it on."""
+        """Count one event and forward it."""
         if isinstance(event, PhaseEnded) and event.phase in _HELD:
             self._sandbox_s += event.seconds
             self._step_sandbox_s += event.seconds
         if isinstance(event, StepEnded):
-            event = replace(event, metrics={**event.metrics, **self._figures(event.metrics)})
+            event = replace(event, metrics={**event.metrics, **self._metrics(event.metrics)})
         self._emit(event)
 
     def is_spent(self) -> bool:
-        """Return whether the run has spent what it may; says so once."""
+        """Return whether `cost.max_dollars` is reached; the first time, emit a Notice."""
         dollars, cap = self.dollars(), self._recipe.cost.max_dollars
         if cap is None or dollars is None or dollars < cap:
             return False
-        if not self._told:
-            self._told = True
+        if not self._has_warned:
+            self._has_warned = True
             self._emit(Notice(f"${dollars:,.2f} are spent of cost.max_dollars = {cap:g}"))
         return True
 
     def dollars(self) -> float | None:
-        """Return the dollars spent so far; None where a price is not known."""
+        """Return the dollars spent so far, or None if a price is unknown."""
         if self._rates is None:
             return None
         gpus, sandbox = self._rates
         seconds = self._clock() - self._started
         return self._before + gpus * seconds + sandbox * self._sandbox_s
 
-    def _figures(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         found = {"sandbox_s": self._step_sandbox_s}
         self._step_sandbox_s = 0.0
         if (dollars := self.dollars()) is not None:
@@ -90,33 +102,28 @@ class Accounts:
             work = self._cost.per_token * metrics["row_tokens"]
             work += self._cost.per_token_pair * metrics["row_token_pairs"]
             found["mfu"] = work / (metrics["train_s"] * self._peak)
-        return found | self._memory.figures(metrics, self._emit)
+        return found | self._memory.metrics(metrics, self._emit)
 
-    def _refuse(self) -> None:
+    def _check_cap(self) -> None:
         cap = self._recipe.cost.max_dollars
         if cap is None:
             return
         if self._rates is None:
-            missing = [
-                name for name in used_prices(self._recipe) if name not in _book(self._recipe)
-            ]
+            book = price_book(self._recipe.cost.prices)
+            missing = [name for name in used_prices(self._recipe) if name not in book]
             raise RecipeError(
-                f"cost.max_dollars is set, and nobody said what {missing[0]} is",
+                f"cost.max_dollars is set, but no price is set for {missing[0]}",
                 hint=f"--set cost.prices.{missing[0]}=DOLLARS",
             )
         if self._before >= cap:
             message = f"this run has spent ${self._before:,.2f} of cost.max_dollars = {cap:g}"
-            hint = "raise it to go on: swerl train RECIPE --set cost.max_dollars=DOLLARS"
+            hint = "raise it to continue: swerl train RECIPE --set cost.max_dollars=DOLLARS"
             raise RunError(message, hint=hint)
 
 
-def _book(recipe: Recipe) -> Mapping[str, Price]:
-    return price_book(recipe.cost.prices)
-
-
 def _rates(recipe: Recipe) -> tuple[float, float] | None:
-    """Return dollars a second of all GPUs, and of one sandbox."""
-    book, cluster, limits = _book(recipe), recipe.cluster, recipe.limits
+    """Return dollars a second of all GPUs, and of one sandbox; None if a price is unknown."""
+    book, cluster, limits = price_book(recipe.cost.prices), recipe.cluster, recipe.limits
     names = used_prices(recipe)
     if not all(name in book for name in names):
         return None
@@ -131,33 +138,24 @@ def _rates(recipe: Recipe) -> tuple[float, float] | None:
 
 
 def _peak(recipe: Recipe) -> float:
-    """Return the operations a second of the trainer's GPUs by their data sheet; 0 on CPU."""
+    """Return the trainer GPUs' operations a second by their data sheet; 0 on CPU."""
     gpu = GPUS.get(recipe.cluster.gpu)
     if gpu is None or not recipe.cluster.gpus_per_node:
         return 0.0
     return recipe.trainer.ranks * gpu.bf16_flops
 
 
-MEASURED = "peak_memory_gib"
-"""The trainer's metric: what the tensors of its fullest rank took at most."""
-PLANNED = "planned_memory_gib"
-_OUTSIDE = ("contexts", "gaps")
-"""Parts of the plan that are no tensors: CUDA's contexts, NCCL's buffers, the allocator's gaps."""
-_ALLOWED = 0.1
-"""Share by which a plan may be wrong before the run says so."""
-
-
 @dataclass(slots=True)
 class MemoryCheck:
-    """Compares, and warns once."""
+    """Compare the memory plan with the measured peak, and warn once."""
 
     planned_gib: float | None
-    """Of the tensors in training; None on CPU."""
-    _told: bool = field(default=False)
+    """Plan for the tensors in training; None on CPU, where nothing is compared."""
+    _has_warned: bool = field(default=False)
 
     @classmethod
     def of(cls, recipe: Recipe) -> MemoryCheck:
-        """Return the check of a recipe. Raises RecipeError where it has no plan."""
+        """Return the check of a recipe. Raises RecipeError if it has no plan."""
         from swerl.plan.plan import plan
 
         if not recipe.cluster.gpus_per_node:
@@ -165,21 +163,21 @@ class MemoryCheck:
         memory = plan(recipe).memory
         assert memory is not None
         train = memory.train
-        return cls(train.total - sum(train.parts[name] for name in _OUTSIDE))
+        return cls(train.total - sum(train.parts[name] for name in _NO_TENSORS))
 
-    def figures(self, metrics: Mapping[str, float], emit: Emit) -> dict[str, float]:
-        """Return what to add to a step's metrics; nothing where nothing was measured."""
+    def metrics(self, metrics: Mapping[str, float], emit: Emit) -> dict[str, float]:
+        """Return the metrics to add to a step; none if the trainer measured no memory."""
         measured = metrics.get(MEASURED)
         if self.planned_gib is None or measured is None:
             return {}
-        off = measured / self.planned_gib - 1
-        if abs(off) > _ALLOWED and not self._told:
-            self._told = True
-            emit(Notice(f"memory: {describe(self.planned_gib, measured)}; the plan is off"))
+        error = measured / self.planned_gib - 1
+        if abs(error) > _TOLERANCE and not self._has_warned:
+            self._has_warned = True
+            emit(Notice(f"memory: {compare_memory(self.planned_gib, measured)}; the plan is off"))
         return {PLANNED: self.planned_gib}
 
 
-def describe(planned_gib: float, measured_gib: float) -> str:
-    """Return both and how far they are apart, in one line."""
-    off = measured_gib / planned_gib - 1
-    return f"planned {planned_gib:.1f}, measured {measured_gib:.1f} GiB ({off:+.0%})"
+def compare_memory(planned_gib: float, measured_gib: float) -> str:
+    """Return both sizes and their relative difference, in one line."""
+    error = measured_gib / planned_gib - 1
+    return f"planned {planned_gib:.1f}, measured {measured_gib:.1f} GiB ({error:+.0%})"

@@ -1,4 +1,4 @@
-"""Metrics of a run to Trackio or Weights & Biases, as its steps end."""
+"""Send a run's metrics to Trackio or Weights & Biases as its steps end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out
 from swerl.recipe.schema import Recipe
 
 SINKS = ("trackio", "wandb")
-"""Packages that share one interface: `init`, `log`, `finish`."""
+"""Packages with the same interface: `init`, `log`, `finish`."""
 
 
 @contextmanager
 def open_sinks(recipe: Recipe, root: Path, emit: Emit) -> Iterator[Emit]:
     """Open every sink that the recipe names; yield one listener for all of them.
 
-    A resumed run goes on under the same name. A sink that fails later costs no run: `emit` gets a
-    Notice, once. Raises RecipeError where a sink is unknown or its package is not installed.
+    A resumed run continues under the same name. A sink that fails later does not end the run: one
+    Notice is emitted. Raises RecipeError if a sink is unknown or its package is not installed.
     """
     with ExitStack() as stack:
         yield fan_out(
@@ -40,15 +40,16 @@ def _named(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _tolerant(name: str, log: Emit, emit: Emit) -> Emit:
-    told: list[str] = []
+    has_failed = False
 
     def listen(event: Event) -> None:
+        nonlocal has_failed
         try:
             log(event)
-        except Exception as error:  # noqa: BLE001  # the boundary: what a package raises is its own
-            if not told:
-                told.append(name)
-                emit(Notice(f"metrics: {name} failed, events.jsonl has them all: {error!r}"))
+        except Exception as error:  # noqa: BLE001  # the boundary: a package may raise anything
+            if not has_failed:
+                has_failed = True
+                emit(Notice(f"metrics: {name} failed; events.jsonl has all of them: {error!r}"))
 
     return listen
 
@@ -80,7 +81,7 @@ def _open(name: str, recipe: Recipe, root: Path) -> Iterator[Emit]:
 
 
 def _evaluation(event: EvalEnded) -> Iterator[tuple[str, float]]:
-    """Yield pass@1 and its interval, and pass@k where Tasks were attempted more than once."""
+    """Yield pass@1 and its interval, and pass@k if Tasks were attempted more than once."""
     name = f"eval/{event.split}"
     yield name, event.solve_rate
     yield f"{name}_low", event.low

@@ -1,0 +1,132 @@
+"""Several updates on one Batch, and steps that are skipped: by the rule, and by real ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.core.errors import NotFiniteError
+from swerl.core.events import Event, StepSkipped
+from swerl.core.learning import Batch, StepStats
+from swerl.core.sample import Sample
+from swerl.training import batch as batches
+from swerl.training.options import TrainerOptions
+from swerl.training.updates import SkipCounter, join_stats, join_updates, split
+
+
+def row(task: str, episode: str, share: float = 1.0) -> Sample:
+    return Sample(episode, task, (1, 2), (0, 1), (0.0, -1.0), share=share)
+
+
+BATCH = Batch(
+    3,
+    (row("a", "a.0"), row("a", "a.1", 0.5), row("a", "a.1", 0.5), row("b", "b.0"), row("c", "c.0")),
+    4,
+)
+
+
+def test_groups_stay_whole_and_every_row_is_in_one_part() -> None:
+    parts = split(BATCH, 2)
+    assert [{sample.task for sample in part.samples} for part in parts] == [{"a", "b"}, {"c"}]
+    assert [part.num_episodes for part in parts] == [3, 1]
+    assert sum((part.samples for part in parts), ()) == BATCH.samples
+    for part in parts:
+        assert sum(batches.weights(part)) == pytest.approx(1.0)
+
+
+def test_there_are_no_more_parts_than_groups() -> None:
+    assert len(split(BATCH, 9)) == 3
+    assert split(BATCH, 1) == [BATCH]
+
+
+def test_reports_are_joined_by_what_they_mean() -> None:
+    extra = {"clip_fraction": 0.0, "optimizer_s": 1.0, "mismatch_max": 0.5, "lr": 1e-3}
+    first = StepStats(1.0, 2.0, 30, 0.1, 4.0, extra)
+    second = replace(first, loss=5.0, num_tokens=10, extra={**extra, "clip_fraction": 1.0})
+    joined = join_stats([first, second])
+    assert joined is not None
+    assert (joined.loss, joined.num_tokens, joined.duration_s) == (2.0, 40, 8.0)
+    assert joined.extra == {
+        "clip_fraction": 0.25, "optimizer_s": 2.0, "mismatch_max": 0.5, "lr": 1e-3,
+    }  # fmt: skip
+    assert join_stats([]) is None
+    assert join_stats([first]) is first
+
+
+def test_tasks_of_a_part_that_was_skipped_are_named() -> None:
+    stats = StepStats(1.0, 2.0, 30, 0.1, 4.0, {})
+    found = join_updates(split(BATCH, 3), [None, stats, None])
+    assert (found.stats, found.skipped) == (stats, {"a", "c"})
+    assert join_updates([BATCH], [None]).stats is None
+
+
+class Fails:
+    """A trainer of which the named steps are not finite; the rest of a Trainer is not used."""
+
+    def __init__(self, *steps: int) -> None:
+        self._steps = steps
+
+    async def step(self, batch: Batch) -> str:
+        if batch.step in self._steps:
+            message = f"step {batch.step} has loss nan"
+            raise NotFiniteError(message)
+        return "taken"
+
+
+async def take(skips: SkipCounter, trainer: Any, step: int, told: list[Event]) -> Any:
+    batch = Batch(step, (), 0)
+    return await skips.step(trainer, batch, Path(f"samples/{step:05d}.parquet"), told.append)
+
+
+async def test_a_skipped_step_is_counted_and_told_with_its_batch() -> None:
+    skips, told = SkipCounter(2), list[Event]()
+    assert await take(skips, Fails(0), 0, told) is None
+    assert (skips.total, skips.in_a_row) == (1, 1)
+    assert told == [StepSkipped(0, "step 0 has loss nan", "samples/00000.parquet")]
+    assert await take(skips, Fails(), 1, told) == "taken"
+    assert (skips.total, skips.in_a_row) == (1, 0)
+
+
+async def test_too_many_in_a_row_stop_the_run_also_across_a_restart() -> None:
+    trainer = Fails(0, 1, 2)
+    first = SkipCounter(2)
+    for step in (0, 1):
+        assert await take(first, trainer, step, []) is None
+    resumed = SkipCounter(2, total=first.total, in_a_row=first.in_a_row)
+    with pytest.raises(NotFiniteError, match="3 steps in a row were skipped") as caught:
+        await take(resumed, trainer, 2, [])
+    assert "samples/00002.parquet" in caught.value.hint
+
+
+async def test_real_ranks_skip_and_go_on_as_if_the_step_had_not_been(
+    tiny_model: Path, options: TrainerOptions, random_batch, tmp_path: Path
+) -> None:
+    pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
+    from swerl.training.trainer import MegatronTrainer
+
+    good = random_batch(0)
+    rows = tuple(replace(row, advantage=float("nan")) for row in good.samples)
+    broken = replace(good, samples=rows)
+    told: list[Event] = []
+
+    async def versions(trainer: MegatronTrainer, *batches: Batch) -> list[str]:
+        found, skips = [], SkipCounter(1)
+        for batch in batches:
+            await skips.step(trainer, batch, tmp_path / "batch.parquet", told.append)
+            found.append((await trainer.publish()).checksum)
+        return found
+
+    async def trained(*batches: Batch) -> list[str]:
+        async with MegatronTrainer(
+            model=tiny_model, family="tiny", algorithm="gspo", options=options
+        ) as trainer:
+            return await versions(trainer, *batches)
+
+    with_nan = await trained(good, broken, random_batch(2))
+    without = await trained(good, random_batch(2))
+    assert with_nan[0] == with_nan[1]
+    assert [with_nan[0], with_nan[2]] == without
+    assert [type(event) for event in told] == [StepSkipped]
