@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from swerl.cli.sandbox import app
 
-from ..e2b_server.helpers import eventually
+from ..sandboxes.e2b_server.helpers import eventually
 from ..sandboxes.helpers import host_processes
 
 

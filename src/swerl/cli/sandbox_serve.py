@@ -14,7 +14,7 @@ from swerl.cli._sandbox_options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
     from swerl.core.contracts import SandboxBackend
-    from swerl.sandboxes.e2b_server.options import ServerOptions
+    from swerl.sandboxes.e2b_server.served import ServerOptions
 
 _LOCAL_TEMPLATES = {"base": "host"}
 """What the SDK's default template is where no other image is named."""
@@ -49,7 +49,7 @@ def serve(
     from swerl.cli._run import run
     from swerl.cli._sandbox_options import open_backend
     from swerl.core.sandbox import Limits
-    from swerl.sandboxes.e2b_server.options import ServerOptions
+    from swerl.sandboxes.e2b_server.served import ServerOptions
 
     key = _key(api_key_file, host)
     _require_absolute(workdir)
@@ -76,13 +76,12 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
     import signal
 
     from swerl.cli._output import console, stderr
-    from swerl.sandboxes.e2b_server.app import Server
-    from swerl.sandboxes.e2b_server.descriptors import raise_file_limit
+    from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
 
     raise_file_limit()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with Server(backend, key, options) as server:
+    async with SandboxServer(backend, key, options) as server:
         for line in (
             f"export E2B_API_URL={server.url}",
             f"export E2B_SANDBOX_URL={server.url}",

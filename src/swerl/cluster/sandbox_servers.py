@@ -25,7 +25,7 @@ from swerl.sandboxes import e2b
 from swerl.sandboxes._e2b.sandbox import E2BSandbox
 from swerl.sandboxes.e2b import E2BBackend
 from swerl.sandboxes.e2b_server.access import new_key
-from swerl.sandboxes.e2b_server.process import Begin
+from swerl.sandboxes.e2b_server.process import ServeRequest
 
 RESTARTS = 3
 """Restarts of a machine's server; afterwards the run continues without it."""
@@ -126,7 +126,7 @@ class _Server:
 
     async def _begin(self, process: RunningProcess) -> _Up:
         recipe, key = self._recipe, new_key()
-        begin = Begin(
+        begin = ServeRequest(
             key=key,
             run=recipe.name,
             sandbox=recipe.sandbox.model_dump(mode="json"),

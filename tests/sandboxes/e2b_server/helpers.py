@@ -12,8 +12,8 @@ import httpx
 
 from swerl.core.contracts import SandboxBackend
 from swerl.core.sandbox import Limits
-from swerl.sandboxes.e2b_server.app import Server
-from swerl.sandboxes.e2b_server.options import ServerOptions
+from swerl.sandboxes.e2b_server.app import SandboxServer
+from swerl.sandboxes.e2b_server.served import ServerOptions
 
 KEY = "e2b_0123456789abcdef0123456789abcdef01234567"
 LIMITS = Limits(memory_mib=512, num_processes=128, disk_mib=512)
@@ -24,7 +24,7 @@ class Service:
     """A server that runs, and how to reach it."""
 
     url: str
-    server: Server
+    server: SandboxServer
 
     @property
     def sdk(self) -> dict[str, str]:
@@ -46,7 +46,7 @@ def serving(backend: SandboxBackend, **changes: object) -> Iterator[Service]:
     stop = asyncio.Event()
 
     async def serve() -> None:
-        async with Server(backend, KEY, options) as server:
+        async with SandboxServer(backend, KEY, options) as server:
             ready.append(Service(server.url, server))
             told.set()
             await stop.wait()

@@ -9,7 +9,7 @@ import pytest
 from e2b import AuthenticationException, Sandbox
 
 from swerl.sandboxes.e2b_server import access
-from swerl.sandboxes.e2b_server.failure import Failure
+from swerl.sandboxes.e2b_server.failure import WireError
 
 from .helpers import KEY, Service
 
@@ -149,5 +149,5 @@ def test_the_user_is_read_from_basic_authentication() -> None:
     assert access.user_of({"Authorization": "Basic cm9vdDo="}) == "root"
     assert access.user_of({"Authorization": "Basic dXNlcjo="}) is None
     assert access.user_of({}) is None
-    with pytest.raises(Failure):
+    with pytest.raises(WireError):
         access.user_of({"Authorization": "Basic !!"})

@@ -209,7 +209,7 @@ def test_a_sandbox_that_is_killed_from_outside_is_gone(service: Service) -> None
     sandbox = Sandbox.create(**service.sdk)
     handle = sandbox.commands.run("echo on; sleep 60", background=True)
     assert next(iter(handle))[0] == "on\n"
-    box = service.server._boxes.find(sandbox.sandbox_id)
+    box = service.server._served.find(sandbox.sandbox_id)
     assert box is not None
     os.kill(box.sandbox.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     with pytest.raises(SandboxException, match="was not found"):

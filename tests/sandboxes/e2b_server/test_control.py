@@ -52,7 +52,7 @@ def test_time_runs_out_unless_it_is_prolonged(service: Service) -> None:
 def test_no_prolonging_leads_past_the_longest_life() -> None:
     with serving(local.build(local.Options()), max_lifetime_s=100.0) as service:
         sandbox = Sandbox.create(timeout=100, **service.sdk)
-        box = service.server._boxes.all()[0]
+        box = service.server._served.all()[0]
         box._last_s -= 60.0  # a minute later
         sandbox.set_timeout(100)
         assert box.left_s < 41
@@ -186,7 +186,7 @@ def test_lists_are_filtered(service: Service, five: list[str]) -> None:
 def test_no_more_sandboxes_than_allowed() -> None:
     with serving(local.build(local.Options()), max_sandboxes=1) as small:
         Sandbox.create(**small.sdk)
-        with pytest.raises(SandboxException, match="no more may"):
+        with pytest.raises(SandboxException, match="the limit of 1 sandboxes is reached"):
             Sandbox.create(retries=0, **small.sdk)
 
 
@@ -226,4 +226,4 @@ def test_an_order_that_cannot_be_read_is_refused(text: str) -> None:
     ):
         answer = client.post("/sandboxes", json=body)
     assert answer.status_code == 400
-    assert "the order of a sandbox cannot be read" in answer.text
+    assert "the sandbox order cannot be read" in answer.text

@@ -1,5 +1,5 @@
 """A server that speaks E2B's protocols over any SandboxBackend.
 
-`app.Server` listens; `control` answers the REST calls that make and remove sandboxes; `envd`
-answers what E2B's agent inside a sandbox would: processes, files, folders.
+`app.SandboxServer` listens and routes. `control` answers the REST calls that create and remove
+sandboxes. `envd` answers in place of E2B's agent inside a sandbox: processes, files, folders.
 """

@@ -1,4 +1,4 @@
-"""Who may do what: API keys, sandbox tokens, signed file addresses, user names."""
+"""Check rights: API keys, sandbox tokens, signed file addresses, user names."""
 
 from __future__ import annotations
 
@@ -10,56 +10,55 @@ import secrets
 import time
 from collections.abc import Mapping
 
-from swerl.sandboxes.e2b_server.failure import Code, Failure
+from swerl.sandboxes.e2b_server.failure import Code, WireError
 
 _KEY_PREFIX = "e2b_"
 _ID_BYTES = 10
-"""Sandbox ids are 20 hex digits: they are part of host names, where case is lost."""
+"""Sandbox ids are 20 lower-case hex digits: they are part of host names, where case is lost."""
 
 
 def new_key() -> str:
-    """Return an API key of the form that every version of the SDK accepts."""
+    """Return an API key in the form that every SDK version accepts."""
     return _KEY_PREFIX + secrets.token_hex(20)
 
 
 def new_sandbox_id() -> str:
-    """Return an id that nobody guesses and that can be part of a host name."""
+    """Return an unguessable id that can be part of a host name."""
     return secrets.token_hex(_ID_BYTES)
 
 
 def new_token() -> str:
-    """Return a token that opens one sandbox."""
     return secrets.token_urlsafe(32)
 
 
 def same(given: str, expected: str) -> bool:
-    """Compare two secrets in a time that tells nothing about them, their lengths included."""
+    """Compare two secrets in constant time, whatever their lengths."""
     digests = (hashlib.sha256(text.encode(errors="replace")).digest() for text in (given, expected))
     return hmac.compare_digest(*digests)
 
 
 def require_key(headers: Mapping[str, str], key: str) -> None:
-    """Raise Failure unless the request carries the API key, in either form that SDKs use."""
+    """Raise WireError unless the request carries the API key, in either form that the SDKs use."""
     scheme, _, bearer = headers.get("Authorization", "").partition(" ")
     candidates = [headers.get("X-API-Key", ""), bearer if scheme.lower() == "bearer" else ""]
     if not any([same(candidate, key) for candidate in candidates]):  # noqa: C419  constant time
-        raise Failure(Code.UNAUTHENTICATED, "the API key is missing or wrong")
+        raise WireError(Code.UNAUTHENTICATED, "the API key is missing or wrong")
 
 
 def token_of(headers: Mapping[str, str]) -> str:
-    """Return the token with which a request wants to open a sandbox and all that is in it."""
+    """Return the token that opens a sandbox and everything in it; empty if the request has none."""
     return headers.get("X-Access-Token", "")
 
 
 def traffic_token_of(headers: Mapping[str, str]) -> str:
-    """Return the token with which a request wants to open a port of a sandbox, and no more."""
+    """Return the token that opens only the ports of a sandbox; empty if the request has none."""
     return headers.get("E2b-Traffic-Access-Token", "")
 
 
 def signature(path: str, operation: str, user: str, token: str, expires: str) -> str:
     """Return the signature of a file address: version 1 of E2B's scheme, SHA-256.
 
-    `expires` is a Unix time as text, or empty where the address has no end.
+    `expires` is a Unix time as text, or empty if the address does not expire.
     """
     parts = [path, operation, user, token, *([expires] if expires else [])]
     digest = hashlib.sha256(":".join(parts).encode(errors="replace")).digest()
@@ -67,7 +66,7 @@ def signature(path: str, operation: str, user: str, token: str, expires: str) ->
 
 
 def is_signed(query: Mapping[str, str], operation: str, token: str) -> bool:
-    """Tell whether a file address was signed with this token and has not expired."""
+    """Return whether this token signed a file address that has not expired."""
     expires = query.get("signature_expiration", "")
     made = signature(query.get("path", ""), operation, query.get("username", ""), token, expires)
     if not same(query.get("signature", ""), made):
@@ -76,9 +75,10 @@ def is_signed(query: Mapping[str, str], operation: str, token: str) -> bool:
 
 
 def user_of(headers: Mapping[str, str]) -> str | None:
-    """Return whom a request runs as: `root`, or None for the sandbox's ordinary user.
+    """Return the user of a request: `root`, or None for the sandbox's ordinary user.
 
-    E2B's SDK sends the name as Basic authentication without a password.
+    E2B's SDK sends the name as Basic authentication without a password. Raises WireError if it
+    cannot be read.
     """
     scheme, _, encoded = headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
@@ -86,10 +86,10 @@ def user_of(headers: Mapping[str, str]) -> str | None:
     try:
         name = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError) as error:
-        raise Failure(Code.UNAUTHENTICATED, "the user name cannot be read") from error
+        raise WireError(Code.UNAUTHENTICATED, "the user name cannot be read") from error
     return named_user(name.partition(":")[0])
 
 
 def named_user(name: str) -> str | None:
-    """Return `root` for root and None, the ordinary user, for every other name."""
+    """Return `root` for root, and None (the ordinary user) for every other name."""
     return "root" if name == "root" else None

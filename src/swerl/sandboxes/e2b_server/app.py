@@ -1,34 +1,48 @@
-"""The server: listens, finds out who asks for what, and turns failures into answers."""
+"""The server: listen, route requests, and turn errors into answers.
+
+A run's own client also uses `POST /swerl/run` and `GET` or `PUT /swerl/file`. E2B's protocols
+stream text and never return the end of a command in one answer, so a client that needs bytes wraps
+every command in a supervisor. These paths carry whole results in bytes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
-from typing import TYPE_CHECKING, Self
+import re
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
 
 import orjson
 from aiohttp import web
 
-from swerl.core.errors import GatewayError, SandboxLostError, SwerlError
-from swerl.sandboxes.e2b_server import access, address, direct, envd, ports
-from swerl.sandboxes.e2b_server.boxes import Box, Boxes
+from swerl.core.contracts import SandboxBackend
+from swerl.core.errors import GatewayError, SandboxError, SandboxLostError, SwerlError
+from swerl.sandboxes.e2b_server import access, envd, ports
+from swerl.sandboxes.e2b_server.connect import read_body
 from swerl.sandboxes.e2b_server.control import Control
-from swerl.sandboxes.e2b_server.failure import Code, Failure, as_failure
-from swerl.sandboxes.e2b_server.options import ServerOptions
-from swerl.sandboxes.e2b_server.transfer import Transfers
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from swerl.core.contracts import SandboxBackend
+from swerl.sandboxes.e2b_server.envd import PORT, Transfers
+from swerl.sandboxes.e2b_server.failure import Code, WireError, as_failure
+from swerl.sandboxes.e2b_server.served import ServedSandbox, ServedSandboxes, ServerOptions
 
 _LOG = logging.getLogger(__name__)
 _BACKLOG = 1024
 _SHUTDOWN_S = 5.0
+_HOST = re.compile(r"(\d{1,5})-([0-9a-f]{20})(?:-[a-z0-9]+)?\.[^/]+", re.IGNORECASE)
+"""`<port>-<id>.<domain>`; old SDKs append a suffix to the id. No machine has such a name."""
+_DIRECT_PATHS = frozenset({"/swerl/run", "/swerl/file"})
+_FAILED = 409
+"""Status of an answer that carries an error of the sandbox."""
+_MAX_RUN_BYTES = 1 << 29
+_NUM_FILES = 65536
 
 
-class Server:
-    """An E2B-compatible server over one backend. Nothing answers without its key or a token."""
+class SandboxServer:
+    """An E2B-compatible server over one backend. Every request needs its key or a token."""
 
     def __init__(
         self, backend: SandboxBackend, key: str, options: ServerOptions | None = None
@@ -36,8 +50,8 @@ class Server:
         self.url = ""
         self._key = key
         self._options = options or ServerOptions()
-        self._boxes = Boxes(backend, self._options)
-        self._control = Control(self._boxes, self._options)
+        self._served = ServedSandboxes(backend, self._options)
+        self._control = Control(self._served, self._options)
         self._transfers = Transfers(self._options.max_file_mib << 20)
         self._server = web.Server(
             self._handle, handler_cancellation=True, access_log=None, logger=_no_log()
@@ -69,7 +83,7 @@ class Server:
     ) -> None:
         assert self._listener is not None
         self._listener.close()
-        await asyncio.shield(self._boxes.close())
+        await asyncio.shield(self._served.close())
         self._server.pre_shutdown()
         await self._server.shutdown(_SHUTDOWN_S)
 
@@ -90,43 +104,113 @@ class Server:
             )
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
-        to = address.of(request.headers)
+        to = _target(request.headers)
         if to is not None and to.port != envd.PORT:
             tokens = access.traffic_token_of(request.headers), access.token_of(request.headers)
-            box = self._boxes.open_port_with(to.sandbox_id, *tokens)
-            return await ports.relay(box, to.port, request, key=self._key)
+            served = self._served.open_port_with(to.sandbox_id, *tokens)
+            return await ports.relay(served, to.port, request, key=self._key)
         if envd.serves(request.path) and (to is not None or request.path != "/health"):
-            box = self._admitted(to.sandbox_id if to else "", request)
+            served = self._admitted(to.sandbox_id if to else "", request)
             try:
-                return await envd.answer(box, request, self._transfers)
+                return await envd.answer(served, request, self._transfers)
             except SandboxLostError as error:
-                box.end(from_inside=error.from_inside)
+                served.end(from_inside=error.from_inside)
                 raise
         access.require_key(request.headers, self._key)
-        if to is not None and self._options.takes_orders and request.path in direct.PATHS:
-            box = self._boxes.require(to.sandbox_id)
-            return await direct.answer(box, request, self._options.max_file_mib << 20)
+        if to is not None and self._options.takes_orders and request.path in _DIRECT_PATHS:
+            served = self._served.require(to.sandbox_id)
+            return await _answer_direct(served, request, self._options.max_file_mib << 20)
         return await self._control.answer(request)
 
-    def _admitted(self, sandbox_id: str, request: web.BaseRequest) -> Box:
-        """Return the sandbox that a token opens, or a signed address of a file in it.
+    def _admitted(self, sandbox_id: str, request: web.BaseRequest) -> ServedSandbox:
+        """Return the sandbox that the token or the signed file address opens.
 
-        A signed address may not say which sandbox it is for; its signature does.
+        A signed address may lack the sandbox's id; its signature then identifies the sandbox.
         """
         token = access.token_of(request.headers)
         if token or request.path != "/files" or "signature" not in request.query:
-            return self._boxes.open_with(sandbox_id, token)
-        boxes = [self._boxes.find(sandbox_id)] if sandbox_id else self._boxes.all()
+            return self._served.open_with(sandbox_id, token)
+        candidates = [self._served.find(sandbox_id)] if sandbox_id else self._served.all()
         operation = "read" if request.method == "GET" else "write"
-        for box in filter(None, boxes):
-            if access.is_signed(request.query, operation, box.token):
-                return box
-        message = "the address is signed wrongly, or has expired, or its sandbox is gone"
-        raise Failure(Code.UNAUTHENTICATED, message)
+        for served in filter(None, candidates):
+            if access.is_signed(request.query, operation, served.token):
+                return served
+        message = "the signature of the address is wrong, or it has expired, or its sandbox is gone"
+        raise WireError(Code.UNAUTHENTICATED, message)
+
+
+@dataclass(frozen=True, slots=True)
+class PortAddress:
+    sandbox_id: str
+    port: int
+
+
+def _target(headers: Mapping[str, str]) -> PortAddress | None:
+    """Return the target of a request: from the host name `<port>-<id>.<domain>`, else from
+    headers."""
+    if match := _HOST.fullmatch(headers.get("Host", "")):
+        return PortAddress(match[2].lower(), int(match[1]))
+    sandbox_id = headers.get("E2b-Sandbox-Id", "")
+    if not sandbox_id:
+        return None
+    port = headers.get("E2b-Sandbox-Port", "")
+    return PortAddress(sandbox_id, int(port) if re.fullmatch(r"\d{1,5}", port) else PORT)
+
+
+async def _answer_direct(
+    served: ServedSandbox, request: web.BaseRequest, max_file_bytes: int
+) -> web.Response:
+    try:
+        match request.method, request.path:
+            case "POST", "/swerl/run":
+                return await _run(served, orjson.loads(await read_body(request, _MAX_RUN_BYTES)))
+            case "GET", "/swerl/file":
+                return web.Response(body=await served.sandbox.read(request.query["path"]))
+            case "PUT", "/swerl/file":
+                data = await read_body(request, max_file_bytes)
+                await served.sandbox.write(request.query["path"], data)
+                return web.Response(status=204)
+    except FileNotFoundError as error:
+        return _failed({"missing": str(error)})
+    except SandboxError as error:
+        is_lost = isinstance(error, SandboxLostError)
+        if is_lost:
+            served.end(from_inside=error.from_inside)
+        body = {"message": str(error), "hint": error.hint, "from_inside": error.from_inside}
+        return _failed({**body, "lost": is_lost})
+    raise WireError(Code.UNIMPLEMENTED, "the method is not allowed here", status=405)
+
+
+async def _run(served: ServedSandbox, arguments: dict[str, Any]) -> web.Response:
+    stdin = arguments.pop("stdin")
+    done = await served.sandbox.run(
+        arguments.pop("argv"), stdin=None if stdin is None else base64.b64decode(stdin), **arguments
+    )
+    body = {
+        "exit_code": done.exit_code,
+        "stdout": base64.b64encode(done.stdout).decode(),
+        "stderr": base64.b64encode(done.stderr).decode(),
+        "timed_out": done.timed_out,
+        "truncated": done.truncated,
+        "duration_s": done.duration_s,
+    }
+    return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+
+def _failed(body: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=_FAILED, content_type="application/json")
 
 
 def _no_log() -> logging.Logger:
-    """Return a logger for aiohttp that says nothing: it would quote headers, and so keys."""
+    """Return a silent logger for aiohttp: its own would print headers, and so keys."""
     logger = logging.Logger(f"{__name__}.http")
     logger.addHandler(logging.NullHandler())
     return logger
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files: a command needs up to three, and sandboxes run many."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _NUM_FILES:
+        wanted = _NUM_FILES if most == resource.RLIM_INFINITY else min(_NUM_FILES, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), most))

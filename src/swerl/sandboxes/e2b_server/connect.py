@@ -1,51 +1,52 @@
 """The Connect protocol with its JSON codec: bare messages, or streams of envelopes.
 
-An envelope is one byte of flags, the length as four bytes, and a JSON message; the one that ends
-a stream carries flag 2 and, where the call failed, its error.
+An envelope is one byte of flags, the length in four bytes, and a JSON message. The last one of a
+stream has flag 2, and the error if the call failed. A field of the wrong type is the client's
+mistake: the `get_` functions raise WireError.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import struct
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING
 
 import orjson
+from aiohttp import web
 
 from swerl.core.chat import Json
-from swerl.sandboxes.e2b_server.failure import Code, Failure
-
-if TYPE_CHECKING:
-    from aiohttp import web
+from swerl.sandboxes.e2b_server.failure import Code, WireError
 
 UNARY_TYPE = "application/json"
 STREAM_TYPE = "application/connect+json"
 MAX_MESSAGE_BYTES = 16 << 20
 IDLE_S = 60.0
-"""Longest wait for a client to send or to take the next bytes."""
+"""Longest wait for a client to send or to accept the next bytes."""
 _HEADER = struct.Struct(">BI")
 _COMPRESSED, _END = 1, 2
+Message = Mapping[str, Json]
 
 
 def timeout_s(headers: Mapping[str, str]) -> float | None:
-    """Return how long the client lets the call take, or None for as long as it likes."""
+    """Return the time limit that the client set for the call, or None for no limit."""
     given = headers.get("Connect-Timeout-Ms", "")
     if not given:
         return None
     if not given.isdecimal() or len(given) > 10:
-        raise Failure(Code.INVALID_ARGUMENT, f"cannot read the timeout {given[:40]!r}")
+        raise WireError(Code.INVALID_ARGUMENT, f"cannot read the timeout {given[:40]!r}")
     return int(given) / 1000 or None
 
 
 def keepalive_s(headers: Mapping[str, str]) -> float:
-    """Return the silence after which a stream shows that it lives, in seconds."""
+    """Return the silence after which a stream sends a keep-alive, in seconds."""
     given = headers.get("Keepalive-Ping-Interval", "")
     return max(1.0, float(given)) if given.isdecimal() and len(given) < 6 else 90.0
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """Return a request's body, uncompressed. Raises Failure where it is too large or too slow."""
+    """Return a request's body, uncompressed. Raises WireError if it is too large or too slow."""
     body = bytearray()
     try:
         while not request.content.at_eof():
@@ -53,9 +54,9 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
                 body += await request.content.readany()
             if len(body) > max_bytes:
                 message = f"the body is larger than {max_bytes} bytes"
-                raise Failure(Code.RESOURCE_EXHAUSTED, message, status=413)
+                raise WireError(Code.RESOURCE_EXHAUSTED, message, status=413)
     except TimeoutError as error:
-        raise Failure(Code.CANCELED, "the body did not arrive", status=408) from error
+        raise WireError(Code.CANCELED, "the body did not arrive", status=408) from error
     return bytes(body)
 
 
@@ -72,41 +73,42 @@ async def read_one(request: web.BaseRequest) -> dict[str, Json]:
             async for message in read_stream(request):
                 return message
     except TimeoutError as error:
-        raise Failure(Code.CANCELED, "the message did not arrive", status=408) from error
-    raise Failure(Code.INVALID_ARGUMENT, "the request holds no message")
+        raise WireError(Code.CANCELED, "the message did not arrive", status=408) from error
+    raise WireError(Code.INVALID_ARGUMENT, "the request has no message")
 
 
 async def read_stream(request: web.BaseRequest) -> AsyncIterator[dict[str, Json]]:
-    """Yield the messages of a client's stream as they arrive."""
     _require_type(request, STREAM_TYPE)
     while True:
         try:
             flags, length = _HEADER.unpack(await request.content.readexactly(_HEADER.size))
             if length > MAX_MESSAGE_BYTES:
-                raise Failure(Code.RESOURCE_EXHAUSTED, f"a message of {length} bytes is too large")
+                raise WireError(
+                    Code.RESOURCE_EXHAUSTED, f"a message of {length} bytes is too large"
+                )
             data = await request.content.readexactly(length)
         except asyncio.IncompleteReadError as error:
             if error.partial:
-                raise Failure(Code.INVALID_ARGUMENT, "the stream breaks off") from error
+                raise WireError(Code.INVALID_ARGUMENT, "the stream is cut short") from error
             return
         if flags & _COMPRESSED:
-            raise Failure(Code.UNIMPLEMENTED, "compressed messages are not supported")
+            raise WireError(Code.UNIMPLEMENTED, "compressed messages are not supported")
         yield _object(data)
 
 
-class Reply:
-    """A stream of messages to a client. Raises ConnectionError where the client is gone."""
+class RpcStream:
+    """A stream of messages to a client. Raises ConnectionError if the client is gone."""
 
     def __init__(self, request: web.BaseRequest) -> None:
         self._request = request
         self._response: web.StreamResponse | None = None
 
     async def send(self, message: Mapping[str, Json]) -> None:
-        """Send one message; waits for a client that is slow, and gives up on one that is stuck."""
+        """Send one message. Waits for a slow client, and raises for one that accepts nothing."""
         await self._send(0, message)
 
-    async def end(self, failure: Failure | None = None) -> web.StreamResponse:
-        """End the stream, with an error where the call failed."""
+    async def end(self, failure: WireError | None = None) -> web.StreamResponse:
+        """End the stream, with an error if the call failed."""
         await self._send(_END, {"error": failure.rpc()} if failure else {})
         assert self._response is not None
         await self._response.write_eof()
@@ -119,12 +121,10 @@ class Reply:
                 response = await self._open()
                 await response.write(_HEADER.pack(flags, len(data)) + data)
         except TimeoutError as error:
-            raise ConnectionAbortedError("the client takes nothing any more") from error
+            raise ConnectionAbortedError("the client accepts no more data") from error
 
     async def _open(self) -> web.StreamResponse:
         if self._response is None:
-            from aiohttp import web
-
             self._response = web.StreamResponse(headers={"Content-Type": STREAM_TYPE})
             await self._response.prepare(self._request)
         return self._response
@@ -133,14 +133,81 @@ class Reply:
 def _require_type(request: web.BaseRequest, wanted: str) -> None:
     if request.content_type != wanted:
         message = f"content type {request.content_type!r} is not supported, only {wanted}"
-        raise Failure(Code.UNIMPLEMENTED, message, status=415)
+        raise WireError(Code.UNIMPLEMENTED, message, status=415)
 
 
 def _object(data: bytes) -> dict[str, Json]:
     try:
         value: Json = orjson.loads(data) if data else {}
     except orjson.JSONDecodeError as error:
-        raise Failure(Code.INVALID_ARGUMENT, f"a message is not valid JSON: {error}") from error
+        raise WireError(Code.INVALID_ARGUMENT, f"a message is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Failure(Code.INVALID_ARGUMENT, "a message must be a JSON object")
+        raise WireError(Code.INVALID_ARGUMENT, "a message must be a JSON object")
     return value
+
+
+def get_text(message: Message, name: str, default: str = "") -> str:
+    value = message.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, str) or "\0" in value:
+        raise _wrong(name, "a text without NUL characters")
+    return value
+
+
+def get_flag(message: Message, name: str, default: bool = False) -> bool:
+    value = message.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise _wrong(name, "true or false")
+    return value
+
+
+def get_integer(message: Message, name: str, default: int = 0) -> int:
+    """Return a whole number, which JSON may also carry as a text."""
+    value = message.get(name)
+    if value is None:
+        return default
+    if isinstance(value, str) and value.isdecimal() and len(value) < 16:
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong(name, "a whole number")
+    return value
+
+
+def get_texts(message: Message, name: str) -> list[str]:
+    value = message.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _wrong(name, "a list of texts")
+    return [get_text({name: item}, name) for item in value]
+
+
+def get_table(message: Message, name: str) -> dict[str, str]:
+    """Return an object of strings."""
+    return {key: get_text(get_object(message, name), key) for key in get_object(message, name)}
+
+
+def get_object(message: Message, name: str) -> Message:
+    """Return an object inside a message; empty if it is absent."""
+    value = message.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _wrong(name, "an object")
+    return value
+
+
+def get_bytes(message: Message, name: str) -> bytes:
+    """Return bytes, which JSON carries in base64, in either alphabet."""
+    given = get_text(message, name)
+    try:
+        return base64.b64decode(given.replace("-", "+").replace("_", "/") + "==")
+    except binascii.Error as error:
+        raise _wrong(name, "base64") from error
+
+
+def _wrong(name: str, wanted: str) -> WireError:
+    return WireError(Code.INVALID_ARGUMENT, f"field {name!r} must be {wanted}")

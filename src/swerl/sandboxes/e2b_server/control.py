@@ -1,4 +1,4 @@
-"""E2B's REST interface: sandboxes are made, found, prolonged and removed here."""
+"""E2B's REST interface: create, list, prolong and remove sandboxes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from aiohttp import web
@@ -13,13 +14,11 @@ from aiohttp import web
 from swerl.core.chat import Json
 from swerl.core.errors import SandboxUnavailableError
 from swerl.core.sandbox import SandboxOrder
-from swerl.sandboxes.e2b_server import fields, images, views
-from swerl.sandboxes.e2b_server.boxes import Boxes, Wish
-from swerl.sandboxes.e2b_server.connect import read_body
-from swerl.sandboxes.e2b_server.failure import Code, Failure
-from swerl.sandboxes.e2b_server.fields import Message
-from swerl.sandboxes.e2b_server.options import ServerOptions
-from swerl.sandboxes.e2b_server.pages import Question, page, wanted_metadata
+from swerl.sandboxes.e2b_server import views
+from swerl.sandboxes.e2b_server.connect import Message, get_integer, get_table, get_text, read_body
+from swerl.sandboxes.e2b_server.failure import Code, WireError
+from swerl.sandboxes.e2b_server.served import CreateRequest, ServedSandboxes, ServerOptions
+from swerl.sandboxes.e2b_server.views import ListQuery, page, wanted_metadata
 
 _MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = {"/sandboxes": 15, "/v2/sandboxes": 300}
@@ -30,25 +29,25 @@ _UNSUPPORTED = {
     "volumeMounts": "mount volumes",
     "iam": "give sandboxes an identity",
 }
-"""Wishes that would change what a client relies on, and so are refused; others are ignored."""
+"""Options that would change what a client relies on are refused; other unknown ones are ignored."""
 NO_BACKEND = 424
-"""Status that tells a run's own client that no attempt will ever succeed on this machine."""
+"""Status for a run's own client: this machine cannot run the backend, so a retry cannot succeed."""
 _NO_PAUSE = "this server cannot pause sandboxes"
 _NOT_SERVED = "this server does not build templates, pause, fork or snapshot sandboxes"
+_OF_THIS_MACHINE = re.compile(r"(?:[a-z+-]+:)?[/.~]|(?:dir|oci|file|oci-archive|docker-archive):")
+"""References that name a file or folder of the server's machine."""
 
 
 class Control:
-    """Answers the REST interface."""
-
-    def __init__(self, boxes: Boxes, options: ServerOptions) -> None:
-        self._boxes = boxes
+    def __init__(self, sandboxes: ServedSandboxes, options: ServerOptions) -> None:
+        self._served = sandboxes
         self._options = options
         self._started_unix_s = time.time()
         self.domain = ""
-        """Part of the host names under which sandboxes' own ports are reached."""
+        """Part of the host names under which the sandboxes' own ports are reached."""
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request of a client that has the key."""
+        """Answer a request whose key was checked."""
         path = request.path.rstrip("/")
         allowed = False
         for method, pattern, handler in _ROUTES:
@@ -57,105 +56,102 @@ class Control:
                     return await handler(self, request, *match.groups())
                 allowed = True
         if allowed:
-            raise Failure(Code.UNIMPLEMENTED, "the method is not allowed here", status=405)
-        raise Failure(Code.NOT_FOUND, f"nothing is served at {path[:100]}")
+            raise WireError(Code.UNIMPLEMENTED, "the method is not allowed here", status=405)
+        raise WireError(Code.NOT_FOUND, f"there is no route {path[:100]}")
 
     async def health(self, request: web.BaseRequest) -> web.Response:
-        """Answer that the server is there."""
         return web.Response(text="Health check successful")
 
     async def create(self, request: web.BaseRequest) -> web.Response:
-        """Make a sandbox."""
         body = await _body(request)
-        for name, what in _UNSUPPORTED.items():
+        for name, ability in _UNSUPPORTED.items():
             if body.get(name):
-                raise Failure(Code.INVALID_ARGUMENT, f"this server cannot {what}")
-        metadata = fields.table(body, "metadata")
-        template = fields.text(body, "templateID")
+                raise WireError(Code.INVALID_ARGUMENT, f"this server cannot {ability}")
+        metadata = get_table(body, "metadata")
+        template = get_text(body, "templateID")
         order = self._order(metadata)
-        wish = Wish(
+        wanted = CreateRequest(
             template=template,
-            image=order.image if order else images.choose(template, metadata, self._options),
+            image=order.image if order else choose(template, metadata, self._options),
             timeout_s=self._timeout_s(body, _DEFAULT_TIMEOUT_S[request.path.rstrip("/")]),
             metadata=metadata,
-            env=fields.table(body, "envVars"),
+            env=get_table(body, "envVars"),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
             order=order,
         )
         try:
-            box = await self._boxes.create(wish)
+            served = await self._served.create(wanted)
         except SandboxUnavailableError as error:
             if order is None:
                 raise
             message = f"{error} ({error.hint})"
-            raise Failure(Code.FAILED_PRECONDITION, message, status=NO_BACKEND) from error
-        return _json(views.opened(box, self.domain), 201)
+            raise WireError(Code.FAILED_PRECONDITION, message, status=NO_BACKEND) from error
+        return _json(views.opened(served, self.domain), 201)
 
     async def connect(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Let a client into a sandbox that runs; its time is prolonged, never cut."""
-        box = self._boxes.require(sandbox_id)
+        """Connect a client to a running sandbox. May prolong its time, never cuts it."""
+        served = self._served.require(sandbox_id)
         timeout_s = self._timeout_s(await _body(request), _CONNECT_TIMEOUT_S)
-        box.live_for(max(timeout_s, box.left_s))
-        return _json(views.opened(box, self.domain))
+        served.live_for(max(timeout_s, served.left_s))
+        return _json(views.opened(served, self.domain))
 
     async def resume(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Refuse: what cannot be paused runs."""
-        self._boxes.require(sandbox_id)
+        """Refuse: a sandbox that cannot be paused is running."""
+        self._served.require(sandbox_id)
         message = f"sandbox {sandbox_id} is already running"
-        raise Failure(Code.FAILED_PRECONDITION, message, status=409)
+        raise WireError(Code.FAILED_PRECONDITION, message, status=409)
 
     async def pause(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         """Refuse: no backend can pause."""
-        self._boxes.require(sandbox_id)
-        raise Failure(Code.UNIMPLEMENTED, _NO_PAUSE)
+        self._served.require(sandbox_id)
+        raise WireError(Code.UNIMPLEMENTED, _NO_PAUSE)
 
     async def get(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Tell about a sandbox."""
-        return _json(views.detail(self._boxes.require(sandbox_id), self.domain))
+        return _json(views.detail(self._served.require(sandbox_id), self.domain))
 
     async def delete(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Remove a sandbox; answers when it is gone."""
-        await self._boxes.remove(self._boxes.require(sandbox_id))
+        """Remove a sandbox; answer once it is gone."""
+        await self._served.remove(self._served.require(sandbox_id))
         return web.Response(status=204)
 
     async def set_timeout(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Let a sandbox live so many seconds from now."""
-        box = self._boxes.require(sandbox_id)
-        box.live_for(self._timeout_s(await _body(request), 0))
+        """Set the seconds that a sandbox lives from now on."""
+        served = self._served.require(sandbox_id)
+        served.live_for(self._timeout_s(await _body(request), 0))
         return web.Response(status=204)
 
     async def refresh(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         """Prolong a sandbox; its time is never cut."""
-        box = self._boxes.require(sandbox_id)
-        seconds = fields.integer(await _body(request), "duration", _DEFAULT_TIMEOUT_S["/sandboxes"])
-        box.live_for(max(min(seconds, self._options.max_lifetime_s), box.left_s))
+        served = self._served.require(sandbox_id)
+        seconds = get_integer(await _body(request), "duration", _DEFAULT_TIMEOUT_S["/sandboxes"])
+        served.live_for(max(min(seconds, self._options.max_lifetime_s), served.left_s))
         return web.Response(status=204)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
-        """List sandboxes, in pages."""
-        question = Question.read(request.query)
-        found, following = page(self._boxes.all(), question)
-        headers = {"X-Next-Token": following} if following else {}
-        return _json([views.listed(box) for box in found], headers=headers)
+        """List sandboxes in pages."""
+        query = ListQuery.read(request.query)
+        found, next_token = page(self._served.all(), query)
+        headers = {"X-Next-Token": next_token} if next_token else {}
+        return _json([views.listed(served) for served in found], headers=headers)
 
     async def list_v1(self, request: web.BaseRequest) -> web.Response:
-        """List sandboxes, all at once."""
-        question = Question(metadata=wanted_metadata(request.query))
-        found = [box for box in self._boxes.all() if question.fits(box)]
-        return _json([views.listed(box) for box in found])
+        """List all sandboxes at once."""
+        query = ListQuery(metadata=wanted_metadata(request.query))
+        found = [served for served in self._served.all() if query.fits(served)]
+        return _json([views.listed(served) for served in found])
 
     async def metrics(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Answer with no measurement: backends make none."""
-        self._boxes.require(sandbox_id)
+        """Answer without a measurement: backends make none."""
+        self._served.require(sandbox_id)
         return _json([])
 
     async def all_metrics(self, request: web.BaseRequest) -> web.Response:
-        """Answer with no measurement: backends make none."""
+        """Answer without a measurement: backends make none."""
         return _json({"sandboxes": {}})
 
     async def logs(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Answer with no log: the server keeps none of what runs in its sandboxes."""
-        self._boxes.require(sandbox_id)
+        """Answer without a log: the server keeps no output of its sandboxes."""
+        self._served.require(sandbox_id)
         return _json({"logs": [], "logEntries": []})
 
     async def templates(self, request: web.BaseRequest) -> web.Response:
@@ -164,20 +160,19 @@ class Control:
         return _json([self._template(name) for name in names])
 
     async def template(self, request: web.BaseRequest, name: str) -> web.Response:
-        """Tell about one of the operator's templates."""
         if name not in self._options.templates:
-            raise Failure(Code.NOT_FOUND, f"template {name[:100]!r} was not found")
+            raise WireError(Code.NOT_FOUND, f"template {name[:100]!r} was not found")
         return _json({**self._template(name), "builds": []})
 
     async def alias(self, request: web.BaseRequest, name: str) -> web.Response:
-        """Tell which template an alias names: the one of that name."""
+        """Return the template of the same name: a template is its only alias."""
         if name not in self._options.templates:
-            raise Failure(Code.NOT_FOUND, f"template {name[:100]!r} was not found")
+            raise WireError(Code.NOT_FOUND, f"template {name[:100]!r} was not found")
         return _json({"templateID": name, "public": False})
 
     async def not_served(self, request: web.BaseRequest, *_: str) -> web.Response:
-        """Refuse what no sandbox of swerl's can do."""
-        raise Failure(Code.UNIMPLEMENTED, _NOT_SERVED)
+        """Refuse calls that no backend can serve."""
+        raise WireError(Code.UNIMPLEMENTED, _NOT_SERVED)
 
     def _template(self, name: str) -> dict[str, Json]:
         return views.template(name, self._options.limits, self._started_unix_s)
@@ -189,14 +184,14 @@ class Control:
         try:
             return SandboxOrder.from_text(text)
         except (ValueError, KeyError, TypeError) as error:
-            message = f"the order of a sandbox cannot be read: {error!r}"
-            raise Failure(Code.INVALID_ARGUMENT, message) from error
+            message = f"the sandbox order cannot be read: {error!r}"
+            raise WireError(Code.INVALID_ARGUMENT, message) from error
 
     def _timeout_s(self, body: Message, default: int) -> float:
-        seconds = fields.integer(body, "timeout", default)
+        seconds = get_integer(body, "timeout", default)
         if not 0 <= seconds <= self._options.max_lifetime_s:
             message = f"timeout must be 0 to {self._options.max_lifetime_s:.0f} seconds"
-            raise Failure(Code.INVALID_ARGUMENT, f"{message}, not {seconds}")
+            raise WireError(Code.INVALID_ARGUMENT, f"{message}, not {seconds}")
         return seconds
 
 
@@ -227,15 +222,37 @@ _TABLE: tuple[tuple[str, str, _Handler], ...] = (
 _ROUTES = [(method, re.compile(pattern), handler) for method, pattern, handler in _TABLE]
 
 
+def choose(template: str, metadata: Mapping[str, str], options: ServerOptions) -> str:
+    """Return the image for a client's template id and metadata.
+
+    Raises WireError if they name none, or a folder of the server's own machine: only the operator
+    may offer those, as a template.
+    """
+    named = metadata.get(options.image_key) or template
+    if image := options.templates.get(named):
+        return image
+    named = unquote(named)
+    if image := options.templates.get(named):
+        return image
+    if not named:
+        raise WireError(Code.INVALID_ARGUMENT, "the request names no template")
+    if _OF_THIS_MACHINE.match(named):
+        message = (
+            f"template {named[:200]!r} names files of the server, which only its operator may offer"
+        )
+        raise WireError(Code.PERMISSION_DENIED, message)
+    return named
+
+
 async def _body(request: web.BaseRequest) -> Message:
-    """Return a request's JSON object; an absent one is empty."""
+    """Return a request's JSON object; empty if it is absent."""
     data = await read_body(request, _MAX_BODY_BYTES)
     try:
         value: Any = orjson.loads(data) if data else {}
     except orjson.JSONDecodeError as error:
-        raise Failure(Code.INVALID_ARGUMENT, f"the body is not valid JSON: {error}") from error
+        raise WireError(Code.INVALID_ARGUMENT, f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Failure(Code.INVALID_ARGUMENT, "the body must be a JSON object")
+        raise WireError(Code.INVALID_ARGUMENT, "the body must be a JSON object")
     return value
 
 

@@ -1,4 +1,4 @@
-"""How a request fails: one code, and its two shapes on the wire."""
+"""Errors of requests: one code, in two shapes on the wire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swerl.core.sandbox import FROM_INSIDE
 
 
 class Code(StrEnum):
-    """Error codes of the Connect protocol, as far as this server gives them."""
+    """Error codes of the Connect protocol that this server uses."""
 
     CANCELED = "canceled"
     INVALID_ARGUMENT = "invalid_argument"
@@ -45,65 +45,65 @@ _GONE_STATUS = 502
 _NO_SPACE_STATUS = 507
 
 
-class Failure(SwerlError):
-    """A request that is answered with an error."""
+class WireError(SwerlError):
+    """An error that is the answer to a request."""
 
     def __init__(self, code: Code, message: str, *, status: int = 0, about: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.status = status or _STATUS[code]
         self.about = about
-        """Id of the sandbox that is gone, where that is the reason."""
+        """Id of the sandbox, if the reason is that it is gone."""
 
     def rest(self) -> dict[str, Json]:
-        """Return the body as E2B's REST interfaces give it."""
+        """Return the body in the shape of E2B's REST interfaces."""
         body: dict[str, Json] = {"code": self.status, "message": str(self)}
         return {**body, "sandboxId": self.about} if self.about else body
 
     def rpc(self) -> dict[str, Json]:
-        """Return the body as the Connect protocol gives it."""
+        """Return the body in the shape of the Connect protocol."""
         return {"code": self.code.value, "message": str(self)}
 
 
-def gone(sandbox_id: str, *, from_inside: bool = False) -> Failure:
-    """Return the failure that tells the SDK that a sandbox does not run any more."""
+def gone(sandbox_id: str, *, from_inside: bool = False) -> WireError:
+    """Return the error that marks a sandbox as gone for the SDK."""
     message = "The sandbox was not found" + why(from_inside)
-    return Failure(Code.UNAVAILABLE, message, status=_GONE_STATUS, about=sandbox_id)
+    return WireError(Code.UNAVAILABLE, message, status=_GONE_STATUS, about=sandbox_id)
 
 
 def why(from_inside: bool) -> str:
-    """Return what a message says besides where what ran in a sandbox is the cause."""
+    """Return the words that a message adds if a program inside the sandbox is the cause."""
     return f": {FROM_INSIDE}" if from_inside else ""
 
 
-def as_failure(error: Exception) -> Failure:
-    """Return what a client is told about an error; nothing of the inside for one of ours."""
-    if isinstance(error, Failure):
+def as_failure(error: Exception) -> WireError:
+    """Return the answer to an error. A foreign error reveals its type alone."""
+    if isinstance(error, WireError):
         return error
     if isinstance(error, FileNotFoundError):
-        return Failure(Code.NOT_FOUND, f"path not found: {error.filename or error}")
+        return WireError(Code.NOT_FOUND, f"path not found: {error.filename or error}")
     if isinstance(error, SandboxLostError):
         return gone("", from_inside=error.from_inside)
     if not isinstance(error, SwerlError):
-        return Failure(Code.INTERNAL, f"the server failed: {type(error).__name__}")
+        return WireError(Code.INTERNAL, f"the server failed: {type(error).__name__}")
     text = f"{error} ({error.hint})" if error.hint else str(error)
     if isinstance(error, SandboxError):
         text += why(error.from_inside)
     if isinstance(error, ImageError):
-        return Failure(Code.NOT_FOUND, text)
+        return WireError(Code.NOT_FOUND, text)
     if isinstance(error, InputError):
-        return Failure(Code.INVALID_ARGUMENT, text)
+        return WireError(Code.INVALID_ARGUMENT, text)
     return _from_cause(error.__cause__, text)
 
 
-def _from_cause(cause: BaseException | None, text: str) -> Failure:
-    """Tell a full disk, a folder and a forbidden path from other failures of a sandbox."""
+def _from_cause(cause: BaseException | None, text: str) -> WireError:
+    """Distinguish a full disk, a folder and a forbidden path from other errors of a sandbox."""
     if not isinstance(cause, OSError):
-        return Failure(Code.INTERNAL, text)
+        return WireError(Code.INTERNAL, text)
     if cause.errno == errno.ENOSPC:
-        return Failure(Code.RESOURCE_EXHAUSTED, text, status=_NO_SPACE_STATUS)
+        return WireError(Code.RESOURCE_EXHAUSTED, text, status=_NO_SPACE_STATUS)
     if cause.errno in (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ENAMETOOLONG):
-        return Failure(Code.INVALID_ARGUMENT, text)
+        return WireError(Code.INVALID_ARGUMENT, text)
     if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Failure(Code.PERMISSION_DENIED, text)
-    return Failure(Code.INTERNAL, text)
+        return WireError(Code.PERMISSION_DENIED, text)
+    return WireError(Code.INTERNAL, text)

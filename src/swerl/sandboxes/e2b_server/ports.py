@@ -1,8 +1,8 @@
-"""Requests to a server that runs inside a sandbox, carried by a command's two streams.
+"""Requests to a server inside a sandbox, carried by the two streams of a command.
 
-A sandbox has no network that leads here. A shell inside connects to the port and copies between
-the connection and its own input and output: one shell a request, HTTP only, no upgrades. The
-server is asked in HTTP/1.0, so that its answer ends with the connection.
+The sandbox has no network to the host. A shell inside connects to the port and copies between the
+connection and its own input and output: one shell per request, HTTP only, no upgrades. Requests use
+HTTP/1.0, so the answer ends with the connection.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Collection, Iterator
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 from multidict import CIMultiDict
 
 from swerl.core.errors import SandboxError
 from swerl.sandboxes.e2b_server.connect import IDLE_S, read_body
-from swerl.sandboxes.e2b_server.failure import Code, Failure
-
-if TYPE_CHECKING:
-    from swerl.sandboxes.e2b_server.boxes import Box
+from swerl.sandboxes.e2b_server.failure import Code, WireError
+from swerl.sandboxes.e2b_server.served import ServedSandbox
 
 _CONNECT = """\
 exec 3<>"/dev/tcp/127.0.0.1/$1" || exit
@@ -29,7 +26,7 @@ exec 4<&0
 cat <&4 >&3 2>/dev/null &
 exec cat <&3
 """
-"""Says an empty line once it is connected, and ends with the server's answer."""
+"""Prints an empty line once it is connected, and ends with the server's answer."""
 _MAX_BODY_BYTES = 64 << 20
 _MAX_HEAD_BYTES = 1 << 16
 _ONE_HOP = {
@@ -40,21 +37,25 @@ _OURS = {"x-access-token", "e2b-traffic-access-token", "e2b-sandbox-id", "e2b-sa
 _WITHOUT_BODY = {204, 205, 304}
 
 
-async def relay(box: Box, port: int, request: web.BaseRequest, *, key: str) -> web.StreamResponse:
-    """Pass a request on to a port inside and stream the answer back.
+async def relay(
+    served: ServedSandbox, port: int, request: web.BaseRequest, *, key: str
+) -> web.StreamResponse:
+    """Forward a request to a port inside and stream the answer back.
 
-    Nothing inside may learn what opens sandboxes: headers with their token or the key stay here.
+    No program inside may learn a key or token: headers that hold one are not forwarded.
     """
     body = await read_body(request, _MAX_BODY_BYTES)
     argv = ["bash", "-c", _CONNECT, "bash", str(port)]
-    async with box.sandbox.start(argv, cwd="/") as process:
+    async with served.sandbox.start(argv, cwd="/") as process:
         data = (chunk.data async for chunk in process.output() if not chunk.is_stderr)
-        _, rest = await _until(data, b"", b"\n", box, port)
+        _, rest = await _until(data, b"", b"\n", served, port)
         async with asyncio.timeout(IDLE_S):
-            await process.send(_head(request, body, (box.token, box.traffic_token, key)) + body)
-        head, rest = await _until(data, rest, b"\r\n\r\n", box, port)
+            await process.send(
+                _head(request, body, (served.token, served.traffic_token, key)) + body
+            )
+        head, rest = await _until(data, rest, b"\r\n\r\n", served, port)
         response = _response(head)
-        response.force_close()  # what else the server inside sends is no answer to a later request
+        response.force_close()  # later bytes from inside must not answer another request
         await response.prepare(request)
         if request.method == "HEAD" or response.status in _WITHOUT_BODY:
             return response
@@ -64,21 +65,24 @@ async def relay(box: Box, port: int, request: web.BaseRequest, *, key: str) -> w
                 async for piece in data:
                     await response.write(piece)
                     patience.reschedule(asyncio.get_running_loop().time() + IDLE_S)
-        except (TimeoutError, SandboxError) as error:  # the status is out: break off
-            raise ConnectionAbortedError("the answer breaks off") from error
+        except (
+            TimeoutError,
+            SandboxError,
+        ) as error:  # the status was sent
+            raise ConnectionAbortedError("the answer is incomplete") from error
         await response.write_eof()
     return response
 
 
 async def _until(
-    data: AsyncIterator[bytes], seen: bytes, end: bytes, box: Box, port: int
+    data: AsyncIterator[bytes], seen: bytes, end: bytes, served: ServedSandbox, port: int
 ) -> tuple[bytes, bytes]:
-    """Return what comes up to `end`, and what has come after it."""
+    """Return the bytes up to `end`, and the bytes after it."""
     while end not in seen:
         piece = await anext(data, None)
         if piece is None or len(seen) > _MAX_HEAD_BYTES:
-            message = f"The sandbox is running but port is not open, or speaks no HTTP: {port}"
-            raise Failure(Code.UNAVAILABLE, message, status=502, about=box.id)
+            message = f"The sandbox is running but port is not open, or does not speak HTTP: {port}"
+            raise WireError(Code.UNAVAILABLE, message, status=502, about=served.id)
         seen += piece
     before, _, after = seen.partition(end)
     return before, after
@@ -99,7 +103,7 @@ def _response(head: bytes) -> web.StreamResponse:
     status, *lines = head.decode("utf-8", "replace").split("\r\n")
     code = status.split(" ", 2)[1:2]
     if not status.startswith("HTTP/1.") or not code or not re.fullmatch(r"[2-5]\d\d", code[0]):
-        raise Failure(Code.UNAVAILABLE, "the server inside speaks no HTTP", status=502)
+        raise WireError(Code.UNAVAILABLE, "the server inside does not speak HTTP", status=502)
     return web.StreamResponse(status=int(code[0]), headers=CIMultiDict(_passed_on(lines)))
 
 

@@ -1,6 +1,6 @@
-"""Watching a sandbox's folders: a shell loop inside looks again and again and tells of changes.
+"""Watch a sandbox's folders: a shell loop inside lists them again and again.
 
-What is made and removed between two looks is not seen.
+A file that is made and removed between two listings is missed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from swerl.core.chat import Json
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Chunk
-from swerl.sandboxes.e2b_server.entries import Entry, Marker, new_marker
-from swerl.sandboxes.e2b_server.failure import Code, Failure
-from swerl.sandboxes.e2b_server.waiting import wait_ready
+from swerl.sandboxes.e2b_server.failure import Code, WireError
+from swerl.sandboxes.e2b_server.folders import FileEntry, Marker, new_marker
+from swerl.sandboxes.e2b_server.processes import wait_ready
 
-_LOOK_EVERY_S = {False: "0.1", True: "0.3"}
-"""Pause between looks at a folder alone, and at all below it, which costs more."""
+_LIST_EVERY_S = {False: "0.1", True: "0.3"}
+"""Pause between listings: of one folder, and of a whole tree, which costs more."""
 _MAX_EVENTS = 10_000
 _MAX_WATCHERS = 64
 _LOOP = """\
@@ -35,30 +35,29 @@ done
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One event in a folder that is watched."""
+class FileChange:
+    """One event in a watched folder."""
 
     name: str
     """Path below the folder."""
     kind: str
 
     def message(self) -> dict[str, Json]:
-        """Return it as the SDK reads it."""
         return {"name": self.name, "type": f"EVENT_TYPE_{self.kind}"}
 
 
 class Watchers:
-    """The watchers of one sandbox whose events wait to be fetched."""
+    """The watchers of one sandbox, with the events that clients have not fetched."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._waiting: dict[str, list[Change]] = {}
+        self._waiting: dict[str, list[FileChange]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def make(self, path: str, *, recursive: bool) -> str:
-        """Begin to watch a folder and return the watcher's id."""
+        """Start to watch a folder; return the watcher's id."""
         if len(self._tasks) >= _MAX_WATCHERS:
-            raise Failure(Code.RESOURCE_EXHAUSTED, f"{_MAX_WATCHERS} watchers are open already")
+            raise WireError(Code.RESOURCE_EXHAUSTED, f"{_MAX_WATCHERS} watchers are open already")
         name = f"w{secrets.token_hex(10)}"
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._watch(name, path, recursive, ready))
@@ -66,22 +65,21 @@ class Watchers:
         self._tasks[name] = task
         return name
 
-    def fetch(self, name: str) -> list[Change]:
-        """Return what has happened since the last time."""
+    def fetch(self, name: str) -> list[FileChange]:
+        """Return the events since the last call."""
         if name not in self._waiting:
-            raise Failure(Code.NOT_FOUND, f"watcher with id {name[:64]} not found")
+            raise WireError(Code.NOT_FOUND, f"watcher with id {name[:64]} not found")
         waiting, self._waiting[name] = self._waiting[name], []
         return waiting
 
     async def remove(self, name: str) -> None:
-        """Stop watching."""
         if name not in self._waiting:
-            raise Failure(Code.NOT_FOUND, f"watcher with id {name[:64]} not found")
+            raise WireError(Code.NOT_FOUND, f"watcher with id {name[:64]} not found")
         del self._waiting[name]
         await _end([self._tasks.pop(name)])
 
     async def close(self) -> None:
-        """Stop all."""
+        """Stop all watchers."""
         self._waiting.clear()
         await _end(list(self._tasks.values()))
         self._tasks.clear()
@@ -91,8 +89,8 @@ class Watchers:
     ) -> None:
         self._waiting[name] = []
         try:
-            async with aclosing(changes_in(self._sandbox, path, recursive=recursive)) as looks:
-                async for changes in looks:
+            async with aclosing(changes_in(self._sandbox, path, recursive=recursive)) as listings:
+                async for changes in listings:
                     if not ready.done():
                         ready.set_result(None)
                     waiting = self._waiting[name]
@@ -108,40 +106,42 @@ class Watchers:
 
 async def changes_in(
     sandbox: Sandbox, path: str, *, recursive: bool
-) -> AsyncGenerator[Sequence[Change], None]:
-    """Yield nothing once the folder is being watched, then what changes, look by look."""
+) -> AsyncGenerator[Sequence[FileChange], None]:
+    """Yield an empty list once the watch has begun, then the changes of each listing."""
     marker = new_marker()
     env = {
-        "MARK": marker.word, "MARK_ENTRY": marker.entry, "EVERY": _LOOK_EVERY_S[recursive],
+        "MARK": marker.word, "MARK_ENTRY": marker.entry, "EVERY": _LIST_EVERY_S[recursive],
         "DEPTH": "" if recursive else "-maxdepth 1", "LC_ALL": "C", "TZ": "UTC",
     }  # fmt: skip
-    seen: Mapping[str, Entry] | None = None
+    seen: Mapping[str, FileEntry] | None = None
     async with sandbox.start(["sh", "-c", _LOOP, "sh", path], cwd="/", env=env, user="root") as it:
-        async for look in _looks(it.output(), marker):
-            yield [] if seen is None else _compare(seen, look, path)
-            seen = look
+        async for listing in _listings(it.output(), marker):
+            yield [] if seen is None else _compare(seen, listing, path)
+            seen = listing
     if seen is None:
-        raise Failure(Code.INTERNAL, f"cannot watch {path}")
+        raise WireError(Code.INTERNAL, f"cannot watch {path}")
 
 
-async def _looks(
+async def _listings(
     chunks: AsyncIterator[Chunk], marker: Marker
-) -> AsyncIterator[Mapping[str, Entry]]:
-    """Yield what each look finds: path -> entry."""
+) -> AsyncIterator[Mapping[str, FileEntry]]:
+    """Yield the entries of each listing: path -> entry."""
     end, data = f"{marker.word} end\n".encode(), b""
     async for chunk in chunks:
         data += b"" if chunk.is_stderr else chunk.data
         while end in data:
-            look, _, data = data.partition(end)
-            yield {entry.path: entry for entry in marker.read(look.decode(errors="replace"))}
+            listing, _, data = data.partition(end)
+            yield {entry.path: entry for entry in marker.read(listing.decode(errors="replace"))}
 
 
-def _compare(old: Mapping[str, Entry], new: Mapping[str, Entry], folder: str) -> list[Change]:
-    """Return what happened between two looks, as inotify would tell it."""
+def _compare(
+    old: Mapping[str, FileEntry], new: Mapping[str, FileEntry], folder: str
+) -> list[FileChange]:
+    """Return the changes between two listings, with the events that inotify would report."""
     base = len(folder.rstrip("/")) + 1
     moved = {new[path].inode for path in new.keys() - old.keys()}
     changes = [
-        Change(path[base:], "RENAME" if entry.inode in moved else "REMOVE")
+        FileChange(path[base:], "RENAME" if entry.inode in moved else "REMOVE")
         for path, entry in old.items()
         if path not in new
     ]
@@ -149,14 +149,14 @@ def _compare(old: Mapping[str, Entry], new: Mapping[str, Entry], folder: str) ->
     for path, entry in new.items():
         before, name = old.get(path), path[base:]
         if before is None:
-            changes.append(Change(name, "CREATE"))
+            changes.append(FileChange(name, "CREATE"))
             if entry.size and not entry.is_folder and entry.inode not in inodes:
-                changes.append(Change(name, "WRITE"))
+                changes.append(FileChange(name, "WRITE"))
             continue
         if before.mode != entry.mode:
-            changes.append(Change(name, "CHMOD"))
+            changes.append(FileChange(name, "CHMOD"))
         if not entry.is_folder and (before.changed, before.size) != (entry.changed, entry.size):
-            changes.append(Change(name, "WRITE"))
+            changes.append(FileChange(name, "WRITE"))
     return changes
 
 

@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from swerl.core.sandbox import Chunk
-from swerl.sandboxes.e2b_server.running import BACKLOG_BYTES, Ended, Running
-from swerl.sandboxes.e2b_server.spec import Spec
+from swerl.sandboxes.e2b_server.processes import (
+    BACKLOG_BYTES,
+    CommandEnd,
+    CommandSpec,
+    RunningCommand,
+)
 
 
 async def _nothing() -> AsyncIterator[Chunk]:
@@ -15,8 +19,8 @@ async def _nothing() -> AsyncIterator[Chunk]:
     yield
 
 
-def running() -> Running:
-    return Running(7, Spec(["true"], "/"), None, _nothing())  # type: ignore[arg-type]
+def running() -> RunningCommand:
+    return RunningCommand(7, CommandSpec(["true"], "/"), None, _nothing())  # type: ignore[arg-type]
 
 
 async def test_what_nobody_hears_is_kept_up_to_the_cap_the_newest_of_it() -> None:
@@ -25,10 +29,10 @@ async def test_what_nobody_hears_is_kept_up_to_the_cap_the_newest_of_it() -> Non
     for _ in range(2 * BACKLOG_BYTES // len(piece)):
         await command.hand_out(Chunk(piece))
     await command.hand_out(Chunk(b"last"))
-    command.finish(Ended(0))
+    command.finish(CommandEnd(0))
     with command.listen() as listener:
         heard = [await listener.next()]
-        while not isinstance(heard[-1], Ended):
+        while not isinstance(heard[-1], CommandEnd):
             heard.append(await listener.next())
     sizes = [len(event.data) for event in heard if isinstance(event, Chunk)]
     assert sum(sizes) <= BACKLOG_BYTES
@@ -68,10 +72,10 @@ async def test_a_listener_that_leaves_frees_the_command_that_waits_for_it() -> N
 async def test_who_comes_after_the_end_hears_the_rest_and_the_end() -> None:
     command = running()
     await command.hand_out(Chunk(b"rest"))
-    command.finish(Ended(3))
-    command.finish(Ended(4))
+    command.finish(CommandEnd(3))
+    command.finish(CommandEnd(4))
     with command.listen() as late:
-        assert [await late.next(), await late.next()] == [Chunk(b"rest"), Ended(3)]
+        assert [await late.next(), await late.next()] == [Chunk(b"rest"), CommandEnd(3)]
 
 
 async def test_what_a_command_printed_is_not_kept_once_nobody_can_ask_for_it() -> None:
@@ -80,6 +84,6 @@ async def test_what_a_command_printed_is_not_kept_once_nobody_can_ask_for_it() -
         await command.hand_out(Chunk(b"untaken"))
     with command.listen():
         pass
-    command.finish(Ended(0))
+    command.finish(CommandEnd(0))
     with command.listen() as late:
-        assert await late.next() == Ended(0)
+        assert await late.next() == CommandEnd(0)

@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 import pytest
 
-from swerl.sandboxes.e2b_server.failure import Code, Failure
-from swerl.sandboxes.e2b_server.images import choose
-from swerl.sandboxes.e2b_server.options import ServerOptions
+from swerl.sandboxes.e2b_server.control import choose
+from swerl.sandboxes.e2b_server.failure import Code, WireError
+from swerl.sandboxes.e2b_server.served import ServerOptions
 
 OPTIONS = ServerOptions(templates={"base": "host", "folder": "dir:/srv"}, image_key="img")
 
@@ -40,6 +40,6 @@ def test_metadata_wins_then_the_operators_templates_then_the_id_itself(
 )  # fmt: skip
 def test_no_client_names_a_folder_of_the_servers_machine(reference: str) -> None:
     for template, metadata in ((reference, {}), ("base", {"img": reference})):
-        with pytest.raises(Failure) as refused:
+        with pytest.raises(WireError) as refused:
             choose(template, metadata, OPTIONS)
         assert refused.value.code is Code.PERMISSION_DENIED

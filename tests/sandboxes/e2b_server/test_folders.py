@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swerl.sandboxes.e2b_server.entries import Marker, new_marker
+from swerl.sandboxes.e2b_server.folders import Marker, new_marker
 
 TIME = "2026-01-02 03:04:05.678901234 +0000"
 

@@ -1,0 +1,290 @@
+"""The sandboxes that clients created: a task holds each one until its time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.errors import SwerlError
+from swerl.core.sandbox import Limits, Mount, SandboxOrder
+from swerl.sandboxes.e2b_server import access
+from swerl.sandboxes.e2b_server.failure import Code, WireError, gone, why
+from swerl.sandboxes.e2b_server.folders import Folders
+from swerl.sandboxes.e2b_server.processes import Processes, wait_ready
+from swerl.sandboxes.e2b_server.watchers import Watchers
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Settings of the server; clients cannot change them."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Loopback by default, because the key lets its holder run commands
+    here."""
+    port: int = 49000
+    """Port to listen on; 0 takes a free one."""
+    templates: Mapping[str, str] = field(default_factory=dict)
+    """Template id -> image. An id that is absent here is an image reference itself."""
+    image_key: str = "image"
+    """Metadata key that names the image in place of the template, as slime's clients do."""
+    workdir: str = "/home/user"
+    """Working folder of commands and base of relative paths; E2B's own templates use it."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits of each sandbox. `max_lifetime_s` replaces their `lifetime_s`."""
+    max_lifetime_s: float = 86400.0
+    """Longest life that a client may request, in seconds; 24 h is E2B's own bound."""
+    max_sandboxes: int = 256
+    """Sandboxes at once; more are refused with 429, which the SDK retries."""
+    max_file_mib: int = 512
+    """Largest file that can be sent, in MiB: a file is held in memory while it moves."""
+    takes_orders: bool = False
+    """True if a client may order a whole sandbox (`core.sandbox.SandboxOrder`): its limits, and
+    folders of this machine as its image and mounts. For a server whose only client is its
+    operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """The arguments of a client's create call."""
+
+    template: str
+    image: str
+    timeout_s: float
+    metadata: Mapping[str, str]
+    env: Mapping[str, str]
+    idempotency_key: str = ""
+    order: SandboxOrder | None = None
+    """The rest of the sandbox, if the server takes orders."""
+
+
+class ServedSandboxes:
+    """All sandboxes of a server."""
+
+    def __init__(self, backend: SandboxBackend, options: ServerOptions) -> None:
+        self._backend = backend
+        self._options = options
+        self._holders: dict[str, _Holder] = {}
+        self._ended_inside: set[str] = set()
+        """Ids of the sandboxes that a program inside has ended."""
+        self._closed = False
+
+    def all(self) -> list[ServedSandbox]:
+        """Return the running ones, the oldest first."""
+        return [holder.served for holder in self._holders.values() if holder.served.runs]
+
+    def find(self, sandbox_id: str) -> ServedSandbox | None:
+        """Return the running one of this id, or None; a suffix that old SDKs append is ignored."""
+        holder = self._holders.get(sandbox_id.partition("-")[0])
+        return holder.served if holder and holder.served.runs else None
+
+    def require(self, sandbox_id: str) -> ServedSandbox:
+        """Return the running one of this id. Raises WireError, not found."""
+        if served := self.find(sandbox_id):
+            return served
+        cause = why(sandbox_id in self._ended_inside)
+        raise WireError(Code.NOT_FOUND, f"Sandbox {sandbox_id[:64]!r} was not found{cause}")
+
+    def open_with(self, sandbox_id: str, token: str) -> ServedSandbox:
+        """Return the sandbox that this token opens. Raises WireError: gone, or unauthenticated.
+
+        Without an id the token identifies it: some SDKs send no id after they have connected.
+        """
+        served = self.find(sandbox_id)
+        if sandbox_id and served is None:
+            raise gone(sandbox_id[:64], from_inside=sandbox_id in self._ended_inside)
+        for candidate in [served] if served else self.all():
+            if access.same(token, candidate.token):
+                return candidate
+        message = "the sandbox's access token is missing or wrong"
+        raise WireError(Code.UNAUTHENTICATED, message)
+
+    def open_port_with(self, sandbox_id: str, traffic_token: str, token: str) -> ServedSandbox:
+        """Return the sandbox whose ports one of the tokens opens. Raises WireError as `open_with`
+        does."""
+        served = self.find(sandbox_id)
+        if served and access.same(traffic_token, served.traffic_token):
+            return served
+        return self.open_with(sandbox_id, token)
+
+    async def create(self, request: CreateRequest) -> ServedSandbox:
+        """Create a sandbox, or return the one that an equal request with the same key created."""
+        if holder := self._made_by(request):
+            await asyncio.wait([holder.task, holder.ready], return_when=asyncio.FIRST_COMPLETED)
+            if holder.served.runs:
+                return holder.served
+        if self._closed:
+            raise WireError(Code.UNAVAILABLE, "the server is stopping")
+        if len(self._holders) >= self._options.max_sandboxes:
+            message = f"the limit of {len(self._holders)} sandboxes is reached"
+            raise WireError(Code.RESOURCE_EXHAUSTED, message)
+        order, options = request.order, self._options
+        if order:
+            served = ServedSandbox(request, order.limits, order.workdir)
+        else:
+            limits = replace(options.limits, lifetime_s=options.max_lifetime_s)
+            served = ServedSandbox(request, limits, options.workdir)
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._hold(served, ready))
+        self._holders[served.id] = _Holder(served, task, ready)
+        task.add_done_callback(lambda _: self._holders.pop(served.id))
+        try:
+            await wait_ready(task, ready)
+        except asyncio.CancelledError:
+            served.end()  # its client is gone and never learned its id
+            raise
+        return served
+
+    async def remove(self, served: ServedSandbox) -> None:
+        """Remove a sandbox; return once it is gone."""
+        served.end()
+        if holder := self._holders.get(served.id):
+            await asyncio.wait([holder.task])
+
+    async def close(self) -> None:
+        """Remove all sandboxes, and create no more."""
+        self._closed = True
+        holders = list(self._holders.values())
+        for holder in holders:
+            holder.served.end()
+            if not holder.ready.done():
+                holder.task.cancel()
+        await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
+
+    def _made_by(self, request: CreateRequest) -> _Holder | None:
+        if not request.idempotency_key:
+            return None
+        for holder in self._holders.values():
+            earlier, is_alive = holder.served.created, holder.served.runs or not holder.ready.done()
+            if is_alive and earlier.idempotency_key == request.idempotency_key:
+                if earlier != request:
+                    message = "this idempotency key belongs to a different request"
+                    raise WireError(Code.FAILED_PRECONDITION, message, status=409)
+                return holder
+        return None
+
+    async def _hold(self, served: ServedSandbox, ready: asyncio.Future[None]) -> None:
+        """Hold a sandbox open until its time is over."""
+        mounts = _existing(served.created.order.mounts) if served.created.order else ()
+        opened = self._backend.open(
+            served.created.image, served.limits, workdir=served.workdir, mounts=mounts
+        )
+        try:
+            async with opened as sandbox:
+                served.attach(sandbox)
+                _LOG.info("sandbox %s of %s is running", served.id, served.created.image)
+                ready.set_result(None)
+                await self._until_over(served)
+        except SwerlError as error:
+            if not ready.done():
+                raise
+            _LOG.warning("sandbox %s was not removed cleanly: %s", served.id, error)
+        finally:
+            if ready.done():
+                await served.processes.close()
+                _LOG.info("sandbox %s is gone", served.id)
+
+    async def _until_over(self, served: ServedSandbox) -> None:
+        try:
+            await served.over()
+        finally:
+            served.end()
+            if served.from_inside:
+                self._ended_inside.add(served.id)
+            served.processes.stop(from_inside=served.from_inside)
+            await served.watchers.close()
+
+
+def _existing(mounts: Sequence[Mount]) -> list[Mount]:
+    """Return the mounts that exist on this machine; the client uploads the others."""
+    return [mount for mount in mounts if mount.source.is_dir()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """The task that holds a sandbox open."""
+
+    served: ServedSandbox
+    task: asyncio.Task[None]
+    ready: asyncio.Future[None]
+    """Done once the sandbox runs."""
+
+
+class ServedSandbox:
+    """One sandbox, with its token, deadline, commands and watchers."""
+
+    def __init__(self, request: CreateRequest, limits: Limits, workdir: str) -> None:
+        self.id = access.new_sandbox_id()
+        self.token = access.new_token()
+        """Opens everything in it."""
+        self.traffic_token = access.new_token()
+        """Opens only the servers inside, so their users may have it."""
+        self.created = request
+        self.limits = limits
+        self.workdir = workdir
+        self.started_unix_s = time.time()
+        self.sandbox: Sandbox
+        self.folders: Folders
+        self.processes: Processes
+        self.watchers: Watchers
+        self.runs = False
+        """True while clients can use it."""
+        self.from_inside = False
+        """True if a program inside ended it."""
+        self._deadline_s = 0.0
+        self._last_s = math.inf
+        self._changed = asyncio.Event()
+        self.live_for(request.timeout_s)
+
+    @property
+    def end_unix_s(self) -> float:
+        """Unix time at which its time is over."""
+        return time.time() + self.left_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its time is over."""
+        return self._deadline_s - time.monotonic()
+
+    def live_for(self, seconds: float) -> None:
+        """Set the deadline to so many seconds from now, bounded by the longest lifetime."""
+        self._deadline_s = min(time.monotonic() + seconds, self._last_s)
+        self._changed.set()
+
+    def attach(self, sandbox: Sandbox) -> None:
+        """Attach the sandbox that was created for it."""
+        self.sandbox = sandbox
+        self.folders = Folders(sandbox)
+        self.processes = Processes(sandbox, self.workdir, self.created.env, self._lose)
+        self.watchers = Watchers(sandbox)
+        self._last_s = time.monotonic() + self.limits.lifetime_s
+        self.live_for(self.created.timeout_s)
+        self.runs = True
+
+    def home(self, user: str | None) -> str:
+        """Return the folder at which a user's relative paths begin."""
+        return "/root" if user == "root" else self.workdir
+
+    def end(self, *, from_inside: bool = False) -> None:
+        """Request its removal."""
+        self.runs = False
+        self.from_inside |= from_inside
+        self._changed.set()
+
+    def _lose(self, from_inside: bool) -> None:
+        self.end(from_inside=from_inside)
+
+    async def over(self) -> None:
+        """Return when its time is over or its end was requested."""
+        while self.runs and self.left_s > 0:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.left_s):
+                    await self._changed.wait()
