@@ -1,32 +1,69 @@
-"""Reading untrusted JSON and writing what every vendor's wire format shares."""
+"""The part that all dialects share: reading untrusted JSON, free-text tools, errors.
+
+OpenAI's custom tools take one free text. The model sees each as a tool with one argument.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn, TypeVar
 
 import orjson
 
-from swerl.core.chat import Json, Message, Role
+from swerl.core.chat import Json, Message, Role, Tool, ToolCall
 from swerl.core.contracts import WireReply
-from swerl.core.errors import GatewayError, Refusal
+from swerl.core.errors import (
+    BudgetError,
+    EngineError,
+    GatewayError,
+    InputError,
+    Refusal,
+    SwerlError,
+)
 
 T = TypeVar("T")
 
-JSON_HEADERS = {"Content-Type": "application/json"}
-NO_RETRY = {"x-should-retry": "false"}
-"""Vendors' own clients read this header before they retry."""
-RETRY_SOON = {"retry-after": "1"}
+_NAMES: Mapping[type, str] = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    int: "integer",
+    bool: "boolean",
+}
+_TEXT = "input"
+_SCHEMA: Mapping[str, Json] = {
+    "type": "object",
+    "properties": {_TEXT: {"type": "string"}},
+    "required": [_TEXT],
+}
+_NO_RETRY = {"x-should-retry": "false"}
+"""Header that the vendors' own clients read before they retry."""
+_RETRY_SOON = {"retry-after": "1"}
+_STATUSES: Mapping[Refusal, int] = {
+    Refusal.INVALID: 400,
+    Refusal.AUTHENTICATION: 401,
+    Refusal.NOT_FOUND: 404,
+    Refusal.TOO_LARGE: 413,
+    Refusal.CONTEXT: 400,
+    Refusal.LIMIT: 400,
+    Refusal.OVERLOADED: 503,
+}
+_OPENAI_TYPES: Mapping[int, str] = {500: "server_error", 503: "server_error", 504: "server_error"}
+_OPENAI_CODES: Mapping[Refusal, str] = {
+    Refusal.AUTHENTICATION: "invalid_api_key",
+    Refusal.CONTEXT: "context_length_exceeded",
+}
 
 
 def refuse(where: str, problem: str) -> NoReturn:
-    """Refuse a malformed request, naming the place in it. Raises GatewayError."""
+    """Raise GatewayError: the request is malformed at this place."""
     raise GatewayError(f"{where}: {problem}", refusal=Refusal.INVALID)
 
 
 def required(body: Mapping[str, Json], key: str, kind: type[T], where: str = "") -> T:
-    """Return a field of this JSON type. Raises GatewayError where it is absent or another type."""
+    """Return a field of this JSON type. Raises GatewayError if it is absent or of another type."""
     value = body.get(key)
     if type(value) is kind:
         return value
@@ -36,7 +73,7 @@ def required(body: Mapping[str, Json], key: str, kind: type[T], where: str = "")
 
 
 def optional(body: Mapping[str, Json], key: str, kind: type[T], where: str = "") -> T | None:
-    """Return a field of this JSON type, or None where it is absent or null."""
+    """Return a field of this JSON type, or None if it is absent or null."""
     value = body.get(key)
     if value is None or type(value) is kind:
         return value
@@ -44,7 +81,7 @@ def optional(body: Mapping[str, Json], key: str, kind: type[T], where: str = "")
 
 
 def checked(value: Json, kind: type[T], where: str) -> T:
-    """Return the value where it is of this JSON type. Raises GatewayError otherwise."""
+    """Return the value if it is of this JSON type. Raises GatewayError otherwise."""
     if type(value) is kind:
         return value
     refuse(where, f"Input should be a valid {_NAMES.get(kind, kind.__name__)}")
@@ -62,21 +99,21 @@ def max_tokens(body: Mapping[str, Json], *keys: str) -> int | None:
 
 
 class Unanswered(StrEnum):
-    """What a dialect says to a tool call without a result."""
+    """How a dialect treats a tool call without a result."""
 
-    TAKEN = "taken"
-    """Nothing: servers of this dialect differ, and agents live with that."""
+    ACCEPTED = "accepted"
+    """No check: servers of this dialect differ, and agents cope."""
     REFUSED = "refused"
-    """The result must come, whatever stands between."""
+    """The result must come, after any other message."""
     REFUSED_AT_ONCE = "refused at once"
-    """The result must come before the user speaks."""
+    """The result must come before the next user message."""
 
 
 def check_results(messages: Sequence[Message], unanswered: Unanswered) -> None:
     """Raise GatewayError unless each result has its call, and each call the result it needs.
 
-    Vendors refuse such a conversation too, and two open calls of one id. An id may come again once
-    its call is answered: some clients count their calls anew in each turn.
+    Vendors also refuse such a conversation, and two open calls of one id. An id may be used again
+    once its call is answered: some clients number their calls from 1 in each turn.
     """
     open_calls: dict[str, None] = {}
     for message in messages:
@@ -91,7 +128,7 @@ def check_results(messages: Sequence[Message], unanswered: Unanswered) -> None:
                 problem = f"tool result {message.tool_call_id!r} answers no open tool call"
                 refuse("messages", problem)
             del open_calls[message.tool_call_id]
-    if unanswered is not Unanswered.TAKEN:
+    if unanswered is not Unanswered.ACCEPTED:
         _refuse_open(open_calls)
 
 
@@ -102,7 +139,7 @@ def _refuse_open(calls: Mapping[str, None]) -> None:
 
 
 def call_arguments(written: str) -> dict[str, Json]:
-    """Read a call's arguments; OpenAI takes any text, so what is no object is kept whole."""
+    """Read a call's arguments; OpenAI accepts any text, so text that is no object is kept whole."""
     try:
         value = orjson.loads(written or "{}")
     except orjson.JSONDecodeError:
@@ -111,7 +148,7 @@ def call_arguments(written: str) -> dict[str, Json]:
 
 
 def shown(value: Json, where: str) -> str:
-    """Return JSON as a text for the model. Raises GatewayError where it is nested too deeply."""
+    """Return JSON as text for the model. Raises GatewayError if it is nested too deeply."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
@@ -125,18 +162,70 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 def error_reply(status: int, body: Json, headers: Mapping[str, str]) -> WireReply:
-    """Build an HTTP answer for a failure."""
-    return WireReply(status, {**JSON_HEADERS, **headers}, orjson.dumps(body))
+    return WireReply(status, {"Content-Type": "application/json", **headers}, orjson.dumps(body))
 
 
 def _path(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-_NAMES: Mapping[type, str] = {
-    dict: "object",
-    list: "array",
-    str: "string",
-    int: "integer",
-    bool: "boolean",
-}
+def read_text_tool(fields: Mapping[str, Json], where: str, namespace: str = "") -> Tool:
+    """Read a custom tool; its grammar is not enforced but added to the description."""
+    description = optional(fields, "description", str, where) or ""
+    form = optional(fields, "format", dict, where) or {}
+    if form.get("type") == "grammar":
+        nested = f"{where}.format"
+        grammar = optional(form, "grammar", dict, nested) or form
+        rules = required(grammar, "definition", str, nested)
+        syntax = required(grammar, "syntax", str, nested)
+        description += f"\n\nThe input follows this {syntax} grammar:\n{rules}"
+    name = namespace + required(fields, "name", str, where)
+    return Tool(name, description, _SCHEMA, is_text=True)
+
+
+def text_call(call_id: str, name: str, text: str) -> ToolCall:
+    return ToolCall(call_id, name, {_TEXT: text}, is_text=True)
+
+
+def text_of(call: ToolCall) -> str:
+    """Return the text of a custom tool's call; other arguments are returned as JSON."""
+    text = call.arguments.get(_TEXT)
+    return text if isinstance(text, str) else orjson.dumps(dict(call.arguments)).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as the client sees it."""
+
+    status: int
+    message: str
+    headers: Mapping[str, str]
+
+
+def failure(error: Exception) -> Failure:
+    """Return the client's view of this error; the text of a foreign exception stays hidden."""
+    if isinstance(error, GatewayError):
+        headers = _RETRY_SOON if error.refusal is Refusal.OVERLOADED else _NO_RETRY
+        return Failure(_STATUSES[error.refusal], str(error), headers)
+    if isinstance(error, InputError):
+        return Failure(400, str(error), _NO_RETRY)
+    if isinstance(error, BudgetError):
+        return Failure(504, str(error), _NO_RETRY)
+    if isinstance(error, EngineError):
+        headers = _RETRY_SOON if error.retryable else _NO_RETRY
+        return Failure(503 if error.retryable else 500, f"the engine failed: {error}", headers)
+    if isinstance(error, SwerlError):
+        return Failure(500, str(error), _NO_RETRY)
+    return Failure(500, f"internal error: {type(error).__name__}", _NO_RETRY)
+
+
+def openai_error(error: Exception, failed: Failure) -> Json:
+    """Build the body of an error in OpenAI's format."""
+    refusal = error.refusal if isinstance(error, GatewayError) else None
+    detail: Json = {
+        "message": failed.message,
+        "type": _OPENAI_TYPES.get(failed.status, "invalid_request_error"),
+        "param": None,
+        "code": _OPENAI_CODES.get(refusal) if refusal else None,
+    }
+    return {"error": detail}

@@ -1,25 +1,31 @@
-"""Anthropic Messages, as Claude Code and the vendor's clients speak it."""
+"""Anthropic Messages, as Claude Code and the vendor's clients use it.
+
+The model sees the offered tools before the conversation. Tools that messages add later (deferred
+tools when loaded, and tools of a system message) are shown at that place, so that the tokens before
+them stay the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import orjson
 
-from swerl.core.chat import ChatReply, ChatRequest, Finish, Json
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.core.contracts import WireReply
 from swerl.core.errors import GatewayError
-from swerl.gateway.dialects._anthropic_request import read_messages, read_system
-from swerl.gateway.dialects._anthropic_tools import Tools
-from swerl.gateway.dialects._status import failure
 from swerl.gateway.dialects._wire import (
     Unanswered,
     bearer,
     check_results,
+    checked,
     error_reply,
+    failure,
     max_tokens,
     optional,
+    refuse,
     required,
+    shown,
 )
 
 _STOP_REASONS: Mapping[Finish, str] = {
@@ -38,13 +44,19 @@ _ERROR_TYPES: Mapping[int, str] = {
     529: "overloaded_error",
 }
 
+_BILLING = "x-anthropic-billing-header"
+"""Beginning of a system block in which Claude Code sends a stamp that changes every request."""
+_JOINT = "\n"
+"""Put between the text blocks of one message."""
+_SHOWN = {"search_result", "server_tool_use", "mcp_tool_use", "mcp_tool_listing"}
+"""Blocks of the vendor's servers that the model sees as JSON."""
+
 
 class _ThreadError(GatewayError):
-    """A request leans on stored messages. The vendor's client then sends the whole conversation."""
+    """A request refers to stored messages; the client then sends the whole conversation."""
 
 
 def build() -> Anthropic:
-    """Build the dialect."""
     return Anthropic()
 
 
@@ -62,9 +74,9 @@ class Anthropic:
         return bearer(headers) or headers.get("x-api-key") or None
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
-        """Read a request; sampling settings, `tool_choice` and cache markers are not looked at.
+        """Read a request; sampling settings, `tool_choice` and cache markers are ignored.
 
-        Raises GatewayError on a body that the vendor would refuse too.
+        Raises GatewayError on a body that the vendor would also refuse.
         """
         thread = optional(body, "thread", dict) or {}
         if thread.get("type") == "continue":
@@ -73,9 +85,9 @@ class Anthropic:
         if not items:
             raise GatewayError("messages: at least one message is required")
         if optional(body, "mcp_servers", list):
-            raise GatewayError("mcp_servers: nobody calls them from here; let the client do so")
-        tools = Tools(optional(body, "tools", list) or [])
-        messages = (*read_system(body.get("system")), *read_messages(items, tools))
+            raise GatewayError("mcp_servers: the gateway calls none; let the client do so")
+        tools = _Tools(optional(body, "tools", list) or [])
+        messages = (*_read_system(body.get("system")), *_read_messages(items, tools))
         check_results(messages, Unanswered.REFUSED_AT_ONCE)
         return ChatRequest(
             messages=messages,
@@ -87,7 +99,6 @@ class Anthropic:
         )
 
     def reply(self, reply: ChatReply) -> Json:
-        """Build the body of an answer without streaming."""
         return {
             **_envelope(reply),
             "content": list(_blocks(reply)),
@@ -96,7 +107,6 @@ class Anthropic:
         }
 
     def events(self, reply: ChatReply) -> Iterator[bytes]:
-        """Yield the server-sent events of a streamed answer."""
         opening = {**_envelope(reply), "content": [], "stop_reason": None}
         yield _event("message_start", {"message": {**opening, "usage": _usage(reply, 1)}})
         for index, block in enumerate(_blocks(reply)):
@@ -111,7 +121,6 @@ class Anthropic:
         yield _event("message_stop", {})
 
     def error(self, error: Exception) -> WireReply:
-        """Build the vendor-shaped answer for a failure."""
         failed = failure(error)
         status = 529 if failed.status == 503 else failed.status
         detail: dict[str, Json] = {"type": _ERROR_TYPES[status], "message": failed.message}
@@ -131,7 +140,7 @@ def _envelope(reply: ChatReply) -> dict[str, Json]:
 
 
 def _usage(reply: ChatReply, output_tokens: int) -> Json:
-    """Count as the vendor does: `input_tokens` leaves out what the cache already held."""
+    """Count as the vendor does: `input_tokens` leaves out cached tokens."""
     usage = reply.usage
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -153,7 +162,7 @@ def _blocks(reply: ChatReply) -> Iterator[dict[str, Json]]:
 
 
 def _in_deltas(block: dict[str, Json]) -> tuple[Json, list[Json]]:
-    """Return the block as it opens, and the deltas that fill it."""
+    """Return the block without content, and the deltas that fill it."""
     match block["type"]:
         case "thinking":
             deltas: list[Json] = [
@@ -171,3 +180,226 @@ def _in_deltas(block: dict[str, Json]) -> tuple[Json, list[Json]]:
 def _event(name: str, data: dict[str, Json]) -> bytes:
     payload = orjson.dumps({"type": name, **data})
     return b"event: " + name.encode() + b"\ndata: " + payload + b"\n\n"
+
+
+def _read_system(system: Json) -> Iterator[Message]:
+    """Yield the system prompt, if any; it is a string or a list of text blocks."""
+    if system is None:
+        return
+    blocks = [system] if isinstance(system, str) else _texts(system, "system")
+    text = _JOINT.join(block for block in blocks if not block.startswith(_BILLING))
+    if text:
+        yield Message(Role.SYSTEM, text)
+
+
+def _read_messages(items: Sequence[Json], tools: _Tools) -> Iterator[Message]:
+    """Yield the conversation; each tool result becomes a message of its own.
+
+    Neighbouring assistant messages become one, as in the vendor's API. Tools that a message adds
+    are recorded in `tools`.
+    """
+    held: Message | None = None
+    for number, item in enumerate(items):
+        where = f"messages.{number}"
+        fields = checked(item, dict, where)
+        match required(fields, "role", str, where):
+            case "assistant":
+                message = _assistant(fields, where)
+                held = _merged(held, message) if held else message
+                continue
+            case "user":
+                messages = _user(fields, where, tools)
+            case "system":
+                messages = _late_system(fields, where, tools)
+            case role:
+                refuse(f"{where}.role", f"{role!r} is neither user, assistant nor system")
+        if held:
+            yield held
+            held = None
+        yield from messages
+    if held:
+        yield held
+
+
+def _late_system(fields: Mapping[str, Json], where: str, tools: _Tools) -> Iterator[Message]:
+    """Yield a system message, unless it only changes settings."""
+    if "content" not in fields and "output_config" in fields:
+        return
+    content = _content(fields, where)
+    if not isinstance(content, str):
+        content = _JOINT.join(_texts(content, f"{where}.content", tools))
+    if content:
+        yield Message(Role.SYSTEM, content)
+
+
+def _user(fields: Mapping[str, Json], where: str, tools: _Tools) -> Iterator[Message]:
+    content = _content(fields, where)
+    if isinstance(content, str):
+        yield Message(Role.USER, content)
+        return
+    texts: list[str] = []
+    for number, item in enumerate(content):
+        place = f"{where}.content.{number}"
+        block = checked(item, dict, place)
+        if required(block, "type", str, place) != "tool_result":
+            texts.append(_text(block, place, tools))
+            continue
+        if texts:
+            yield Message(Role.USER, _JOINT.join(texts))
+            texts = []
+        call_id = required(block, "tool_use_id", str, place)
+        yield Message(Role.TOOL, _result_text(block, place, tools), tool_call_id=call_id)
+    if texts:
+        yield Message(Role.USER, _JOINT.join(texts))
+
+
+def _assistant(fields: Mapping[str, Json], where: str) -> Message:
+    content = _content(fields, where)
+    if isinstance(content, str):
+        return Message(Role.ASSISTANT, content)
+    texts, thoughts, calls = [], [], []
+    for number, item in enumerate(content):
+        place = f"{where}.content.{number}"
+        block = checked(item, dict, place)
+        match required(block, "type", str, place):
+            case "tool_use":
+                calls.append(_call(block, place))
+            case "thinking":
+                thoughts.append(required(block, "thinking", str, place))
+            case "redacted_thinking" | "fallback":
+                continue
+            case _:
+                texts.append(_text(block, place))
+    return Message(Role.ASSISTANT, _JOINT.join(texts), _JOINT.join(thoughts), tuple(calls))
+
+
+def _merged(first: Message, second: Message) -> Message:
+    return Message(
+        Role.ASSISTANT,
+        _JOINT.join(filter(None, (first.text, second.text))),
+        _JOINT.join(filter(None, (first.thinking, second.thinking))),
+        first.tool_calls + second.tool_calls,
+    )
+
+
+def _call(block: Mapping[str, Json], where: str) -> ToolCall:
+    return ToolCall(
+        required(block, "id", str, where),
+        required(block, "name", str, where),
+        required(block, "input", dict, where),
+    )
+
+
+def _result_text(block: Mapping[str, Json], where: str, tools: _Tools) -> str:
+    content = block.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return _JOINT.join(_texts(content, f"{where}.content", tools))
+
+
+def _content(fields: Mapping[str, Json], where: str) -> str | list[Json]:
+    content = fields.get("content")
+    if isinstance(content, str | list):
+        return content
+    refuse(f"{where}.content", "Input should be a valid string or array")
+
+
+def _texts(blocks: Json, where: str, tools: _Tools | None = None) -> list[str]:
+    items = checked(blocks, list, where)
+    places = [f"{where}.{number}" for number in range(len(items))]
+    pairs = zip(items, places, strict=True)
+    return [_text(checked(item, dict, place), place, tools) for item, place in pairs]
+
+
+def _text(block: Mapping[str, Json], where: str, tools: _Tools | None = None) -> str:
+    """Return a block as text; an image or file becomes a note for the model."""
+    kind = required(block, "type", str, where)
+    match kind:
+        case "text":
+            return required(block, "text", str, where)
+        case "tool_reference" if tools:
+            return tools.load(required(block, "tool_name", str, where))
+        case "tool_addition" | "tool_removal" if tools:
+            return tools.change(block, where)
+        case "compaction":
+            return optional(block, "content", str, where) or ""
+        case "image" | "document" | "container_upload":
+            return f"[{kind} left out: this model reads text only]"
+        case _ if kind in _SHOWN or kind.endswith("_tool_result"):
+            return shown(dict(block), where)
+        case _:
+            refuse(f"{where}.type", f"{kind!r} is not a known content block type")
+
+
+class _Tools:
+    """The tools of one request; reading its messages adds late ones."""
+
+    def __init__(self, items: Sequence[Json]) -> None:
+        """Read the request's list. Raises GatewayError on a tool that only the vendor can run."""
+        self._offered: dict[str, Tool] = {}
+        self._deferred: dict[str, Tool] = {}
+        self._late: dict[str, Tool] = {}
+        for number, item in enumerate(items):
+            where = f"tools.{number}"
+            fields = checked(item, dict, where)
+            tool = _tool(fields, where)
+            if tool.name in self._offered or tool.name in self._deferred:
+                refuse(where, f"tool names must be unique, and {tool.name!r} comes twice")
+            is_deferred = fields.get("defer_loading") is True
+            (self._deferred if is_deferred else self._offered)[tool.name] = tool
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """Tools that the model can call from the start."""
+        return tuple(self._offered.values())
+
+    @property
+    def late(self) -> tuple[Tool, ...]:
+        """Tools that the messages read so far added."""
+        return tuple(self._late.values())
+
+    def load(self, name: str) -> str:
+        """Load a deferred tool and return the note that the model sees."""
+        tool = self._deferred.get(name)
+        if tool is None:
+            return f"[tool {name} is loaded]"
+        return self._add_late(tool)
+
+    def change(self, block: Mapping[str, Json], where: str) -> str:
+        """Read a `tool_addition` or `tool_removal` and return the note that the model sees."""
+        place = f"{where}.tool"
+        named = required(block, "tool", dict, where)
+        match required(named, "type", str, place):
+            case "tool_reference":
+                name = required(named, "name", str, place)
+                if block["type"] == "tool_addition":
+                    return self.load(name)
+                return f"[tool {name} can be called no more]"
+            case "tool_definition":
+                defined = required(named, "definition", dict, place)
+                return self._add_late(_tool(defined, f"{place}.definition"))
+            case kind:
+                refuse(place, f"{kind!r} needs the vendor's servers and cannot run here")
+
+    def _add_late(self, tool: Tool) -> str:
+        self._late[tool.name] = tool
+        fields: Json = {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": dict(tool.parameters),
+        }
+        return f"[tool {tool.name} can be called: {shown(fields, f'tool {tool.name}')}]"
+
+
+def _tool(fields: Mapping[str, Json], where: str) -> Tool:
+    kind = optional(fields, "type", str, where) or "custom"
+    if kind != "custom" and "input_schema" not in fields:
+        problem = (
+            f"{kind!r} needs the vendor's servers or models; offer a tool with an input_schema"
+        )
+        refuse(where, problem)
+    return Tool(
+        required(fields, "name", str, where),
+        optional(fields, "description", str, where) or "",
+        required(fields, "input_schema", dict, where),
+    )

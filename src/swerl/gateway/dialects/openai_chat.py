@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions."""
+"""OpenAI Chat Completions, as many agents and servers use it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import orjson
 from swerl.core.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.core.contracts import WireReply
 from swerl.core.errors import GatewayError
-from swerl.gateway.dialects._free_text import read_text_tool, text_call, text_of
-from swerl.gateway.dialects._status import failure, openai_error
 from swerl.gateway.dialects._wire import (
     Unanswered,
     bearer,
@@ -19,10 +17,15 @@ from swerl.gateway.dialects._wire import (
     check_results,
     checked,
     error_reply,
+    failure,
     max_tokens,
+    openai_error,
     optional,
+    read_text_tool,
     refuse,
     required,
+    text_call,
+    text_of,
 )
 
 _FINISH_REASONS: Mapping[Finish, str] = {
@@ -34,7 +37,6 @@ _FINISH_REASONS: Mapping[Finish, str] = {
 
 
 def build() -> OpenAIChat:
-    """Build the dialect."""
     return OpenAIChat()
 
 
@@ -48,9 +50,9 @@ class OpenAIChat:
         return bearer(headers)
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
-        """Read a request; sampling settings and `tool_choice` are not looked at.
+        """Read a request; sampling settings and `tool_choice` are ignored.
 
-        Raises GatewayError on a body that the vendor would refuse too.
+        Raises GatewayError on a body that the vendor would also refuse.
         """
         _refuse_unserved(body)
         items = required(body, "messages", list)
@@ -58,7 +60,7 @@ class OpenAIChat:
             raise GatewayError("messages: at least one message is required")
         places = [f"messages.{number}" for number in range(len(items))]
         messages = tuple(map(_message, items, places))
-        check_results(messages, Unanswered.TAKEN)
+        check_results(messages, Unanswered.ACCEPTED)
         return ChatRequest(
             messages=messages,
             tools=tuple(_tools(optional(body, "tools", list) or [])),
@@ -68,7 +70,6 @@ class OpenAIChat:
         )
 
     def reply(self, reply: ChatReply) -> Json:
-        """Build the body of an answer without streaming."""
         message: dict[str, Json] = {"role": "assistant", "content": reply.message.text or None}
         if reply.message.thinking:
             message["reasoning_content"] = reply.message.thinking
@@ -87,7 +88,7 @@ class OpenAIChat:
         }
 
     def events(self, reply: ChatReply) -> Iterator[bytes]:
-        """Yield the server-sent events of a streamed answer; the last chunk carries the usage."""
+        """Yield the server-sent events; the last chunk carries the usage."""
         message = reply.message
         yield _chunk(reply, {"role": "assistant", "content": ""})
         if message.thinking:
@@ -100,17 +101,16 @@ class OpenAIChat:
         yield b"data: [DONE]\n\n"
 
     def error(self, error: Exception) -> WireReply:
-        """Build the vendor-shaped answer for a failure."""
         failed = failure(error)
         return error_reply(failed.status, openai_error(error, failed), failed.headers)
 
 
 def _refuse_unserved(body: Mapping[str, Json]) -> None:
-    """Raise GatewayError where the answer would not be what the client asked for."""
+    """Raise GatewayError on a request that the gateway cannot answer as asked."""
     if optional(body, "n", int) not in (None, 1):
         refuse("n", "each request is answered once")
     if optional(body, "logprobs", bool):
-        refuse("logprobs", "log-probabilities are kept for training and not given out")
+        refuse("logprobs", "log-probabilities are kept for training, not returned")
     for key in ("functions", "function_call"):
         if body.get(key):
             refuse(key, "this form is no longer served: offer `tools`")
@@ -147,7 +147,7 @@ def _content(fields: Mapping[str, Json], where: str) -> str:
 
 
 def _part(item: Json, where: str) -> str:
-    """Return a content part as text; what is no text is named, for the models here only read."""
+    """Return a content part as text; an image or file becomes a note."""
     fields = checked(item, dict, where)
     match required(fields, "type", str, where):
         case "text":

@@ -1,32 +1,51 @@
-"""OpenAI Responses, as Codex and the vendor's clients speak it. Nothing is stored."""
+"""OpenAI Responses, as Codex and the vendor's clients use it. Nothing is stored.
+
+A tool of a namespace is called `namespace.tool`. A plain tool's name has no dot, so the reply's
+calls can be split again.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 
-from swerl.core.chat import ChatReply, ChatRequest, Finish, Json
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.core.contracts import WireReply
 from swerl.core.errors import GatewayError
-from swerl.gateway.dialects._free_text import text_of
-from swerl.gateway.dialects._responses_request import read_input, read_tools
-from swerl.gateway.dialects._status import failure, openai_error
 from swerl.gateway.dialects._wire import (
     Unanswered,
     bearer,
+    call_arguments,
     check_results,
+    checked,
     error_reply,
+    failure,
     max_tokens,
+    openai_error,
     optional,
+    read_text_tool,
     refuse,
     required,
+    shown,
+    text_call,
+    text_of,
 )
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+}
+_SETTINGS = {"additional_tools", "mcp_list_tools", "configuration_update"}
+_TEXT_PARTS = {"input_text", "output_text", "reasoning_text", "summary_text", "text"}
+_OTHER_PARTS = {"input_image", "input_file", "input_audio", "computer_screenshot"}
 
 
 def build() -> OpenAIResponses:
-    """Build the dialect."""
     return OpenAIResponses()
 
 
@@ -44,44 +63,41 @@ class OpenAIResponses:
         return bearer(headers)
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
-        """Read a request; sampling settings and `tool_choice` are not looked at.
+        """Read a request; sampling settings and `tool_choice` are ignored.
 
-        Raises GatewayError on a body that the vendor would refuse too, and on one that leans on
-        what an earlier request stored.
+        Raises GatewayError on a body that the vendor would also refuse, and on one that refers to
+        a stored request.
         """
         _refuse_unserved(body)
         instructions = optional(body, "instructions", str)
-        told: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
-        messages = (*read_input(told), *read_input(body.get("input")))
+        system: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
+        messages = (*_read_input(system), *_read_input(body.get("input")))
         if not messages:
             raise GatewayError("input: at least one item is required")
         check_results(messages, Unanswered.REFUSED)
         return ChatRequest(
             messages=messages,
-            tools=tuple(read_tools(optional(body, "tools", list) or [])),
+            tools=tuple(_read_tools(optional(body, "tools", list) or [])),
             max_tokens=max_tokens(body, "max_output_tokens"),
             stream=optional(body, "stream", bool) or False,
             model=required(body, "model", str),
         )
 
     def reply(self, reply: ChatReply) -> Json:
-        """Build the body of an answer without streaming."""
         return _response(reply, list(_items(reply)))
 
     def events(self, reply: ChatReply) -> Iterator[bytes]:
-        """Yield the server-sent events of a streamed answer."""
         for number, (name, data) in enumerate(_events(reply)):
             payload = orjson.dumps({"type": name, "sequence_number": number, **data})
             yield b"event: " + name.encode() + b"\ndata: " + payload + b"\n\n"
 
     def error(self, error: Exception) -> WireReply:
-        """Build the vendor-shaped answer for a failure."""
         failed = failure(error)
         return error_reply(failed.status, openai_error(error, failed), failed.headers)
 
 
 def _refuse_unserved(body: Mapping[str, Json]) -> None:
-    """Raise GatewayError where the answer would not be what the client asked for."""
+    """Raise GatewayError on a request that the gateway cannot answer as asked."""
     for key in ("previous_response_id", "conversation", "prompt"):
         if body.get(key) is not None:
             refuse(key, "nothing is stored here; send the whole input")
@@ -89,13 +105,13 @@ def _refuse_unserved(body: Mapping[str, Json]) -> None:
         refuse("background", "nothing is stored here; wait for the answer, or stream it")
     included = optional(body, "include", list) or []
     if "message.output_text.logprobs" in included or body.get("top_logprobs"):
-        refuse("top_logprobs", "log-probabilities are kept for training and not given out")
+        refuse("top_logprobs", "log-probabilities are kept for training, not returned")
 
 
 def _events(reply: ChatReply) -> Iterator[tuple[str, dict[str, Json]]]:
-    begun = _response(reply, [], status="in_progress")
-    yield "response.created", {"response": begun}
-    yield "response.in_progress", {"response": begun}
+    started = _response(reply, [], status="in_progress")
+    yield "response.created", {"response": started}
+    yield "response.in_progress", {"response": started}
     items = list(_items(reply))
     for index, item in enumerate(items):
         place: dict[str, Json] = {"output_index": index}
@@ -109,7 +125,7 @@ def _events(reply: ChatReply) -> Iterator[tuple[str, dict[str, Json]]]:
 def _fill(
     item: Mapping[str, Json], place: Mapping[str, Json]
 ) -> Iterator[tuple[str, dict[str, Json]]]:
-    """Yield the events that fill an item, each text in one piece."""
+    """Yield the events that fill an item, each text in one delta."""
     at = {**place, "item_id": item["id"]}
     if item["type"] == "function_call":
         text = item["arguments"]
@@ -134,7 +150,7 @@ def _fill(
 
 
 def _empty(item: Mapping[str, Json]) -> dict[str, Json]:
-    """Return an item as it is when it opens."""
+    """Return an item without its content, as its first event shows it."""
     empty: dict[str, Json] = {"arguments": "", "input": "", "content": []}
     return {key: empty.get(key, value) for key, value in item.items()} | {"status": "in_progress"}
 
@@ -211,3 +227,118 @@ def _usage(reply: ChatReply) -> Json:
         "output_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def _read_input(value: Json) -> Iterator[Message]:
+    """Yield the conversation; neighbouring assistant items become one message."""
+    if isinstance(value, str):
+        yield Message(Role.USER, value)
+        return
+    held: Message | None = None
+    for number, item in enumerate(checked(value, list, "input")):
+        message = _message(item, f"input.{number}")
+        if message.role is Role.ASSISTANT:
+            held = _merged(held, message) if held else message
+            continue
+        if held:
+            yield held
+            held = None
+        yield message
+    if held:
+        yield held
+
+
+def _read_tools(items: Sequence[Json], namespace: str = "") -> Iterator[Tool]:
+    """Yield the offered functions, without the vendor's own tools, which run on its servers."""
+    for number, item in enumerate(items):
+        where = f"tools.{number}"
+        fields = checked(item, dict, where)
+        kind = required(fields, "type", str, where)
+        if kind == "namespace" and not namespace:
+            inner = required(fields, "tools", list, where)
+            yield from _read_tools(inner, required(fields, "name", str, where) + ".")
+        elif kind == "custom":
+            yield read_text_tool(fields, where, namespace)
+        elif kind == "function":
+            yield Tool(
+                namespace + required(fields, "name", str, where),
+                optional(fields, "description", str, where) or "",
+                optional(fields, "parameters", dict, where) or {},
+            )
+
+
+def _message(item: Json, where: str) -> Message:
+    fields = checked(item, dict, where)
+    match optional(fields, "type", str, where) or "message":
+        case "message":
+            name = required(fields, "role", str, where)
+            if name not in _ROLES:
+                refuse(f"{where}.role", f"{name!r} is not a known role")
+            return Message(_ROLES[name], _text(fields.get("content"), f"{where}.content"))
+        case "reasoning":
+            return Message(Role.ASSISTANT, thinking=_thinking(fields, where))
+        case "function_call" | "custom_tool_call":
+            return Message(Role.ASSISTANT, tool_calls=(_call(fields, where),))
+        case "function_call_output" | "custom_tool_call_output":
+            call_id = required(fields, "call_id", str, where)
+            output = _text(fields.get("output"), f"{where}.output")
+            return Message(Role.TOOL, output, tool_call_id=call_id)
+        case "item_reference":
+            refuse(where, "nothing is stored here: send the item itself")
+        case "compaction_trigger":
+            refuse(where, "nothing is compacted here: ask the model for a summary")
+        case kind:
+            # The model sees items of the vendor's own tools as JSON.
+            return Message(_role_of(kind), shown({**fields, "type": kind}, where))
+
+
+def _role_of(kind: str) -> Role:
+    """Return the role of an item that is no message."""
+    if kind in _SETTINGS:
+        return Role.SYSTEM
+    return Role.USER if kind.endswith(("_output", "_response")) else Role.ASSISTANT
+
+
+def _call(fields: Mapping[str, Json], where: str) -> ToolCall:
+    namespace = optional(fields, "namespace", str, where)
+    name = required(fields, "name", str, where)
+    full = f"{namespace}.{name}" if namespace else name
+    call_id = required(fields, "call_id", str, where)
+    if fields["type"] == "custom_tool_call":
+        return text_call(call_id, full, required(fields, "input", str, where))
+    return ToolCall(call_id, full, call_arguments(required(fields, "arguments", str, where)))
+
+
+def _thinking(fields: Mapping[str, Json], where: str) -> str:
+    parts = [*(optional(fields, "content", list, where) or [])]
+    parts = parts or [*(optional(fields, "summary", list, where) or [])]
+    return _text(parts, f"{where}.content")
+
+
+def _text(content: Json, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = checked(content, list, where)
+    return "\n".join(_part(part, f"{where}.{number}") for number, part in enumerate(parts))
+
+
+def _part(item: Json, where: str) -> str:
+    """Return a content part as text; an image or file becomes a note."""
+    fields = checked(item, dict, where)
+    kind = required(fields, "type", str, where)
+    if kind in _TEXT_PARTS:
+        return required(fields, "text", str, where)
+    if kind == "refusal":
+        return required(fields, "refusal", str, where)
+    if kind in _OTHER_PARTS:
+        return f"[{kind} left out: this model reads text only]"
+    refuse(f"{where}.type", f"{kind!r} is not a known content part type")
+
+
+def _merged(first: Message, second: Message) -> Message:
+    return replace(
+        first,
+        text="\n".join(filter(None, (first.text, second.text))),
+        thinking="\n".join(filter(None, (first.thinking, second.thinking))),
+        tool_calls=first.tool_calls + second.tool_calls,
+    )
