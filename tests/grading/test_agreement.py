@@ -21,21 +21,8 @@ from pathlib import Path
 import pytest
 
 from swerl.core.grade import Grade, TestStatus, Verdict
-from swerl.grading import (
-    javascript_logs as _javascript_logs,
-)
-from swerl.grading import (
-    jvm_logs as _jvm_logs,
-)
-from swerl.grading import (
-    other_logs as _other_logs,
-)
-from swerl.grading import (
-    python_logs as _python_logs,
-)
-from swerl.grading import (
-    statuses as _statuses,
-)
+from swerl.grading import python_logs, runner_logs
+from swerl.grading import statuses as statuses_module
 from swerl.grading.log_parsers import find_parser
 from swerl.grading.statuses import Parser
 from swerl.tasks.datasets import find_converter
@@ -170,7 +157,7 @@ def test_every_log_is_read_as_the_package_reads_it(
     logs: list[Log], new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where the last line about a test counts instead of the worst, nothing else may differ.
-    for module in (_statuses, _python_logs, _javascript_logs, _jvm_logs, _other_logs):
+    for module in (statuses_module, python_logs, runner_logs):
         monkeypatch.setattr(module, "worst", dict)
     # The exit code is told as 0: how a log is read has nothing to do with it.
     logs = [replace(log, exit_code=0, path=log.path.with_suffix(".zero")) for log in logs]
@@ -192,7 +179,7 @@ def test_only_a_failure_outweighs_the_last_line(
 ) -> None:
     weights = {TestStatus.FAILED: 2, TestStatus.ERROR: 2, TestStatus.SKIPPED: 1}
     worst = [parser_of(log)(log.text) for log in logs]
-    for module in (_statuses, _python_logs, _javascript_logs, _jvm_logs, _other_logs):
+    for module in (statuses_module, python_logs, runner_logs):
         monkeypatch.setattr(module, "worst", dict)
     for log, ours in zip(logs, worst, strict=True):
         last = parser_of(log)(log.text)

@@ -8,8 +8,7 @@ import unittest
 
 import pytest
 
-from swerl.grading.altered import alter
-from swerl.grading.literals import others
+from swerl.grading.altered import alter, other_literals
 
 RIGHT = {
     "f": lambda *_: 7,
@@ -99,7 +98,7 @@ def test_a_test_whose_copy_might_pass_is_left_alone(text: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_in_the_spelling_tells_which_value_is_right(right: str, seed: int) -> None:
     value = ast.literal_eval(right)
-    texts = others(right, value, 3, random.Random(seed))
+    texts = other_literals(right, value, 3, random.Random(seed))
     values = [ast.literal_eval(text) for text in texts]
     assert texts and len({*values, value}) == len(texts) + 1
     assert all(type(other) is type(value) for other in values)
@@ -112,6 +111,7 @@ def test_nothing_in_the_spelling_tells_which_value_is_right(right: str, seed: in
 
 def test_the_right_number_stands_anywhere_among_the_others() -> None:
     places = {
-        sum(int(text) < 7 for text in others("7", 7, 3, random.Random(seed))) for seed in range(40)
+        sum(int(text) < 7 for text in other_literals("7", 7, 3, random.Random(seed)))
+        for seed in range(40)
     }
     assert places == {0, 1, 2, 3}

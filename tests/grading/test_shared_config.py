@@ -11,7 +11,7 @@ import pytest
 from swerl.core.grade import Verdict
 from swerl.core.task import Task
 from swerl.grading.graders import command
-from swerl.grading.shared_config import steers, without_steering
+from swerl.grading.shared_config import holds_steering, without_steering
 from tests.grading._folder_sandbox import FolderSandbox
 from tests.grading.conftest import GOLD
 
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_taken_apart_is_put_back_whole(
 
 @pytest.mark.parametrize("name", ["setup.cfg", "deep/pyproject.toml", "package.json"])
 def test_a_new_file_brings_no_settings_of_test_runners(name: str) -> None:
-    assert steers(name)
+    assert holds_steering(name)
     texts = {"setup.cfg": SETUP_CFG, "deep/pyproject.toml": PYPROJECT, "package.json": PACKAGE}
     made = without_steering(name, "", texts[name])
     assert "calc" in made

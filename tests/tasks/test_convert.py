@@ -15,7 +15,7 @@ import pytest
 
 from swerl.core.errors import InputError, TaskError
 from swerl.core.task import GradingSpec, Task, read_tasks
-from swerl.grading.support import unsupported
+from swerl.grading.log_parsers import unsupported
 from swerl.tasks.convert import Settings, Summary, convert, rejects_path
 from swerl.tasks.datasets import Converter, Row
 from swerl.tasks.rows import RowSource, file_rows, listed

@@ -9,7 +9,7 @@ import pytest
 
 from swerl.core.errors import InputError, TaskError
 from swerl.core.task import GradingSpec, Task, read_tasks, write_tasks
-from swerl.grading.support import unsupported
+from swerl.grading.log_parsers import unsupported
 from swerl.tasks import select
 from swerl.tasks.select import compile_where, count
 

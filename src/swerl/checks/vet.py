@@ -33,7 +33,6 @@ _TIME_FACTOR = 5.0
 _LEAST_TIME_S = 60.0
 _NUM_NAMED = 3
 """Tests that a finding names; the rest are counted."""
-_PASSES = frozenset({TestStatus.PASSED, TestStatus.XFAIL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +259,11 @@ def _judge_noop(found: _Findings, grade: Grade) -> None:
         return
     if _solved(grade):
         found.add(Defect.NOOP_SOLVED, grade.reason)
-    passing = [test for test in spec.fail_to_pass if grade.tests.get(test) in _PASSES]
+    passing = [
+        test
+        for test in spec.fail_to_pass
+        if (status := grade.tests.get(test)) is not None and status.passes
+    ]
     if passing:
         found.add(Defect.PASSES_BEFORE, _named(passing))
     failing = [

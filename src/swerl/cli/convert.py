@@ -196,7 +196,7 @@ def _print(summary: Summary, out: Path, rejects: Path) -> None:
 
     from swerl.cli._output import console
     from swerl.cli._text import counted
-    from swerl.grading.support import unsupported
+    from swerl.grading.log_parsers import unsupported
 
     table = Table("rows", "came to", box=SIMPLE, pad_edge=False)
     table.columns[0].justify = "right"

@@ -172,7 +172,7 @@ def _print_stats(found: Stats, path: Path) -> None:
     if found.solve_rates:
         mean = sum(found.solve_rates) / len(found.solve_rates)
         console().print(f"solve rate {mean:.1%} of {counted(len(found.solve_rates), 'task')}")
-    from swerl.grading.support import unsupported
+    from swerl.grading.log_parsers import unsupported
 
     for what, number in unsupported(found.kinds).items():
         stderr().print(f"[yellow]{counted(number, 'task')}[/]: {what}", soft_wrap=True)

@@ -43,9 +43,24 @@ class TestStatus(StrEnum):
     """Declared, but absent from the report."""
 
     @property
+    def passes(self) -> bool:
+        """Whether the test ran with the expected result: required of a test that a patch fixes."""
+        return self in (TestStatus.PASSED, TestStatus.XFAIL)
+
+    @property
     def is_good(self) -> bool:
-        """Whether a test of this status holds nothing against a patch."""
-        return self in (TestStatus.PASSED, TestStatus.XFAIL, TestStatus.SKIPPED)
+        """Whether it is no reason against a patch: it passes, or was skipped."""
+        return self.passes or self is TestStatus.SKIPPED
+
+    @property
+    def claims_pass(self) -> bool:
+        """Whether the report names it a pass of any kind: a canary must never have this status."""
+        return self.passes or self is TestStatus.XPASS
+
+    @property
+    def fails(self) -> bool:
+        """Whether the report names it a failure."""
+        return self in (TestStatus.FAILED, TestStatus.ERROR)
 
 
 class Canary(StrEnum):

@@ -1,8 +1,8 @@
 """Copies of a test that must fail: the same body with another expected value, else negated.
 
-A test that passes has reached every assertion of its outermost level. So a copy in which one of
-these expects another value fails, unless what it compares calls everything equal. Copies of one
-test differ in the same place and look alike, so that nothing in them tells which value is right.
+A test that passes has reached every assertion of its outermost level. A copy in which one of these
+expects another value fails, unless the compared object equals everything. Copies of one test differ
+in the same place and look alike, so that no copy reveals the right value.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import ast
 import random
 import re
+import string
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from swerl.grading.literals import others
-
 Test: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _Edit: TypeAlias = tuple[int, int, int, str]
-"""Line of the file, counted from 1, first byte and end of what is replaced, and its new text."""
+"""Line of the file from 1, first and end byte of the replaced text, and the new text."""
 
 _LEAVES = frozenset({"skip", "skipTest", "skipIf", "skipUnless", "xfail", "importorskip", "exit"})
-"""Calls after which a test may end well before its assertions."""
+"""Calls that may end a test successfully before its assertions."""
 _LENIENT = frozenset({"approx", "ANY"})
-"""Names of what calls other values equal too, and so may leave a copy to pass."""
+"""Names of objects that equal other values too, so that a copy may pass."""
 _DECORATORS = frozenset(
     {"parametrize", "usefixtures", "filterwarnings", "asyncio", "anyio", "trio", "django_db"}
     | {"patch", "object", "dict", "override_settings", "isolate_apps"}
 )
-"""Decorators that leave a test one that passes; one under others may be expected to fail."""
+"""Decorators under which a test must pass; one under others may be expected to fail."""
 _EQUALITIES = frozenset(
     {"assertEqual", "assertEquals", "assertListEqual", "assertTupleEqual", "assertDictEqual"}
 )
@@ -47,15 +46,21 @@ _NEGATED = {
 }
 _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
 _UNUSUAL = ("BufferError", "ReferenceError", "StopAsyncIteration", "UnicodeTranslateError")
+_LARGE = 1e9
+"""Somewhat above this a float no longer changes with each of its digits."""
+_LETTERS = (string.digits, string.ascii_lowercase, string.ascii_uppercase)
+_QUOTED = re.compile(
+    r"(?P<start>[a-zA-Z]*(?P<quote>\"\"\"|'''|\"|'))(?P<body>.*)(?P=quote)", re.DOTALL
+)
 _WRONG = '{indent}{value} = "{words}".split()\n{indent}assert "_".join({value}) == "{wrong}"'
 
 
 def alter(
     lines: Sequence[str], test: Test, names: Sequence[str], rng: random.Random
 ) -> list[list[str]]:
-    """Return the lines of a copy that must fail for each name, fewer where fewer ways are found.
+    """Return the lines of a failing copy for each name, or for fewer if fewer ways exist.
 
-    `lines` are those of the file. None is found for a test whose copies might pass.
+    `lines` are those of the file. A test whose copies might pass gets none.
     """
     ways: list[list[_Edit]] = []
     for kind in _KINDS:
@@ -65,7 +70,7 @@ def alter(
 
 
 def expects_values(lines: Sequence[str], test: Test) -> bool:
-    """Say whether the test compares something with a value that stands in it."""
+    """Return True if the test compares something with a literal."""
     return bool(_by_values(lines, test, 1, random.Random(0)))
 
 
@@ -86,14 +91,14 @@ def _copy(lines: Sequence[str], test: Test, name: str, edits: Sequence[_Edit]) -
 
 
 def _by_values(lines: Sequence[str], test: Test, num: int, rng: random.Random) -> list[list[_Edit]]:
-    """Exchange a value that an assertion at the test's outermost level expects."""
+    """Change a literal that an assertion of the outermost level expects."""
     found = []
     for one, other in _equalities(test):
         if (leaf := _leaf(one)) and any(
             isinstance(n, ast.Call | ast.Name) for n in ast.walk(other)
         ):
             source = lines[leaf.lineno - 1].encode()[leaf.col_offset : leaf.end_col_offset].decode()
-            if texts := others(source, leaf.value, num, rng):
+            if texts := other_literals(source, leaf.value, num, rng):
                 end = leaf.end_col_offset or 0
                 found.append([[(leaf.lineno, leaf.col_offset, end, text)] for text in texts])
     most = max(map(len, found), default=0)
@@ -101,7 +106,7 @@ def _by_values(lines: Sequence[str], test: Test, num: int, rng: random.Random) -
 
 
 def _by_pairs(lines: Sequence[str], test: Test, num: int, rng: random.Random) -> list[list[_Edit]]:
-    """Compare with a pair of what is expected, where that is no plain value."""
+    """Compare with a pair that holds the expected value, if that is no literal."""
     sides = [side for side in _equalities(test) if side[0].lineno == side[0].end_lineno]
     plain = [one for one, other in sides if _has_call(other) and not _has_call(one)]
     if not (nodes := plain or [one for one, other in sides if _has_call(other)]):
@@ -113,7 +118,7 @@ def _by_pairs(lines: Sequence[str], test: Test, num: int, rng: random.Random) ->
 def _by_exception(
     lines: Sequence[str], test: Test, num: int, rng: random.Random
 ) -> list[list[_Edit]]:
-    """Expect an exception that nothing raises."""
+    """Expect an exception that no code raises."""
     places = []
     for statement in _reached(test):
         calls = [item.context_expr for item in getattr(statement, "items", [])]
@@ -132,7 +137,7 @@ def _by_exception(
 def _by_negation(
     lines: Sequence[str], test: Test, num: int, rng: random.Random
 ) -> list[list[_Edit]]:
-    """Turn an assertion at the test's outermost level into its opposite."""
+    """Negate an assertion of the outermost level."""
     ways = []
     for statement in _reached(test):
         if isinstance(statement, ast.Assert):
@@ -147,7 +152,7 @@ def _by_negation(
 
 
 def _by_end(lines: Sequence[str], test: Test, num: int, rng: random.Random) -> list[list[_Edit]]:
-    """Let the test run to its end and fail there."""
+    """Append an assertion that fails."""
     first = test.body[0]
     if first.lineno == test.lineno or len(list(_reached(test))) < len(test.body):
         return []
@@ -173,7 +178,7 @@ def _end(node: ast.expr) -> tuple[int, int, int]:
 
 
 def _reached(test: Test) -> Iterator[ast.stmt]:
-    """Yield the statements of the outermost level that a test which passes has gone through."""
+    """Yield the outermost statements that a passing test has surely run."""
     for decorator in test.decorator_list:
         name = decorator.func if isinstance(decorator, ast.Call) else decorator
         if _name(name) not in _DECORATORS or any(_name(n) in _LEAVES for n in ast.walk(decorator)):
@@ -211,7 +216,7 @@ def _has_call(node: ast.expr) -> bool:
 
 
 def _called(statement: ast.stmt) -> ast.Attribute | None:
-    """Return the method that a statement does nothing but call."""
+    """Return the method if the statement is a method call alone."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         called = statement.value.func
         return called if isinstance(called, ast.Attribute) else None
@@ -219,7 +224,7 @@ def _called(statement: ast.stmt) -> ast.Attribute | None:
 
 
 def _leaf(node: ast.expr) -> ast.Constant | None:
-    """Return a constant of a literal that decides whether it is equal to another one."""
+    """Return a constant inside a literal, on which its equality depends."""
     if isinstance(node, ast.List | ast.Tuple):
         return next(filter(None, map(_leaf, node.elts)), None)
     if isinstance(node, ast.Dict):
@@ -233,7 +238,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _may_leave(statement: ast.stmt) -> bool:
-    """Say whether the test may end in this statement; functions inside it have own ends."""
+    """Return True if the test may end in this statement, nested functions aside."""
     if isinstance(statement, ast.Return | ast.Raise):
         return True
     for node in _own(statement):
@@ -245,12 +250,51 @@ def _may_leave(statement: ast.stmt) -> bool:
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it, but for the bodies of functions, where only calls count."""
+    """Yield a node and all nodes below it; of nested functions only the calls."""
     inner = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     yield node
-    below = (each for each in ast.walk(node) if isinstance(each, ast.Call)) if inner else None
-    if below is not None:
-        yield from below
+    if inner:
+        yield from (each for each in ast.walk(node) if isinstance(each, ast.Call))
         return
     for child in ast.iter_child_nodes(node):
         yield from _own(child)
+
+
+def other_literals(source: str, value: object, num: int, rng: random.Random) -> list[str]:
+    """Return up to `num` literals of distinct other values, in the spelling of the first."""
+    if isinstance(value, bool):
+        return [repr(not value)]
+    if isinstance(value, int) and source.isdecimal():
+        # The right value may be anywhere in the row. The steps are small, because some objects,
+        # such as times of day, equal numbers that are farther away.
+        first = value - rng.randint(0, min(num, value))
+        row = [str(number) for number in range(first, first + num + 1) if number != value]
+        return rng.sample(row, len(row))
+    if isinstance(value, int) or (isinstance(value, float) and abs(value) < _LARGE):
+        return _exchanged(source, 0, len(source), value, num, rng)
+    if isinstance(value, str | bytes) and (match := _QUOTED.fullmatch(source)):
+        found = _exchanged(source, *match.span("body"), value, num, rng)
+        return found or [f"{match['start']}{match['body']}s{match['quote']}"]
+    return []
+
+
+def _exchanged(
+    source: str, start: int, end: int, value: object, num: int, rng: random.Random
+) -> list[str]:
+    """Replace one letter or digit by others of its kind; a digit if there is one."""
+    places = [at for at in range(start, end) if source[at].isascii() and source[at].isalnum()]
+    places = [at for at in places if source[at].isdigit()] or places
+    for at in rng.sample(places, len(places)):
+        kind = next(letters for letters in _LETTERS if source[at] in letters)
+        texts = [source[:at] + letter + source[at + 1 :] for letter in rng.sample(kind, len(kind))]
+        if found := [text for text in texts if _is_another(text, value)]:
+            return found[:num]
+    return []
+
+
+def _is_another(text: str, value: object) -> bool:
+    try:
+        other = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return False
+    return type(other) is type(value) and other != value

@@ -1,14 +1,13 @@
-"""The steps that every grader shares: prepare the work tree, run the tests, read, judge.
+"""The flow of every grader: prepare the work tree, run the tests, read the report, judge.
 
-The test command runs between two markers, each with a random word of its own that reaches the
-shell over its standard input: no argument list or environment in the sandbox shows them. What
-tests print goes out of the sandbox as it comes, so that nothing can take it back, and the exit
-code that the sandbox tells must be the one that stands in the last marker.
+The test command runs between two markers. Each holds a random word that reaches the shell over its
+standard input, so no argument list or environment in the sandbox shows it. The tests' output leaves
+the sandbox at once, so that no code can take it back. The exit code that the sandbox reports must
+equal the one in the last marker.
 
-A report is believed where it can still say "failed": see `_canary`. Where the Task declares tests
-the canaries stand among them. Where only one number or an exit code decides, a solved run is
-followed by a second one with canaries, which must not be solved. That one knows nothing of the
-first where another clean sandbox can be had for it.
+A report is believed only if it can still say "failed" (`canary.py`). If the Task declares tests,
+the canaries are among them. If only a number or an exit code decides, a solved run is followed by a
+second run with canaries, which must not be solved; it has its own clean sandbox if there is one.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from swerl.core.grade import Canary, Grade, TestStatus, Verdict
 from swerl.core.sandbox import Exec
 from swerl.core.task import GradingSpec, Task
 from swerl.grading import canary as _canary
+from swerl.grading.log_parsers import find_parser
 from swerl.grading.prepare import bring_files, can_plant, plant, prepare
-from swerl.grading.statuses import Parser
-from swerl.grading.verdict import Judgement
+from swerl.grading.statuses import Judgement, Parser
 
 _LOG_CHARS = 200_000
 """Characters of the test log that a Grade keeps, half from each end."""
 _REPORT_S = 120.0
-"""Most seconds for making a report of a log."""
+"""Seconds for the command that makes a report of a log."""
 _PYTEST_OPTIONS = "--durations=0"
 _DURATION = re.compile(r"^\s*(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*?)\s*$", re.MULTILINE)
 _FAILING = re.compile(
@@ -53,12 +52,12 @@ exit "$code"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the test command left."""
+    """Output of the test command."""
 
     log: str
     exit_code: int
     left: str = ""
-    """The file at `report_path`; empty where there is none."""
+    """The file at `report_path`; empty if there is none."""
     statuses: Mapping[str, TestStatus] = field(default_factory=dict)
     canary: Canary = Canary.NONE
 
@@ -67,35 +66,39 @@ Judge: TypeAlias = Callable[[GradingSpec, Report], Judgement]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """How one grader reads and judges."""
+class FlowGrader:
+    """A Grader that differs from others only in how it reads and judges. Implements Grader."""
 
-    parser: Callable[[GradingSpec], Parser]
-    """Chooses what turns the log into statuses. May raise UnknownNameError."""
     judge: Judge
+    default_parser: str = ""
+    """Log parser of a Task that names none; empty requires a name."""
+    parser: Parser | None = None
+    """The parser of every Task, whatever it names."""
     reads_report: bool = False
     """Whether the parser reads the report file instead of the log."""
 
+    async def grade(
+        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
+    ) -> Grade:
+        """Grade a patch in a clean sandbox; every failure on the way becomes a Verdict.
 
-async def grade(
-    task: Task, patch: str, sandbox: Sandbox, rules: Rules, fresh: Fresh | None = None
-) -> Grade:
-    """Grade a patch in a clean sandbox; what breaks on the way becomes a Verdict of its own."""
-    started = time.monotonic()
-    restored: tuple[str, ...] = ()
-    try:
-        parse = rules.parser(task.grading)
-        prepared = await prepare(task, patch, sandbox)
-        restored = prepared.restored
-        grading = _Grading(task, patch, sandbox, rules, parse)
-        result = prepared.failure or await grading.run(fresh)
-    except UnknownNameError as error:
-        result = Grade(Verdict.INVALID, reason=str(error))
-    except SandboxError as error:
-        verdict = Verdict.UNSOLVED if error.from_inside else Verdict.INFRA
-        result = Grade(verdict, reason=f"the sandbox failed: {error}")
-    seconds = time.monotonic() - started
-    return replace(result, restored=restored, log=_capped(result.log), duration_s=seconds)
+        `fresh` opens another clean sandbox for a second run.
+        """
+        started = time.monotonic()
+        restored: tuple[str, ...] = ()
+        try:
+            parse = self.parser or find_parser(task.grading.log_parser or self.default_parser)
+            prepared = await prepare(task, patch, sandbox)
+            restored = prepared.restored
+            grading = _Grading(task, patch, sandbox, self, parse)
+            result = prepared.failure or await grading.run(fresh)
+        except UnknownNameError as error:
+            result = Grade(Verdict.INVALID, reason=str(error))
+        except SandboxError as error:
+            verdict = Verdict.UNSOLVED if error.from_inside else Verdict.INFRA
+            result = Grade(verdict, reason=f"the sandbox failed: {error}")
+        seconds = time.monotonic() - started
+        return replace(result, restored=restored, log=_capped(result.log), duration_s=seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,11 @@ class _Grading:
     task: Task
     patch: str
     sandbox: Sandbox
-    rules: Rules
+    rules: FlowGrader
     parse: Parser
 
     async def run(self, fresh: Fresh | None) -> Grade:
-        """Run the tests, and once more where that is what it takes to believe them."""
+        """Run the tests, and a second time if no canary fits in the first run."""
         spec = self.task.grading
         if not _canary.fits(spec):
             return await self._test(())
@@ -120,7 +123,7 @@ class _Grading:
         return await again._confirm(first, is_fresh=bool(fresh))
 
     async def _confirm(self, first: Grade, *, is_fresh: bool) -> Grade:
-        """Run the tests with canaries among them, which must not be solved as well."""
+        """Run the tests again with canaries, which must not be solved."""
         if is_fresh:
             if failure := (await prepare(self.task, self.patch, self.sandbox)).failure:
                 return failure
@@ -163,7 +166,7 @@ class _Grading:
         return self._judged(replace(facts, log=log), Report(log, done.exit_code, left), canaries)
 
     async def _left(self, log: str) -> str:
-        """Return the report that the tests left, or that a fresh command makes of their log."""
+        """Return the report of the tests, or the one that `report_command` makes of their log."""
         spec = self.task.grading
         if not spec.report_path:
             return ""
@@ -185,39 +188,39 @@ class _Grading:
         found = self.parse(report.left if self.rules.reads_report else report.log)
         statuses, canary = _canary.separate(found, canaries)
         report = replace(report, statuses=statuses, canary=canary)
-        said = _believed(spec, self.rules.judge(spec, report), canary)
+        judged = _believed(spec, self.rules.judge(spec, report), canary)
         return replace(
             facts,
-            verdict=said.verdict,
-            reason=said.reason,
-            tests=said.tests,
+            verdict=judged.verdict,
+            reason=judged.reason,
+            tests=judged.tests,
             canary=canary,
             durations=_durations(report.log),
         )
 
 
-def _believed(spec: GradingSpec, said: Judgement, canary: Canary) -> Judgement:
-    """Return the Judgement, unless the canaries show that the report is not to be believed.
+def _believed(spec: GradingSpec, judged: Judgement, canary: Canary) -> Judgement:
+    """Return the Judgement, unless the canaries show a forged report.
 
-    Where declared tests fail, so does what a canary was made of, and its opposite may well pass.
+    If declared tests fail, the test that a canary copies may fail too, and its opposite may pass.
     """
-    is_good = said.verdict is Verdict.SOLVED
-    fails = not is_good and any(not status.is_good for status in said.tests.values())
+    is_solved = judged.verdict is Verdict.SOLVED
+    fails = not is_solved and any(not status.is_good for status in judged.tests.values())
     if canary is Canary.PASSED and not fails:
         reason = "a test that was made to fail is reported as passed: the report is forged"
-        return replace(said, verdict=Verdict.CHEAT, reason=reason)
-    if canary is Canary.MISSING and is_good:
+        return replace(judged, verdict=Verdict.CHEAT, reason=reason)
+    if canary is Canary.MISSING and is_solved:
         verdict = Verdict.CHEAT if spec.canary else Verdict.UNSOLVED
         reason = "a test that was made to fail is not in the report, so nothing in it counts"
-        return replace(said, verdict=verdict, reason=reason)
-    return said
+        return replace(judged, verdict=verdict, reason=reason)
+    return judged
 
 
 def _compared(spec: GradingSpec, first: Grade, second: Grade, names: tuple[str, ...]) -> Grade:
     """Return the first Grade, unless the run with canaries among the tests was as good.
 
-    An honest runner names the tests that fail, so a run that fails without naming them shows
-    nothing. Where others fail as well, the first run has been lucky or forged.
+    An honest runner names the tests that fail, so a run that fails without naming them proves
+    nothing. If further tests fail, the first run was lucky or forged.
     """
     seconds = first.test_s + second.test_s
     if second.verdict in (Verdict.INFRA, Verdict.TIMEOUT):
@@ -248,13 +251,13 @@ def _cut(done: Exec) -> str:
 
 
 def _environment(spec: GradingSpec) -> Mapping[str, str]:
-    """Return the environment of the tests, in which pytest tells how long each one took."""
+    """Return the environment of the tests, in which pytest prints each duration."""
     options = f"{spec.env.get('PYTEST_ADDOPTS', '')} {_PYTEST_OPTIONS}".strip()
     return {**spec.env, "PYTEST_ADDOPTS": options}
 
 
 def _durations(log: str) -> dict[str, float]:
-    """Return seconds by test, set-up and teardown included, from pytest's own table."""
+    """Return seconds by test, set-up and teardown included, from pytest's table."""
     found: dict[str, float] = {}
     for seconds, test in _DURATION.findall(log):
         found[test] = round(found.get(test, 0.0) + float(seconds), 3)

@@ -1,23 +1,22 @@
 """Test logs to statuses per test id: one parser per test runner.
 
-The rules are those by which SWE-bench judges, so that verdicts agree. Where lines about a test
-disagree the worst one counts: test runners list failures last, so that honest logs read the same,
-and code under test cannot talk over a failure by printing a line of its own.
+The rules are those of SWE-bench, so that verdicts agree, with one difference: if lines about a test
+disagree, the worst one counts. Runners list failures last, so an honest log reads the same. Code
+under test cannot hide a failure by a line of its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 
+from swerl.core import plugins
 from swerl.core.errors import unknown
 from swerl.core.grade import TestStatus
-from swerl.grading import javascript_logs as javascript
-from swerl.grading import jvm_logs as jvm
-from swerl.grading import other_logs as other
 from swerl.grading import python_logs as python
-from swerl.grading import rebench_logs as rebench
+from swerl.grading import runner_logs as runners
 from swerl.grading.statuses import Parser, Statuses, worst
 
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +(\S.*?) *$", re.MULTILINE)
@@ -30,10 +29,25 @@ def find_parser(name: str) -> Parser:
     return PARSERS[name]
 
 
+def unsupported(kinds: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Return how many Tasks need a grader or log parser that is not installed, by reason.
+
+    `kinds` maps (grader, log parser) to a number of Tasks. The most frequent reason comes first.
+    """
+    graders = {name.replace("-", "_") for name in plugins.names("graders")}
+    found: Counter[str] = Counter()
+    for (grader, parser), count in kinds.items():
+        if grader not in graders:
+            found[f"no grader {grader} is installed"] += count
+        elif parser and parser not in PARSERS:
+            found[f"no log parser {parser} is installed"] += count
+    return dict(found.most_common())
+
+
 def status_lines(log: str) -> Statuses:
     """Read lines `PASSED id`, `FAILED id`, … of a runner that reports each test once.
 
-    A second line about a test makes it fail: an honest runner writes none.
+    A test with a second line fails: an honest runner writes only one.
     """
     found: Statuses = {}
     for word, name in _LINE.findall(log):
@@ -42,7 +56,7 @@ def status_lines(log: str) -> Statuses:
 
 
 def json_report(report: str) -> Statuses:
-    """Read `{"tests": [{"name": …, "status": "PASSED"}, …]}`; empty where it is something else."""
+    """Read `{"tests": [{"name": …, "status": "PASSED"}, …]}`; empty for other text."""
     try:
         tests = [(str(test["name"]), str(test["status"])) for test in json.loads(report)["tests"]]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -61,37 +75,37 @@ PARSERS: Mapping[str, Parser] = {
     "sympy": python.sympy,
     "django": python.django,
     "r2e": python.r2e,
-    "jest": javascript.jest,
-    "jest_json": javascript.jest_json,
-    "vitest": javascript.vitest,
-    "karma": javascript.karma,
-    "tap": javascript.tap,
-    "maven": jvm.maven,
-    "gradle": jvm.gradle,
-    "ant": jvm.ant,
-    "redis": other.redis,
-    "jq": other.jq,
-    "doctest": other.doctest,
-    "micropython": other.micropython,
-    "googletest": other.googletest,
-    "go_test": other.go_test,
-    "cargo": other.cargo,
-    "phpunit": other.phpunit,
-    "minitest": other.minitest,
-    "cucumber": other.cucumber,
-    "ruby_unit": other.ruby_unit,
-    "rspec": other.rspec,
-    "phpunit_timed": rebench.phpunit_timed,
-    "gradle_timed": rebench.gradle_timed,
-    "junit": rebench.junit,
-    "ctest": rebench.ctest,
-    "test_lines": rebench.test_lines,
-    "minitest_methods": rebench.minitest_methods,
-    "swift": rebench.swift,
-    "elixir": rebench.elixir,
-    "xunit": rebench.xunit,
-    "plenary": rebench.plenary,
-    "mocha": rebench.mocha,
-    "mocha_headings": rebench.mocha_headings,
+    "jest": runners.jest,
+    "jest_json": runners.jest_json,
+    "vitest": runners.vitest,
+    "karma": runners.karma,
+    "tap": runners.tap,
+    "maven": runners.maven,
+    "gradle": runners.gradle,
+    "ant": runners.ant,
+    "redis": runners.redis,
+    "jq": runners.jq,
+    "doctest": runners.doctest,
+    "micropython": runners.micropython,
+    "googletest": runners.googletest,
+    "go_test": runners.go_test,
+    "cargo": runners.cargo,
+    "phpunit": runners.phpunit,
+    "minitest": runners.minitest,
+    "cucumber": runners.cucumber,
+    "ruby_unit": runners.ruby_unit,
+    "rspec": runners.rspec,
+    "phpunit_timed": runners.phpunit_timed,
+    "gradle_timed": runners.gradle_timed,
+    "junit": runners.junit,
+    "ctest": runners.ctest,
+    "test_lines": runners.test_lines,
+    "minitest_methods": runners.minitest_methods,
+    "swift": runners.swift,
+    "elixir": runners.elixir,
+    "xunit": runners.xunit,
+    "plenary": runners.plenary,
+    "mocha": runners.mocha,
+    "mocha_headings": runners.mocha_headings,
 }
 """Parsers by the name that a Task's `log_parser` gives."""

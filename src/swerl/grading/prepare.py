@@ -1,5 +1,4 @@
-"""From a clean sandbox to one in which the tests can run: patch applied, tests brought, all else
-that steers tests as it was."""
+"""Prepare a clean sandbox: apply the patch, write the tests, restore settings of test runners."""
 
 from __future__ import annotations
 
@@ -13,14 +12,12 @@ from swerl.core.grade import Grade, Verdict
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task, file_bytes
 from swerl.grading import canary as _canary
-from swerl.grading import drivers as _drivers
-from swerl.grading import shared_config as _shared_config
-from swerl.grading.accept import accept
+from swerl.grading import shared_config
+from swerl.grading.accept import accept, commands, script_text, scripts_to_read
 from swerl.grading.sections import paths
 
 _TIMEOUT_S = 120.0
-"""Most seconds for applying patches: ten times what the largest known one takes."""
-
+"""Seconds for applying patches: ten times the time of the largest known one."""
 
 _GIT = r"""
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
@@ -57,7 +54,7 @@ for path do
 done
 """
 _SCRIPT_DEPTH = 3
-"""How far scripts that run scripts are followed."""
+"""Levels of scripts that run further scripts."""
 _PATCH_REFUSED = 91
 _TESTS_REFUSED = 92
 
@@ -74,14 +71,14 @@ run_git show "$1:$2"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A work tree in which the tests can run, or a Grade that says why it is none."""
+    """A work tree ready for the tests, or the Grade of the failure."""
 
     restored: tuple[str, ...] = ()
     failure: Grade | None = None
 
 
 async def prepare(task: Task, patch: str, sandbox: Sandbox) -> Prepared:
-    """Apply what is accepted of the patch, undo what steers tests, bring the tests."""
+    """Apply the accepted part of the patch, restore test settings, write the tests."""
     accepted = accept(task, patch, await _scripts(task, sandbox) if patch else None)
     if failure := await _apply(task, accepted.patch, sandbox):
         return Prepared(accepted.dropped, failure=failure)
@@ -91,13 +88,13 @@ async def prepare(task: Task, patch: str, sandbox: Sandbox) -> Prepared:
 
 
 async def bring_files(task: Task, sandbox: Sandbox) -> None:
-    """Write the hidden files that stand outside the work tree, over whatever stands there."""
+    """Write the hidden files outside the work tree, over existing ones."""
     for path, text in task.grading.files.items():
         await sandbox.write(path, file_bytes(text))
 
 
 def can_plant(task: Task) -> bool:
-    """Say whether there is a file that a canary might stand in."""
+    """Return True if there is a file that can hold a canary."""
     spec = task.grading
     return bool(_canary.choose_files([*spec.test_files, *spec.files, *paths(spec.test_patch)]))
 
@@ -105,7 +102,7 @@ def can_plant(task: Task) -> bool:
 async def plant(task: Task, sandbox: Sandbox, *, in_place: bool = False) -> tuple[str, ...]:
     """Put canaries among the hidden tests and return the names of the tests that must fail.
 
-    In place of tests, where it may be, nothing in the files tells that canaries are there.
+    `in_place` replaces tests if it can, so that the files do not reveal the canaries.
     """
     rng = random.Random(secrets.randbits(64))
     names: list[str] = []
@@ -150,25 +147,25 @@ def _failure(end: Exec, *, has_patch: bool) -> Grade:
 async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
     """Return the texts of the repository's scripts that the test command runs, by path."""
     texts: dict[str, str] = {}
-    known = "\n".join(_drivers.commands(task.grading))
+    known = "\n".join(commands(task.grading))
     for _ in range(_SCRIPT_DEPTH):
-        wanted = sorted(_drivers.to_read(known) - set(texts))
-        if not wanted:
+        missing = sorted(scripts_to_read(known) - set(texts))
+        if not missing:
             break
         read = await sandbox.run(
-            ["sh", "-c", _READ, "sh", *wanted], cwd=task.workdir, timeout_s=_TIMEOUT_S
+            ["sh", "-c", _READ, "sh", *missing], cwd=task.workdir, timeout_s=_TIMEOUT_S
         )
         pieces = read.stdout.decode("utf-8", "replace").split("\0")
         found = dict(zip(pieces[::2], pieces[1::2], strict=False))
-        texts.update({path: _drivers.script_text(path, found.get(path, "")) for path in wanted})
-        known = "\n".join(texts[path] for path in wanted)
+        texts.update({path: script_text(path, found.get(path, "")) for path in missing})
+        known = "\n".join(texts[path] for path in missing)
     return texts
 
 
 async def _undo_steering(task: Task, patch: str, sandbox: Sandbox) -> list[str]:
-    """Put test runners' settings back where the patch changed a file that holds them too."""
-    open_to_agent = set(paths(task.gold_patch))
-    changed = [p for p in paths(patch) if _shared_config.steers(p) and p not in open_to_agent]
+    """Restore test runners' settings in files that also hold other settings."""
+    allowed = set(paths(task.gold_patch))
+    changed = [p for p in paths(patch) if shared_config.holds_steering(p) and p not in allowed]
     undone = []
     for path in changed:
         try:
@@ -177,7 +174,7 @@ async def _undo_steering(task: Task, patch: str, sandbox: Sandbox) -> list[str]:
             found = b""
         base = await _at_base(task, path, sandbox)
         text = found.decode("utf-8", "surrogateescape")
-        kept = _shared_config.without_steering(path, base, text)
+        kept = shared_config.without_steering(path, base, text)
         if kept != text:
             undone.append(path)
             await sandbox.write(f"{task.workdir}/{path}", kept.encode("utf-8", "surrogateescape"))
@@ -185,7 +182,7 @@ async def _undo_steering(task: Task, patch: str, sandbox: Sandbox) -> list[str]:
 
 
 async def _at_base(task: Task, path: str, sandbox: Sandbox) -> str:
-    """Return a file as it stands at the base commit; empty where it does not."""
+    """Return a file at the base commit; empty if it does not exist there."""
     command = [*_shell(_AT_BASE), task.base_commit, path]
     shown = await sandbox.run(command, cwd=task.workdir, timeout_s=_TIMEOUT_S)
     return "" if shown.exit_code else shown.stdout.decode("utf-8", "surrogateescape")

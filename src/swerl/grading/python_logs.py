@@ -1,7 +1,6 @@
 """Logs of Python's test runners, read by the rules of SWE-bench and R2E-Gym.
 
-An id is the word after its status, so that ids with spaces are cut; what is no status line is
-ignored.
+An id is the word after its status, so an id with spaces is cut. Other lines are ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _DJANGO_CUT = [
         r"System check identified no issues \(0 silenced\)",
     )
 ]
-"""Messages of Django that come between a test's name and its `ok`."""
+"""Messages of Django between a test's name and its `ok`."""
 
 
 def pytest(log: str) -> Statuses:
@@ -50,8 +49,8 @@ def pytest_options(log: str) -> Statuses:
 def pytest_coloured(log: str) -> Statuses:
     """Read `pytest -rA` with colours, spaces in ids, and the `id STATUS` lines of `-v`.
 
-    A failure's message is cut off; what stands behind other statuses belongs to the id. An error,
-    as in a tear-down, also counts for the id without its message.
+    A failure's message is cut off; the text after other statuses belongs to the id. An error, as in
+    a tear-down, also counts for the id without its message.
     """
     found: list[Line] = []
     for raw in log.split("\n"):
@@ -72,7 +71,7 @@ def pytest_coloured(log: str) -> Statuses:
 
 
 def matplotlib(log: str) -> Statuses:
-    """Read `pytest -rA` where enum members stand in ids by name instead of by value."""
+    """Read `pytest -rA` whose ids hold enum members by name instead of by value."""
     return pytest(log.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
 
 
@@ -106,7 +105,7 @@ def sympy(log: str) -> Statuses:
 
 
 def django(log: str) -> Statuses:
-    """Read unittest's verbose lines `test (class) ... ok`, also where other output cuts in."""
+    """Read unittest's verbose lines `test (class) ... ok`, also with other output between."""
     found: list[Line] = []
     open_test: str | None = None
     for line in map(str.strip, log.split("\n")):
@@ -136,7 +135,7 @@ def r2e(log: str) -> Statuses:
 
 
 def _sympy_heading(line: str) -> str:
-    """Return the id of a line such as `____ path.py:test ____`; empty where it is none."""
+    """Return the id in a line such as `____ path.py:test ____`; empty for other lines."""
     first, last = line.find(" "), line.rfind(" ")
     middle = line.rfind(".py:", first + 1, last)
     return line[first + 1 : last] if 0 <= first < middle else ""
@@ -146,7 +145,7 @@ def _django_results(line: str) -> Iterator[Line]:
     for ending in (" ... ok", " ... OK", " ...  OK"):
         if line.endswith(ending):
             if line.startswith(_MIGRATION):
-                # A migration's own progress stands before the name of its test.
+                # A migration prints its progress before the name of its test.
                 line = line.split("...", 1)[1].strip()
             yield line.removesuffix(ending), TestStatus.PASSED
             break
@@ -168,7 +167,7 @@ def _summary_lines(log: str) -> Iterator[Line]:
 
 
 def _is_count(words: list[str]) -> bool:
-    """Say whether this is `SKIPPED [2] file:line: reason`, which names no test."""
+    """Return True for `SKIPPED [2] file:line: reason`, which names no test."""
     return words[0] == "SKIPPED" and bool(_COUNT.fullmatch(words[1]))
 
 

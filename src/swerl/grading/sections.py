@@ -1,4 +1,4 @@
-"""A diff as its files' parts: hostile text, so that every spelling of a name is read."""
+"""Split a diff by file. The text may be hostile, so every spelling of a name is read."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LINK_MODE = re.compile(r"^(?:(?:new file |new )mode|index [0-9a-f.]+) 120000$")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What a diff says of one file."""
+    """One file's part of a diff."""
 
     lines: tuple[str, ...]
     names: tuple[str, ...]
-    """Every path that its headers name."""
+    """Every path in its headers."""
 
     @property
     def is_new(self) -> bool:
-        """Whether a file is created, or comes to stand where it did not."""
+        """Whether the path is new: created, copied or renamed."""
         return any(line.startswith(_PLACES) for line in self._headers())
 
     @property
@@ -36,7 +36,7 @@ class Section:
 
     @property
     def link_target(self) -> str | None:
-        """Where the link leads; None where the diff does not say in one line."""
+        """The link's target; None if the diff does not hold it in one line."""
         added = [line[1:] for line in self.lines[len(self._headers()) :] if line.startswith("+")]
         return added[0] if len(added) == 1 else None
 
@@ -46,9 +46,9 @@ class Section:
 
 
 def sections(patch: str) -> Iterator[Section]:
-    """Yield each file's part; hunk sizes tell content from headers.
+    """Yield each file's part; hunk sizes separate content from headers.
 
-    What stands behind a file's hunks is left out: `patch` would read diffs of other kinds in it.
+    Text after a file's hunks is left out, because `patch` would read diffs of other kinds in it.
     """
     lines = patch.split("\n")  # splitlines() would also split inside content, at form feeds
     section: list[str] = []
@@ -73,7 +73,7 @@ def sections(patch: str) -> Iterator[Section]:
 
 
 def paths(patch: str) -> tuple[str, ...]:
-    """Return every path that a diff names, in order, headers of git and plain diffs alike."""
+    """Return every path in the headers of a git or plain diff, in order."""
     return tuple(dict.fromkeys(name for section in sections(patch) for name in section.names))
 
 

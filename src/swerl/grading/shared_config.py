@@ -1,8 +1,8 @@
-"""Configuration files that a fix may change and that also steer tests: only the latter is undone.
+"""Files that hold settings of test runners beside others: only the former are restored.
 
-The parts that belong to a test runner are put back as they stand at the base commit, by lines, so
-that everything else keeps its text; then both are parsed, and where the runner would still see
-another configuration the whole file is put back.
+The sections of a test runner are replaced by those of the base commit, by lines, so that all other
+text stays. Then both files are parsed; if the runner would still read other settings, the whole
+file is restored.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _INI_STEERS = re.compile(r"(tool:)?pytest|aliases|test|unittest|nosetests|flake8
 _TOML_STEERS = ("pytest", "tox", "nox", "nose", "unittest", "coverage", "poe", "taskipy", "pixi")
 _JSON_STEERS = ("scripts", "jest", "mocha", "ava", "vitest", "nyc", "c8", "karma", "tap", "babel")
 _PLUGINS = "pytest11"
-"""The entry point by which a package brings its own plugin into pytest."""
+"""The entry point by which a package adds a plugin to pytest."""
 _HEADING = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+")
 
 _Settings: TypeAlias = Mapping[str, Any]
 
 
 def without_steering(path: str, base: str, changed: str) -> str:
-    """Return the changed file with its test runner's settings as they are in the base.
+    """Return the changed file with the test runner's settings of the base.
 
-    `base` is empty where the file is new. Files of other names come back as they are.
+    `base` is empty if the file is new. A file of another name is returned unchanged.
     """
     restore = _RESTORERS.get(PurePosixPath(path).name)
     return restore(base, changed) if restore else changed
 
 
-def steers(path: str) -> bool:
-    """Say whether a file of this name holds settings of test runners beside others."""
+def holds_steering(path: str) -> bool:
+    """Return True if a file of this name can hold settings of test runners beside others."""
     return PurePosixPath(path).name in _RESTORERS
 
 
@@ -50,13 +50,13 @@ def _toml(base: str, changed: str) -> str:
 
 
 def _checked(spliced: str, base: str, settings: Callable[[str], _Settings | None]) -> str:
-    """Return the base where a test runner would read other settings from the spliced text."""
+    """Return the spliced text, or the base if a test runner would read other settings from it."""
     found = settings(spliced)
     return spliced if found is not None and found == settings(base) else base
 
 
 def _package_json(base: str, changed: str) -> str:
-    """Put keys back; npm reformats this file itself, so its layout is nobody's."""
+    """Restore keys; the layout may change, because npm reformats this file too."""
     try:
         old, new = json.loads(base or "{}"), json.loads(changed)
         steering = {key: old[key] for key in _JSON_STEERS if key in old}
@@ -69,7 +69,7 @@ def _package_json(base: str, changed: str) -> str:
 
 
 def _splice(base: str, changed: str, is_steering: Callable[[str], bool]) -> str:
-    """Return `changed` with its steering sections taken out and those of `base` put in."""
+    """Return `changed` with the steering sections of `base` instead of its own."""
     old, new = _split(base), _split(changed)
     if [each for each in old if is_steering(each[0])] == [
         each for each in new if is_steering(each[0])
@@ -81,7 +81,7 @@ def _splice(base: str, changed: str, is_steering: Callable[[str], bool]) -> str:
 
 
 def _split(text: str) -> list[tuple[str, str]]:
-    """Return the sections with their names; what stands before the first has none."""
+    """Return the sections with their names; the text before the first has an empty name."""
     found: list[tuple[str, str]] = []
     name, lines = "", list[str]()
     for line in text.splitlines(keepends=True):
@@ -122,7 +122,7 @@ def _toml_settings(text: str) -> _Settings | None:
 
 
 def _plugins(table: _Settings) -> Iterator[Any]:
-    """Yield pytest's plugins, which each build tool reads from a table of its own."""
+    """Yield pytest's plugins, which each build tool keeps in a table of its own."""
     for key, value in table.items():
         if key == _PLUGINS:
             yield value

@@ -23,7 +23,7 @@ CLASSES = {
     "results": "results of Maven beyond those of the test commands are not believed",
     "breaks": "a log at which the package breaks is read as far as it goes",
     "exit code": "4.1 believes a command that fails without a failing test",
-    "skipped": "4.1 counts a skipped test that the patch must mend as neither good nor bad",
+    "skipped": "4.1 counts a skipped test that the patch must fix as neither good nor bad",
     "names": "4.1 cuts more ids at their first space, and takes a count of skips for a test",
 }
 """Classes of differences; the last three concern 4.1 alone."""

@@ -1,35 +1,19 @@
 """Grade with a Task's own test command, judged by the tests that the Task declares.
 
-A Task without declared tests is judged by the exit code: nothing else is known about it.
+A Task without declared tests is judged by the exit code, the only known result.
 """
 
 from __future__ import annotations
 
-from swerl.core.contracts import Fresh, Grader, Sandbox
-from swerl.core.grade import Grade, Verdict
-from swerl.core.task import GradingSpec, Task
-from swerl.grading.flow import Report, Rules, grade
-from swerl.grading.log_parsers import find_parser
-from swerl.grading.statuses import Parser
-from swerl.grading.verdict import Judgement, judge_lists
-
-_DEFAULT_PARSER = "status_lines"
+from swerl.core.contracts import Grader
+from swerl.core.grade import Verdict
+from swerl.core.task import GradingSpec
+from swerl.grading.flow import FlowGrader, Report
+from swerl.grading.statuses import Judgement, judge_lists
 
 
 def build() -> Grader:
-    """Return the grader."""
-    return _CommandGrader()
-
-
-class _CommandGrader:
-    async def grade(
-        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
-    ) -> Grade:
-        return await grade(task, patch, sandbox, Rules(_parser, _judge), fresh)
-
-
-def _parser(spec: GradingSpec) -> Parser:
-    return find_parser(spec.log_parser or _DEFAULT_PARSER)
+    return FlowGrader(_judge, default_parser="status_lines")
 
 
 def _judge(spec: GradingSpec, report: Report) -> Judgement:

@@ -1,7 +1,7 @@
 """Grade by the reward that a Task's tests write to a file, as Harbor and Open-Instruct do.
 
-The file may hold one number, or a JSON object whose `reward` (else its only value) is one. A Task
-is solved with a reward of 1 or more. A log that lists failing tests overrules the file.
+The file holds one number, or a JSON object whose `reward` (else its only value) is a number. A Task
+is solved by a reward of 1 or more. A log that lists failing tests overrules the file.
 """
 
 from __future__ import annotations
@@ -9,34 +9,18 @@ from __future__ import annotations
 import json
 import math
 
-from swerl.core.contracts import Fresh, Grader, Sandbox
-from swerl.core.grade import Grade, TestStatus, Verdict
-from swerl.core.task import GradingSpec, Task
-from swerl.grading.flow import Report, Rules, grade
-from swerl.grading.log_parsers import find_parser
-from swerl.grading.statuses import Parser
-from swerl.grading.verdict import Judgement
+from swerl.core.contracts import Grader
+from swerl.core.grade import Verdict
+from swerl.core.task import GradingSpec
+from swerl.grading.flow import FlowGrader, Report
+from swerl.grading.statuses import Judgement
 
-_DEFAULT_PARSER = "pytest"
-_BAD = frozenset({TestStatus.FAILED, TestStatus.ERROR})
 _KILLED = 128
-"""Exit codes from here on tell a signal."""
+"""Exit codes from here on mean a signal."""
 
 
 def build() -> Grader:
-    """Return the grader."""
-    return _RewardFileGrader()
-
-
-class _RewardFileGrader:
-    async def grade(
-        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
-    ) -> Grade:
-        return await grade(task, patch, sandbox, Rules(_parser, _judge), fresh)
-
-
-def _parser(spec: GradingSpec) -> Parser:
-    return find_parser(spec.log_parser or _DEFAULT_PARSER)
+    return FlowGrader(_judge, default_parser="pytest")
 
 
 def _judge(spec: GradingSpec, report: Report) -> Judgement:
@@ -51,7 +35,7 @@ def _judge(spec: GradingSpec, report: Report) -> Judgement:
         return Judgement(Verdict.UNSOLVED, reason, tests)
     if reward < 1:
         return Judgement(Verdict.UNSOLVED, f"the tests wrote a reward of {reward:g}", tests)
-    bad = [test for test, status in tests.items() if status in _BAD]
+    bad = [test for test, status in tests.items() if status.fails]
     if bad:
         reason = f"the tests wrote a reward of {reward:g}, but their log says that {bad[0]} fails"
         return Judgement(Verdict.UNSOLVED, reason, tests)
@@ -59,7 +43,7 @@ def _judge(spec: GradingSpec, report: Report) -> Judgement:
 
 
 def _reward(text: str) -> float | None:
-    """Read a reward. A number that is none (NaN) is no reward either."""
+    """Read a reward; None if the file holds no finite number."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

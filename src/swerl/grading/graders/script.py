@@ -1,36 +1,19 @@
 """Grade with a script of tests: by the tests that the Task declares, else by its exit code.
 
-pytest is told to list every test, so that a script which leaves early with exit code 0 has shown
-nothing.
+pytest must list every test, so that a script which leaves early with exit code 0 proves nothing.
 """
 
 from __future__ import annotations
 
-from swerl.core.contracts import Fresh, Grader, Sandbox
-from swerl.core.grade import Grade, Verdict
-from swerl.core.task import GradingSpec, Task
-from swerl.grading.flow import Report, Rules, grade
-from swerl.grading.log_parsers import find_parser
-from swerl.grading.statuses import Parser
-from swerl.grading.verdict import Judgement, judge_lists
-
-_DEFAULT_PARSER = "pytest"
+from swerl.core.contracts import Grader
+from swerl.core.grade import Verdict
+from swerl.core.task import GradingSpec
+from swerl.grading.flow import FlowGrader, Report
+from swerl.grading.statuses import Judgement, judge_lists
 
 
 def build() -> Grader:
-    """Return the grader."""
-    return _ScriptGrader()
-
-
-class _ScriptGrader:
-    async def grade(
-        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
-    ) -> Grade:
-        return await grade(task, patch, sandbox, Rules(_parser, _judge), fresh)
-
-
-def _parser(spec: GradingSpec) -> Parser:
-    return find_parser(spec.log_parser or _DEFAULT_PARSER)
+    return FlowGrader(_judge, default_parser="pytest")
 
 
 def _judge(spec: GradingSpec, report: Report) -> Judgement:

@@ -1,0 +1,334 @@
+"""Logs of test runners other than Python's, read by the rules of SWE-bench.
+
+Runners that SWE-bench does not know follow the rules of SWE-rebench V2, in the last part.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+from swerl.core.grade import TestStatus
+from swerl.grading.statuses import Line, Parser, Statuses, by_line, lines, worst
+
+_PASSED, _FAILED, _SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
+
+_KARMA_LINE = re.compile(r"(?P<indent>\s*)(?P<mark>[✔✖])?\s(?P<name>.*)")
+
+_CROSS = "\N{MULTIPLICATION SIGN}"
+
+_jest_lines = by_line(
+    r"(?P<status>[✓✕○])\s(?P<name>.+?)(?:\s\(\d+\s*m?s\))?$",
+    {"✓": _PASSED, "✕": _FAILED, "○": _SKIPPED},
+)
+
+jest_json = by_line(
+    r"\[(?P<status>PASSED|FAILED)\]\s(?P<name>.+)",
+    {"PASSED": _PASSED, "FAILED": _FAILED},
+)
+"""Read `[PASSED] name` lines, which SWE-bench's commands make of `jest --json`."""
+
+vitest = by_line(
+    rf"(?P<status>[✓{_CROSS}↓])\s(?P<name>.+?)(?:\s(?:\d+\s*m?s?|\[skipped\]))?$",
+    {"✓": _PASSED, _CROSS: _FAILED, "↓": _SKIPPED},
+)
+"""Read `vitest --reporter=verbose`."""
+
+tap = by_line(
+    r"(?P<status>ok|not ok) \d+ (?P<name>.+)",
+    {"ok": _PASSED, "not ok": _FAILED},
+)
+"""Read the Test Anything Protocol; the name is the text after the number, with directives."""
+
+
+def jest(log: str) -> Statuses:
+    """Read `jest --verbose`; names do not hold the suites."""
+    return worst((name.strip(), status) for name, status in _jest_lines(log).items())
+
+
+def karma(log: str) -> Statuses:
+    """Read karma's mocha reporter: `suite > … > test`, until its summary."""
+    found: list[Line] = []
+    suites: list[str] = []
+    depth = -1
+    started = False
+    for line in log.split("\n"):
+        if line.startswith("SUMMARY:"):
+            break
+        if "Starting browser" in line:
+            started = True
+            continue
+        match = _KARMA_LINE.match(line)
+        if not match or not started:
+            continue
+        indent, mark, name = match["indent"], match["mark"], match["name"]
+        if mark:
+            status = _PASSED if mark == "✔" else _FAILED
+            found.append((" > ".join([*suites, name]), status))
+        elif indent and len(indent) > depth:
+            suites.append(name)
+            depth = len(indent)
+        elif indent and len(indent) < depth:
+            # A line further left closes one suite and opens none, as in SWE-bench.
+            suites[-1:] = []
+            depth = len(indent)
+    return worst(found)
+
+
+_MAVEN_TEST = re.compile(r".*-Dtest=(\S+)")
+_MAVEN_RESULT = re.compile(r".*BUILD (SUCCESS|FAILURE)$")
+_GRADLE_LINE = re.compile(r"([^>].+)\s+(PASSED|FAILED)$")
+_GRADLE_NAME = re.compile(r"([^>]\S*\s+>\s+\S+)$")
+_JVM_WORDS = {
+    "PASS": _PASSED,
+    "FAIL": _FAILED,
+    "ERR": _FAILED,
+    "PASSED": _PASSED,
+    "FAILED": _FAILED,
+    "SUCCESS": _PASSED,
+    "FAILURE": _FAILED,
+}
+
+ant = by_line(r"\[junit\]\s+\[(?P<status>PASS|FAIL|ERR)\]\s+(?P<name>.*)", _JVM_WORDS)
+"""Read the lines `[junit] [PASS] test` of ant."""
+
+
+def maven(log: str) -> Statuses:
+    """Read `mvn -Dtest=NAME` commands in the shell's trace, and the result of each.
+
+    Maven names no passing test, so every test has a command of its own; the n-th result is the n-th
+    command's. Results before the first command belong to a build. If there are more results than
+    commands, Maven did not write all of them.
+    """
+    tests, results = list[str](), list[str]()
+    for line in map(str.strip, log.split("\n")):
+        if match := _MAVEN_TEST.match(line):
+            tests.append(match[1])
+        match = _MAVEN_RESULT.match(line)
+        if match and tests:
+            results.append(match[1])
+    if len(results) > len(tests):
+        return dict.fromkeys(tests, _FAILED)
+    return worst((test, _JVM_WORDS[word]) for test, word in zip(tests, results, strict=False))
+
+
+def gradle(log: str) -> Statuses:
+    """Read lines `class > test PASSED`; the status may be on a later line."""
+    found: list[Line] = []
+    open_test = ""
+    for line in lines(log):
+        if match := _GRADLE_LINE.match(line):
+            found.append((match[1], _JVM_WORDS[match[2]]))
+            open_test = ""
+        elif match := _GRADLE_NAME.match(line):
+            open_test = match[1]
+        elif open_test and line in {"PASSED", "FAILED"}:
+            found.append((open_test, _JVM_WORDS[line]))
+            open_test = ""
+    return worst(found)
+
+
+_DOCTEST = re.compile(r"<doctest.*?</doctest>", re.DOTALL)
+_PHP_SUITE = re.compile(r"(\w.+) \(.+\)")
+_PHP_TEST = re.compile(r"\s*([✔✘↩])\s*(.*)")
+_PHP_MARKS = {"✔": _PASSED, "✘": _FAILED, "↩": _SKIPPED}
+_REDIS_FILE = re.compile(r"\s+in\s+\S+$")
+
+_redis_lines = by_line(
+    r"\[(?P<status>ok|err|skip|ignore)\]:\s(?P<name>.+?)(?:\s\(\d+\s*m?s\))?$",
+    {"ok": _PASSED, "err": _FAILED, "skip": _SKIPPED, "ignore": _SKIPPED},
+)
+
+jq = by_line(r"(?P<status>PASS|FAIL):\s(?P<name>.+)", {"PASS": _PASSED, "FAIL": _FAILED})
+"""Read automake's lines `PASS: test`."""
+
+micropython = by_line(
+    r"(?P<status>pass|FAIL|skip)\s+(?P<name>.+)",
+    {"pass": _PASSED, "FAIL": _FAILED, "skip": _SKIPPED},
+)
+"""Read MicroPython's own runner."""
+
+googletest = by_line(
+    r".*\[\s*(?P<status>OK|FAILED)\s*\]\s(?P<name>.*)\s\(.*\)$",
+    {"OK": _PASSED, "FAILED": _FAILED},
+)
+"""Read googletest's lines `[ OK ] suite.test (0 ms)`; lines of the summary have no time."""
+
+go_test = by_line(
+    r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)$",
+    {"PASS": _PASSED, "FAIL": _FAILED, "SKIP": _SKIPPED},
+)
+"""Read `go test -v`, subtests included."""
+
+cargo = by_line(
+    r"test\s+(?P<name>\S+)\s+\.\.\.\s+(?P<status>ok|FAILED)$", {"ok": _PASSED, "FAILED": _FAILED}
+)
+"""Read `cargo test` without ignored tests."""
+
+minitest = by_line(
+    r"(?P<name>.+)\. .*=.*(?P<status>[.FE])", {".": _PASSED, "F": _FAILED, "E": _FAILED}
+)
+"""Read `name. = 0.01 s = .`: the last dot, F or E of a line counts."""
+
+cucumber = by_line(r"(?P<name>.*) \.+(?P<status>[.F])", {".": _PASSED, "F": _FAILED})
+"""Read Cucumber's progress, one scenario a line."""
+
+ruby_unit = by_line(
+    r"(?:test: )?(?P<name>.+):\s+(?P<status>\.|[EFO]\b)",
+    {".": _PASSED, "E": _FAILED, "F": _FAILED, "O": _SKIPPED},
+)
+"""Read `test-unit -v`."""
+
+rspec = by_line(r"(?P<name>.+) - (?P<status>passed|failed)", {"passed": _PASSED, "failed": _FAILED})
+"""Read `name - status` lines, which SWE-bench's commands make of RSpec's JSON."""
+
+
+def redis(log: str) -> Statuses:
+    """Read `[ok]: test` lines; a failure's line also holds the file, which the id does not."""
+    return worst(
+        (_REDIS_FILE.sub("", name) if status is _FAILED else name, status)
+        for name, status in _redis_lines(log).items()
+    )
+
+
+def doctest(log: str) -> Statuses:
+    """Read the XML reports of C++'s doctest: a subcase passes if all its expressions do."""
+    found: list[Line] = []
+    for report in _DOCTEST.findall(log):
+        try:
+            root = ElementTree.fromstring(report)
+        except ElementTree.ParseError:
+            continue
+        for case in root.iterfind(".//TestCase"):
+            for part in case.iterfind(".//SubCase"):
+                good = all(each.get("success") == "true" for each in part.iter("Expression"))
+                name = f"{case.get('name')} > {part.get('name')}"
+                found.append((name, _PASSED if good else _FAILED))
+    return worst(found)
+
+
+def phpunit(log: str) -> Statuses:
+    """Read `phpunit --testdox`: `suite > test`."""
+    found: list[Line] = []
+    suite: str | None = None
+    for line in log.split("\n"):
+        if match := _PHP_SUITE.fullmatch(line):
+            suite = match[1]
+        elif match := _PHP_TEST.fullmatch(line):
+            found.append((f"{suite} > {match[2]}", _PHP_MARKS[match[1]]))
+    return worst(found)
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_TIME = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*(?:ms|s)\s*\)?\s*$", re.IGNORECASE)
+_PHP_TIME = re.compile(r"\s*\[\s*\d+(?:\.\d+)?\s*(?:ms|s)\s*\]\s*$", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_JUNIT_MARKS = {"<failure": _FAILED, "<error": TestStatus.ERROR, "<skipped": _SKIPPED}
+
+gradle_timed = by_line(
+    r"(?P<name>[^>].+?)\s+(?P<status>PASSED|FAILED)(?:\s+\(\d+(?:\.\d+)?s\))?$",
+    {"PASSED": _PASSED, "FAILED": _FAILED},
+)
+"""Read lines `class > test PASSED (0.1s)` of gradle."""
+
+ctest = by_line(
+    r"\d+/\d+\s+Test\s+#\d+:\s+(?P<name>.+?)\s+\.+\s+(?P<status>Passed|Failed|Skipped|Timeout)\b",
+    {"Passed": _PASSED, "Failed": _FAILED, "Skipped": _SKIPPED, "Timeout": _FAILED},
+)
+"""Read `1/2 Test #1: name .... Passed` of CMake's ctest."""
+
+test_lines = by_line(
+    r"Test\s+(?P<name>.*?)\s+(?P<status>passed|failed|skipped)$",
+    {"passed": _PASSED, "failed": _FAILED, "skipped": _SKIPPED},
+)
+"""Read lines `Test name passed`."""
+
+minitest_methods = by_line(
+    r"(?P<name>.+?#.+?)\s+=\s+[\d.]+\s+s\s+=\s+(?P<status>[.FES])$",
+    {".": _PASSED, "F": _FAILED, "E": _FAILED, "S": _SKIPPED},
+)
+"""Read minitest's `Class#method = 0.01 s = .`."""
+
+swift = by_line(
+    r"Test Case '(?P<name>[^']+)'\s+(?P<status>passed|failed)\s+\([0-9.]+\s+seconds\)$",
+    {"passed": _PASSED, "failed": _FAILED},
+)
+"""Read XCTest of Swift."""
+
+
+def _by_rules(*rules: tuple[str, TestStatus], is_timed: bool = False) -> Parser:
+    """Return a parser that reads each line by the first rule that matches.
+
+    `is_timed` removes durations from the names.
+    """
+    compiled = [(re.compile(pattern), status) for pattern, status in rules]
+
+    def parse(log: str) -> Statuses:
+        found: list[Line] = []
+        for line in lines(_ANSI.sub("", log)):
+            matches = ((pattern.match(line), status) for pattern, status in compiled)
+            first = next(((match, status) for match, status in matches if match), None)
+            if not first:
+                continue
+            name = _TIME.sub("", first[0][1]) if is_timed else first[0][1]
+            if name.strip():
+                found.append((name.strip(), first[1]))
+        return worst(found)
+
+    return parse
+
+
+elixir = _by_rules(
+    (r"\*\s+test\s+(.*?)\s+\(skipped\)\s+\[L#\d+\]$", _SKIPPED),
+    (r"\d+\)\s+test\s+(.*?)\s+\([^)]+\)$", _FAILED),
+    (r"\*\s+test\s+(.*?)(?:\s+\([\d.]+ms\))?\s+\[L#\d+\]$", _PASSED),
+)
+"""Read `mix test --trace` of Elixir."""
+
+xunit = _by_rules(
+    (r"\[xUnit\.net\s+[\d:.]+\]\s+(.+?)\s+\[FAIL\]$", _FAILED),
+    (r"Failed\s+(.+?)\s+\[.+?\]$", _FAILED),
+    (r"Skipped\s+(.+?)(?:\s+\[.+?\])?$", _SKIPPED),
+    (r"Passed\s+(.+?)\s+\[.+?\]$", _PASSED),
+)
+"""Read xUnit.net of C#."""
+
+plenary = _by_rules(
+    (r"Fail(?:ed)?\s*\|\|\s*(.+)", _FAILED),
+    (r"(?i:skip(?:ped)?)\s*\|\|\s*(.+)", _SKIPPED),
+    (r"Success\s*\|\|\s*(.+)", _PASSED),
+)
+"""Read Neovim's plenary: `Success || name`."""
+
+mocha = _by_rules(
+    (r"-\s+(.*)", _SKIPPED), (r"\d+\)\s+(.*)", _FAILED), (r"✔\s+(.*)", _PASSED), is_timed=True
+)
+"""Read mocha's `✔ name`, `1) name` and `- name`, without durations."""
+
+mocha_headings = _by_rules(
+    (r"-\s+(.*)", _SKIPPED),
+    (r"\d+\)\s+(.*?):$", _FAILED),
+    (r"\[W\]\s*\d+\)\s+(.*)", _FAILED),
+    (r"✔\s+(.*)", _PASSED),
+    is_timed=True,
+)
+"""Read mocha; a failure counts by the heading `1) name:` of its details."""
+
+
+def phpunit_timed(log: str) -> Statuses:
+    """Read `phpunit --testdox` and drop durations from names."""
+    return worst((_PHP_TIME.sub("", name).strip(), s) for name, s in phpunit(log).items())
+
+
+def junit(log: str) -> Statuses:
+    """Read every `<testcase>` of JUnit reports in the log: `class name`."""
+    found: list[Line] = []
+    for case in log.split("<testcase")[1:]:
+        tag, _, rest = case.partition(">")
+        body = "" if tag.endswith("/") else rest.partition("</testcase>")[0]
+        attributes = dict(_ATTRIBUTE.findall(tag))
+        if name := attributes.get("name"):
+            marks = (status for mark, status in _JUNIT_MARKS.items() if mark in body)
+            full_name = f"{attributes.get('classname', '')} {name}".strip()
+            found.append((full_name, next(marks, _PASSED)))
+    return worst(found)
