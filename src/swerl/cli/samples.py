@@ -55,7 +55,7 @@ def export_samples(
     done = export(run, output, Format(format), step)
     console().print(
         f"{output}: {done.num_rows} rows of {done.num_steps} steps; "
-        "docs/guides/samples-export.md explains the columns",
+        "docs/reference/samples.md explains the columns",
         soft_wrap=True,
     )
 

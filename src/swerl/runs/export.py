@@ -1,7 +1,7 @@
 """A run's Samples as one Parquet file: in swerl's own columns, or as slime's or verl's rows.
 
 Rows are converted one by one and written in row groups of some megabytes, so that memory does not
-grow with the run. docs/guides/samples-export.md has every column and what differs in meaning.
+grow with the run. docs/reference/samples.md has every column and what differs in meaning.
 """
 
 from __future__ import annotations

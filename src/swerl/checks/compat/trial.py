@@ -65,7 +65,7 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The counts of one trial; docs/guides/agent-compat.md defines each."""
+    """The counts of one trial; docs/measurements/agent-compat.md defines each."""
 
     turns: int
     branches: int

@@ -194,7 +194,7 @@ class SglangParser:
             missing = "No module named 'sglang'" in problem
             raise InputError(
                 f"{python} has no SGLang" if missing else str(problem),
-                hint=INSTALL if missing else "see docs/design/families.md",
+                hint=INSTALL if missing else "see docs/guides/models.md",
             )
 
     def read(self, text: str, *, thinking_opened: bool) -> tuple[str, ReadCalls]:

@@ -156,7 +156,7 @@ def _machine_assumptions(recipe: Recipe) -> Iterator[Assumption]:
         "of the GPU's peak",
         "assumed: 0.3 dense, 0.05 with experts; a published run at 64k has 0.033",
     )
-    yield Assumption("imbalance", 0.03, "of a step", "docs/design/packing.md: at most, measured")
+    yield Assumption("imbalance", 0.03, "of a step", "docs/design/trainer.md: at most, measured")
     yield Assumption(
         "prompt_mfu",
         0.40 if recipe.trainer.expert_parallel == 1 else 0.20,
