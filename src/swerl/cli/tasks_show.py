@@ -65,7 +65,7 @@ def stats(
     from collections import Counter
     from dataclasses import asdict, replace
 
-    from swerl.grading.support import unsupported
+    from swerl.grading.log_parsers import unsupported
     from swerl.tasks import select
     from swerl.tasks.select import count
 
