@@ -22,7 +22,7 @@ from swerl.core.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted
 from swerl.core.files import write_json
 from swerl.recipe.schema import Recipe
 from swerl.runs.layout import RunFolder, State, open_run
-from swerl.runs.status import Stop, ask_to_stop, present
+from swerl.runs.status import StopRequest, own_run, request_stop
 
 RECIPE = Recipe.model_validate({"name": "shown", "steps": 9})
 SMALL = """
@@ -92,7 +92,7 @@ def test_status_reads_the_folder_alone(root: Path) -> None:
 def test_status_tells_a_copy_from_a_killed_run_and_says_what_is_asked(root: Path) -> None:
     with open_run(root, RECIPE.model_dump(mode="json")):
         asyncio.run(_die(root))
-        ask_to_stop(root, Stop.STEP)
+        request_stop(root, StopRequest.STEP)
         assert "asked      to end after the step under way" in swerl("status", str(root)).output
         copy = shutil.copytree(root, root.with_name("copy"))
         copied = swerl("status", str(copy)).output
@@ -102,7 +102,7 @@ def test_status_tells_a_copy_from_a_killed_run_and_says_what_is_asked(root: Path
 
 async def _die(root: Path) -> None:
     """Leave what a process leaves that is killed."""
-    async with present(root):
+    async with own_run(root):
         left = (root / "process.json").read_bytes()
     (root / "process.json").write_bytes(left)
 

@@ -75,7 +75,7 @@ def swerl(*words: object) -> Result:
 
 
 def test_the_native_rows_are_the_batches_with_their_rewards(run: Path, tmp_path: Path) -> None:
-    done = export.export(run, tmp_path / "out.parquet", export.Format.PARQUET)
+    done = export.export(run, tmp_path / "out.parquet", export.ExportFormat.PARQUET)
     found = pq.read_table(tmp_path / "out.parquet").to_pylist()
     samples = [sample for step in (0, 1) for sample in batch(run, step).samples]
     assert (done.num_rows, done.num_steps) == (6, 2)
@@ -90,7 +90,7 @@ def test_the_native_rows_are_the_batches_with_their_rewards(run: Path, tmp_path:
 
 
 def test_slimes_rows_keep_its_samples_rules(run: Path, tmp_path: Path) -> None:
-    export.export(run, tmp_path / "out.parquet", export.Format.SLIME, 1)
+    export.export(run, tmp_path / "out.parquet", export.ExportFormat.SLIME, 1)
     found = pq.read_table(tmp_path / "out.parquet").to_pylist()
     for row, sample in zip(found, batch(run, 1).samples, strict=True):
         start = len(row["tokens"]) - row["response_length"]
@@ -108,7 +108,7 @@ def test_slimes_rows_keep_its_samples_rules(run: Path, tmp_path: Path) -> None:
 
 
 def test_verls_rows_keep_its_tensors_rules(run: Path, tmp_path: Path) -> None:
-    export.export(run, tmp_path / "out.parquet", export.Format.VERL, 0)
+    export.export(run, tmp_path / "out.parquet", export.ExportFormat.VERL, 0)
     found = pq.read_table(tmp_path / "out.parquet").to_pylist()
     for row, sample in zip(found, batch(run, 0).samples, strict=True):
         assert row["prompts"] + row["responses"] == row["input_ids"] == list(sample.ids)
@@ -125,7 +125,7 @@ def test_row_groups_bound_what_is_held(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "_GROUP_TOKENS", 9)
-    export.export(run, tmp_path / "out.parquet", export.Format.SLIME)
+    export.export(run, tmp_path / "out.parquet", export.ExportFormat.SLIME)
     with pq.ParquetFile(tmp_path / "out.parquet") as file:
         assert file.num_row_groups > 2
         assert file.metadata.num_rows == 6
@@ -166,6 +166,6 @@ def test_what_is_not_there_is_said(
 def test_turns_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:
     folder = RunFolder(run)
     tables.write_turns(folder.turns(0), [episode("x", "a", Verdict.SOLVED, turn(0, None))])
-    with pytest.raises(SwerlError, match=r"know no episode 0/a\.0"):
+    with pytest.raises(SwerlError, match=r"lack the episode 0/a\.0"):
         list(export.step_rows(run, [0]))
     assert not list(tmp_path.glob(".*part"))

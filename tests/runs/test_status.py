@@ -1,4 +1,4 @@
-"""Who works on a run folder, how it ended, and how it is asked to end."""
+"""The owner of a run folder, its end, and stop requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from swerl.runs import status
 from swerl.runs.layout import RunFolder, State, open_run
 from swerl.runs.status import (
     Ending,
-    Standing,
-    Stop,
-    ask_to_stop,
-    look,
-    present,
+    RunStatus,
+    StopRequest,
+    own_run,
     read_process,
-    require_alone,
+    request_stop,
+    require_unused,
+    run_status,
 )
 
 
@@ -42,56 +42,56 @@ def _ended(root: Path) -> tuple[Ending | None, str, str]:
 
 async def test_a_run_that_is_done_is_finished(tmp_path: Path) -> None:
     with open_run(tmp_path, {}) as folder:
-        async with present(tmp_path):
-            assert look(tmp_path).standing is Standing.RUNNING
+        async with own_run(tmp_path):
+            assert run_status(tmp_path).status is RunStatus.RUNNING
             folder.write_state(State(finished=True))
-    assert look(tmp_path).standing is Standing.FINISHED
+    assert run_status(tmp_path).status is RunStatus.FINISHED
 
 
 async def test_an_error_is_kept_with_its_hint_also_out_of_a_group(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup):
-        async with present(tmp_path):
-            raise ExceptionGroup("both", [TrainerError("it broke", hint="mend it")])
-    assert _ended(tmp_path) == (Ending.FAILED, "it broke", "mend it")
-    assert look(tmp_path).standing is Standing.FAILED
+        async with own_run(tmp_path):
+            raise ExceptionGroup("both", [TrainerError("it broke", hint="fix it")])
+    assert _ended(tmp_path) == (Ending.FAILED, "it broke", "fix it")
+    assert run_status(tmp_path).status is RunStatus.FAILED
 
 
-async def test_how_a_run_ended_is_known_also_where_the_disk_is_full(
+async def test_the_end_of_a_run_is_recorded_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, value: object) -> None:
         raise RunError(f"cannot write {path}")
 
     with pytest.raises(KeyError):
-        async with present(tmp_path):
+        async with own_run(tmp_path):
             monkeypatch.setattr(status, "write_json", refuse)
             raise KeyError("a long reason" * 999)
-    seen = look(tmp_path)
-    assert seen.standing is Standing.FAILED
+    seen = run_status(tmp_path)
+    assert seen.status is RunStatus.FAILED
     assert seen.process and "a long reason" in seen.process.error
 
 
-async def test_a_wish_to_stop_after_the_step_is_seen_and_forgotten(tmp_path: Path) -> None:
-    async with present(tmp_path) as here:
-        assert not here.stopping()
-        ask_to_stop(tmp_path, Stop.STEP)
-        assert here.stopping()
-    assert look(tmp_path).standing is Standing.STOPPED
-    async with present(tmp_path) as again:
-        assert not again.stopping()
+async def test_a_stop_request_after_the_step_is_seen_once(tmp_path: Path) -> None:
+    async with own_run(tmp_path) as here:
+        assert not here.stop_requested()
+        request_stop(tmp_path, StopRequest.STEP)
+        assert here.stop_requested()
+    assert run_status(tmp_path).status is RunStatus.STOPPED
+    async with own_run(tmp_path) as again:
+        assert not again.stop_requested()
 
 
-async def test_a_wish_to_stop_at_once_ends_what_waits(tmp_path: Path) -> None:
+async def test_a_stop_request_at_once_cancels_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunStoppedError, match="asked to end"):
-        async with asyncio.timeout(30), present(tmp_path):
-            ask_to_stop(tmp_path, Stop.NOW)
+        async with asyncio.timeout(30), own_run(tmp_path):
+            request_stop(tmp_path, StopRequest.NOW)
             await asyncio.Event().wait()
     assert _ended(tmp_path)[0] is Ending.STOPPED
 
 
 async def test_a_cancelled_run_is_interrupted(tmp_path: Path) -> None:
     async def work() -> None:
-        async with present(tmp_path):
+        async with own_run(tmp_path):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
@@ -106,10 +106,10 @@ HOLDER = """
 import asyncio, sys
 from pathlib import Path
 from swerl.runs.layout import open_run
-from swerl.runs.status import present
+from swerl.runs.status import own_run
 
 async def main() -> None:
-    async with present(Path(sys.argv[1])):
+    async with own_run(Path(sys.argv[1])):
         print("here", flush=True)
         await asyncio.sleep(300)
 
@@ -118,40 +118,40 @@ with open_run(Path(sys.argv[1]), {}):
 """
 
 
-def test_a_killed_process_is_told_from_one_that_runs_and_from_a_copy(tmp_path: Path) -> None:
+def test_a_killed_process_differs_from_a_running_one_and_from_a_copy(tmp_path: Path) -> None:
     root, copy, moved = tmp_path / "run", tmp_path / "copy", tmp_path / "moved"
     root.mkdir()
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(root)], stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout and holder.stdout.readline() == "here\n"
-    seen = look(root)
-    assert seen.standing is Standing.RUNNING
+    seen = run_status(root)
+    assert seen.status is RunStatus.RUNNING
     assert seen.process and seen.process.pid == holder.pid
     with pytest.raises(RunError, match="another process"), open_run(root, {}):
         pass
     with pytest.raises(RunError, match=rf"process {holder.pid} on .*, since \d+") as error:
-        asyncio.run(require_alone(root, tell=print))
+        asyncio.run(require_unused(root, notify=print))
     assert f"swerl train stop {root}" in error.value.hint
     shutil.copytree(root, copy)
-    assert look(copy).standing is Standing.COPIED
-    asyncio.run(require_alone(copy, tell=print))
+    assert run_status(copy).status is RunStatus.COPIED
+    asyncio.run(require_unused(copy, notify=print))
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    assert look(root).standing is Standing.KILLED
+    assert run_status(root).status is RunStatus.KILLED
     root.rename(moved)
-    assert look(moved).standing is Standing.KILLED
+    assert run_status(moved).status is RunStatus.KILLED
     holder.stdout.close()
 
 
 async def test_another_machines_process_is_known_by_its_heartbeat(tmp_path: Path) -> None:
-    async with present(tmp_path):
+    async with own_run(tmp_path):
         pass
     path = tmp_path / "process.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({**told, "host": "elsewhere", "ending": None, "ended": 0}))
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "host": "elsewhere", "ending": None, "ended": 0}))
     (tmp_path / "heartbeat").touch()
-    assert look(tmp_path, patience_s=0).standing is Standing.RUNNING
+    assert run_status(tmp_path, patience_s=0).status is RunStatus.RUNNING
     over = threading.Event()
 
     def beat() -> None:
@@ -161,37 +161,37 @@ async def test_another_machines_process_is_known_by_its_heartbeat(tmp_path: Path
     beating = threading.Thread(target=beat)
     beating.start()
     with pytest.raises(RunError, match="on elsewhere"):
-        await require_alone(tmp_path, tell=print)
+        await require_unused(tmp_path, notify=print)
     over.set()
     beating.join()
     os.utime(tmp_path / "heartbeat", (1, 1))
-    told_of: list[str] = []
-    assert look(tmp_path, patience_s=0, tell=told_of.append).standing is Standing.SILENT
-    assert not told_of
-    assert look(tmp_path, patience_s=0.01, tell=told_of.append).standing is Standing.SILENT
-    assert "on elsewhere gave its last sign" in told_of[0]
-    await require_alone(tmp_path, tell=told_of.append)
-    assert len(told_of) == 1
+    notices: list[str] = []
+    assert run_status(tmp_path, patience_s=0, notify=notices.append).status is RunStatus.SILENT
+    assert not notices
+    assert run_status(tmp_path, patience_s=0.01, notify=notices.append).status is RunStatus.SILENT
+    assert "on elsewhere is" in notices[0]
+    await require_unused(tmp_path, notify=notices.append)
+    assert len(notices) == 1
 
 
-async def test_a_machine_that_went_a_moment_ago_is_waited_for_and_does_not_block(
+async def test_a_machine_that_failed_a_moment_ago_delays_a_new_run_only_shortly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "SILENT_S", 0.5)
-    async with present(tmp_path):
+    async with own_run(tmp_path):
         pass
     path = tmp_path / "process.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({**told, "host": "elsewhere", "ending": None, "ended": 0}))
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "host": "elsewhere", "ending": None, "ended": 0}))
     (tmp_path / "heartbeat").touch()
-    told_of: list[str] = []
-    await require_alone(tmp_path, tell=told_of.append)
-    assert told_of[0].endswith("0 s ago; waiting up to 0 s for another one")
-    assert look(tmp_path, patience_s=0).standing is Standing.SILENT
+    notices: list[str] = []
+    await require_unused(tmp_path, notify=notices.append)
+    assert notices[0].endswith("0 s old; waiting up to 0 s for the next one")
+    assert run_status(tmp_path, patience_s=0).status is RunStatus.SILENT
 
 
 def test_a_damaged_process_file_is_one_clear_error(tmp_path: Path) -> None:
     RunFolder(tmp_path)
     (tmp_path / "process.json").write_text('{"pid": 1}')
     with pytest.raises(RunError, match="damaged"):
-        look(tmp_path)
+        run_status(tmp_path)

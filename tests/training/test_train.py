@@ -17,7 +17,7 @@ from swerl.engines.families import tiny
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import History
 from swerl.runs.layout import RunFolder
-from swerl.runs.status import Presence, Process
+from swerl.runs.status import RunOwner, RunProcess
 from swerl.training import train
 from swerl.training.train import check_trainable
 
@@ -47,8 +47,8 @@ async def _train(
     patch.setattr(train, "open_training", starts.training)
     patch.setattr(train.loop, "run", starts.run)
     recipe = Recipe.model_validate({"name": "r", "trainer": {"restarts": restarts}})
-    presence = Presence(root, Process(1, "here", "", 0.0))
-    await train._train_with_restarts(recipe, RunFolder(root), events.append, presence)
+    owner = RunOwner(root, RunProcess(1, "here", "", 0.0))
+    await train._train_with_restarts(recipe, RunFolder(root), events.append, owner)
     return starts, events
 
 

@@ -46,13 +46,13 @@ def export_samples(
     """Write the rows of a run as one Parquet file."""
     from swerl.cli._output import console
     from swerl.core.errors import UnknownNameError
-    from swerl.runs.export import Format, export
+    from swerl.runs.export import ExportFormat, export
 
-    if format not in set(Format):
+    if format not in set(ExportFormat):
         raise UnknownNameError(
-            f"no rows of the format {format!r}", hint=f"--format takes {', '.join(Format)}"
+            f"no rows of the format {format!r}", hint=f"--format takes {', '.join(ExportFormat)}"
         )
-    done = export(run, output, Format(format), step)
+    done = export(run, output, ExportFormat(format), step)
     console().print(
         f"{output}: {done.num_rows} rows of {done.num_steps} steps; "
         "docs/reference/samples.md explains the columns",

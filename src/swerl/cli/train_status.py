@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
     from swerl.runs.history import RunProgress
-    from swerl.runs.status import Look
+    from swerl.runs.status import StatusReport
 
 _COLOURS = {"running": "green", "finished": "green", "failed": "red", "killed": "red"}
 _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
@@ -51,19 +51,19 @@ def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
     from swerl.cli._output import stderr
     from swerl.cli._runs import called, stored_recipe
     from swerl.runs.history import read_progress
-    from swerl.runs.status import BEAT_S, asked_to_stop, look
+    from swerl.runs.status import BEAT_S, requested_stop, run_status
 
     recipe, progress = stored_recipe(root), read_progress(root)
-    seen = look(root, patience_s=3 * BEAT_S if waits else 0.0, tell=stderr().print)
+    seen = run_status(root, patience_s=3 * BEAT_S if waits else 0.0, notify=stderr().print)
     return {
         "run": root.name,
         "called": called(root),
         "folder": str(root),
-        "standing": str(seen.standing),
+        "standing": str(seen.status),
         "steps": recipe.steps,
         "process": asdict(seen.process) if seen.process else None,
         "beat_s": round(seen.beat_s, 1),
-        "asked_to_stop": asked_to_stop(root),
+        "asked_to_stop": requested_stop(root),
         "step": progress.step,
         "doing": progress.doing,
         "episodes": [progress.episodes_done, progress.episodes_expected],
@@ -73,7 +73,7 @@ def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
     }
 
 
-def _dollars(recipe: Recipe, progress: RunProgress, seen: Look) -> dict[str, float]:
+def _dollars(recipe: Recipe, progress: RunProgress, seen: StatusReport) -> dict[str, float]:
     """Return what was paid so far for sandboxes, by this machine's ledger, and for GPUs.
 
     `run` is both by the run's own account, which `cost.max_dollars` goes by.

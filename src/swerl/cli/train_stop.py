@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swerl.runs.status import Look
+    from swerl.runs.status import StatusReport
 
 
 def stop(
@@ -25,33 +25,33 @@ def stop(
     from swerl.cli._output import console, stderr
     from swerl.cli._runs import called, find_run
     from swerl.core.errors import RunError
-    from swerl.runs.status import Standing, Stop, ask_to_stop, look
+    from swerl.runs.status import RunStatus, StopRequest, request_stop, run_status
 
     root = find_run(run, runs)
     name = called(root)
-    before = look(root, tell=stderr().print)
-    if before.standing is not Standing.RUNNING:
+    before = run_status(root, notify=stderr().print)
+    if before.status is not RunStatus.RUNNING:
         hint = f"`swerl train status {name}` says how it ended; `swerl train resume {name}` goes on"
-        raise RunError(f"{root} is not running: {before.standing}", hint=hint)
-    ask_to_stop(root, Stop.NOW if now else Stop.STEP)
+        raise RunError(f"{root} is not running: {before.status}", hint=hint)
+    request_stop(root, StopRequest.NOW if now else StopRequest.STEP)
     when = "at once" if now else "after its step"
     console().print(f"asked {root.name} to end {when}", soft_wrap=True)
     after = _wait(root, wait_s)
-    if after.standing is Standing.RUNNING:
-        message = f"{root} still runs after {wait_s:g} s; the wish to end stays"
+    if after.status is RunStatus.RUNNING:
+        message = f"{root} still runs after {wait_s:g} s; the stop request stays"
         hint = f"wait longer, or `swerl train stop {name} --now`"
         raise RunError(message, hint=hint)
-    console().print(f"{root.name}: {after.standing}")
-    verb = "status" if after.standing is Standing.FINISHED else "resume"
+    console().print(f"{root.name}: {after.status}")
+    verb = "status" if after.status is RunStatus.FINISHED else "resume"
     console().print(f"next: swerl train {verb} {name}", soft_wrap=True)
 
 
-def _wait(root: Path, wait_s: float) -> Look:
+def _wait(root: Path, wait_s: float) -> StatusReport:
     import time
 
-    from swerl.runs.status import Standing, look
+    from swerl.runs.status import RunStatus, run_status
 
     until = time.monotonic() + wait_s
-    while (seen := look(root)).standing is Standing.RUNNING and time.monotonic() < until:
+    while (seen := run_status(root)).status is RunStatus.RUNNING and time.monotonic() < until:
         time.sleep(0.2)
     return seen

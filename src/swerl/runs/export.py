@@ -1,7 +1,7 @@
-"""A run's Samples as one Parquet file: in swerl's own columns, or as slime's or verl's rows.
+"""Export a run's Samples to one Parquet file: in swerl's columns, or as slime's or verl's rows.
 
-Rows are converted one by one and written in row groups of some megabytes, so that memory does not
-grow with the run. docs/reference/samples.md has every column and what differs in meaning.
+Rows are converted one by one and written in row groups of some megabytes, so memory does not grow
+with the run. docs/reference/samples.md lists the columns and how their meaning differs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _GROUP_TOKENS = 1 << 20
-"""Tokens after which a row group ends; its arrays take some tens of megabytes."""
-Row: TypeAlias = Mapping[str, Any]
+"""Tokens of a row group; its arrays take some tens of megabytes."""
+ExportRow: TypeAlias = Mapping[str, Any]
 
 
-class Format(StrEnum):
-    """Whose rows to write."""
+class ExportFormat(StrEnum):
+    """The format of the rows."""
 
     PARQUET = "parquet"
     """swerl's columns, with the step, the reward and the verdict."""
@@ -40,13 +40,13 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """The size of an export."""
 
     num_rows: int
     num_steps: int
 
 
-def export(run: Path, output: Path, format: Format, step: int | None = None) -> Exported:
+def export(run: Path, output: Path, format: ExportFormat, step: int | None = None) -> Exported:
     """Write the rows of one step, or of all. Raises InputError, RunError."""
     import pyarrow.parquet as pq
 
@@ -67,8 +67,7 @@ def export(run: Path, output: Path, format: Format, step: int | None = None) -> 
     return Exported(num_rows, len(steps))
 
 
-def to_swerl(row: StepRow) -> Row:
-    """Return a row in swerl's columns."""
+def to_swerl(row: StepRow) -> ExportRow:
     sample = row.sample
     return {
         "step": row.step,
@@ -85,7 +84,7 @@ def to_swerl(row: StepRow) -> Row:
     }
 
 
-def to_slime(row: StepRow) -> Row:
+def to_slime(row: StepRow) -> ExportRow:
     """Return the fields of slime's Sample; its response begins with the first trained token."""
     sample, start = row.sample, row.prompt_length
     return {
@@ -114,8 +113,8 @@ def to_slime(row: StepRow) -> Row:
     }
 
 
-def to_verl(row: StepRow) -> Row:
-    """Return the tensors of one row of verl's DataProto, and its columns that are none."""
+def to_verl(row: StepRow) -> ExportRow:
+    """Return the tensors and other columns of one row of verl's DataProto."""
     import numpy as np
 
     sample, start, length = row.sample, row.prompt_length, len(row.sample.ids)
@@ -138,30 +137,34 @@ def to_verl(row: StepRow) -> Row:
     }
 
 
-_CONVERTERS: Mapping[Format, Callable[[StepRow], Row]] = {
-    Format.PARQUET: to_swerl,
-    Format.SLIME: to_slime,
-    Format.VERL: to_verl,
+_CONVERTERS: Mapping[ExportFormat, Callable[[StepRow], ExportRow]] = {
+    ExportFormat.PARQUET: to_swerl,
+    ExportFormat.SLIME: to_slime,
+    ExportFormat.VERL: to_verl,
 }
 
 
-def _columns(format: Format) -> pa.Schema:
+def _columns(format: ExportFormat) -> pa.Schema:
     import pyarrow as pa
 
     int8s, int32s, int64s = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
     floats, texts = pa.list_(pa.float32()), pa.list_(pa.string())
     number, text = pa.float64(), pa.string()
     about = {"step": pa.int64(), "episode": text, "task": text, "verdict": text}
-    kinds: dict[Format, dict[str, pa.DataType]] = {
-        Format.PARQUET: about
+    kinds: dict[ExportFormat, dict[str, pa.DataType]] = {
+        ExportFormat.PARQUET: about
         | {"reward": number, "ids": int32s, "mask": int8s, "logprobs": floats}
         | {"advantage": number, "share": number, "versions": texts},
-        Format.SLIME: {"group_index": pa.int64(), "index": pa.int64(), "rollout_id": pa.int64()}
+        ExportFormat.SLIME: {
+            "group_index": pa.int64(),
+            "index": pa.int64(),
+            "rollout_id": pa.int64(),
+        }
         | {"prompt": text, "tokens": int32s, "response": text, "response_length": pa.int64()}
         | {"label": text, "reward": number, "loss_mask": int8s, "weight_versions": texts}
         | {"rollout_log_probs": floats, "remove_sample": pa.bool_(), "status": text}
         | {"metadata": pa.struct(about | {"advantage": number, "share": number})},
-        Format.VERL: dict.fromkeys(("prompts", "responses", "input_ids"), int64s)
+        ExportFormat.VERL: dict.fromkeys(("prompts", "responses", "input_ids"), int64s)
         | dict.fromkeys(("attention_mask", "position_ids", "response_mask"), int64s)
         | {"rollout_log_probs": floats, "rm_scores": floats, "uid": text, "rollout_uid": text}
         | {"share": number, "advantage": number, "verdict": text},
@@ -170,7 +173,6 @@ def _columns(format: Format) -> pa.Schema:
 
 
 def _groups(rows: Iterator[StepRow]) -> Iterator[list[StepRow]]:
-    """Yield rows by row group."""
     group: list[StepRow] = []
     num_tokens = 0
     for row in rows:
@@ -183,7 +185,7 @@ def _groups(rows: Iterator[StepRow]) -> Iterator[list[StepRow]]:
         yield group
 
 
-def _table(rows: list[Row], columns: pa.Schema) -> pa.Table:
+def _table(rows: list[ExportRow], columns: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     arrays = [pa.array([row[field.name] for row in rows], field.type) for field in columns]
@@ -198,28 +200,28 @@ def _numbers(values: object, kind: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One Sample of one step."""
+    """One Sample of a step, with the outcome of its Episode."""
 
     step: int
     group: int
-    """Number of its Task in the step."""
+    """Number of its Task within the step."""
     rollout: int
-    """Number of its Episode in the step; the rows of one Episode share it."""
+    """Number of its Episode within the step, shared by the Episode's rows."""
     sample: Sample
     reward: float
     verdict: str
     is_truncated: bool
-    """Whether the Episode's last reply was cut off at its length."""
+    """True if the token limit cut the Episode's last reply."""
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first one that is trained."""
+        """Tokens before the first trained one."""
         return self.sample.mask.index(1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of an Episode."""
+    """The outcome of an Episode."""
 
     reward: float
     verdict: str
@@ -227,7 +229,7 @@ class _Outcome:
 
 
 def steps_of(run: Path) -> list[int]:
-    """Return the steps whose Samples a run folder holds. Raises InputError where there are none."""
+    """Return the steps whose Samples a run folder holds. Raises InputError if there are none."""
     found = sorted(int(path.stem) for path in RunFolder(run).samples(0).parent.glob("*.parquet"))
     if not found:
         raise InputError(
@@ -237,9 +239,9 @@ def steps_of(run: Path) -> list[int]:
 
 
 def step_rows(run: Path, steps: Sequence[int]) -> Iterator[StepRow]:
-    """Yield the rows of these steps, a row group at a time.
+    """Yield the rows of these steps, one row group at a time.
 
-    Raises InputError on a step that is not there, RunError on damaged files.
+    Raises InputError on a missing step, RunError on damaged files.
     """
     folder = RunFolder(run)
     for step in steps:
@@ -255,8 +257,8 @@ def step_rows(run: Path, steps: Sequence[int]) -> Iterator[StepRow]:
         for sample in tables.read_samples(path):
             if not (outcome := outcomes.get(sample.episode)):
                 raise RunError(
-                    f"the turns of step {step} know no episode {sample.episode}",
-                    hint="turns/ and samples/ must be of the same run",
+                    f"the turns of step {step} lack the episode {sample.episode}",
+                    hint="turns/ and samples/ must belong to the same run",
                 )
             yield StepRow(
                 step,
@@ -270,7 +272,7 @@ def step_rows(run: Path, steps: Sequence[int]) -> Iterator[StepRow]:
 
 
 def _outcomes(path: Path) -> dict[str, _Outcome]:
-    """Read what became of each Episode from its last Turn."""
+    """Read the outcome of each Episode from its last Turn."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -279,7 +281,7 @@ def _outcomes(path: Path) -> dict[str, _Outcome]:
     except (OSError, pa.ArrowException) as error:
         raise RunError(
             f"cannot read the turns {path}: {error}",
-            hint="rewards stand in turns/, beside samples/",
+            hint="rewards are read from turns/, beside samples/",
         ) from error
     return {
         turn["episode"]: _Outcome(turn["reward"], turn["verdict"], turn["finish"] == "length")
@@ -288,7 +290,7 @@ def _outcomes(path: Path) -> dict[str, _Outcome]:
 
 
 def _shown(steps: Sequence[int]) -> str:
-    """Write steps as ranges."""
+    """Format steps as ranges."""
     runs = [
         [step for _, step in group]
         for _, group in groupby(enumerate(steps), key=lambda pair: pair[1] - pair[0])

@@ -1,4 +1,4 @@
-"""A run's past as its events tell it; where a step was done twice, the later one counts."""
+"""The events of a run on disk: the log that writes them, and readers of history and progress."""
 
 from __future__ import annotations
 
@@ -26,35 +26,12 @@ from swerl.core.events import (
 from swerl.core.files import disk_errors
 from swerl.runs.layout import RunFolder
 
-
-@dataclass(slots=True)
-class History:
-    """Metrics by step, and solve rates by evaluation."""
-
-    steps: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    evals: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    """Split -> (step, solve rate), by step."""
-
-    def series(self, metric: str) -> list[float]:
-        """Return one metric over the steps."""
-        return [metrics[metric] for _, metrics in sorted(self.steps.items()) if metric in metrics]
-
-
-def read(path: Path) -> History:
-    """Read a run's events; a line that a crash cut short is passed over."""
-    history = History()
-    evals: dict[str, dict[int, float]] = {}
-    for event in _lines(path):
-        if event["event"] == StepEnded.__name__:
-            history.steps[event["step"]] = event["metrics"]
-        elif event["event"] == EvalEnded.__name__:
-            evals.setdefault(event["split"], {})[event["step"]] = event["solve_rate"]
-    history.evals = {split: sorted(rates.items()) for split, rates in evals.items()}
-    return history
+TAIL_BYTES = 1 << 22
+"""Bytes of events that are read for the progress: more than any step writes in an hour."""
 
 
 class EventLog:
-    """Appends events to a file, a line each."""
+    """Appends events to a file, one per line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +43,7 @@ class EventLog:
         return self
 
     def __call__(self, event: Event) -> None:
-        """Write an event; what `swerl train status` says of a run is flushed at once."""
+        """Write an event; those that `swerl train status` shows are flushed at once."""
         assert self._file is not None
         with disk_errors(self._path):
             self._file.write(json.dumps(as_json(event), default=str) + "\n")
@@ -85,53 +62,64 @@ class EventLog:
             with disk_errors(self._path):
                 self._file.close()
         except RunError:
-            if error is None:  # else it must not hide what ended the run
+            if error is None:  # It must not hide the error that ended the run.
                 raise
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+@dataclass(slots=True)
+class History:
+    """Metrics by step, and solve rates by evaluation."""
+
+    steps: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    evals: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    """Split -> (step, solve rate), by step."""
+
+    def series(self, metric: str) -> list[float]:
+        """Return one metric over the steps."""
+        return [metrics[metric] for _, metrics in sorted(self.steps.items()) if metric in metrics]
 
 
-TAIL_BYTES = 1 << 22
-"""How much of the events is read back for what goes on: more than any step writes in an hour."""
+def read(path: Path) -> History:
+    """Read a run's events; if a step was done twice, the later one counts."""
+    history = History()
+    evals: dict[str, dict[int, float]] = {}
+    for event in _events(path):
+        if event["event"] == StepEnded.__name__:
+            history.steps[event["step"]] = event["metrics"]
+        elif event["event"] == EvalEnded.__name__:
+            evals.setdefault(event["split"], {})[event["step"]] = event["solve_rate"]
+    history.evals = {split: sorted(rates.items()) for split, rates in evals.items()}
+    return history
 
 
 @dataclass(slots=True)
 class RunProgress:
-    """What a run has done and is doing."""
+    """The progress of a run."""
 
     step: int = 0
     """Committed steps."""
     doing: str = ""
-    """The last stage that began, in words."""
+    """The last stage that began, as text."""
     phases: Counter[str] = field(default_factory=Counter)
-    """Episodes in each phase."""
+    """Number of Episodes in each phase."""
     episodes_done: int = 0
     episodes_expected: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the last step came to."""
+    """Metrics of the last step."""
     step_seconds: float = 0.0
-    """Seconds of all committed steps in the part of the events that was read."""
+    """Seconds of all committed steps in the events that were read."""
 
 
 def read_progress(root: Path) -> RunProgress:
-    """Read a run folder. Raises RunError where its state is damaged."""
+    """Read a run's progress from its folder. Raises RunError on a damaged state."""
     folder = RunFolder(root)
     found = RunProgress(step=folder.read_state().step)
-    for event in _tail(folder.events):
-        _take(found, event)
+    for event in _events(folder.events, last_bytes=TAIL_BYTES):
+        _add_event(found, event)
     return found
 
 
-def _take(found: RunProgress, event: Mapping[str, Any]) -> None:
+def _add_event(found: RunProgress, event: Mapping[str, Any]) -> None:
     match event.get("event"):
         case StepStarted.__name__:
             found.doing = f"step {event['step'] + 1}"
@@ -152,12 +140,13 @@ def _take(found: RunProgress, event: Mapping[str, Any]) -> None:
             found.step_seconds += event["metrics"].get("step_s", 0.0)
 
 
-def _tail(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the last events; a line that was cut is passed over."""
+def _events(path: Path, last_bytes: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the events of a file, or those in its last bytes; cut lines are skipped."""
     if not path.exists():
         return
     with path.open("rb") as lines:
-        lines.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        if last_bytes:
+            lines.seek(max(0, path.stat().st_size - last_bytes))
         for line in lines:
             try:
                 yield json.loads(line)

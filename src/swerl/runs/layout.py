@@ -1,4 +1,4 @@
-"""The run folder: where everything lies, who may use it, and which step it stands at.
+"""The run folder: its paths, its lock, its committed state; and going back to an earlier step.
 
 runs/<name>/  recipe.resolved.json  meta.json  state.json  events.jsonl  prompts.jsonl  lock
   episodes/<step>/<task>.<k>/  turns/<step>.parquet  samples/<step>.parquet
@@ -23,24 +23,23 @@ from swerl.core.files import disk_errors, read_json, write_json
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a run stands in the order of its Tasks, where that does not follow from the step.
+    """Position of an asynchronous run in the order of its Tasks.
 
-    A Group's place counts from 0 in the order in which Groups begin.
+    A Group's place is its number, from 0, in the order in which Groups start.
     """
 
     next_place: int = 0
-    """Place of the next Group to begin."""
+    """Place of the next Group to start."""
     under_way: tuple[tuple[int, int], ...] = ()
-    """(place, weight version by its place in `State.versions`) of Groups that have begun and are
-    not trained."""
+    """(place, index into `State.versions`) of Groups that have started and are not trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The evaluated step that did best."""
+    """The step with the best evaluation."""
 
     step: int
-    """Optimizer steps before it; its checkpoint has this number."""
+    """Optimizer steps before it, which is its checkpoint's number."""
     split: str
     pass_at_1: float
 
@@ -50,26 +49,26 @@ _MAY_CHANGE = (
     *("trainer.start_timeout_s", "trainer.step_timeout_s", "trainer.tokens_per_micro_batch"),
     *("trainer.recompute", "trainer.offload_optimizer"),
 )
-"""How keys begin that may differ when a run goes on: they change nothing that is learned but, for
-those of memory, the order of sums."""
+"""Prefixes of keys that may change when a run resumes: they do not affect learning, except that
+memory settings change the order of sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a run has come. Writing it is what commits a step."""
+    """The progress of a run. Writing it commits a step."""
 
     step: int = 0
-    """Steps that are committed; the next step has this number."""
+    """Committed steps; the next step has this number."""
     finished: bool = False
     evals_done: tuple[str, ...] = ()
-    """Evaluations that are committed, by name."""
+    """Names of committed evaluations."""
     versions: tuple[str, ...] = ()
-    """Weight versions that have served up to this step, oldest first."""
+    """Weight versions that have served, oldest first."""
     cursor: Cursor = Cursor()
     skipped: int = 0
-    """Steps that were skipped because loss or gradients were not finite."""
+    """Steps skipped because loss or gradients were not finite."""
     skipped_in_a_row: int = 0
-    """Those of them right before this step."""
+    """Skipped steps directly before this one."""
     best: Best | None = None
 
 
@@ -80,57 +79,50 @@ class RunFolder:
     root: Path
 
     def episode(self, step: str, name: str) -> Path:
-        """Return the folder of one Episode."""
         return self.root / "episodes" / step / name
 
     @property
     def checkpoints(self) -> Path:
-        """Return the trainer's checkpoints, one folder a step."""
         return self.root / "checkpoints"
 
     @property
     def weights(self) -> Path:
-        """Return the published weights, one folder a version."""
         return self.root / "weights"
 
     @property
     def scratch(self) -> Path:
-        """Return the folder for generated task repositories."""
+        """Generated task repositories."""
         return self.root / "tasks"
 
     @property
     def spool(self) -> Path:
-        """Return the folder for the experts of Episodes under way."""
+        """Recorded experts of running Episodes."""
         return self.root / "spool"
 
     def samples(self, step: int) -> Path:
-        """Return the file of the Batch of a step."""
         return self.root / "samples" / f"{step:05d}.parquet"
 
     def turns(self, step: int) -> Path:
-        """Return the file of the Turns of a step."""
         return self.root / "turns" / f"{step:05d}.parquet"
 
     def evaluation(self, name: str) -> Path:
-        """Return the file of what an evaluation came to."""
         return self.root / "evals" / f"{name}.json"
 
     @property
     def prompts(self) -> Path:
-        """Return the ledger of which Tasks were trained in which step."""
+        """The prompt ledger."""
         return self.root / "prompts.jsonl"
 
     @property
     def events(self) -> Path:
-        """Return the file of all events."""
         return self.root / "events.jsonl"
 
     def state_of(self, step: int) -> Path:
-        """Return the file in a step's checkpoint with the run's state of that step."""
+        """The copy of the run's state in a step's checkpoint."""
         return self.checkpoints / f"{step:05d}" / "state.json"
 
     def read_state(self, step: int | None = None) -> State:
-        """Return the committed state, the initial one for a new run; or that of a checkpoint."""
+        """Return the committed state or a checkpoint's; the initial one of a new run."""
         path = self.root / "state.json" if step is None else self.state_of(step)
         if not path.exists():
             return State()
@@ -139,17 +131,17 @@ class RunFolder:
             return _state(value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
-                f"{path} is damaged: {error!r}", hint="delete the run folder to start the run anew"
+                f"{path} is damaged: {error!r}", hint="delete the run folder to start over"
             ) from error
 
     def write_state(self, state: State) -> None:
-        """Commit a state, of which the checkpoint of its step keeps a copy."""
+        """Commit a state; the checkpoint of its step keeps a copy."""
         if (copy := self.state_of(state.step)).parent.is_dir():
             write_json(copy, asdict(state))
         write_json(self.root / "state.json", asdict(state))
 
     def new_attempt(self) -> Path:
-        """Make and return the log folder of this start of the run."""
+        """Create the log folder of this start of the run."""
         logs = self.root / "logs"
         with disk_errors(logs):
             logs.mkdir(parents=True, exist_ok=True)
@@ -160,9 +152,9 @@ class RunFolder:
 
 @contextmanager
 def open_run(root: Path, recipe: dict[str, Any]) -> Iterator[RunFolder]:
-    """Open a run folder for this process alone, making it or checking that it fits the recipe.
+    """Lock a run folder for this process; create it, or check that it fits the recipe.
 
-    Raises RunError where another process holds it or its recipe differs, naming the keys.
+    Raises RunError if another process holds it, or if its recipe differs, naming the keys.
     """
     folder = RunFolder(root)
     with disk_errors(root):
@@ -207,7 +199,7 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
 
 
 def _state(value: dict[str, Any]) -> State:
-    """Read a state; what an older one lacks has its default."""
+    """Read a state; fields that an older file lacks get their defaults."""
     cursor, best = value.get("cursor") or {}, value.get("best")
     under_way = tuple((place, began) for place, began in cursor.get("under_way", ()))
     return State(
@@ -232,13 +224,13 @@ def _differing(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any
 
 
 def next_number(parent: Path, prefix: str) -> int:
-    """Return one more than the highest number of the names that begin so, whatever was removed."""
+    """Return the highest number among names with this prefix, plus one."""
     ends = (path.name.removeprefix(prefix) for path in parent.glob(f"{prefix}*"))
     return max((int(end) for end in ends if end.isdecimal()), default=0) + 1
 
 
 def make_aside(root: Path) -> Path:
-    """Make and return a folder of a run for what is moved aside. Raises RunError."""
+    """Create a folder `undone-NN` for results that the run no longer uses. Raises RunError."""
     aside = root / f"undone-{next_number(root, 'undone-'):02d}"
     with disk_errors(aside):
         aside.mkdir()
@@ -246,16 +238,18 @@ def make_aside(root: Path) -> Path:
 
 
 def rewind(root: Path, step: int) -> Path | None:
-    """Set a run back; return the folder of what was moved aside, None where there was nothing.
+    """Reset a run to the checkpoint of an earlier step, without losing anything.
 
-    Raises InputError where the step has no checkpoint with the run's state, RunError where a
-    process is at work in the run.
+    The checkpoint keeps the state of its step: data cursor, weight versions, evaluations. Episodes
+    of later weights are moved aside, so that none is mistaken for one of the weights to come.
+    Returns their new folder, None if there are none. Raises InputError if the step has no
+    checkpoint with a state, RunError if a process uses the run.
     """
     with open_run(root, read_json(root / "recipe.resolved.json")) as run:
         if not run.state_of(step).is_file():
             there = ", ".join(str(found) for found in _steps(run)) or "none"
             raise InputError(
-                f"{root} has no checkpoint of step {step} to go back to",
+                f"{root} has no checkpoint of step {step}",
                 hint=f"steps that have one: {there}",
             )
         state = replace(run.read_state(step), finished=False)

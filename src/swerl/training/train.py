@@ -37,7 +37,7 @@ from swerl.rollout.wiring import (
 from swerl.runs import history
 from swerl.runs.history import EventLog, History
 from swerl.runs.layout import RunFolder, open_run
-from swerl.runs.status import Part, Presence, present, require_alone
+from swerl.runs.status import RunOwner, RunPart, own_run, require_unused
 from swerl.training import loop
 from swerl.training.efficiency import CostMeter
 from swerl.training.metric_sinks import open_sinks
@@ -54,28 +54,28 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
     """Run a recipe in its run folder to the end; a run that exists already is resumed."""
     if recipe.tasks.source != "twin" and not root.exists():
         await asyncio.to_thread(tasks_of, recipe, root)  # an error here leaves no run folder behind
-    await require_alone(root, tell=lambda text: show(Notice(text)))
+    await require_unused(root, notify=lambda text: show(Notice(text)))
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
         if folder.read_state().finished:
             return history.read(folder.events)
         with open_sinks(recipe, root, fan_out(log, show)) as sinks:
             costs = CostMeter(recipe, fan_out(log, show, sinks), history.read(folder.events))
-            async with present(root) as presence:
+            async with own_run(root) as owner:
                 await reap_leftovers(recipe, costs)
-                past = await _train_with_restarts(recipe, folder, costs, presence)
+                past = await _train_with_restarts(recipe, folder, costs, owner)
     with disk_errors(root):
         draw(root, past)
     return past
 
 
 async def _train_with_restarts(
-    recipe: Recipe, folder: RunFolder, costs: CostMeter, presence: Presence
+    recipe: Recipe, folder: RunFolder, costs: CostMeter, owner: RunOwner
 ) -> History:
     """Train to the end; after a lost rank, restart as often as the recipe allows."""
     left = recipe.trainer.restarts
     while True:
         try:
-            async with open_training(recipe, folder, costs, presence) as training:
+            async with open_training(recipe, folder, costs, owner) as training:
                 return await loop.run(training)
         except (RankLostError, ExceptionGroup) as error:
             if not left or not _is_lost_rank(error):
@@ -92,7 +92,7 @@ def _is_lost_rank(error: BaseException) -> bool:
 
 @asynccontextmanager
 async def open_training(
-    recipe: Recipe, folder: RunFolder, costs: CostMeter, presence: Presence
+    recipe: Recipe, folder: RunFolder, costs: CostMeter, owner: RunOwner
 ) -> AsyncIterator[loop.Training]:
     """Open all parts of a run, ready for `loop.run`."""
     logs = folder.new_attempt()
@@ -109,7 +109,7 @@ async def open_training(
         _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
         open_engine(recipe, nodes, setup, costs) as engine,
     ):
-        presence.has(_rank_processes(trainer))
+        owner.record_parts(_rank_processes(trainer))
         timer = StepTimer(engine)
         emit = fan_out(timer, costs)
         choose_way(recipe.cluster, engine, emit)
@@ -130,7 +130,7 @@ async def open_training(
                     parts=replace(parts_of(recipe, gateway, emit, backend), spool=spool),
                     timer=timer,
                     draining=draining,
-                    stopping=lambda: presence.stopping() or costs.is_spent(),
+                    stopping=lambda: owner.stop_requested() or costs.is_spent(),
                 )
 
 
@@ -191,6 +191,6 @@ def _trainer(
     )
 
 
-def _rank_processes(trainer: MegatronTrainer) -> tuple[Part, ...]:
+def _rank_processes(trainer: MegatronTrainer) -> tuple[RunPart, ...]:
     found = enumerate(zip(trainer.pids, trainer.hosts, strict=True))
-    return tuple(Part(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in found)
+    return tuple(RunPart(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in found)
