@@ -203,7 +203,7 @@ async def test_a_bad_request_is_refused_in_the_vendors_words_and_loses_nothing(
         (RuntimeError("a bug"), 500, False),
     ],
 )
-async def test_an_engine_that_fails_is_told_and_loses_nothing(
+async def test_an_engine_failure_is_reported_and_loses_nothing(
     talk: Talk, line: Exception, status: int, is_retried: bool
 ) -> None:
     talk.engine.lines = [line]
@@ -218,7 +218,7 @@ async def test_an_engine_that_fails_is_told_and_loses_nothing(
     await lost_nothing(talk)
 
 
-async def test_an_engine_that_answers_wrong_lengths_is_told_and_trains_nothing(talk: Talk) -> None:
+async def test_a_completion_of_wrong_lengths_is_reported_and_not_trained(talk: Talk) -> None:
     talk.engine.lies = True
 
     got, answer, headers = await talk.post(talk.dialect.body({**ASK, "content": "and now?"}))
@@ -229,7 +229,7 @@ async def test_an_engine_that_answers_wrong_lengths_is_told_and_trains_nothing(t
     await lost_nothing(talk)
 
 
-async def test_an_engine_that_is_slow_is_given_up_and_loses_nothing(talk: Talk) -> None:
+async def test_a_slow_engine_times_out_and_loses_nothing(talk: Talk) -> None:
     talk.engine.gate = asyncio.Event()
 
     got, answer, headers = await talk.post(talk.dialect.body({**ASK, "content": "and now?"}))
@@ -260,7 +260,7 @@ async def test_a_client_that_goes_away_loses_its_own_reply_only(
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-async def test_nobody_is_served_without_an_open_session(talk: Talk, is_closed: bool) -> None:
+async def test_a_request_without_an_open_session_is_refused(talk: Talk, is_closed: bool) -> None:
     turns = 1
     if is_closed:
         turns = len((await talk.session.close()).turns)
@@ -359,11 +359,11 @@ async def clients(
         (rb"\ud83d\ude00", "\U0001f600"),
     ],
 )
-def test_half_a_character_is_shown_as_one_that_cannot_be_read(written: bytes, read: str) -> None:
+def test_a_lone_surrogate_becomes_the_replacement_character(written: bytes, read: str) -> None:
     assert read_object(bytearray(b'{"a": "' + written + b'"}'), "", 100) == {"a": read}
 
 
 @pytest.mark.parametrize("body", [rb'{"a": "\ud83d}', rb'{"\ud83d": nan}', rb'{"a": "\x"}'])
-def test_what_is_no_json_besides_is_refused(body: bytes) -> None:
+def test_other_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(GatewayError, match="not valid JSON"):
         read_object(bytearray(body), "", 100)

@@ -66,7 +66,7 @@ async def test_the_next_request_proves_that_a_reply_arrived(engine: RecordingEng
     assert trajectory.dropped == {}
 
 
-async def test_the_engine_is_told_which_positions_its_replies_have_covered(
+async def test_the_engine_gets_the_number_of_positions_already_routed(
     engine: RecordingEngine,
 ) -> None:
     conversation = talk(engine)
@@ -148,7 +148,7 @@ async def test_calls_get_ids_of_their_own_and_the_declared_types(engine: Recordi
     assert reply.finish is Finish.TOOL_CALLS
 
 
-async def test_a_malformed_call_is_told_to_the_client_as_text(engine: RecordingEngine) -> None:
+async def test_a_malformed_call_reaches_the_client_as_text(engine: RecordingEngine) -> None:
     whole = engine.family.encode_reply(
         Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"cmd": "ls"}),))
     )
@@ -207,7 +207,7 @@ async def test_a_call_of_a_tool_that_was_not_offered_is_passed_on(engine: Record
     assert (call.name, call.arguments) == ("browse", {"n": "5"})
 
 
-async def test_only_what_is_new_is_rendered(
+async def test_only_new_messages_are_rendered(
     engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversation = talk(engine)
@@ -219,7 +219,7 @@ async def test_only_what_is_new_is_rendered(
     assert len((await conversation.close()).turns) == 2
 
 
-async def test_a_long_prompt_does_not_hold_up_others(
+async def test_a_long_prompt_does_not_block_other_requests(
     engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others_are_done = threading.Event()

@@ -237,7 +237,7 @@ def test_every_delivered_token_is_trained_once_after_what_the_engine_saw(
 @pytest.mark.parametrize("policy", HistoryPolicy)
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
-def test_so_it_is_with_a_template_that_drops_old_thinking(
+def test_every_token_is_trained_once_with_a_template_that_drops_old_thinking(
     families: dict[str, Family], policy: HistoryPolicy, seed: int
 ) -> None:
     _check_world(seed, policy, families["thinking"])
@@ -287,7 +287,7 @@ def test_one_conversation_replayed_in_every_allowed_way_is_one_sample(seed: int)
 
 
 @pytest.mark.parametrize(("name", "num_rewritten"), [("tiny", 0), ("thinking", 2)])
-async def test_the_template_policy_begins_anew_where_the_template_rewrites(
+async def test_the_template_policy_begins_a_new_root_when_the_template_rewrites(
     families: dict[str, Family], name: str, num_rewritten: int
 ) -> None:
     engine = RecordingEngine(family=families[name])

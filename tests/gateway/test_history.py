@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
-from swerl.gateway.history import History, Node, path_ids
+from swerl.gateway.history import MessageTree, ReplyNode, path_ids
 
 ASK = Message(Role.USER, "fix it")
 SYSTEM = Message(Role.SYSTEM, "be brief")
@@ -27,8 +27,8 @@ RESULTS = (
 )
 
 
-def node(parent: Node | None = None, output: tuple[int, ...] = (3,)) -> Node:
-    return Node(
+def node(parent: ReplyNode | None = None, output: tuple[int, ...] = (3,)) -> ReplyNode:
+    return ReplyNode(
         parent=parent,
         prompt_ids=array("i", (1, 2)),
         output_ids=array("i", output),
@@ -46,8 +46,8 @@ def request(*messages: Message, tools: tuple[Tool, ...] = ()) -> ChatRequest:
     return ChatRequest(messages, tools)
 
 
-def known(reply: Message = CALLS) -> tuple[History, Node]:
-    history, first = History(), node()
+def known(reply: Message = CALLS) -> tuple[MessageTree, ReplyNode]:
+    history, first = MessageTree(), node()
     history.add(history.match(request(SYSTEM, ASK)), reply, first)
     return history, first
 
@@ -123,7 +123,7 @@ def test_the_longest_known_branch_wins_and_only_what_follows_is_new() -> None:
         (ASK, CALLS),
     ],
 )
-def test_another_beginning_is_another_root(messages: tuple[Message, ...]) -> None:
+def test_a_different_first_message_is_another_root(messages: tuple[Message, ...]) -> None:
     history, _ = known()
 
     match = history.match(request(*messages, *RESULTS))
@@ -176,7 +176,7 @@ def test_a_discarded_reply_with_calls_is_not_continued() -> None:
 
 
 def test_asking_without_adding_leaves_nothing_behind() -> None:
-    history = History()
+    history = MessageTree()
     for number in range(5):
         history.match(request(ASK, tools=(Tool(f"tool{number}"),)))
 

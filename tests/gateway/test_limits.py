@@ -65,7 +65,7 @@ async def test_sessions_take_turns_however_many_requests_one_of_them_sends() -> 
     assert (admission.num_active, admission.num_waiting) == (0, 0)
 
 
-async def test_a_full_queue_refuses_who_has_most_in_it() -> None:
+async def test_a_full_queue_refuses_the_session_with_most_requests_in_it() -> None:
     admission, entered, gate = (
         GatewayAdmission(GatewayLimits(1, most_waiting=3)),
         list[str](),
@@ -88,7 +88,7 @@ async def test_a_full_queue_refuses_who_has_most_in_it() -> None:
     assert (admission.num_refused, admission.num_active) == (2, 0)
 
 
-async def test_who_leaves_the_queue_loses_nobody_a_place() -> None:
+async def test_leaving_the_queue_loses_no_slot() -> None:
     admission = GatewayAdmission(GatewayLimits(1))
     entered, gate = list[str](), asyncio.Event()
     first = asyncio.create_task(hold(admission, "first", entered, gate))
@@ -106,7 +106,7 @@ async def test_who_leaves_the_queue_loses_nobody_a_place() -> None:
     assert (admission.num_active, admission.num_waiting) == (0, 0)
 
 
-async def test_nobody_waits_for_longer_than_is_said() -> None:
+async def test_a_request_waits_no_longer_than_the_limit() -> None:
     admission, gate = GatewayAdmission(GatewayLimits(1, wait_s=0.01)), asyncio.Event()
     holder = asyncio.create_task(hold(admission, "first", [], gate))
     await settle()
@@ -165,7 +165,7 @@ async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
     assert max(seconds) < 10 + HELD_S + 5, "the bound on waiting, a reply, and a busy machine"
 
 
-async def test_of_requests_that_come_at_once_one_is_parsed_in_each_turn_of_the_loop(
+async def test_one_request_is_parsed_in_each_iteration_of_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between two of them the loop looks at its sockets, so that many stall nobody."""
@@ -203,7 +203,7 @@ async def test_of_requests_that_come_at_once_one_is_parsed_in_each_turn_of_the_l
     assert len(set(parsed_in)) == len(parsed_in) == 20
 
 
-async def test_a_stalled_loop_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_loop_lag_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LAG_SAMPLE_S", 0.01)
     monkeypatch.setattr(server, "LOAD_REPORT_S", 0.05)
     told, engine = asyncio.Queue[GatewayLoad](), RecordingEngine(lines=[Message(Role.ASSISTANT)])

@@ -29,12 +29,14 @@ from swerl.gateway.prompting import coerce
         (None, "5000", "5000"),
     ],
 )
-def test_a_text_is_read_as_its_declared_type(schema: Json, text: str, value: Json) -> None:
+def test_a_string_argument_is_parsed_as_its_declared_type(
+    schema: Json, text: str, value: Json
+) -> None:
     tool = Tool("t", parameters={"properties": {"x": schema}})
 
     assert coerce({"x": text, "other": "1"}, tool) == {"x": value, "other": "1"}
 
 
-def test_an_unknown_tool_keeps_its_texts() -> None:
+def test_an_unknown_tool_keeps_its_string_arguments() -> None:
     assert coerce({"x": "1"}, None) == {"x": "1"}
     assert coerce({"x": "1"}, Tool("t")) == {"x": "1"}

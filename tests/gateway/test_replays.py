@@ -141,7 +141,7 @@ async def test_each_change_of_form_by_itself_keeps_one_row(change: Replay) -> No
     one.assert_packed_once(await one.samples())
 
 
-async def test_a_reply_without_words_may_be_dropped() -> None:
+async def test_a_client_may_drop_a_blank_reply() -> None:
     one = Talk(Random(1))
     await one.say()
     await one.say(said=Message(Role.ASSISTANT, thinking="Hm. And so on"))

@@ -15,7 +15,7 @@ import pytest
 from swerl.core.chat import ChatReply, ChatRequest, Message, Role
 from swerl.core.turn import Completion, Sampling
 from swerl.gateway import conversation as state
-from swerl.gateway.conversation import Caller, Conversation, read_caller
+from swerl.gateway.conversation import Conversation, Requester, read_requester
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import prompter
 from swerl.gateway.server import Gateway
@@ -24,7 +24,7 @@ from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 
 ASK = Message(Role.USER, "fix it")
-NOBODY, NAMED, AGAIN = Caller(), Caller("agent-7"), Caller(is_retry=True)
+UNNAMED, NAMED, AGAIN = Requester(), Requester("agent-7"), Requester(is_retry=True)
 
 
 def talk(engine: RecordingEngine, **limits: int) -> Conversation:
@@ -37,9 +37,11 @@ def talk(engine: RecordingEngine, **limits: int) -> Conversation:
     )
 
 
-async def ask(conversation: Conversation, caller: Caller = NOBODY, text: str = "") -> ChatReply:
+async def ask(
+    conversation: Conversation, requester: Requester = UNNAMED, text: str = ""
+) -> ChatReply:
     request = ChatRequest((Message(Role.USER, text) if text else ASK,))
-    async with conversation.answer(request, caller) as answer:
+    async with conversation.answer(request, requester) as answer:
         reply = await answer.reply()
         answer.delivered()
         return reply
@@ -50,17 +52,17 @@ async def leave(asking: asyncio.Task[ChatReply]) -> None:
     await asyncio.wait({asking})
 
 
-@pytest.mark.parametrize("caller", [NOBODY, NAMED, AGAIN])
-async def test_who_left_and_asks_again_gets_the_reply_that_was_in_the_making(
-    engine: RecordingEngine, caller: Caller
+@pytest.mark.parametrize("requester", [UNNAMED, NAMED, AGAIN])
+async def test_a_retry_gets_the_pending_reply_of_the_request_that_left(
+    engine: RecordingEngine, requester: Requester
 ) -> None:
     engine.gate = asyncio.Event()
     conversation = talk(engine, max_turns=1)
-    first = asyncio.create_task(ask(conversation, caller))
+    first = asyncio.create_task(ask(conversation, requester))
     await engine.started.wait()
     await leave(first)
 
-    again = asyncio.create_task(ask(conversation, caller))
+    again = asyncio.create_task(ask(conversation, requester))
     await asyncio.sleep(0)
     engine.gate.set()
 
@@ -80,13 +82,13 @@ async def test_a_reply_that_was_ready_and_not_sent_is_given_to_the_retry(
     assert len((await conversation.close()).turns) == 1
 
 
-@pytest.mark.parametrize("caller", [NOBODY, Caller("agent-8")])
-async def test_two_who_ask_alike_at_once_get_a_reply_each(
-    engine: RecordingEngine, caller: Caller
+@pytest.mark.parametrize("requester", [UNNAMED, Requester("agent-8")])
+async def test_equal_requests_at_the_same_time_get_a_reply_each(
+    engine: RecordingEngine, requester: Requester
 ) -> None:
     engine.gate = asyncio.Event()
     conversation = talk(engine)
-    both = [asyncio.create_task(ask(conversation, one)) for one in (NOBODY, caller)]
+    both = [asyncio.create_task(ask(conversation, one)) for one in (UNNAMED, requester)]
     await until(lambda: len(engine.calls) == 2)
     engine.gate.set()
     await asyncio.gather(*both)
@@ -95,13 +97,13 @@ async def test_two_who_ask_alike_at_once_get_a_reply_each(
     assert [turn.parent for turn in (await conversation.close()).turns] == [None, None]
 
 
-@pytest.mark.parametrize("caller", [NAMED, AGAIN])
-async def test_who_cannot_ask_twice_at_once_shares_the_reply_and_trains_it_once(
-    engine: RecordingEngine, caller: Caller
+@pytest.mark.parametrize("requester", [NAMED, AGAIN])
+async def test_a_named_or_marked_retry_shares_the_reply_which_is_trained_once(
+    engine: RecordingEngine, requester: Requester
 ) -> None:
     engine.gate = asyncio.Event()
     conversation = talk(engine)
-    both = [asyncio.create_task(ask(conversation, caller)) for _ in range(2)]
+    both = [asyncio.create_task(ask(conversation, requester)) for _ in range(2)]
     await asyncio.sleep(0.01)
     engine.gate.set()
 
@@ -111,7 +113,7 @@ async def test_who_cannot_ask_twice_at_once_shares_the_reply_and_trains_it_once(
     assert len(engine.calls) == len((await conversation.close()).turns) == 1
 
 
-async def test_of_two_who_ask_alike_the_one_who_left_gets_his_own_reply_back(
+async def test_of_two_equal_requests_the_one_that_left_gets_its_own_reply_back(
     engine: RecordingEngine,
 ) -> None:
     engine.gate = asyncio.Event()
@@ -127,7 +129,7 @@ async def test_of_two_who_ask_alike_the_one_who_left_gets_his_own_reply_back(
     assert len(engine.calls) == len((await conversation.close()).turns) == 2
 
 
-async def test_a_delivered_reply_is_given_again_only_to_who_says_so(
+async def test_a_delivered_reply_is_given_again_only_to_a_marked_retry(
     engine: RecordingEngine,
 ) -> None:
     conversation = talk(engine)
@@ -151,7 +153,7 @@ async def test_a_delivered_reply_that_was_continued_is_not_given_again(
     assert await ask(conversation, AGAIN) is not first
 
 
-async def test_another_wish_is_no_retry(engine: RecordingEngine) -> None:
+async def test_a_request_with_other_limits_or_text_is_no_duplicate(engine: RecordingEngine) -> None:
     conversation = talk(engine)
     first = await ask(conversation)
     async with conversation.answer(ChatRequest((ASK,), max_tokens=5), AGAIN) as answer:
@@ -159,7 +161,7 @@ async def test_another_wish_is_no_retry(engine: RecordingEngine) -> None:
     assert await ask(conversation, AGAIN, "else") is not first
 
 
-async def test_a_failed_reply_is_tried_anew(engine: RecordingEngine) -> None:
+async def test_a_retry_of_a_failed_reply_samples_again(engine: RecordingEngine) -> None:
     engine.lines = [ValueError("broken")]
     conversation = talk(engine)
     with pytest.raises(Exception, match="broken"):
@@ -168,7 +170,7 @@ async def test_a_failed_reply_is_tried_anew(engine: RecordingEngine) -> None:
     assert (await ask(conversation, AGAIN)).message.text == "Done."
 
 
-async def test_a_reply_that_nobody_asks_for_again_is_aborted_and_frees_its_place(
+async def test_a_reply_without_a_retry_is_aborted_and_frees_its_slot(
     engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "RETRY_S", 0)
@@ -211,18 +213,18 @@ async def test_tokens_of_lost_replies_count_towards_the_cap(engine: RecordingEng
 
 
 @pytest.mark.parametrize(
-    ("headers", "caller"),
+    ("headers", "requester"),
     [
-        ({}, Caller()),
-        ({"x-stainless-retry-count": "0"}, Caller()),
-        ({"x-stainless-retry-count": "2"}, Caller("", is_retry=True)),
-        ({"x-claude-code-agent-id": "a"}, Caller("a")),
-        ({"thread-id": "t"}, Caller("t")),
-        ({"Idempotency-Key": "k"}, Caller("k", is_retry=True)),
+        ({}, Requester()),
+        ({"x-stainless-retry-count": "0"}, Requester()),
+        ({"x-stainless-retry-count": "2"}, Requester("", is_retry=True)),
+        ({"x-claude-code-agent-id": "a"}, Requester("a")),
+        ({"thread-id": "t"}, Requester("t")),
+        ({"Idempotency-Key": "k"}, Requester("k", is_retry=True)),
     ],
 )
-def test_headers_tell_who_asks(headers: dict[str, str], caller: Caller) -> None:
-    assert read_caller(headers) == caller
+def test_the_requester_is_read_from_headers(headers: dict[str, str], requester: Requester) -> None:
+    assert read_requester(headers) == requester
 
 
 class HurriedEngine(RecordingEngine):
@@ -291,7 +293,7 @@ def num_waiting(session: Session) -> int:
 
 
 @pytest.mark.parametrize("header", ["x-claude-code-agent-id", "thread-id", "x-other"])
-async def test_sub_agents_that_ask_alike_get_their_own_reply_when_they_ask_again(
+async def test_sub_agents_with_equal_requests_get_their_own_reply_on_retry(
     engine: RecordingEngine, open_session: OpenSession, header: str
 ) -> None:
     engine.lines = [Message(Role.ASSISTANT, name) for name in ("one", "two")]

@@ -217,7 +217,7 @@ async def test_requests_sent_in_one_go_are_answered_in_order(
     assert answer.index(b"first") < answer.index(b"second")
 
 
-async def test_who_waits_for_leave_to_send_a_body_gets_it(open_session: OpenSession) -> None:
+async def test_expect_100_continue_is_answered(open_session: OpenSession) -> None:
     session = open_session()
     whole = http(session, extra="Expect: 100-continue\r\n")
     reader, writer = await asyncio.open_connection("127.0.0.1", _port(session.url))
@@ -247,7 +247,7 @@ async def test_who_waits_for_leave_to_send_a_body_gets_it(open_session: OpenSess
         ("zstd", zstandard.compress(b" " * 10**7), 413),
     ],
 )
-async def test_a_packed_body_is_unpacked_up_to_the_cap(
+async def test_a_compressed_body_is_decompressed_up_to_the_cap(
     open_session: OpenSession, encoding: str, body: bytes, status: int
 ) -> None:
     session = open_session(max_body_bytes=65536)
@@ -259,7 +259,7 @@ async def test_a_packed_body_is_unpacked_up_to_the_cap(
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
 
 
-async def test_a_body_that_never_ends_is_given_up(
+async def test_a_body_that_never_ends_times_out(
     open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "BODY_S", 0.05)

@@ -61,7 +61,7 @@ async def test_two_turns_become_a_chain_of_exact_tokens(
     ("headers", "status"),
     [({"Authorization": "Bearer wrong", "x-api-key": ""}, 401), ({"Authorization": ""}, 200)],
 )
-async def test_only_a_key_that_the_gateway_gave_out_is_served(
+async def test_only_keys_of_open_sessions_are_served(
     open_session: OpenSession, headers: dict[str, str], status: int
 ) -> None:
     got, answer = await post(open_session(), json=body(), headers=headers)
@@ -396,7 +396,9 @@ async def test_an_address_of_another_machine_is_one_clear_error(
     assert "address of this machine" in caught.value.hint
 
 
-async def test_turns_are_told_with_their_words(gateway: Gateway, engine: RecordingEngine) -> None:
+async def test_on_turn_gets_the_messages_of_each_turn(
+    gateway: Gateway, engine: RecordingEngine
+) -> None:
     call = ToolCall("", "bash", {"cmd": "ls"})
     engine.lines = [Message(Role.ASSISTANT, "I look.", tool_calls=(call,))]
     told: list[Any] = []
@@ -445,7 +447,7 @@ async def test_an_idle_connection_does_not_hold_up_the_close(
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "sk-swerl-guess"}])
-async def test_a_gateway_on_a_shared_address_answers_nobody_without_a_sessions_key(
+async def test_a_gateway_on_a_shared_address_requires_a_session_key(
     engine: RecordingEngine, headers: dict[str, str]
 ) -> None:
     async with Gateway(engine=engine, family=engine.family, host="0.0.0.0") as gateway:
@@ -471,7 +473,7 @@ async def test_a_new_session_takes_a_key_over_and_outlives_the_old_one(gateway: 
     assert len((await new.close()).turns) == 1
 
 
-async def test_who_asks_in_vain_is_told_of(engine: RecordingEngine) -> None:
+async def test_on_refused_is_called_for_each_error(engine: RecordingEngine) -> None:
     told: list[tuple[str, str]] = []
 
     def note(session: str, error: Exception) -> None:

@@ -17,7 +17,7 @@ from tests.gateway.conftest import OpenSession
 from tests.gateway.test_server import body, post
 
 
-async def test_a_session_may_be_closed_by_two_at_once(
+async def test_a_session_can_be_closed_twice_at_once(
     engine: RecordingEngine, open_session: OpenSession
 ) -> None:
     engine.gate = asyncio.Event()
@@ -45,7 +45,7 @@ async def test_a_closed_session_takes_no_socket(open_session: OpenSession) -> No
         await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_a_close_that_nobody_waits_for_any_more_is_carried_out(
+async def test_a_cancelled_close_still_closes_the_session(
     engine: RecordingEngine, gateway: Gateway, open_session: OpenSession
 ) -> None:
     engine.gate = asyncio.Event()
@@ -61,7 +61,7 @@ async def test_a_close_that_nobody_waits_for_any_more_is_carried_out(
     assert open_session().key != session.key
 
 
-async def test_a_listener_of_turns_that_breaks_keeps_no_place(
+async def test_a_failing_on_turn_callback_holds_no_slot(
     gateway: Gateway, engine: RecordingEngine
 ) -> None:
     def broken(record: TurnRecord) -> None:

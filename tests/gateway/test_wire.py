@@ -94,7 +94,7 @@ MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/respons
         (RESPONSES, {"model": "m", "input": [HI, {"type": "odd", "a": nested(400)}]}, "too deeply"),
     ],
 )
-async def test_a_conversation_that_makes_no_sense_is_refused(
+async def test_an_inconsistent_conversation_is_refused(
     engine: RecordingEngine, open_session: OpenSession, path: str, body: Any, word: str
 ) -> None:
     status, answer = await post(open_session(), path, body)
@@ -178,9 +178,7 @@ async def test_versions_betas_and_queries_change_nothing(
         ("/v1/modelsx", 404),
     ],
 )
-async def test_a_model_is_there_by_any_name(
-    open_session: OpenSession, path: str, status: int
-) -> None:
+async def test_any_model_name_has_a_page(open_session: OpenSession, path: str, status: int) -> None:
     session = open_session()
     headers = {"x-api-key": session.key}
     url = URL(session.url + path, encoded=True)

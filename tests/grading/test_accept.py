@@ -132,7 +132,7 @@ def test_links_lead_nowhere_outside(path: str, target: str, is_kept: bool) -> No
 
 
 @pytest.mark.parametrize("path", ["pytest.py", "unittest/__init__.py", "_pytest/main.py"])
-def test_no_module_stands_before_a_test_runner(path: str) -> None:
+def test_no_new_module_shadows_a_test_runner(path: str) -> None:
     made = section(path, extra="new file mode 100644\n")
     assert accept(TASK, made).dropped == (path,)
     assert accept(TASK, section(path)).dropped == (), "the repository is the runner's own"
@@ -149,7 +149,7 @@ def test_no_module_stands_before_a_test_runner(path: str) -> None:
         "tools/bin/python3",
     ],
 )
-def test_nothing_new_is_found_before_what_runners_use(path: str) -> None:
+def test_no_new_module_shadows_an_import_of_a_runner(path: str) -> None:
     made = section(path, extra="new file mode 100644\n")
     assert accept(TASK, made).dropped == (path,)
     assert accept(TASK, section(path)).dropped == (), "the repository has its own"
@@ -179,7 +179,7 @@ def commanded(command: str, **spec: str) -> Task:
         ("invoke test", "tasks.py"),
     ],
 )
-def test_what_the_test_command_runs_is_dropped(command: str, path: str) -> None:
+def test_scripts_that_the_test_command_runs_are_dropped(command: str, path: str) -> None:
     assert accept(commanded(command), section(path)).dropped == (path,)
 
 
@@ -192,11 +192,11 @@ def test_what_the_test_command_runs_is_dropped(command: str, path: str) -> None:
         ("npm test", "package.json"),
     ],
 )
-def test_what_builds_alone_stays(command: str, path: str) -> None:
+def test_files_that_only_build_are_kept(command: str, path: str) -> None:
     assert accept(commanded(command), section(path)).patch == section(path)
 
 
-def test_what_scripts_run_is_dropped_too() -> None:
+def test_scripts_that_scripts_run_are_dropped_too() -> None:
     scripts = {"ci/run.sh": ". env/common\nmake test\n", "env/common": "python3 tool.py\n"}
     for path in ("env/common", "Makefile", "tool.py"):
         assert accept(TASK, section(path), scripts).dropped == (path,)
@@ -211,7 +211,7 @@ def test_what_scripts_run_is_dropped_too() -> None:
         "--- /dev/null\n+++ b/pytest.py\n@@ -0,0 +1 @@\n+x\n",
     ],
 )
-def test_no_module_is_moved_before_a_test_runner(made: str) -> None:
+def test_no_renamed_module_shadows_a_test_runner(made: str) -> None:
     assert accept(TASK, made).patch == ""
 
 
@@ -237,7 +237,7 @@ def test_headers_inside_content_are_content() -> None:
     assert accept(TASK, patch).patch == patch
 
 
-def test_nothing_is_put_beside_the_hidden_tests_of_r2e() -> None:
+def test_no_file_is_added_beside_the_hidden_tests_of_r2e() -> None:
     spec = replace(TASK.grading, test_files={"r2e_tests/test_1.py": ""})
     beside = section("r2e_tests/calc.py", extra="new file mode 100644\n")
     assert accept(replace(TASK, grading=spec), beside).dropped == ("r2e_tests/calc.py",)
@@ -274,7 +274,7 @@ def test_an_installed_packages_entry_points_are_dropped() -> None:
     assert accept(TASK, section(path, extra="new file mode 100644\n")).dropped == (path,)
 
 
-def test_what_the_solution_changes_is_open_to_the_agent() -> None:
+def test_the_agent_may_change_files_that_the_solution_changes() -> None:
     task = replace(TASK, gold_patch=section("tox.ini") + section("tests/unit/test_calc.py"))
     assert accept(task, section("tox.ini")).dropped == ()
     assert accept(task, section("tests/unit/test_calc.py")).dropped != ()

@@ -55,7 +55,7 @@ def altered(text: str, seed: int = 0, num: int = 1) -> list[str]:
         "for each in pair():\n        assert each",
     ],
 )
-def test_a_copy_fails_where_the_test_passes(assertion: str, seed: int) -> None:
+def test_a_copy_fails_if_the_test_passes(assertion: str, seed: int) -> None:
     text = f"def test_it():\n    {assertion}"
     exec(f"{text}\ntest_it()", dict(RIGHT))
     copies = altered(text, seed, num=3)
@@ -65,7 +65,7 @@ def test_a_copy_fails_where_the_test_passes(assertion: str, seed: int) -> None:
             exec(f"{copy}\ntest_copy{at}()", dict(RIGHT))
 
 
-def test_a_copy_passes_where_everything_is_called_equal() -> None:
+def test_a_copy_passes_if_the_code_equals_everything() -> None:
     class Equal:
         def __eq__(self, other: object) -> bool:
             return True
@@ -96,7 +96,7 @@ def test_a_test_whose_copy_might_pass_is_left_alone(text: str) -> None:
 
 @pytest.mark.parametrize("right", ["3", "0", "True", '"3 coins"', "b'note'", "2.50", "0x1f", '""'])
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_in_the_spelling_tells_which_value_is_right(right: str, seed: int) -> None:
+def test_the_spelling_does_not_reveal_the_right_value(right: str, seed: int) -> None:
     value = ast.literal_eval(right)
     texts = other_literals(right, value, 3, random.Random(seed))
     values = [ast.literal_eval(text) for text in texts]
@@ -109,7 +109,7 @@ def test_nothing_in_the_spelling_tells_which_value_is_right(right: str, seed: in
         }
 
 
-def test_the_right_number_stands_anywhere_among_the_others() -> None:
+def test_the_right_number_may_be_anywhere_among_the_others() -> None:
     places = {
         sum(int(text) < 7 for text in other_literals("7", 7, 3, random.Random(seed)))
         for seed in range(40)

@@ -105,7 +105,7 @@ async def grade(task: Task, patch: str) -> Grade:
 
 @pytest.mark.parametrize("text", [FUNCTIONS, CLASSES])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_canary_fails_and_disturbs_nobody(tmp_path: Path, text: str, seed: int) -> None:
+def test_a_canary_fails_and_disturbs_no_other_test(tmp_path: Path, text: str, seed: int) -> None:
     planted = _canary.plant(text, spec_of(text), random.Random(seed))
     assert planted is not None
     before, after = (
@@ -139,7 +139,7 @@ def odd_one(text: str) -> set[str]:
 
 @pytest.mark.parametrize("text", [FUNCTIONS, CLASSES, FUNCTIONS.replace("\n", "\r\n")])
 @pytest.mark.parametrize("seed", range(20))
-def test_empty_lines_do_not_show_a_canary(text: str, seed: int) -> None:
+def test_blank_lines_do_not_reveal_a_canary(text: str, seed: int) -> None:
     planted = _canary.plant(text, spec_of(text), random.Random(seed))
     assert planted is not None
     assert odd_one(planted.text) == set()
@@ -163,7 +163,7 @@ NAMED = FUNCTIONS.replace("test_keeps_zero", "test_adds_large_numbers")
     "text", [FUNCTIONS, NAMED, FUNCTIONS.replace("test_adds_small_numbers", "testAddsSmall")]
 )
 @pytest.mark.parametrize("seed", range(10))
-def test_names_do_not_show_a_canary(text: str, seed: int) -> None:
+def test_names_do_not_reveal_a_canary(text: str, seed: int) -> None:
     right = "testAddsSmall" if "testAddsSmall" in text else "test_adds_small_numbers"
     spec = spec_of(text, fail_to_pass=(f"test_sums.py::{right}",))
     planted = _canary.plant(text, spec, random.Random(seed))
@@ -184,7 +184,7 @@ def test_a_canary_in_the_place_of_its_test_changes_one_value(text: str, seed: in
     assert len(old) == len(new) and "(2, 3)" in new
 
 
-def test_tests_of_other_kinds_have_canaries_that_call_what_they_test() -> None:
+def test_canaries_of_other_kinds_of_tests_call_the_tested_code() -> None:
     text = "import pytest\n\n\nasync def test_adds_small_numbers():\n"
     text += "    with pytest.raises(ValueError):\n        await calc.add(2, 3)\n"
     planted = _canary.plant(text, spec_of(text), random.Random(0))
@@ -196,7 +196,7 @@ def test_tests_of_other_kinds_have_canaries_that_call_what_they_test() -> None:
 @pytest.mark.parametrize(
     "text", ["def broken(:\n", "print 'python 2'\n", "\0", "x = 1\n", "def test_other(): pass\n"]
 )
-def test_no_canary_where_no_declared_test_is_found(text: str) -> None:
+def test_no_canary_without_a_declared_test(text: str) -> None:
     assert _canary.plant(text, spec_of(text), random.Random(0)) is None
 
 
@@ -217,11 +217,11 @@ def test_no_canary_where_no_declared_test_is_found(text: str) -> None:
         ("go test ./...", False),
     ],
 )
-def test_where_a_canary_fits(command: str, fits: bool) -> None:
+def test_test_commands_that_run_a_canary(command: str, fits: bool) -> None:
     assert _canary.fits(GradingSpec("swebench", test_command=command)) is fits
 
 
-def test_vetting_knows_better_than_the_text_of_a_command() -> None:
+def test_vetting_overrules_the_text_of_a_command() -> None:
     assert not _canary.fits(GradingSpec("swebench", test_command="pytest", canary=False))
     assert _canary.fits(GradingSpec("swebench", test_command="./check", canary=True))
 
@@ -238,7 +238,7 @@ def test_vetting_knows_better_than_the_text_of_a_command() -> None:
         ({}, Canary.MISSING),
     ],
 )
-def test_what_its_status_says(statuses: dict[str, TestStatus], fate: Canary) -> None:
+def test_the_state_of_a_canary_by_its_status(statuses: dict[str, TestStatus], fate: Canary) -> None:
     others = {"t.py::test_a": TestStatus.PASSED}
     rest, found = _canary.separate({**others, **statuses}, ["test_c"])
     assert found is fate
@@ -261,7 +261,7 @@ async def test_no_solution_is_unsolved_beside_a_canary(task: Task) -> None:
     assert (result.verdict, result.canary) == (Verdict.UNSOLVED, Canary.FAILED)
 
 
-async def test_an_honest_failure_is_no_cheat_where_its_opposite_passes(task: Task) -> None:
+async def test_an_honest_failure_is_no_cheat_if_its_opposite_passes(task: Task) -> None:
     """Of a test that is to be mended, and is not, the negated copy passes."""
     text = FUNCTIONS.replace("calc.add(2, 3) == 5", "calc.add(2, 3) in (5, 6)")
     assert text != FUNCTIONS
@@ -296,7 +296,7 @@ async def test_a_report_without_its_canary_counts_for_nothing(
     assert (result.verdict, result.canary) == (Verdict(verdict), Canary.MISSING)
 
 
-async def test_a_printed_pass_does_not_talk_over_a_failure(task: Task) -> None:
+async def test_a_printed_pass_does_not_hide_a_failure(task: Task) -> None:
     loud = (
         "import atexit\n"
         "said = 'PASSED test_sums.py::test_adds_small_numbers'\n"
@@ -310,7 +310,7 @@ async def test_a_printed_pass_does_not_talk_over_a_failure(task: Task) -> None:
     assert "PASSED test_sums.py::test_adds_small_numbers" in result.log
 
 
-async def test_seconds_per_test_are_told(task: Task) -> None:
+async def test_seconds_per_test_are_recorded(task: Task) -> None:
     slow = FUNCTIONS.replace(
         "assert calc.add(2", "import time; time.sleep(0.05)\n    assert calc.add(2"
     )

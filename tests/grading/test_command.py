@@ -59,7 +59,7 @@ async def test_hidden_files_overrule_the_patch(task: Task) -> None:
     assert result.restored == ("hidden/run.py",)
 
 
-async def test_exit_code_zero_is_not_enough_where_tests_are_declared(
+async def test_exit_code_zero_is_not_enough_if_tests_are_declared(
     with_spec: Callable[..., Task],
 ) -> None:
     result = await grade(with_spec(test_command="true"), GOLD)
@@ -68,7 +68,7 @@ async def test_exit_code_zero_is_not_enough_where_tests_are_declared(
 
 
 @pytest.mark.parametrize(("code", "verdict"), [(0, Verdict.SOLVED), (3, Verdict.UNSOLVED)])
-async def test_exit_code_decides_where_no_test_is_declared(
+async def test_exit_code_decides_if_no_test_is_declared(
     with_spec: Callable[..., Task], code: int, verdict: Verdict
 ) -> None:
     task = with_spec(fail_to_pass=(), pass_to_pass=(), test_command=f"exit {code}")

@@ -31,7 +31,7 @@ MUTE = Grade(Verdict.UNSOLVED, "exit code 1", log="FAILED", test_s=2.0)
         (Grade(Verdict.TIMEOUT, "slow"), None, Verdict.TIMEOUT, Canary.NONE),
     ],
 )
-def test_what_a_second_run_says(
+def test_the_verdict_after_a_second_run(
     second: Grade, canary: bool | None, verdict: Verdict, seen: Canary
 ) -> None:
     spec = GradingSpec("command", canary=canary)

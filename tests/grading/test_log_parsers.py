@@ -123,7 +123,7 @@ def test_r2e_names_tests_without_their_file() -> None:
     }
 
 
-def test_status_lines_take_a_repeated_test_as_failed() -> None:
+def test_status_lines_count_a_repeated_test_as_failed() -> None:
     log = "PASSED a test\nFAILED b\nPASSED b\nnoise PASSED c\nPASSED a test\n"
     assert find_parser("status_lines")(log) == {"a test": FAILED, "b": FAILED}
 

@@ -114,7 +114,7 @@ async def test_a_test_that_always_passes_is_found_by_the_second_run(
     assert (vetted.verdict, vetted.canary) == (Verdict.CHEAT, Canary.PASSED)
 
 
-async def test_an_unvetted_task_believes_it_no_more(judged: Callable[..., Task]) -> None:
+async def test_a_task_that_is_not_vetted_is_unsolved_by_it(judged: Callable[..., Task]) -> None:
     result = await grade(judged(), rewrite("import os\nos._exit(0)\n"))
     assert (result.verdict, result.canary) == (Verdict.UNSOLVED, Canary.PASSED)
 

@@ -58,7 +58,7 @@ async def test_the_solution_is_solved_and_nothing_is_not(
 
 @pytest.mark.parametrize("declared", [(f"{NAME}::test_add",), ()])
 @pytest.mark.parametrize("leave", ["import sys\nsys.exit(0)\n", "import os\nos._exit(0)\n"])
-async def test_leaving_early_with_success_shows_nothing(
+async def test_leaving_early_with_success_proves_nothing(
     task: Task, declared: tuple[str, ...], leave: str
 ) -> None:
     result = await grade(scripted(task, fail_to_pass=declared), rewrite(leave))

@@ -48,7 +48,7 @@ PACKAGE = '{\n  "name": "calc",\n  "scripts": {"test": "jest"},\n  "dependencies
         ("package.json", PACKAGE, '"dependencies": {}', '"dependencies": {"a": "1"}'),
     ],
 )
-def test_what_steers_no_test_is_kept_to_the_byte(name: str, base: str, old: str, new: str) -> None:
+def test_other_settings_are_kept_to_the_byte(name: str, base: str, old: str, new: str) -> None:
     changed = base.replace(old, new)
     assert changed != base
     assert without_steering(name, base, changed) == changed
@@ -70,14 +70,14 @@ def test_what_steers_no_test_is_kept_to_the_byte(name: str, base: str, old: str,
         ),
     ],
 )
-def test_settings_of_test_runners_are_put_back(name: str, base: str, old: str, new: str) -> None:
+def test_settings_of_test_runners_are_restored(name: str, base: str, old: str, new: str) -> None:
     changed = base.replace(old, new).replace("100", "120")
     restored = without_steering(name, base, changed)
     assert "120" in restored
     assert sorted(restored.replace("120", "100").split()) == sorted(base.split())
 
 
-def test_keys_of_a_package_are_put_back() -> None:
+def test_keys_of_a_package_are_restored() -> None:
     changed = PACKAGE.replace("jest", "true").replace("{}", '{"a": "1"}')
     found = json.loads(without_steering("package.json", PACKAGE, changed))
     assert found == {"name": "calc", "dependencies": {"a": "1"}, "scripts": {"test": "jest"}}
@@ -94,14 +94,12 @@ def test_keys_of_a_package_are_put_back() -> None:
         ("package.json", PACKAGE, "{"),
     ],
 )
-def test_a_file_that_cannot_be_taken_apart_is_put_back_whole(
-    name: str, base: str, changed: str
-) -> None:
+def test_a_file_that_cannot_be_split_is_restored_whole(name: str, base: str, changed: str) -> None:
     assert without_steering(name, base, changed) == base
 
 
 @pytest.mark.parametrize("name", ["setup.cfg", "deep/pyproject.toml", "package.json"])
-def test_a_new_file_brings_no_settings_of_test_runners(name: str) -> None:
+def test_a_new_file_adds_no_settings_of_test_runners(name: str) -> None:
     assert holds_steering(name)
     texts = {"setup.cfg": SETUP_CFG, "deep/pyproject.toml": PYPROJECT, "package.json": PACKAGE}
     made = without_steering(name, "", texts[name])
@@ -109,7 +107,7 @@ def test_a_new_file_brings_no_settings_of_test_runners(name: str) -> None:
     assert "pytest" not in made and "jest" not in made
 
 
-async def test_grading_puts_them_back_and_says_so(task: Task) -> None:
+async def test_grading_restores_them_and_reports_it(task: Task) -> None:
     cfg = "[metadata]\nname = calc\n\n[tool:pytest]\naddopts = -p forge\n"
     new = "".join(f"+{line}\n" for line in cfg.splitlines())
     patch = (
@@ -129,7 +127,7 @@ async def test_grading_puts_them_back_and_says_so(task: Task) -> None:
         ("pyproject.toml", PYPROJECT, "[tool.flit.entrypoints.pytest11]\nforger = 'forger'\n"),
     ],
 )
-def test_no_build_tool_brings_a_plugin(name: str, base: str, added: str) -> None:
+def test_no_build_tool_adds_a_pytest_plugin(name: str, base: str, added: str) -> None:
     assert "pytest11" not in without_steering(name, base, base + added)
 
 
@@ -138,13 +136,13 @@ def test_a_program_may_be_added_to_entry_points() -> None:
     assert without_steering("setup.cfg", SETUP_CFG, programs) == programs
 
 
-def test_transforms_of_javascript_are_put_back() -> None:
+def test_transforms_of_javascript_are_restored() -> None:
     changed = PACKAGE.replace('"dependencies"', '"babel": {"plugins": ["./forge"]}, "dependencies"')
     assert json.loads(without_steering("package.json", PACKAGE, changed)) == json.loads(PACKAGE)
 
 
 @pytest.mark.parametrize("tool", ["tool.poe.tasks", "tool.taskipy.tasks", "tool.pixi.tasks"])
-def test_tasks_that_start_tests_are_put_back(tool: str) -> None:
+def test_tasks_that_start_tests_are_restored(tool: str) -> None:
     base = f'[project]\nname = "till"\n\n[{tool}]\ntest = "pytest"\n'
     changed = base.replace('"pytest"', '"true"').replace("till", "shop")
     kept = without_steering("pyproject.toml", base, changed)

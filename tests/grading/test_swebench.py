@@ -49,7 +49,7 @@ async def test_missing_test_fails(with_spec: Callable[..., Task]) -> None:
 @pytest.mark.parametrize(
     ("second", "verdict"), [("PASSED", Verdict.SOLVED), ("FAILED", Verdict.UNSOLVED)]
 )
-async def test_cut_id_stands_for_all_that_it_begins(
+async def test_a_cut_id_means_every_test_that_it_begins(
     with_spec: Callable[..., Task], second: str, verdict: Verdict
 ) -> None:
     lines = prints("PASSED t[a-1]", f"{second} t[a-2]", "PASSED test_zero")

@@ -88,7 +88,7 @@ async def test_no_report_is_unsolved(pro: Callable[..., Task], tmp_path: Path, b
     assert result.verdict is Verdict.UNSOLVED
 
 
-async def test_tests_that_cannot_be_brought_are_an_invalid_task(pro: Callable[..., Task]) -> None:
+async def test_tests_that_cannot_be_set_up_are_an_invalid_task(pro: Callable[..., Task]) -> None:
     result = await grade(pro(test_setup="git checkout -q 1234567 -- tests"), GOLD)
     assert result.verdict is Verdict.INVALID
     assert "cannot be brought" in result.reason

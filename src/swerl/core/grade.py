@@ -44,22 +44,22 @@ class TestStatus(StrEnum):
 
     @property
     def passes(self) -> bool:
-        """Whether the test ran with the expected result: required of a test that a patch fixes."""
+        """True if the test ran with the expected result, as a test that a patch fixes must."""
         return self in (TestStatus.PASSED, TestStatus.XFAIL)
 
     @property
     def is_good(self) -> bool:
-        """Whether it is no reason against a patch: it passes, or was skipped."""
+        """True if it is no reason against a patch: it passes, or was skipped."""
         return self.passes or self is TestStatus.SKIPPED
 
     @property
     def claims_pass(self) -> bool:
-        """Whether the report names it a pass of any kind: a canary must never have this status."""
+        """True for every kind of pass, an unexpected one too; a canary must have none of them."""
         return self.passes or self is TestStatus.XPASS
 
     @property
     def fails(self) -> bool:
-        """Whether the report names it a failure."""
+        """True for both kinds of failure."""
         return self in (TestStatus.FAILED, TestStatus.ERROR)
 
 

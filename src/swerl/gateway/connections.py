@@ -63,10 +63,10 @@ class Server(web.Server):
         self._idle: dict[web.RequestHandler, asyncio.Transport] = {}
         """Connections without a request, the longest idle first."""
 
-    def __call__(self) -> Connection:
+    def __call__(self) -> AgentConnection:
         """Return the handler of a new connection. `read_object` decompresses bodies."""
         loop = asyncio.get_running_loop()
-        return Connection(self, loop=loop, access_log=None, auto_decompress=False)  # type: ignore[arg-type]  # None is no log
+        return AgentConnection(self, loop=loop, access_log=None, auto_decompress=False)  # type: ignore[arg-type]  # None is no log
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Add a connection; over the cap the longest idle one is closed, or else this one."""
@@ -97,7 +97,7 @@ class Server(web.Server):
                 self._idle[connection] = transport
 
 
-class Connection(web.RequestHandler):
+class AgentConnection(web.RequestHandler):
     """One connection. Malformed HTTP is answered with an error that both vendors' SDKs parse."""
 
     def handle_error(
@@ -247,7 +247,7 @@ class EventStream:
 
     @property
     def started(self) -> bool:
-        """Whether the status line was sent; an error is an event from then on."""
+        """True once the status line was sent; an error is an event from then on."""
         return self._response is not None
 
     async def ping(self) -> None:

@@ -3,10 +3,10 @@
 A reply joins the tree just before it is sent, so that the client's next request finds it. It
 becomes a Turn once it was sent. An undelivered reply leaves the tree; its tokens count as dropped.
 
-Two requests are duplicates if the same caller puts the same new messages at the same place of the
+Two requests are duplicates if one requester sends the same new messages at the same place of the
 conversation, with the same `max_tokens`. Sub-agents do so too, so a duplicate is given the first
 answer only if
-- that answer is pending or undelivered, and its client has left or the caller has a name;
+- that answer is pending or undelivered, and its client has left or the requester has a name;
 - it was delivered to a connection that broke, and nothing was said after it;
 - the client marks the request as a retry.
 """
@@ -28,7 +28,7 @@ from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
 from swerl.core.seeds import reply_seed
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Sampling, Turn
-from swerl.gateway.history import History, Match, Node
+from swerl.gateway.history import Match, MessageTree, ReplyNode
 from swerl.gateway.limits import SessionAdmission, SessionLimits
 from swerl.gateway.prompting import MALFORMED_CALL, Prompt, Prompter, Sampled, usable_call
 
@@ -52,23 +52,23 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Requester:
     """The sender of a request, as far as the request's headers identify it."""
 
     name: str = ""
     """One branch of an agent, which never sends two requests at once; empty if not given."""
     is_retry: bool = False
-    """Whether the client marks the request as a retry."""
+    """True if the client marks the request as a retry."""
 
 
-_UNNAMED = Caller()
+_UNNAMED = Requester()
 
 
-def read_caller(headers: Mapping[str, str]) -> Caller:
-    """Read the caller from a request's headers."""
+def read_requester(headers: Mapping[str, str]) -> Requester:
+    """Read the requester from a request's headers."""
     names = [headers.get(name, "") for name in _NAME_HEADERS]
     is_retry = headers.get(_RETRY_HEADER, "0").strip("0 ") != "" or bool(names[-1])
-    return Caller("/".join(names).strip("/"), is_retry)
+    return Requester("/".join(names).strip("/"), is_retry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class Conversation:
         self._prompter = prompter
         self._sampling = sampling
         self._on_turn = on_turn
-        self._history = History(keeps_blank=not prompter.rereads)
-        self._delivered: list[Node] = []
+        self._history = MessageTree(keeps_blank=not prompter.rereads)
+        self._delivered: list[ReplyNode] = []
         self._dropped: Counter[str] = Counter()
         self._running: set[asyncio.Task[Sampled]] = set()
         self._duplicates = _Duplicates()
-        self._sent: dict[Node, Answer] = {}
+        self._sent: dict[ReplyNode, Answer] = {}
         """Replies in the tree that may not have arrived."""
         self._opened_s = time.monotonic()
         self._salt = token_hex(4)
@@ -124,7 +124,7 @@ class Conversation:
 
     @asynccontextmanager
     async def answer(
-        self, request: ChatRequest, caller: Caller = _UNNAMED
+        self, request: ChatRequest, requester: Requester = _UNNAMED
     ) -> AsyncIterator[Answer]:
         """Answer a request; a retry shares the answer of the request that it repeats.
 
@@ -133,8 +133,8 @@ class Conversation:
         """
         self._check_open()
         match = self._history.match(request)
-        key = _key(match, request, caller)
-        answer = self._duplicates.find(key, caller) or await self._begin(match, request, caller)
+        answer = self._duplicates.find(_key(match, request, requester), requester)
+        answer = answer or await self._begin(match, request, requester)
         answer.hold()
         try:
             yield answer
@@ -151,7 +151,7 @@ class Conversation:
         rewritten = sum(node.is_rewritten for node in self._delivered)
         return Trajectory(self._session, turns, dict(self._dropped), rewritten)
 
-    async def _begin(self, match: Match, request: ChatRequest, caller: Caller) -> Answer:
+    async def _begin(self, match: Match, request: ChatRequest, requester: Requester) -> Answer:
         """Start the engine on a request, once the Session has a free slot."""
         has_waited = await self.admission.enter()
         try:
@@ -160,8 +160,8 @@ class Conversation:
                 match = self._history.match(request)
             prompt = await self._prompt(match, request)
             self._check_open()
-            key = _key(match, request, caller)
-            if duplicate := self._duplicates.find(key, caller):
+            key = _key(match, request, requester)
+            if duplicate := self._duplicates.find(key, requester):
                 self.admission.leave(answered=False)
                 return duplicate
         except BaseException:
@@ -240,8 +240,7 @@ class Conversation:
 
     async def _stop(self, tasks: set[asyncio.Task[Sampled]]) -> None:
         """End these tasks. The engine aborts only if no other task of the Session runs."""
-        tasks = set(tasks)
-        if not tasks:
+        if not (tasks := set(tasks)):
             return
         if tasks == self._running:
             with suppress(EngineError, TimeoutError):
@@ -252,14 +251,14 @@ class Conversation:
             task.cancel()
         await asyncio.wait(tasks)
 
-    def _record(self, answer: Answer, sampled: Sampled) -> tuple[ChatReply, Node]:
+    def _record(self, answer: Answer, sampled: Sampled) -> tuple[ChatReply, ReplyNode]:
         """Add a reply to the tree, with fresh tool-call ids."""
         prompt, completion = answer.prompt, sampled.completion
         message = self._message(sampled, prompt.request)
         finish = completion.finish
         if finish in (Finish.STOP, Finish.TOOL_CALLS):  # clients expect it to match the calls
             finish = Finish.TOOL_CALLS if message.tool_calls else Finish.STOP
-        node = Node(
+        node = ReplyNode(
             parent=prompt.parent,
             prompt_ids=prompt.tail,
             output_ids=array("i", completion.ids),
@@ -301,7 +300,7 @@ class Conversation:
             calls.append(usable_call(call_id, name, arguments, request))
         return Message(Role.ASSISTANT, parsed.text, parsed.thinking, tuple(calls))
 
-    def _commit(self, node: Node, answer: Answer, reply: ChatReply) -> None:
+    def _commit(self, node: ReplyNode, answer: Answer, reply: ChatReply) -> None:
         """Make a delivered reply a Turn."""
         del self._sent[node]
         node.index = len(self._delivered)
@@ -309,7 +308,7 @@ class Conversation:
         if self._on_turn:
             self._on_turn(TurnRecord(node.turn(), tuple(answer.prompt.match.new), reply))
 
-    def _drop(self, answer: Answer, recorded: tuple[ChatReply, Node] | None) -> None:
+    def _drop(self, answer: Answer, recorded: tuple[ChatReply, ReplyNode] | None) -> None:
         """Remove an undelivered reply from the tree and count its tokens."""
         if recorded:
             reply, node = recorded
@@ -323,10 +322,7 @@ class Conversation:
         """Free the slot of an answer that was delivered or dropped."""
         self.answers.discard(answer)
         self.admission.leave(answered=delivered)
-        if delivered:
-            self._duplicates.keep(answer)
-        else:
-            self._duplicates.remove(answer)
+        (self._duplicates.keep if delivered else self._duplicates.remove)(answer)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -348,7 +344,7 @@ class Answer:
         self._prompt: Prompt | None = prompt
         self._conversation = conversation
         self._task = conversation._start(prompt)
-        self._recorded: tuple[ChatReply, Node] | None = None
+        self._recorded: tuple[ChatReply, ReplyNode] | None = None
         self._expiry: asyncio.Task[None] | None = None
         self._is_settled = False
         self._is_delivered = False
@@ -360,14 +356,14 @@ class Answer:
         assert self._prompt
         return self._prompt
 
-    def is_for(self, caller: Caller) -> bool:
-        """Return True if a duplicate request by this caller is given this answer."""
+    def is_for(self, requester: Requester) -> bool:
+        """Return True if a duplicate request by this requester is given this answer."""
         if not self._is_settled:
-            is_free = not self.num_waiting or caller.name or caller.is_retry
+            is_free = not self.num_waiting or requester.name or requester.is_retry
             return self._may_succeed() and bool(is_free)
         if not self._is_delivered or not self._recorded or self._recorded[1].is_continued:
             return False
-        return self._is_broken or caller.is_retry
+        return self._is_broken or requester.is_retry
 
     def hold(self) -> None:
         """Add a waiting client."""
@@ -461,9 +457,9 @@ class _Duplicates:
         self.delivered: dict[Answer, float] = {}
         """Time of delivery, oldest first."""
 
-    def find(self, key: Hashable, caller: Caller) -> Answer | None:
+    def find(self, key: Hashable, requester: Requester) -> Answer | None:
         """Return the answer that this request repeats; one without waiting clients first."""
-        known = [answer for answer in self.answers.get(key, ()) if answer.is_for(caller)]
+        known = [answer for answer in self.answers.get(key, ()) if answer.is_for(requester)]
         return min(known, key=lambda answer: answer.num_waiting, default=None)
 
     def add(self, answer: Answer) -> None:
@@ -497,6 +493,6 @@ def closed() -> GatewayError:
     return GatewayError("this session is closed", refusal=Refusal.AUTHENTICATION)
 
 
-def _key(match: Match, request: ChatRequest, caller: Caller) -> Hashable:
+def _key(match: Match, request: ChatRequest, requester: Requester) -> Hashable:
     """Identify a request: duplicates have equal keys."""
-    return (match.root, match.parent, match.keys, request.max_tokens, caller.name)
+    return (match.root, match.parent, match.keys, request.max_tokens, requester.name)

@@ -41,10 +41,10 @@ _SHORT = 32
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class ReplyNode:
     """One recorded reply, kept small: an array takes 4 bytes a token, a tuple takes 36."""
 
-    parent: Node | None
+    parent: ReplyNode | None
     prompt_ids: array[int]
     output_ids: array[int]
     logprobs: array[float]
@@ -59,9 +59,9 @@ class Node:
     message: Message | None = None
     """The reply itself, if the history policy needs it again."""
     is_rewritten: bool = False
-    """Whether it begins a new root because the chat template changed its past."""
+    """True if it begins a new root because the chat template changed its past."""
     is_continued: bool = False
-    """Whether the client has continued it."""
+    """True once the client has continued it."""
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
 
@@ -85,7 +85,7 @@ class Node:
         )
 
 
-def path_ids(node: Node | None) -> array[int]:
+def path_ids(node: ReplyNode | None) -> array[int]:
     """Return every token from the root to the end of this reply."""
     nodes = []
     while node is not None:
@@ -99,11 +99,11 @@ def path_ids(node: Node | None) -> array[int]:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Point:
     """A point of the tree: after these messages."""
 
-    next: dict[Key, _Place] = field(default_factory=dict)
-    replies: list[Node] = field(default_factory=list)
+    next: dict[Key, _Point] = field(default_factory=dict)
+    replies: list[ReplyNode] = field(default_factory=list)
     """Replies that end here, oldest first: the same text may be sampled twice."""
 
 
@@ -120,7 +120,7 @@ class _Step:
 
     @property
     def is_reply(self) -> bool:
-        """Whether it is the assistant's."""
+        """True for messages of the assistant."""
         return self.messages[0].role is Role.ASSISTANT
 
 
@@ -128,7 +128,7 @@ class _Step:
 class _Prefill:
     """Assistant messages at a request's end: a client may send them and the reply as one."""
 
-    place: _Place | None
+    place: _Point | None
     """The place of the last known reply before them."""
     keys: tuple[Key, ...]
     """The steps from there to their beginning."""
@@ -139,23 +139,23 @@ class _Prefill:
 class Match:
     """The known part of a request."""
 
-    parent: Node | None
+    parent: ReplyNode | None
     """The reply that it continues; None if it begins a new root."""
     new: tuple[Message, ...]
     """Its messages after that reply."""
     root: Key
     """The offered tools: they come first in a prompt."""
-    place: _Place | None
+    place: _Point | None
     """The place of `parent`; None at the root."""
     keys: tuple[Key, ...]
     """The steps from there over the new messages."""
-    known: tuple[tuple[int, Node], ...]
-    """Number and Node of each reply up to `parent` that is one message of the request."""
+    known: tuple[tuple[int, ReplyNode], ...]
+    """Number and ReplyNode of each reply up to `parent` that is one message of the request."""
     prefill: _Prefill | None = None
     """Set if the request ends with assistant messages."""
 
 
-class History:
+class MessageTree:
     """The tree of one Session."""
 
     def __init__(self, *, keeps_blank: bool = True) -> None:
@@ -163,7 +163,7 @@ class History:
         self._keeps_blank = keeps_blank
         self._text_keys: dict[int, bytes] = {}
         """Keys by hash of the texts: histories repeat, and the texts are too large to keep."""
-        self._roots: dict[Key, _Place] = {}
+        self._roots: dict[Key, _Point] = {}
         self._names: dict[Key, Key] = {}
         """Each root's key by itself, so that a long key is stored once."""
         self._minted: dict[str, tuple[Key, int]] = {}
@@ -174,8 +174,8 @@ class History:
         root = _tools_key(request.tools)
         root = self._names.get(root, root)
         parent, place, num_steps, num_messages = None, None, 0, 0
-        known: list[tuple[int, Node]] = []
-        before_reply: tuple[_Place | None, int] = (None, 0)
+        known: list[tuple[int, ReplyNode]] = []
+        before_reply: tuple[_Point | None, int] = (None, 0)
         steps: list[_Step] = []
         here = self._roots.get(root)
         for step, there in self._walk(here, self._steps(request.messages)):
@@ -196,7 +196,7 @@ class History:
         message = _joined(steps[-1].messages)
         return replace(match, prefill=_Prefill(start, keys[num_before:-1], message))
 
-    def add(self, match: Match, message: Message, node: Node) -> None:
+    def add(self, match: Match, message: Message, node: ReplyNode) -> None:
         """Record a reply after the messages of `match`."""
         place = self._end(match.root, match.place, match.keys)
         content = self._reply_key(message)
@@ -204,9 +204,9 @@ class History:
             owner = _owner_key(message)
             minted = ((call.id, (owner, n)) for n, call in enumerate(message.tool_calls))
             self._minted.update(minted)
-            place.next[owner] = place.next[content] = there = _Place(replies=[node])
+            place.next[owner] = place.next[content] = there = _Point(replies=[node])
         else:
-            there = place.next.setdefault(content, _Place())
+            there = place.next.setdefault(content, _Point())
             there.replies.append(node)
         if match.prefill:
             before = self._end(match.root, match.prefill.place, match.prefill.keys)
@@ -214,29 +214,29 @@ class History:
             for key in filter(None, (self._owner(whole), self._reply_key(whole))):
                 before.next.setdefault(key, there)
 
-    def discard(self, match: Match, message: Message, node: Node) -> None:
+    def discard(self, match: Match, message: Message, node: ReplyNode) -> None:
         """Remove a reply that `add` recorded and no client received."""
         key = _owner_key(message) if message.tool_calls else self._reply_key(message)
         self._end(match.root, match.place, match.keys).next[key].replies.remove(node)
 
-    def _end(self, root: Key, place: _Place | None, keys: Sequence[Key]) -> _Place:
+    def _end(self, root: Key, place: _Point | None, keys: Sequence[Key]) -> _Point:
         """Return the place after these steps; make it if it is new."""
         name = self._names.setdefault(root, root)
-        place = place or self._roots.setdefault(name, _Place())
+        place = place or self._roots.setdefault(name, _Point())
         for key in keys:
-            place = place.next.setdefault(key, _Place())
+            place = place.next.setdefault(key, _Point())
         return place
 
     def _walk(
-        self, here: _Place | None, steps: Iterator[_Step]
-    ) -> Iterator[tuple[_Step, _Place | None]]:
+        self, here: _Point | None, steps: Iterator[_Step]
+    ) -> Iterator[tuple[_Step, _Point | None]]:
         """Yield each step with its place, None from the first unknown step on."""
         for whole in steps:
             for step in self._parts(here, whole):
                 here = here.next.get(step.key) if here else None
                 yield step, here
 
-    def _parts(self, here: _Place | None, step: _Step) -> Iterator[_Step]:
+    def _parts(self, here: _Point | None, step: _Step) -> Iterator[_Step]:
         """Yield the step, or the parts in which the tree knows it.
 
         A client may add assistant text of its own after a reply; the reply is still known. And it
@@ -328,7 +328,7 @@ class History:
         return found[0] if found else None
 
 
-def _has_blank_reply(place: _Place) -> bool:
+def _has_blank_reply(place: _Point) -> bool:
     """Return True if a blank reply was given here and surely delivered."""
     blank = place.next.get(_BLANK)
     return blank is not None and bool(blank.replies) and blank.replies[-1].index is not None

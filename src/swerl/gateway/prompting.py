@@ -16,7 +16,7 @@ from swerl.core.contracts import ChatEngine, Engine, Family
 from swerl.core.errors import GatewayError, Refusal
 from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway.history import Match, Node, path_ids
+from swerl.gateway.history import Match, ReplyNode, path_ids
 from swerl.gateway.limits import SessionLimits
 
 MALFORMED_CALL = "malformed_tool_call"
@@ -34,7 +34,7 @@ _JSON_TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 class HistoryPolicy(StrEnum):
-    """What the model sees of its own past."""
+    """The part of its own past that the model sees."""
 
     EXACT = "exact"
     """The tokens that it saw and sampled; nothing is removed."""
@@ -52,10 +52,10 @@ class Prompt:
     """Tokens of the new messages."""
     ids: Sequence[int]
     """The whole prompt; an array, because it is held while the engine samples."""
-    parent: Node | None
+    parent: ReplyNode | None
     """The reply whose tokens the prompt begins with."""
     is_rewritten: bool = False
-    """Whether the prompt begins a new root although the request continues a reply."""
+    """True if the prompt begins a new root although the request continues a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Prompter(Protocol):
     """Makes prompts for one kind of engine and has it sample replies."""
 
     rereads: bool
-    """Whether prompts need the messages of earlier replies again."""
+    """True if prompts need the messages of earlier replies again."""
 
     def prompt(self, request: ChatRequest, match: Match) -> Prompt:
         """Turn a request into tokens."""

@@ -14,7 +14,7 @@ from swerl.core.chat import Json
 from swerl.core.contracts import Dialect
 from swerl.core.errors import GatewayError, Refusal, SwerlError
 from swerl.gateway.connections import EventStream, read_body, read_object, send, send_json
-from swerl.gateway.conversation import Conversation, read_caller
+from swerl.gateway.conversation import Conversation, read_requester
 from swerl.gateway.limits import GatewayAdmission
 from swerl.gateway.sessions import Session
 
@@ -103,7 +103,7 @@ class Router:
             num_tokens = await talk.count(asked)
             count: Json = {"object": "response.input_tokens", "input_tokens": num_tokens}
             return await send_json(request, count)
-        async with talk.answer(asked, read_caller(request.headers)) as answer:
+        async with talk.answer(asked, read_requester(request.headers)) as answer:
             while asked.stream and not await answer.ready(PING_S):
                 await stream.ping()
             reply = await answer.reply()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 LAG_SAMPLE_S = 0.1
-"""Seconds between two samples of event-loop lag: shorter stalls harm nobody."""
+"""Seconds between two samples of event-loop lag: shorter stalls do no harm."""
 LOAD_REPORT_S = 10.0
 """Seconds between two GatewayLoad events."""
 _BACKLOG = 1024

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from swerl.core.task import GradingSpec, Task
-from swerl.grading.sections import Section, paths, sections
+from swerl.grading.sections import DiffSection, paths, sections
 
 _TEST_FOLDERS = frozenset({"tests", "test", "__tests__", "e2e"})
 _TEST_ROOTS = _TEST_FOLDERS | {"testing", "spec", "specs", "r2e_tests"}
@@ -129,7 +129,7 @@ class _Rules:
         self._drivers = {*_named_scripts(spec), *named}
         self._drives = _starts_tests("\n".join([*commands(spec), *scripts.values()]))
 
-    def refuses(self, section: Section) -> bool:
+    def refuses(self, section: DiffSection) -> bool:
         """Return True if a section changes a protected file, or a path outside the repository."""
         if any(_is_outside(name) for name in section.names) or _leads_out(section):
             return True
@@ -177,7 +177,7 @@ def _is_outside(path: str) -> bool:
     )
 
 
-def _leads_out(section: Section) -> bool:
+def _leads_out(section: DiffSection) -> bool:
     if not section.is_link:
         return False
     target = section.link_target
@@ -187,7 +187,7 @@ def _leads_out(section: Section) -> bool:
     return _is_outside(reached)
 
 
-def _steers(path: str, section: Section) -> bool:
+def _steers(path: str, section: DiffSection) -> bool:
     """Return True if this change of the path decides how tests run, whatever the Task."""
     parts = PurePosixPath(path).parts
     *folders, name = parts
@@ -206,7 +206,7 @@ def _module(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _shadows(parts: tuple[str, ...], section: Section) -> bool:
+def _shadows(parts: tuple[str, ...], section: DiffSection) -> bool:
     """Return True if Python would find this new module before a runner or its imports.
 
     A folder without `__init__` never shadows a module that has one.

@@ -51,7 +51,7 @@ exit "$code"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class GradingReport:
     """Output of the test command."""
 
     log: str
@@ -62,7 +62,7 @@ class Report:
     canary: Canary = Canary.NONE
 
 
-Judge: TypeAlias = Callable[[GradingSpec, Report], Judgement]
+Judge: TypeAlias = Callable[[GradingSpec, GradingReport], Judgement]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class FlowGrader:
     parser: Parser | None = None
     """The parser of every Task, whatever it names."""
     reads_report: bool = False
-    """Whether the parser reads the report file instead of the log."""
+    """True if the parser reads the report file instead of the log."""
 
     async def grade(
         self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
@@ -163,7 +163,8 @@ class _Grading:
             if error.retryable:
                 raise
             return replace(facts, log=log, reason=f"the tests left no readable report: {error}")
-        return self._judged(replace(facts, log=log), Report(log, done.exit_code, left), canaries)
+        report = GradingReport(log, done.exit_code, left)
+        return self._judged(replace(facts, log=log), report, canaries)
 
     async def _left(self, log: str) -> str:
         """Return the report of the tests, or the one that `report_command` makes of their log."""
@@ -183,7 +184,7 @@ class _Grading:
         except FileNotFoundError:
             return ""
 
-    def _judged(self, facts: Grade, report: Report, canaries: tuple[str, ...]) -> Grade:
+    def _judged(self, facts: Grade, report: GradingReport, canaries: tuple[str, ...]) -> Grade:
         spec = self.task.grading
         found = self.parse(report.left if self.rules.reads_report else report.log)
         statuses, canary = _canary.separate(found, canaries)

@@ -17,7 +17,7 @@ _LINK_MODE = re.compile(r"^(?:(?:new file |new )mode|index [0-9a-f.]+) 120000$")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class DiffSection:
     """One file's part of a diff."""
 
     lines: tuple[str, ...]
@@ -26,12 +26,12 @@ class Section:
 
     @property
     def is_new(self) -> bool:
-        """Whether the path is new: created, copied or renamed."""
+        """True for a new path: created, copied or renamed."""
         return any(line.startswith(_PLACES) for line in self._headers())
 
     @property
     def is_link(self) -> bool:
-        """Whether the path is a symbolic link afterwards."""
+        """True if the path is a symbolic link afterwards."""
         return any(_LINK_MODE.match(line.rstrip("\r")) for line in self._headers())
 
     @property
@@ -45,7 +45,7 @@ class Section:
         return self.lines[: next(ends, len(self.lines))]
 
 
-def sections(patch: str) -> Iterator[Section]:
+def sections(patch: str) -> Iterator[DiffSection]:
     """Yield each file's part; hunk sizes separate content from headers.
 
     Text after a file's hunks is left out, because `patch` would read diffs of other kinds in it.
@@ -77,8 +77,8 @@ def paths(patch: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for section in sections(patch) for name in section.names))
 
 
-def _section(lines: list[str]) -> Section:
-    return Section(tuple(lines), tuple(_names(lines)))
+def _section(lines: list[str]) -> DiffSection:
+    return DiffSection(tuple(lines), tuple(_names(lines)))
 
 
 def _begins_file(lines: list[str], index: int, section: list[str]) -> bool:

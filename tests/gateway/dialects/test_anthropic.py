@@ -69,7 +69,7 @@ async def test_a_reply_arrives_whole(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_usage_counts_what_the_engine_saw_and_said(
+async def test_usage_counts_prompt_and_sampled_tokens(
     engine: RecordingEngine, client: anthropic.AsyncAnthropic, stream: bool
 ) -> None:
     usage = (await ask(client, stream=stream, messages=[ASK])).usage
@@ -324,7 +324,7 @@ async def test_a_tool_that_is_loaded_later_continues_the_branch(
         {"mcp_servers": [{"type": "url", "url": "u", "name": "m"}]},
     ],
 )
-def test_what_only_the_vendors_servers_can_do_is_refused(more: Any) -> None:
+def test_requests_that_need_the_vendors_servers_are_refused(more: Any) -> None:
     with pytest.raises(GatewayError, match=r"tools.0: .*input_schema|mcp_servers"):
         parse(ASK, **more)
 
@@ -373,7 +373,7 @@ def results(reply: Any) -> Any:
     return {"role": "user", "content": [result(one.id) for one in calls]}
 
 
-async def test_who_continues_a_stored_thread_is_told_to_send_it_whole(session: Session) -> None:
+async def test_continuing_a_stored_thread_asks_for_the_whole_conversation(session: Session) -> None:
     async with anthropic.AsyncAnthropic(base_url=session.url, api_key=session.key) as client:
         with pytest.raises(anthropic.BadRequestError, match="nothing is stored here") as caught:
             thread = {"type": "continue", "previous_message_id": "msg_1"}

@@ -165,7 +165,7 @@ def test_every_role_and_content_form_is_read() -> None:
 
 
 @pytest.mark.parametrize("after", [[], [ASK], [ASK, {"role": "tool", "tool_call_id": "a"}]])
-def test_a_call_whose_result_comes_late_or_never_is_taken(after: Any) -> None:
+def test_a_call_whose_result_comes_late_or_never_is_accepted(after: Any) -> None:
     function = {"name": "b", "arguments": "{}"}
     call = {"id": "a", "type": "function", "function": function}
 

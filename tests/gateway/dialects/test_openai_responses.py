@@ -158,7 +158,7 @@ def test_a_call_needs_its_output_somewhere_after_it() -> None:
         ("additional_tools", Role.SYSTEM),
     ],
 )
-def test_items_of_the_vendors_own_tools_are_shown_as_who_said_them(kind: str, role: Role) -> None:
+def test_items_of_the_vendors_own_tools_keep_their_role(kind: str, role: Role) -> None:
     assert parse(ASK, {"type": kind, "id": "i"})[1] == Message(
         role, f'{{"type":"{kind}","id":"i"}}'
     )

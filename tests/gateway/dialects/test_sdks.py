@@ -80,7 +80,7 @@ def _sum(a: str, b: str) -> ToolCall:
     return ToolCall("", "add", {"a": a, "b": b})
 
 
-async def test_anthropics_stream_helpers_tell_text_thinking_and_calls(
+async def test_anthropics_stream_helpers_separate_text_thinking_and_calls(
     engine: RecordingEngine, claude: anthropic.AsyncAnthropic
 ) -> None:
     engine.lines = [Message(Role.ASSISTANT, "Hello é.", "Hm.", (_sum("1", "2"),))]

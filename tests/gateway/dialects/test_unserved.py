@@ -90,14 +90,14 @@ def test_settings_that_a_session_decides_change_nothing(dialect: ModuleType) -> 
         (openai_responses, {"input": [ASK, {"type": "compaction_trigger"}]}, "compacted"),
     ],
 )
-def test_what_would_be_answered_wrongly_is_refused_by_name(
+def test_unsupported_settings_are_refused_by_name(
     dialect: ModuleType, more: Any, word: str
 ) -> None:
     with pytest.raises(GatewayError, match=word):
         dialect.build().parse({**BODIES[dialect], **more})
 
 
-def test_what_a_model_refused_to_say_is_its_text() -> None:
+def test_a_refusal_of_the_model_is_its_text() -> None:
     said = {"role": "assistant", "content": None, "refusal": "No."}
 
     assert (

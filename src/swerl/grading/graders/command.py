@@ -8,7 +8,7 @@ from __future__ import annotations
 from swerl.core.contracts import Grader
 from swerl.core.grade import Verdict
 from swerl.core.task import GradingSpec
-from swerl.grading.flow import FlowGrader, Report
+from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.statuses import Judgement, judge_lists
 
 
@@ -16,7 +16,7 @@ def build() -> Grader:
     return FlowGrader(_judge, default_parser="status_lines")
 
 
-def _judge(spec: GradingSpec, report: Report) -> Judgement:
+def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
     if spec.fail_to_pass or spec.pass_to_pass:
         return judge_lists(spec, report.statuses)
     verdict = Verdict.UNSOLVED if report.exit_code else Verdict.SOLVED

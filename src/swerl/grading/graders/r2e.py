@@ -8,7 +8,7 @@ from __future__ import annotations
 from swerl.core.contracts import Grader
 from swerl.core.grade import TestStatus, Verdict
 from swerl.core.task import GradingSpec
-from swerl.grading.flow import FlowGrader, Report
+from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.python_logs import r2e
 from swerl.grading.statuses import NUM_NAMED, Judgement
 
@@ -17,7 +17,7 @@ def build() -> Grader:
     return FlowGrader(_judge, parser=r2e)
 
 
-def _judge(spec: GradingSpec, report: Report) -> Judgement:
+def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
     expected = {name: status.lower() for name, status in spec.expected.items()}
     if not expected:
         return Judgement(Verdict.INVALID, "the task records no expected report")

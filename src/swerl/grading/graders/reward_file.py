@@ -12,7 +12,7 @@ import math
 from swerl.core.contracts import Grader
 from swerl.core.grade import Verdict
 from swerl.core.task import GradingSpec
-from swerl.grading.flow import FlowGrader, Report
+from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.statuses import Judgement
 
 _KILLED = 128
@@ -23,7 +23,7 @@ def build() -> Grader:
     return FlowGrader(_judge, default_parser="pytest")
 
 
-def _judge(spec: GradingSpec, report: Report) -> Judgement:
+def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
     if not spec.report_path:
         return Judgement(Verdict.INVALID, "the task names no file that holds its reward")
     tests = dict(report.statuses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swerl.core.contracts import Grader
 from swerl.core.grade import Canary, Verdict
 from swerl.core.task import GradingSpec
-from swerl.grading.flow import FlowGrader, Report
+from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.statuses import Judgement, judge_lists
 
 
@@ -13,7 +13,7 @@ def build() -> Grader:
     return FlowGrader(_judge)
 
 
-def _judge(spec: GradingSpec, report: Report) -> Judgement:
+def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
     if not spec.fail_to_pass:
         return Judgement(Verdict.INVALID, "the task declares no test that the patch must fix")
     judged = judge_lists(spec, report.statuses)

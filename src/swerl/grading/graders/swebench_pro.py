@@ -9,7 +9,7 @@ from __future__ import annotations
 from swerl.core.contracts import Grader
 from swerl.core.grade import TestStatus, Verdict
 from swerl.core.task import GradingSpec
-from swerl.grading.flow import FlowGrader, Report
+from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.log_parsers import json_report
 from swerl.grading.statuses import Judgement, judge_lists
 
@@ -18,7 +18,7 @@ def build() -> Grader:
     return FlowGrader(_judge, parser=json_report, reads_report=True)
 
 
-def _judge(spec: GradingSpec, report: Report) -> Judgement:
+def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
     if not spec.fail_to_pass:
         return Judgement(Verdict.INVALID, "the task declares no test that the patch must fix")
     if not report.left:
