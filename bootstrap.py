@@ -1,13 +1,13 @@
-"""Set up everything that swerl needs on this machine, then run it.
+"""Install swerl with all that it needs on this machine, then run it.
 
-    python3 bootstrap.py train    train the CPU twin from nothing (recipes/twin_cpu.toml)
+    python3 bootstrap.py train    train the CPU twin (recipes/twin_cpu.toml)
     python3 bootstrap.py test     run the linter, the type checker and all tests
-    python3 bootstrap.py setup    only set up
+    python3 bootstrap.py setup    only install
 
-Needs Python 3.11 or newer with venv, and git. Where it runs as root on a Debian machine it also
-installs bubblewrap, and for `test` a Docker daemon, a registry and tools for images; everywhere
-else the sandbox falls back on what the kernel offers, and tests that lack something skip. More
-arguments go on to the command: `python3 bootstrap.py train --set seed=1`.
+Needs Python 3.11 or newer with venv, and git. As root on a Debian machine it also installs
+bubblewrap, and for `test` a Docker daemon, a registry and tools for images. On other machines
+sandboxes use the kernel's namespaces, and tests without their tools are skipped. Further arguments
+are passed to the command: `python3 bootstrap.py train --set seed=1`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ DEBIAN_PACKAGES = {
         "mmdebstrap": "mmdebstrap",
     },
 }
-"""Program -> the package that brings it, for each command. None of them is started."""
+"""Command -> program -> its Debian package. No daemon is started."""
 POLICY = Path("/usr/sbin/policy-rc.d")
-"""Debian asks it before it starts a service."""
+"""The script that decides whether Debian starts a service after its installation."""
 TORCH_PYTHON = (3, 11)
-"""The Python for which the pinned torch has a CPU build; others get a far larger one."""
+"""The pinned torch has a CPU build for this Python; others get a far larger one."""
 
 
 def main(arguments: list[str]) -> int:
@@ -78,8 +78,10 @@ def _choose_python() -> str:
         return wanted
     if sys.version_info < TORCH_PYTHON:
         version = ".".join(map(str, sys.version_info[:2]))
-        sys.exit(f"error: this is Python {version}\nhint:  install Python 3.11, run this again")
-    _say("no Python 3.11 here: torch will come with its GPU libraries, several gigabytes")
+        sys.exit(
+            f"error: this is Python {version}\nhint:  install Python 3.11, then run this again"
+        )
+    _say("Python 3.11 is missing: torch will include its GPU libraries, several gigabytes")
     return sys.executable
 
 
@@ -87,7 +89,7 @@ def _make_venv(python: str) -> None:
     if (VENV / "bin" / "python").exists():
         return
     _say(f"making {VENV.name} with {python}")
-    _run([python, "-m", "venv", str(VENV)], "is the venv module installed (python3-venv)?")
+    _run([python, "-m", "venv", str(VENV)], "install the venv module (python3-venv)")
 
 
 def _install(extras: str) -> None:
@@ -97,7 +99,7 @@ def _install(extras: str) -> None:
         return
     _say(f"installing swerl[{extras}]: about a gigabyte, most of it torch")
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    _run([*pip, "install", "-e", f".[{extras}]"], "is a package registry reachable?")
+    _run([*pip, "install", "-e", f".[{extras}]"], "check that a package registry is reachable")
     stamp.write_text(wanted)
 
 
@@ -107,7 +109,7 @@ def _install_debian_packages(packages: dict[str, str]) -> None:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         why = "not root" if os.geteuid() != 0 else "no apt-get"
-        _say(f"cannot install {', '.join(missing)} here ({why}); swerl does without")
+        _say(f"cannot install {', '.join(missing)} here ({why}); continuing without")
         return
     _say(f"installing {', '.join(missing)}")
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends"]
@@ -115,15 +117,15 @@ def _install_debian_packages(packages: dict[str, str]) -> None:
         if not _apt([*install, *missing]):
             _apt(["apt-get", "update", "-qq"])
             _apt([*install, *missing])
-        for package in _missing(packages):  # one that cannot be had must not cost the others
+        for package in _missing(packages):  # a missing package must not prevent the others
             _apt([*install, package])
     if still := _missing(packages):
-        _say(f"could not install {', '.join(still)}; swerl does without")
+        _say(f"could not install {', '.join(still)}; continuing without")
 
 
 @contextmanager
 def _no_services() -> Iterator[None]:
-    """Keep Debian from starting what it installs: a daemon changes the machine's network."""
+    """Prevent Debian from starting new services: a daemon changes the machine's network."""
     made = POLICY.parent.is_dir() and not POLICY.exists()
     if made:
         POLICY.write_text("#!/bin/sh\nexit 101\n")
@@ -141,7 +143,7 @@ def _missing(packages: dict[str, str]) -> list[str]:
 
 
 def _apt(command: list[str]) -> bool:
-    """Run apt without questions; say whether it worked."""
+    """Run apt without prompts; return whether it succeeded."""
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     return subprocess.call(command, env=env, stdin=subprocess.DEVNULL) == 0
 

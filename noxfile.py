@@ -1,6 +1,6 @@
-"""Everything that CI runs, by name: `nox -s tests -- -k gateway`.
+"""The checks that CI runs, by name: `nox -s tests -- -k gateway`.
 
-Sessions run in the environment that `python3 bootstrap.py` made; positional arguments pass through.
+Sessions run in the environment of `python3 bootstrap.py`; positional arguments pass through.
 """
 
 import json
@@ -27,10 +27,10 @@ SGLANG_TESTS = (
 )
 GLM_AND_CONTRACT = "experts_sglang and glm4_moe or sglang and not experts_sglang"
 MAX_WORKERS = 4
-"""Test processes at once: some tests hold a time limit, and bombs take whole processors."""
+"""Most test processes: some tests have time limits, and fork bombs use whole processors."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 MAX_SECOND_TRIES = 3
-"""Failed tests that may be run again alone; more of them are no accident."""
+"""Most failed tests that are repeated alone; more failures are not caused by a busy machine."""
 
 
 @nox.session
@@ -48,10 +48,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, a file at a time in each worker; skipped ones say why at the end.
+    """Run the tests, a file at a time in each worker; list skipped ones with reasons at the end.
 
-    A few that fail are run once more with nothing beside them, so that a busy machine is told from
-    a defect. They are named either way.
+    A few failed tests are repeated alone, to separate a busy machine from a defect. They are named
+    in both cases.
     """
     workers = ["-n", str(min(os.cpu_count() or 1, MAX_WORKERS)), "--dist", "loadfile"]
     _test(session, *workers, *session.posargs)
@@ -61,7 +61,7 @@ def tests(session: nox.Session) -> None:
 def sglang(session: nox.Session) -> None:
     """Train the twin on unmodified SGLang on the CPU, send weights into it, read its experts.
 
-    SGLang's environment is made in .nox/sglang-cpu (3 GB) and kept there.
+    SGLang's environment (3 GB) is kept in .nox/sglang-cpu.
     """
     _run_on_sglang(session, [*SGLANG_TESTS, "-k", "not glm4_moe"])
 
@@ -76,22 +76,22 @@ def sglang_contract(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Check that every link and command in the docs leads somewhere."""
-    session.run("pytest", "tests/test_docs.py", *session.posargs)
+    """Check the links of the docs and compare the generated pages with the code."""
+    session.run("pytest", "tests/test_docs.py", "tests/test_reference.py", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure; each benchmark prints a table and writes JSON. Name one: `-- sandbox`."""
+    """Run benchmarks; each prints a table and writes JSON. Name one: `-- sandbox`."""
     names = session.posargs or sorted(path.stem for path in BENCHES.glob("[!_]*.py"))
     for name in names:
         session.run("python", str(BENCHES / f"{name}.py"))
 
 
 @nox.session
-def lab(session: nox.Session) -> None:
-    """Let every agent play every case, and renew its report in the docs: `-- --jobs 2`."""
-    session.run("python", str(BENCHES / "_lab.py"), *session.posargs)
+def compat(session: nox.Session) -> None:
+    """Run every agent through every case and renew the report in the docs: `-- --jobs 2`."""
+    session.run("python", str(BENCHES / "_compat.py"), *session.posargs)
 
 
 @nox.session
@@ -103,7 +103,7 @@ def gpu(session: nox.Session) -> None:
 
 
 def _test(session: nox.Session, *arguments: str, **env: str) -> None:
-    """Run pytest, and a few that failed once more alone."""
+    """Run pytest, then repeat a few failed tests alone."""
     env |= {"OMP_NUM_THREADS": "1"}
     LAST_FAILED.unlink(missing_ok=True)
     some_failed = (0, 1)
@@ -112,30 +112,27 @@ def _test(session: nox.Session, *arguments: str, **env: str) -> None:
     if len(failed) > MAX_SECOND_TRIES:
         session.error(f"{len(failed)} tests failed")
     if failed:
-        session.warn("failed beside others, run again alone: " + ", ".join(failed))
+        session.warn("failed in parallel, repeated alone: " + ", ".join(failed))
         session.run("pytest", *failed, env=env)
 
 
 def _run_on_sglang(session: nox.Session, tests: Sequence[str]) -> None:
-    """Run tests on SGLang, or those that the positional arguments name, the slowest told.
-
-    A few that fail are run again as in `tests`.
-    """
+    """Run these tests, or those of the positional arguments, on SGLang; list the slowest."""
     python = _sglang_python(session)
-    names_some = any(argument.startswith("tests") for argument in session.posargs)
-    arguments = [*([] if names_some else tests), *session.posargs, "--durations=10"]
+    has_names = any(argument.startswith("tests") for argument in session.posargs)
+    arguments = [*([] if has_names else tests), *session.posargs, "--durations=10"]
     _test(session, *arguments, SWERL_SGLANG_PYTHON=str(python))
 
 
 def _sglang_python(session: nox.Session) -> Path:
-    """Return an interpreter with SGLang; skip the session where it cannot be installed."""
+    """Return an interpreter with SGLang; skip the session if it cannot be installed."""
     python = SGLANG_ENV / "bin" / "python"
     stamp = SGLANG_ENV / "installed"
     wanted = "\n".join(SGLANG_PACKAGES) + SGLANG_REQUIREMENTS.read_text()
     if stamp.exists() and stamp.read_text() == wanted:
         return python.absolute()
     if shutil.which("python3.11") is None:
-        session.skip("SGLang's pinned torch has a CPU build for Python 3.11, and there is none")
+        session.skip("python3.11 is missing; SGLang's pinned torch has a CPU build only for it")
     shutil.rmtree(SGLANG_ENV, ignore_errors=True)
     pip = [str(python), "-m", "pip", "install", "--quiet"]
     try:
@@ -144,6 +141,6 @@ def _sglang_python(session: nox.Session) -> Path:
         session.run(*pip, "--no-deps", *SGLANG_PACKAGES, external=True)
         session.run(*pip, "-r", str(SGLANG_REQUIREMENTS), external=True)
     except CommandFailed:
-        session.skip("SGLang cannot be installed here; pip said why")
+        session.skip("SGLang cannot be installed here; see pip's error above")
     stamp.write_text(wanted)
     return python.absolute()

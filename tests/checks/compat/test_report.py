@@ -69,6 +69,6 @@ def test_the_docs_hold_a_report_of_every_agent_in_every_case() -> None:
     shown = {(row[0].split()[0], row[1]) for row in rows}
     for agent in plugins.names("harnesses"):
         for case in CASES:
-            assert (agent, case) in shown, f"run: nox -s lab; {agent}, {case} is missing"
+            assert (agent, case) in shown, f"run: nox -s compat; {agent}, {case} is missing"
     ends = {row[2] for row in rows if row[1] in CASES}
     assert TrialOutcome.FAILED.value not in ends

@@ -1,6 +1,6 @@
 """Run `swerl agents compat` with every family whose tokenizer is at hand; report in the docs.
 
-`nox -s lab` runs this; arguments are passed on. Model folders are put together from
+`nox -s compat` runs this and passes arguments on. Model folders are put together from
 `../shared/tokenizers`: each line's chat template over Qwen3's tokenizer, with GLM's special tokens
 added. So the templates are the real ones, and only Qwen3's token counts are. Without that folder
 the family `tiny` plays alone.
