@@ -21,8 +21,6 @@ from swerl.runs import tables
 
 @dataclass(frozen=True, slots=True)
 class CollectedBatch:
-    """A Batch and its tokens."""
-
     batch: Batch
     num_sampled_tokens: int
     """Tokens sampled in learnable Episodes."""

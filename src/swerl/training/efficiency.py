@@ -62,7 +62,6 @@ class CostMeter:
         self._check_cap()
 
     def __call__(self, event: Event) -> None:
-        """Count one event and forward it."""
         if isinstance(event, PhaseEnded) and event.phase in _HELD:
             self._sandbox_s += event.seconds
             self._step_sandbox_s += event.seconds

@@ -79,7 +79,6 @@ def summary(groups: Sequence[Group], k: int) -> dict[str, Any]:
 
 
 def _settings(parts: Parts, section: EvalSection) -> Parts:
-    """Return the parts with the sampling settings of an evaluation."""
     own = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
     chosen = {name: value for name, value in own.items() if value is not None}
     return replace(parts, rollout=parts.rollout.model_copy(update=chosen))
@@ -139,8 +138,6 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A mean over Tasks, with its 95 % confidence interval."""
-
     mean: float
     low: float
     high: float

@@ -153,7 +153,6 @@ def _tensors(
     hf_config: dict[str, Json],
     dtype: str,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the Hugging Face tensors of a checkpoint."""
     for name in source.shapes:
         if name.startswith(_OPTIMIZER):
             continue

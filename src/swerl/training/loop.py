@@ -36,8 +36,6 @@ from swerl.training.weight_sync import sync as weight_sync
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The open parts of one run."""
-
     recipe: Recipe
     folder: RunFolder
     train: Sequence[Task]
@@ -114,8 +112,6 @@ async def _resume(training: Training) -> _Counters:
 
 @dataclass(slots=True)
 class _Counters:
-    """Counts that a run carries from step to step."""
-
     folder: RunFolder
     versions: Versions
     skips: SkipCounter
@@ -124,7 +120,6 @@ class _Counters:
     def record(
         self, step: int, groups: StepGroups, collected: CollectedBatch, result: UpdateResult
     ) -> dict[str, float]:
-        """Append a step to the prompt ledger and return its metrics."""
         entries = step_metrics.prompt_entries(step, groups, result.skipped)
         prompts.append(self.folder.prompts, entries)
         self.length_bias.add(entries)
@@ -175,7 +170,6 @@ def _write(
 async def _learn(
     training: Training, counters: _Counters, collected: CollectedBatch
 ) -> UpdateResult:
-    """Take the optimizer steps on a Batch; steps that are not finite are skipped."""
     trainer, emit = training.trainer, training.parts.emit
     path = training.folder.samples(collected.batch.step)
     await weight_sync.make_room(training.engine, training.recipe.cluster)

@@ -75,7 +75,6 @@ def read_config(folder: Path) -> dict[str, Json]:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer files that exist."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file() and source != target:
             shutil.copyfile(source / name, target / name)

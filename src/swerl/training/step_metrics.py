@@ -124,8 +124,6 @@ def prompt_entries(step: int, groups: StepGroups, skipped: Collection[str]) -> l
 
 @runtime_checkable
 class KeepsBusySpans(Protocol):
-    """An engine that measures its own computing time."""
-
     async def busy_spans(self) -> Sequence[Span]:
         """Return when it computed, in seconds of CLOCK_MONOTONIC."""
 
@@ -151,14 +149,12 @@ class StepTimer:
             self._spans.setdefault("test", []).append((now - event.seconds, now))
 
     def start(self) -> None:
-        """Begin a step."""
         self._spans.clear()
         self._loads.clear()
         self._started = time.monotonic()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Measure a part of the step."""
         started = time.monotonic()
         try:
             yield

@@ -94,7 +94,6 @@ def _is_lost_rank(error: BaseException) -> bool:
 async def open_training(
     recipe: Recipe, folder: RunFolder, costs: CostMeter, owner: RunOwner
 ) -> AsyncIterator[loop.Training]:
-    """Open all parts of a run, ready for `loop.run`."""
     logs = folder.new_attempt()
     costs(Progress("reading or writing tasks", 0, 1))
     train, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)

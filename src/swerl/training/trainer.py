@@ -85,12 +85,10 @@ class MegatronTrainer:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks, in the order of the ranks."""
         return [rank.pid for rank in self._ranks.all] if self._ranks else []
 
     @property
     def hosts(self) -> list[str]:
-        """Names of the ranks' nodes, in the order of the ranks."""
         return [rank.node for rank in self._ranks.all] if self._ranks else []
 
     async def start(self) -> None:
@@ -204,8 +202,6 @@ class MegatronTrainer:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """Model, settings and nodes of the ranks."""
-
     model: Path
     family: str
     algorithm: str
@@ -228,8 +224,6 @@ class RankPlan:
 
 
 class Ranks:
-    """The processes of one start of the trainer."""
-
     def __init__(self, plan: RankPlan, work: Path) -> None:
         self.all: list[RunningProcess] = []
         self._plan = plan
@@ -286,7 +280,6 @@ class Ranks:
                 pass
 
     def kill(self) -> None:
-        """Kill every rank that still runs."""
         for rank in self.all:
             if not rank.ended.done():
                 _keep(asyncio.create_task(rank.signal(signal.SIGKILL)))

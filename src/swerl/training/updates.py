@@ -19,8 +19,6 @@ from swerl.core.learning import Batch, StepStats
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The joined report of the optimizer steps on a Batch."""
-
     stats: StepStats | None
     """None if every step was skipped."""
     skipped: frozenset[str] = frozenset()

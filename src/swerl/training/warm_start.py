@@ -83,7 +83,6 @@ async def warm_start(recipe: Recipe, *, log_dir: Path, emit: Emit) -> Path:
 
 
 def _key(recipe: Recipe) -> str:
-    """Return the hash of the settings and the demonstrations."""
     family = tiny.build(None)
     wrong_share = recipe.model.warm_start.wrong_share
     rows = islice(demonstration_rows(family, recipe.seed, wrong_share), _NUM_HASHED)
@@ -122,7 +121,6 @@ def _texts() -> Iterator[str]:
 async def _train(
     start: Path, work: Path, recipe: Recipe, *, log_dir: Path, emit: Emit
 ) -> WeightRef:
-    """Train on demonstrations and return the final weights."""
     section = recipe.model.warm_start
     trainer = MegatronTrainer(
         model=start,
@@ -197,7 +195,6 @@ class Demonstration:
     """An expression that is not in the file; empty for none."""
 
     def conversation(self) -> Iterator[DemoMessage]:
-        """Yield the conversation of the built-in agent."""
         look, change, submit = self._replies(self.variant.bad)
         yield DemoMessage(Message(Role.USER, self.variant.prompt))
         yield DemoMessage(look, is_trained=True)
@@ -230,7 +227,6 @@ def repairs(seed: int, wrong_share: float) -> Iterator[Demonstration]:
 
 
 def demonstration_rows(family: Family, seed: int, wrong_share: float) -> Iterator[Sample]:
-    """Yield the token rows of `repairs`."""
     for number, demonstration in enumerate(repairs(seed, wrong_share)):
         yield to_row(family, demonstration, f"demonstration-{number}")
 

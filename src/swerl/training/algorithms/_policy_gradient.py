@@ -36,8 +36,6 @@ STD_FLOOR = 1e-6
 
 
 class PolicyOptions(BaseModel):
-    """Settings of every policy-gradient algorithm."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     kl_coef: float = Field(0.0, ge=0)
@@ -93,8 +91,6 @@ class PolicyOptions(BaseModel):
 
 
 class GroupOptions(PolicyOptions):
-    """Settings of the algorithms that scale advantages within a Group."""
-
     normalize_std: bool = True
     """Divide advantages by the Group's standard deviation, as the paper does."""
 

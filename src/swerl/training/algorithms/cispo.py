@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Options(GroupOptions):
-    """Settings of CISPO."""
-
     ratio_low: float = Field(0.0, ge=0)
     """Least weight of a token; the paper sets no lower bound."""
     ratio_high: float = Field(5.0, gt=0)
@@ -25,8 +23,6 @@ class Options(GroupOptions):
 
 
 class Cispo(PolicyGradient[Options]):
-    """Implements Algorithm."""
-
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return minus the clipped ratio, without gradient, times A log p (eq. 4 and 5).
 

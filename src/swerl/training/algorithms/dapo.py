@@ -14,8 +14,6 @@ from swerl.training.algorithms._terms import token_mean
 
 
 class Options(GroupOptions):
-    """Settings of DAPO."""
-
     clip_low: float = Field(0.2, gt=0)
     """How far a token's ratio may fall below 1; the paper's value (section 4.1)."""
     clip_high: float = Field(0.28, gt=0)
@@ -23,8 +21,6 @@ class Options(GroupOptions):
 
 
 class Dapo(PolicyGradient[Options]):
-    """Implements Algorithm."""
-
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the clipped loss on token ratios, the mean over all tokens (eq. 8).
 

@@ -12,8 +12,6 @@ from swerl.training.algorithms._terms import budget_mean
 
 
 class Options(PolicyOptions):
-    """Settings of Dr. GRPO."""
-
     clip_low: float = Field(0.2, gt=0)
     """How far a token's ratio may fall below 1; the value of PPO and of the paper."""
     clip_high: float = Field(0.2, gt=0)
@@ -24,8 +22,6 @@ class Options(PolicyOptions):
 
 
 class DrGrpo(PolicyGradient[Options]):
-    """Implements Algorithm."""
-
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the clipped loss on token ratios, summed over tokens and divided by a constant.
 

@@ -9,8 +9,6 @@ from swerl.training.algorithms._policy_gradient import GroupOptions, PolicyGradi
 
 
 class Options(GroupOptions):
-    """Settings of GRPO."""
-
     clip_low: float = Field(0.2, gt=0)
     """How far a token's ratio may fall below 1; the value of PPO and of the paper."""
     clip_high: float = Field(0.2, gt=0)
@@ -20,8 +18,6 @@ class Options(GroupOptions):
 
 
 class Grpo(PolicyGradient[Options]):
-    """Implements Algorithm."""
-
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the clipped loss on token ratios, the mean over each Episode's tokens (eq. 3)."""
         low, high = self.options.clip_low, self.options.clip_high

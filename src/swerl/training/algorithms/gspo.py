@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Options(GroupOptions):
-    """Settings of GSPO."""
-
     clip_low: float = Field(3e-4, gt=0)
     """How far a sequence ratio may fall below 1; the paper's value (section 5.1)."""
     clip_high: float = Field(4e-4, gt=0)
@@ -26,8 +24,6 @@ class Options(GroupOptions):
 
 
 class Gspo(PolicyGradient[Options]):
-    """Implements Algorithm."""
-
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the clipped loss on length-normalised sequence ratios (eq. 5 and 7).
 

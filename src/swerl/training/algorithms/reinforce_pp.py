@@ -22,8 +22,6 @@ from swerl.training.algorithms._policy_gradient import (
 
 
 class Options(PolicyOptions):
-    """Settings of REINFORCE++."""
-
     clip_low: float = Field(0.2, gt=0)
     """How far a token's ratio may fall below 1; PPO's value."""
     clip_high: float = Field(0.2, gt=0)
@@ -39,8 +37,6 @@ class Options(PolicyOptions):
 
 
 class ReinforcePp(PolicyGradient[Options]):
-    """Implements Algorithm."""
-
     def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
         """Return rewards less their baseline, over the standard deviation of the step (eq. 10).
 

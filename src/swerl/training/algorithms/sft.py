@@ -11,8 +11,6 @@ from swerl.core.learning import LossInputs, LossResult
 
 
 class Options(BaseModel):
-    """Settings of SFT."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     context_weight: float = Field(0.1, ge=0, le=1)
@@ -21,8 +19,6 @@ class Options(BaseModel):
 
 
 class Sft:
-    """Implements Algorithm."""
-
     needs_reference = False
 
     def __init__(self, options: Options) -> None:
@@ -30,7 +26,6 @@ class Sft:
         self.needs_context = options.context_weight > 0
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
-        """Return zeros: the loss reads no advantage."""
         return [[0.0] * len(group.episodes) for group in groups]
 
     def loss(self, inputs: LossInputs) -> LossResult:

@@ -112,8 +112,6 @@ def finish(
 
 
 class CheckpointReader:
-    """Reads tensors from a checkpoint folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._reader = FileSystemReader(folder)
@@ -125,7 +123,6 @@ class CheckpointReader:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every whole tensor."""
         return _shapes(self._metadata)
 
     def check(self, pieces: Sequence[Piece]) -> None:
@@ -134,7 +131,6 @@ class CheckpointReader:
             self._entry(piece)
 
     def common(self) -> dict[str, Any]:
-        """Return the state that was written beside the tensors."""
         try:
             found: dict[str, Any] = torch.load(self.folder / COMMON, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:

@@ -41,7 +41,6 @@ class SaveOutcome:
 
 
 def folder_of(parent: Path, step: int) -> Path:
-    """Return the folder of a step's checkpoint."""
     return parent / f"{step:05d}"
 
 
@@ -109,7 +108,6 @@ def space_warning(parent: Path, num_bytes: int) -> str:
 
 
 def put_outcome(parent: Path, outcome: SaveOutcome) -> None:
-    """Write the outcome of a save."""
     write_json(_outcome(parent, outcome.step), asdict(outcome))
 
 
@@ -166,8 +164,6 @@ class FileMark:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMeta:
-    """Content of a checkpoint, and the settings that wrote it."""
-
     step: int
     family: str
     model_type: str
@@ -184,19 +180,16 @@ class CheckpointMeta:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensor files."""
         return sum(file.num_bytes for file in self.files.values())
 
 
 def mark(path: Path) -> FileMark:
-    """Return the size and hash of a file."""
     with path.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256")
     return FileMark(path.stat().st_size, digest.hexdigest())
 
 
 def write_meta(folder: Path, meta: CheckpointMeta) -> None:
-    """Write meta.json. Raises RunError on a full disk."""
     write_json(folder / META, asdict(meta))
 
 

@@ -56,8 +56,6 @@ _OUTPUT, _TIED = "output_layer.weight", "embedding.word_embeddings.weight"
 
 @dataclass(slots=True)
 class _Save:
-    """One checkpoint that is being written."""
-
     step: int
     folder: Path
     kept: Collection[int]
@@ -72,8 +70,6 @@ class _Save:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One rank's report to the first rank."""
-
     written: files.Written
     random_state: dict[str, Any]
     dtypes: dict[str, str]
@@ -239,7 +235,6 @@ class Checkpoints:
 
 
 def _make_whole(save: _Save, parts: Sequence[Any]) -> CheckpointMeta:
-    """Write the metadata of the ranks' files, and rename the folder."""
     for part in parts:
         if isinstance(part, str):
             raise TrainerError(part, hint="")
@@ -312,7 +307,6 @@ def common_state(learner: Learner) -> dict[str, Any]:
 
 
 def load_common_state(learner: Learner, state: Mapping[str, Any]) -> None:
-    """Restore the state that `common_state` returned."""
     learner.scheduler.num_steps = 0  # loading adds to it
     learner.scheduler.load_state_dict(dict(state["scheduler"]))
     steps = state["adam_steps"]
@@ -333,7 +327,6 @@ def param_dtypes(learner: Learner) -> dict[str, str]:
 
 
 def random_state() -> dict[str, Any]:
-    """Return this rank's random state."""
     on_gpu = torch.cuda.is_available()
     return {
         "python": random.getstate(),

@@ -32,8 +32,6 @@ from swerl.training.rank.context import gather_context, whole_order
 
 
 class PackedAttention(torch.nn.Module):
-    """Causal grouped-query attention, row by row."""
-
     def __init__(
         self, config: TransformerConfig, softmax_scale: float | None = None, **unused: object
     ) -> None:

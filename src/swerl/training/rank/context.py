@@ -28,8 +28,6 @@ from megatron.core.tensor_parallel import all_to_all
 
 @dataclass(frozen=True, slots=True)
 class RowShare:
-    """The part of every row that one rank holds."""
-
     context_ranks: int = 1
     context_rank: int = 0
     tensor_ranks: int = 1

@@ -142,7 +142,6 @@ class GatedDeltaNet(torch.nn.Module):
 
 
 def _shared(value: torch.Tensor) -> torch.nn.Parameter:
-    """Return a parameter that tensor ranks share by heads."""
     parameter = torch.nn.Parameter(value)
     vars(parameter).update(tensor_model_parallel=True, partition_dim=0, partition_stride=1)
     return parameter
@@ -188,7 +187,6 @@ def causal_conv(x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[in
 
 @cache
 def has_kernels() -> bool:
-    """Return whether flash-linear-attention is installed."""
     return find_spec("fla") is not None
 
 

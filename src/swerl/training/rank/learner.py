@@ -65,7 +65,6 @@ class Learner:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps taken so far."""
         return int(self.scheduler.num_steps)
 
     def step(self, batch: Batch) -> StepStats:
@@ -196,7 +195,6 @@ MicroLoss = Callable[[MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torc
 
 
 def own_share() -> RowShare:
-    """Return this rank's part of every row."""
     return RowShare(
         context_ranks=parallel_state.get_context_parallel_world_size(),
         context_rank=parallel_state.get_context_parallel_rank(),

@@ -122,8 +122,6 @@ _WHOLE = RowShare()
 
 @dataclass(frozen=True, slots=True)
 class WeightedSample:
-    """A Sample and its weight in the batch's mean."""
-
     index: int
     """Index of the Sample in the Batch."""
     sample: Sample
@@ -146,7 +144,6 @@ class MicroBatch:
     """1 on rows that an engine sampled, 0 on written rows such as demonstrations."""
 
     def grid(self, values_S: torch.Tensor) -> torch.Tensor:
-        """Return selected values as `values_BT`, 0 elsewhere."""
         zeros_BT = torch.zeros_like(self.old_logp_BT)
         return zeros_BT.index_put((self.row_S, self.position_S), values_S)
 

@@ -36,8 +36,6 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
-    """GPTModel that returns the log-probabilities of given next tokens."""
-
     temperature = 1.0
     """Divisor of the logits."""
 

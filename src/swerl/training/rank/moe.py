@@ -37,7 +37,6 @@ class RouterRules:
 
     @classmethod
     def read(cls, settings: Mapping[str, Json]) -> RouterRules:
-        """Read the router's section of MegatronMapping.config."""
         scale = settings["scale"]
         assert isinstance(scale, float)
         return cls(
@@ -72,7 +71,6 @@ class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no 
             self.expert_bias = torch.nn.Parameter(bias, requires_grad=False)
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the logits in fp32, for any type of the model."""
         return F.linear(input.float(), self.weight.float())
 
     def routing(
@@ -118,7 +116,6 @@ class GroupedExperts(torch.nn.Module):
     def forward(
         self, x_TH: torch.Tensor, tokens_per_expert: torch.Tensor, weights_T: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
-        """Return the experts' outputs times their weights, and no bias."""
         multiply = _multiply_grouped if _has_grouped_mm(x_TH) else _multiply_in_turn
         both_TF = multiply(x_TH, self.fc1.flatten(1, 2), tokens_per_expert)
         gate_TF, up_TF = both_TF.chunk(2, dim=-1)

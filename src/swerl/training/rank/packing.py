@@ -29,8 +29,6 @@ _SLACKS = (1.002, 1.005, 1.01, 1.02, 1.04, 1.08)
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The rows of each rank's micro-batches."""
-
     packs: tuple[tuple[tuple[int, ...], ...], ...]
     """By rank, then by micro-batch: indices of rows. Packs are empty if there are too few rows."""
 

@@ -100,7 +100,6 @@ class PhaseTimer:
             torch.cuda.reset_peak_memory_stats()
 
     def lap(self, phase: str) -> None:
-        """End a phase."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             self.peak_bytes[phase] = torch.cuda.max_memory_allocated()

@@ -80,7 +80,6 @@ def global_name(model: GPTModel, name: str) -> str:
 
 
 def own_part(full: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
-    """Cut this rank's part out of a whole tensor."""
     for cut in _cuts(param):
         stacked = full.chunk(cut.num_stacked, cut.dim)
         parts = [part.chunk(cut.group.size(), cut.dim)[cut.group.rank()] for part in stacked]

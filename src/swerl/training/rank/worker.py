@@ -44,7 +44,6 @@ processes and notices dead ranks."""
 
 
 def main() -> None:
-    """Run commands until `close` or until the controller ends."""
     _die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -71,8 +70,6 @@ def main() -> None:
 
 
 class RankCommands:
-    """The controller's commands; every rank runs every command."""
-
     def __init__(self, settings: WorkerSettings) -> None:
         # Imported here: Megatron-Core must find the CPU adapter in place.
         from swerl.training.checkpoint.store import Checkpoints
@@ -87,11 +84,9 @@ class RankCommands:
         self._sender: Sender | None = None
 
     def step(self, batch: str) -> dict[str, Any]:
-        """Take one optimizer step on a batch file."""
         return asdict(self._learner.step(self._read(batch)))
 
     def logprobs(self, batch: str) -> list[list[float]]:
-        """Return the log-probability of every token of a batch file."""
         return self._learner.logprobs(self._read(batch))
 
     def publish(self) -> dict[str, str]:
@@ -110,7 +105,6 @@ class RankCommands:
         return {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
 
     def send(self, targets: list[dict[str, Any]], way: str, version: str | None) -> dict[str, Any]:
-        """Send the weights into the memory of engine servers."""
         from swerl.training.weight_sync.send import Sender, stored_dtypes
 
         if version not in (None, self._version):
@@ -130,24 +124,19 @@ class RankCommands:
         return asdict(sent) | {"certain": sorted(sent.certain)}
 
     def save(self, step: int, kept: list[int]) -> None:
-        """Begin the checkpoint of a step."""
         self._checkpoints.save(step, kept)
 
     def restore(self, step: int) -> None:
-        """Continue from the checkpoint of a step."""
         self._checkpoints.restore(step)
 
     def finish(self) -> None:
-        """Wait for a checkpoint that is being written."""
         self._checkpoints.finish()
 
     @property
     def _version(self) -> str:
-        """The weights' version: the number of steps taken."""
         return f"{self._learner.num_steps:06d}"
 
     def close(self) -> None:
-        """Leave the engines' broadcast group."""
         if self._sender:
             self._sender.close()
 

@@ -67,16 +67,13 @@ class ExpectedChecksums:
 
     @property
     def checksums(self) -> tuple[Mapping[str, tuple[str, ...]], ...]:
-        """By rank: parameter -> the checksums that it may have."""
         return tuple(self._found)
 
     @property
     def certain(self) -> frozenset[str]:
-        """Parameters that can have no other checksum."""
         return frozenset(self._certain)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Add one whole Hugging Face tensor."""
         name = self._engine_name(name)
         if name == "lm_head.weight" and self._tied:
             return
@@ -114,7 +111,6 @@ class ExpectedChecksums:
         return self._type in CERTAIN_MODELS
 
     def _engine_name(self, name: str) -> str:
-        """Return SGLang's name of a tensor, before it fuses it."""
         if self._type.startswith("qwen3_5"):
             return name.replace(".language_model.", ".").replace(".self_attn.", ".")
         return name
@@ -222,7 +218,6 @@ class ExpectedChecksums:
 
 
 def whole(tensor: torch.Tensor, num_ranks: int) -> PerRank:
-    """Give every rank the whole tensor."""
     return [tensor] * num_ranks
 
 
@@ -234,7 +229,6 @@ def along(tensor: torch.Tensor, num_ranks: int, dim: int) -> PerRank | None:
 
 
 def padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """Pad one dimension with zeros."""
     missing = size - tensor.shape[dim]
     return torch.nn.functional.pad(tensor.movedim(dim, -1), (0, missing)).movedim(-1, dim)
 

@@ -70,7 +70,6 @@ class Sender:
         return delivery.sent(version)
 
     def close(self) -> None:
-        """Leave the broadcast group."""
         if self._group:
             self._group.close()
         self._group = None
@@ -135,7 +134,6 @@ class Sender:
         delivery.note(expected, num_tensors)
 
     def _typed(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each tensor in the type that it has in the model's own files."""
         for name, tensor in self._gather():
             yield name, tensor.detach().to(self._dtypes.get(name, tensor.dtype))
 
@@ -154,12 +152,10 @@ class _Delivery:
         self._num_tensors = 0
 
     def lose(self, reasons: Mapping[str, str]) -> None:
-        """Leave servers out of the rest of the update."""
         self._reasons |= reasons
         self.alive = [each for each in self.alive if each.url not in self._reasons]
 
     def note(self, expected: ExpectedChecksums, num_tensors: int) -> None:
-        """Keep the checksums of a server that received everything."""
         self._checksums, self._certain = expected.checksums, expected.certain
         self._num_tensors = num_tensors
 

@@ -19,8 +19,6 @@ from swerl.recipe.schema import ClusterSection
 
 
 class SendingTrainer(Protocol):
-    """A Trainer that can send weights into running engines."""
-
     async def send(
         self, targets: Sequence[EngineTarget], way: str, *, version: str | None = None
     ) -> Sent:
@@ -35,7 +33,6 @@ class TrainerSource:
     way: str
 
     async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
-        """Send all weights to every server."""
         return await self.trainer.send(targets, self.way, version=version)
 
 

@@ -94,7 +94,6 @@ def _post(url: str, body: Mapping[str, Json], timeout_s: float) -> None:
 
 
 def addresses(urls: Sequence[str]) -> list[tuple[str, int]]:
-    """Return host and port of each URL."""
     split = [url.rpartition("//")[2].partition("/")[0].rpartition(":") for url in urls]
     return [(host, int(port)) for host, _, port in split]
 
@@ -244,7 +243,6 @@ class Bucket:
 
     @property
     def dtype(self) -> str:
-        """torch's name of their type."""
         return str(self.tensors[0].dtype).removeprefix("torch.")
 
     @property
@@ -252,7 +250,6 @@ class Bucket:
         return [list(tensor.shape) for tensor in self.tensors]
 
     def flat(self) -> torch.Tensor:
-        """Return their bytes end to end, in memory of their own."""
         return torch.cat([each.contiguous().view(-1).view(torch.uint8) for each in self.tensors])
 
 
