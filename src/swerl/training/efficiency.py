@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from swerl.core.errors import RecipeError, RunError
 from swerl.core.events import Emit, Event, Notice, PhaseEnded, StepEnded
@@ -57,8 +57,8 @@ class CostMeter:
         self._rates = _rates(recipe)
         self._peak = _peak(recipe)
         self._cost = row_cost(shape_of(recipe.model)) if self._peak else None
-        self._memory = MemoryCheck.of(recipe)
-        self._has_warned = False
+        self._planned_gib = _planned_gib(recipe)
+        self._warned: set[str] = set()
         self._check_cap()
 
     def __call__(self, event: Event) -> None:
@@ -74,8 +74,8 @@ class CostMeter:
         dollars, cap = self.dollars(), self._recipe.cost.max_dollars
         if cap is None or dollars is None or dollars < cap:
             return False
-        if not self._has_warned:
-            self._has_warned = True
+        if "cost" not in self._warned:
+            self._warned.add("cost")
             self._emit(Notice(f"${dollars:,.2f} are spent of cost.max_dollars = {cap:g}"))
         return True
 
@@ -101,7 +101,18 @@ class CostMeter:
             work = self._cost.per_token * metrics["row_tokens"]
             work += self._cost.per_token_pair * metrics["row_token_pairs"]
             found["mfu"] = work / (metrics["train_s"] * self._peak)
-        return found | self._memory.metrics(metrics, self._emit)
+        measured = metrics.get(MEASURED)
+        if self._planned_gib is not None and measured is not None:
+            found[PLANNED] = self._planned_gib
+            self._check_memory(self._planned_gib, measured)
+        return found
+
+    def _check_memory(self, planned_gib: float, measured_gib: float) -> None:
+        error = measured_gib / planned_gib - 1
+        if abs(error) > _TOLERANCE and "memory" not in self._warned:
+            self._warned.add("memory")
+            compared = compare_memory(planned_gib, measured_gib)
+            self._emit(Notice(f"memory: {compared}; the plan is off"))
 
     def _check_cap(self) -> None:
         cap = self._recipe.cost.max_dollars
@@ -144,36 +155,16 @@ def _peak(recipe: Recipe) -> float:
     return recipe.trainer.ranks * gpu.bf16_flops
 
 
-@dataclass(slots=True)
-class MemoryCheck:
-    """Compare the memory plan with the measured peak, and warn once."""
+def _planned_gib(recipe: Recipe) -> float | None:
+    """Return the planned memory of the tensors in training; None on CPU, which has no plan."""
+    from swerl.plan.plan import plan
 
-    planned_gib: float | None
-    """Plan for the tensors in training; None on CPU, where nothing is compared."""
-    _has_warned: bool = field(default=False)
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> MemoryCheck:
-        """Return the check of a recipe. Raises RecipeError if it has no plan."""
-        from swerl.plan.plan import plan
-
-        if not recipe.cluster.gpus_per_node:
-            return cls(None)
-        memory = plan(recipe).memory
-        assert memory is not None
-        train = memory.train
-        return cls(train.total - sum(train.parts[name] for name in _NO_TENSORS))
-
-    def metrics(self, metrics: Mapping[str, float], emit: Emit) -> dict[str, float]:
-        """Return the metrics to add to a step; none if the trainer measured no memory."""
-        measured = metrics.get(MEASURED)
-        if self.planned_gib is None or measured is None:
-            return {}
-        error = measured / self.planned_gib - 1
-        if abs(error) > _TOLERANCE and not self._has_warned:
-            self._has_warned = True
-            emit(Notice(f"memory: {compare_memory(self.planned_gib, measured)}; the plan is off"))
-        return {PLANNED: self.planned_gib}
+    if not recipe.cluster.gpus_per_node:
+        return None
+    memory = plan(recipe).memory
+    assert memory is not None
+    train = memory.train
+    return train.total - sum(train.parts[name] for name in _NO_TENSORS)
 
 
 def compare_memory(planned_gib: float, measured_gib: float) -> str:

@@ -23,20 +23,16 @@ def open_sinks(recipe: Recipe, root: Path, emit: Emit) -> Iterator[Emit]:
     A resumed run continues under the same name. A sink that fails later does not end the run: one
     Notice is emitted. Raises RecipeError if a sink is unknown or its package is not installed.
     """
+    for name in recipe.metrics.sinks:
+        if name not in SINKS:
+            raise unknown("metrics sink", name, SINKS)
     with ExitStack() as stack:
         yield fan_out(
             *(
                 _tolerant(name, stack.enter_context(_open(name, recipe, root)), emit)
-                for name in _named(recipe)
+                for name in recipe.metrics.sinks
             )
         )
-
-
-def _named(recipe: Recipe) -> tuple[str, ...]:
-    for name in recipe.metrics.sinks:
-        if name not in SINKS:
-            raise unknown("metrics sink", name, SINKS)
-    return recipe.metrics.sinks
 
 
 def _tolerant(name: str, log: Emit, emit: Emit) -> Emit:

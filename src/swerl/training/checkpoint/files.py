@@ -229,9 +229,6 @@ def _unreadable(folder: Path, error: BaseException) -> TrainerError:
     return TrainerError(message, hint=OLDER)
 
 
-# heavy imports: this file only runs in the trainer's own processes and in exports
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A box of a whole tensor, and this rank's memory of it."""

@@ -259,9 +259,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error) or repr(error)).splitlines()[0]
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 def owned_pieces(learner: Learner) -> list[Piece]:
     """Return the pieces that this rank writes; together the ranks write each element once.
 

@@ -115,9 +115,6 @@ def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
     return torch.cat([torch.arange(start, start + length) for start, length in pairs])
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,

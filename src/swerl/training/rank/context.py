@@ -103,9 +103,6 @@ class _GatherContext(torch.autograd.Function):
         return own, None
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 @dataclass(frozen=True, slots=True)
 class HeadExchange:
     """Switch between own positions of all heads and own heads of all positions."""
@@ -118,50 +115,44 @@ class HeadExchange:
     @property
     def groups(self) -> slice:
         """The groups that this rank computes between `to_whole` and `to_own`."""
+        group = _group()
         if not self._divides:
             return slice(0, self.num_groups)
-        size = self.num_groups // _num_ranks()
-        return slice(_rank() * size, (_rank() + 1) * size)
+        size = self.num_groups // group.size()
+        return slice(group.rank() * size, (group.rank() + 1) * size)
 
     def to_whole(self, x_NGD: torch.Tensor) -> torch.Tensor:
         """Exchange all groups at own positions for own groups at all positions, row by row."""
-        num_ranks = _num_ranks()
-        if num_ranks == 1:
+        group = _group()
+        if group.size() == 1:
             return x_NGD
-        order = whole_order(self.lengths, num_ranks).to(x_NGD.device)
+        order = whole_order(self.lengths, group.size()).to(x_NGD.device)
         if not self._divides:
-            return gather_context(x_NGD, _group())[order]
+            return gather_context(x_NGD, group)[order]
         count, width = len(x_NGD), x_NGD.shape[-1]
-        by_rank = x_NGD.reshape(count, num_ranks, -1, width).transpose(0, 1).contiguous()
-        received: torch.Tensor = all_to_all(_group(), by_rank)
+        by_rank = x_NGD.reshape(count, group.size(), -1, width).transpose(0, 1).contiguous()
+        received: torch.Tensor = all_to_all(group, by_rank)
         return received.flatten(0, 1)[order]
 
     def to_own(self, y_MGD: torch.Tensor) -> torch.Tensor:
         """Exchange own groups at all positions for all groups at own positions."""
-        num_ranks = _num_ranks()
-        if num_ranks == 1:
+        group = _group()
+        if group.size() == 1:
             return y_MGD
         if not self._divides:
-            return y_MGD[own_positions(self.lengths, num_ranks, _rank()).to(y_MGD.device)]
-        order = whole_order(self.lengths, num_ranks).to(y_MGD.device)
+            own = own_positions(self.lengths, group.size(), group.rank())
+            return y_MGD[own.to(y_MGD.device)]
+        order = whole_order(self.lengths, group.size()).to(y_MGD.device)
         ordered = y_MGD[torch.argsort(order)]
-        by_rank = ordered.reshape(num_ranks, -1, *y_MGD.shape[1:])
-        received: torch.Tensor = all_to_all(_group(), by_rank)
+        by_rank = ordered.reshape(group.size(), -1, *y_MGD.shape[1:])
+        received: torch.Tensor = all_to_all(group, by_rank)
         return received.transpose(0, 1).flatten(1, 2)
 
     @property
     def _divides(self) -> bool:
-        return self.num_groups % _num_ranks() == 0
+        return self.num_groups % _group().size() == 0
 
 
 def _group() -> torch.distributed.ProcessGroup:
     group: torch.distributed.ProcessGroup = parallel_state.get_context_parallel_group()
     return group
-
-
-def _num_ranks() -> int:
-    return int(parallel_state.get_context_parallel_world_size())
-
-
-def _rank() -> int:
-    return int(parallel_state.get_context_parallel_rank())

@@ -147,9 +147,6 @@ def _shared(value: torch.Tensor) -> torch.nn.Parameter:
     return parameter
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 def gated_delta_rule(
     query_MHK: torch.Tensor,
     key_MHK: torch.Tensor,

@@ -31,8 +31,6 @@ from swerl.training.rank.attention import PackedAttention
 from swerl.training.rank.gated_delta import GatedDeltaNet
 from swerl.training.rank.moe import GroupedExperts, ReplayRouter, RouterRules
 
-# heavy imports: this file only runs in the trainer's own processes
-
 
 def block_spec(config: TransformerConfig, shapes: Mapping[str, Json]) -> TransformerBlockSubmodules:
     """Return the layers that this rank's pipeline stage builds.
@@ -102,9 +100,6 @@ def check_divides(
             )
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 class RMSNorm(torch.nn.Module):
     """Root-mean-square norm, computed in fp32 (Zhang and Sennrich 2019, eq. 4).
 
@@ -126,9 +121,6 @@ class RMSNorm(torch.nn.Module):
         if self.adds_one:
             return (wide * scale * (1.0 + self.weight.float())).to(x.dtype)
         return (wide * scale).to(x.dtype) * self.weight
-
-
-# heavy imports: this file only runs in the trainer's own processes
 
 
 @dataclass

@@ -186,9 +186,6 @@ class Learner:
         return grad_norm
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 Figures = Mapping[str, float]
 MicroLoss = Callable[[MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Figures]]
 """(micro-batch, its log-probabilities, the reference's) -> loss, figures."""

@@ -25,8 +25,6 @@ from swerl.training import batch as batches
 from swerl.training.rank.context import RowShare
 from swerl.training.rank.packing import pack
 
-# heavy imports: this file only runs in the trainer's own processes
-
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:

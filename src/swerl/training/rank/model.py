@@ -172,9 +172,6 @@ def _check_layout(transformer: Mapping[str, Json], options: TrainerOptions) -> N
         )
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 ToLogits = Callable[[torch.Tensor], torch.Tensor]
 """The output layer: (C, H) to (C, V)."""
 

@@ -78,9 +78,6 @@ def build_scheduler(
     )
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 _HOST = torch.device("cpu")
 
 

@@ -14,9 +14,6 @@ import torch
 from swerl.core.learning import StepStats
 from swerl.training.rank.microbatch import MicroBatch
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 Item = TypeVar("Item")
 
 
@@ -79,9 +76,6 @@ def to_stats(
             "trained_tokens_per_s": num_tokens / duration_s,
         },
     )
-
-
-# heavy imports: this file only runs in the trainer's own processes
 
 
 _GIB = 2**30

@@ -214,9 +214,6 @@ class ExpectedChecksums:
         return [hash_tensor(kind, self._target.device) for kind in kinds]
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 def whole(tensor: torch.Tensor, num_ranks: int) -> PerRank:
     return [tensor] * num_ranks
 
@@ -249,9 +246,6 @@ def stacked(cuts: Sequence[PerRank | None], dim: int = 0) -> PerRank | None:
     if len(found) < len(cuts):
         return None
     return [torch.cat(parts, dim) for parts in zip(*found, strict=True)]
-
-
-# heavy imports: this file only runs in the trainer's own processes
 
 
 def hash_tensor(tensor: torch.Tensor, device: str) -> str:

@@ -34,6 +34,8 @@ from swerl.training.weight_sync.transport import (
 Gather = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 """Yields whole Hugging Face tensors; all ranks call it together and exhaust it."""
 
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
 
 class Sender:
     """One rank's part in sending; it keeps the broadcast group between updates.
@@ -164,53 +166,43 @@ class _Delivery:
 
     def share(self, bucket: Bucket) -> None:
         """Let every server open a bucket; return when all have copied it."""
-        handles = self._handles(bucket)
+        # `_flat` is the handles' memory: it must live until the servers have copied it.
+        _flat, handles = self._handles(bucket)
         if dist.get_rank() == 0:
             calls = {
                 target.url: self.caller.start(
                     target.url,
                     "/update_weights_from_tensor",
                     {
-                        "serialized_named_tensors": list(self._of(place, handles.texts)),
+                        "serialized_named_tensors": list(self._of(index, handles)),
                         "load_format": "flattened_bucket",
                         "flush_cache": False,
                     },
                 )
-                for place, target in enumerate(self.targets)
+                for index, target in enumerate(self.targets)
                 if target in self.alive
             }
             self.lose({url: str(error) for url, error in failures(calls).items()})
         if self.device == "cuda":
             dist.barrier()  # every rank's memory has been read
 
-    def _handles(self, bucket: Bucket) -> _Handles:
-        """Return one handle for all on a CPU; on GPUs, every trainer rank's own."""
+    def _handles(self, bucket: Bucket) -> tuple[torch.Tensor | None, list[str]]:
+        """Return a bucket's memory and its handles: one on a CPU, on GPUs one per trainer rank."""
         if self.device == "cpu":
             if dist.get_rank():
-                return _Handles(None, [])
+                return None, []
             flat = bucket.flat()
-            return _Handles(flat, [handle(bucket, flat)])
+            return flat, [handle(bucket, flat)]
         flat = bucket.flat().cuda()
         texts: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(texts, handle(bucket, flat))
-        return _Handles(flat, [text for text in texts if text])
+        return flat, [text for text in texts if text]
 
-    def _of(self, place: int, texts: Sequence[str]) -> Iterator[str]:
+    def _of(self, index: int, texts: Sequence[str]) -> Iterator[str]:
         """Yield a server's handles, one per rank: those of the trainer ranks on its GPUs."""
-        num_ranks = self.targets[place].num_ranks
+        num_ranks = self.targets[index].num_ranks
         for rank in range(num_ranks):
-            yield texts[0] if self.device == "cpu" else texts[place * num_ranks + rank]
-
-
-class _Handles:
-    """Handles, and the memory that must live as long as they do."""
-
-    def __init__(self, flat: torch.Tensor | None, texts: list[str]) -> None:
-        self.flat = flat
-        self.texts = texts
-
-
-_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+            yield texts[0] if self.device == "cpu" else texts[index * num_ranks + rank]
 
 
 def stored_dtypes(model: Path) -> dict[str, torch.dtype]:

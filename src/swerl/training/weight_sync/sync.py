@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from swerl.core.contracts import ColocatedEngine, Engine, StreamedEngine, Trainer
 from swerl.core.errors import RecipeError
@@ -17,19 +17,15 @@ from swerl.core.events import Emit, Notice, ignore
 from swerl.core.learning import EngineTarget, Sent
 from swerl.recipe.schema import ClusterSection
 
-
-class SendingTrainer(Protocol):
-    async def send(
-        self, targets: Sequence[EngineTarget], way: str, *, version: str | None = None
-    ) -> Sent:
-        """Send the weights by `tensor` or `distributed`."""
+if TYPE_CHECKING:
+    from swerl.training.trainer import MegatronTrainer
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSource:
     """Implements WeightSource by one of the trainer's ways."""
 
-    trainer: SendingTrainer
+    trainer: MegatronTrainer
     way: str
 
     async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:

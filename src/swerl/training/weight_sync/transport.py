@@ -98,9 +98,6 @@ def addresses(urls: Sequence[str]) -> list[tuple[str, int]]:
     return [(host, int(port)) for host, _, port in split]
 
 
-# heavy imports: this file only runs in the trainer's own processes
-
-
 class GroupError(Exception):
     """Servers of a group failed, each with a reason. The group must be closed."""
 
@@ -229,9 +226,6 @@ def _address_towards(url: str) -> str:
     with socket.socket(family, kind, proto) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-# heavy imports: this file only runs in the trainer's own processes
 
 
 @dataclass(frozen=True, slots=True)
