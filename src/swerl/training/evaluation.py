@@ -24,6 +24,11 @@ from swerl.rollout.schedules import Schedule
 from swerl.rollout.versions import versions_of
 from swerl.runs.layout import Best, RunFolder
 
+Z95 = 1.959963984540054
+"""0.975 quantile of the standard normal distribution."""
+RESAMPLES = 2000
+"""Bootstrap samples: the ends of an interval move by less than one point between seeds."""
+
 
 def is_due(step: int, section: EvalSection) -> bool:
     """Return whether to evaluate before this step; the last evaluation comes in addition."""
@@ -73,7 +78,7 @@ def summary(groups: Sequence[Group], k: int) -> dict[str, Any]:
         "verdicts": dict(Counter(verdict for row in rows for verdict in row["verdicts"])),
         "num_attempts": sum(row["attempts"] for row in rows),
         "num_lost": sum(len(row["verdicts"]) - row["attempts"] for row in rows),
-        "versions": sorted(_versions(groups)),
+        "versions": sorted({name for g in groups for e in g.episodes for name in versions_of(e)}),
         "tasks": rows,
     }
 
@@ -92,10 +97,6 @@ def _row(group: Group) -> dict[str, Any]:
         "solved": sum(episode.verdict == "solved" for episode in counted),
         "verdicts": [str(episode.verdict) for episode in group.episodes],
     }
-
-
-def _versions(groups: Sequence[Group]) -> set[str]:
-    return {name for group in groups for each in group.episodes for name in versions_of(each)}
 
 
 def _emit(parts: Parts, step: int, split: str, found: Mapping[str, Any]) -> None:
@@ -128,12 +129,6 @@ def _commit(folder: RunFolder, name: str, result: Best, best_of: str) -> None:
     if result.split == best_of and (best is None or result.pass_at_1 > best.pass_at_1):
         best = result
     folder.write_state(replace(state, evals_done=(*state.evals_done, name), best=best))
-
-
-Z95 = 1.959963984540054
-"""0.975 quantile of the standard normal distribution."""
-RESAMPLES = 2000
-"""Bootstrap samples: the ends of an interval move by less than one point between seeds."""
 
 
 @dataclass(frozen=True, slots=True)

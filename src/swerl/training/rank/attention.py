@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from swerl.training.rank.context import gather_context, whole_order
+
+_CAUSAL = (-1, 0)
+"""Window of torch's kernel: all keys up to the query's own position."""
 
 
 class PackedAttention(torch.nn.Module):
@@ -141,7 +143,7 @@ def attend(
 
 
 def varlen(
-    kernel: Callable[..., torch.Tensor],
+    kernel: Callable[..., Any],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -150,7 +152,7 @@ def varlen(
     scale: float | None,
 ) -> torch.Tensor:
     """Attend all rows in one call of a kernel that takes each row's bounds."""
-    return kernel(
+    out: torch.Tensor = kernel(
         query,
         key,
         value,
@@ -158,38 +160,26 @@ def varlen(
         _bounds(key_lengths, query.device),
         max(query_lengths),
         max(key_lengths),
-        scale,
+        scale=scale,
     )
+    return out
 
 
 @lru_cache(maxsize=1)
-def installed_kernel() -> Callable[..., torch.Tensor] | None:
+def installed_kernel() -> Callable[..., Any] | None:
     """Return the installed variable-length kernel, or None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
 
         if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-            return partial(_torch_varlen, varlen_attn)
+            return partial(varlen_attn, window_size=_CAUSAL, enable_gqa=True)
     except ImportError:
         pass
     try:
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
     except ImportError:
         return None
-    return partial(_flash_attn, flash_attn_varlen_func)
-
-
-def _torch_varlen(function: Callable[..., Any], *inputs: Any) -> torch.Tensor:
-    *tensors, scale = inputs
-    causal = (-1, 0)
-    out: torch.Tensor = function(*tensors, scale=scale, window_size=causal, enable_gqa=True)
-    return out
-
-
-def _flash_attn(function: Callable[..., Any], *inputs: Any) -> torch.Tensor:
-    *tensors, scale = inputs
-    out: torch.Tensor = function(*tensors, softmax_scale=scale, causal=True)
-    return out
+    return lambda *inputs, scale: flash_attn_varlen_func(*inputs, softmax_scale=scale, causal=True)
 
 
 def _row(

@@ -116,7 +116,8 @@ class GroupedExperts(torch.nn.Module):
     def forward(
         self, x_TH: torch.Tensor, tokens_per_expert: torch.Tensor, weights_T: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
-        multiply = _multiply_grouped if _has_grouped_mm(x_TH) else _multiply_in_turn
+        is_grouped = x_TH.is_cuda and x_TH.dtype is torch.bfloat16  # the kernel supports no other
+        multiply = _multiply_grouped if is_grouped else _multiply_in_turn
         both_TF = multiply(x_TH, self.fc1.flatten(1, 2), tokens_per_expert)
         gate_TF, up_TF = both_TF.chunk(2, dim=-1)
         inner_TF = (F.silu(gate_TF) * up_TF * weights_T.unsqueeze(-1)).to(x_TH.dtype)
@@ -141,10 +142,6 @@ def _of_experts(value: torch.Tensor) -> torch.nn.Parameter:
         allreduce=False, tensor_model_parallel=True, partition_dim=2, partition_stride=1
     )
     return parameter
-
-
-def _has_grouped_mm(x_TH: torch.Tensor) -> bool:
-    return x_TH.is_cuda and x_TH.dtype is torch.bfloat16
 
 
 def _multiply_grouped(

@@ -93,11 +93,6 @@ def _post(url: str, body: Mapping[str, Json], timeout_s: float) -> None:
         raise CallError(f"{url} did not answer: {error}", gone=True) from error
 
 
-def addresses(urls: Sequence[str]) -> list[tuple[str, int]]:
-    split = [url.rpartition("//")[2].partition("/")[0].rpartition(":") for url in urls]
-    return [(host, int(port)) for host, _, port in split]
-
-
 class GroupError(Exception):
     """Servers of a group failed, each with a reason. The group must be closed."""
 
@@ -221,8 +216,8 @@ def _new_group(
 
 def _address_towards(url: str) -> str:
     """Return this machine's address as the server at `url` sees it."""
-    (host, port), *_ = addresses([url])
-    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    host, _, port = url.rpartition("//")[2].partition("/")[0].rpartition(":")
+    family, kind, proto, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, proto) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
