@@ -236,7 +236,9 @@ def test_a_prompt_all_solved_and_one_all_failed_teach_nothing(name: str, tmp_pat
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("name", ["gspo", "grpo"])
-def test_fan_out_and_losses_change_nobodys_pull(name: str, num_ranks: int, tmp_path: Path) -> None:
+def test_fan_out_and_lost_episodes_change_no_other_gradient(
+    name: str, num_ranks: int, tmp_path: Path
+) -> None:
     def pulls(fan_out: int, *more: Episode) -> dict[str, float]:
         first = episode("a.0", Verdict.SOLVED, fan_out)
         others = [episode(f"a.{k}", Verdict.UNSOLVED) for k in (1, 2)]

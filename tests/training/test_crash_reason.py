@@ -52,7 +52,7 @@ def ended(package: Path, script: str) -> tuple[Path, ProcessEnd]:
     return log, ProcessEnd(done.returncode)
 
 
-def test_an_exception_is_told_with_its_place_and_not_the_warnings_after_it(package: Path) -> None:
+def test_an_exception_is_reported_with_its_place_without_later_warnings(package: Path) -> None:
     script = "import atexit, step\natexit.register(noise)\nstep.learn('no json')"
     cause = crash_reason(*ended(package, script))
     assert cause == CrashReason(
@@ -104,8 +104,8 @@ def test_the_end_of_a_thread_is_not_that_of_the_process(package: Path) -> None:
     )
     log, end = ended(package, script)
     assert log.read_text().rstrip().endswith("Expecting value: line 1 column 1 (char 0)")
-    told = crash_reason(log, end).text
-    assert told == "ExceptionGroup: two (1 sub-exception) (in <string>:12, <module>)"
+    text = crash_reason(log, end).text
+    assert text == "ExceptionGroup: two (1 sub-exception) (in <string>:12, <module>)"
 
 
 def test_a_prefix_of_the_rank_does_not_hide_the_exception(package: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_prefix_of_the_rank_does_not_hide_the_exception(package: Path) -> None
     assert crash_reason(log, end).text.endswith("(char 0) (in swerl/step.py:3, learn)")
 
 
-def test_what_is_missing_or_too_large_is_told_with_what_to_do(package: Path) -> None:
+def test_a_missing_package_or_too_little_memory_is_reported_with_a_remedy(package: Path) -> None:
     missing = crash_reason(*ended(package, "import megatron_that_is_not_there"))
     assert missing.text.startswith("ModuleNotFoundError: No module named 'megatron_that_is")
     assert "pip install" in missing.advice
@@ -123,13 +123,13 @@ def test_what_is_missing_or_too_large_is_told_with_what_to_do(package: Path) -> 
     assert "trainer.tokens_per_micro_batch" in large.advice
 
 
-def test_a_peer_that_is_gone_is_told_from_a_reason_of_its_own(package: Path) -> None:
+def test_a_lost_peer_is_distinguished_from_an_own_reason(package: Path) -> None:
     gone = "raise RuntimeError('[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1')"
     assert crash_reason(*ended(package, gone)).follows
     assert not crash_reason(*ended(package, "raise RuntimeError('no')")).follows
 
 
-def test_a_crash_is_told_by_its_place(package: Path) -> None:
+def test_a_crash_is_reported_with_its_place(package: Path) -> None:
     script = "import step, ctypes\nstep.json.loads = lambda _: ctypes.string_at(0)\n"
     log, end = ended(package, f"{script}step.learn('')")
     assert end.by_signal == signal.SIGSEGV
@@ -137,7 +137,7 @@ def test_a_crash_is_told_by_its_place(package: Path) -> None:
     assert "Traceback" not in log.read_text()
 
 
-def test_a_killed_process_is_not_told_by_what_it_survived(package: Path) -> None:
+def test_a_killed_process_is_not_explained_by_an_exception_that_it_survived(package: Path) -> None:
     script = (
         "import step, os, traceback\n"
         "try:\n    step.learn('')\nexcept ValueError:\n    traceback.print_exc()\n"
@@ -152,20 +152,20 @@ def test_a_killed_process_is_not_told_by_what_it_survived(package: Path) -> None
     assert "trainer.recompute" in starved.advice
 
 
-def test_without_an_exception_the_last_line_that_is_no_warning_is_told(package: Path) -> None:
+def test_without_an_exception_the_last_line_that_is_no_warning_is_reported(package: Path) -> None:
     script = "import atexit\natexit.register(noise)\nsys.exit('no such device')"
     assert crash_reason(*ended(package, script)).text == "no such device"
     assert crash_reason(package / "none.log", ProcessEnd(0)).text == "its log shows no reason"
 
 
-def test_hanging_ranks_are_told_by_where_each_stands(package: Path) -> None:
+def test_hanging_ranks_are_reported_by_their_places(package: Path) -> None:
     elsewhere = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
     scripts = ["import step\nstep.wait()", elsewhere, "import step\nstep.wait()"]
     logs = {rank: hang(package, rank, script) for rank, script in enumerate(scripts)}
     two = "ranks 0, 2 in swerl/step.py:6, wait"
     assert hang_places(logs) == f"rank 1 in <string>:11, <module>; {two}"
     stopped = package.parent / "stopped.log"
-    stopped.write_text("said before")
+    stopped.write_text("older stack")
     assert hang_places(logs | {1: (stopped, 11)}) == f"rank 1 wrote no stack; {two}"
 
 

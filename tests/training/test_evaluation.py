@@ -67,19 +67,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutSection, int]]:
     return found
 
 
-def parts_of(told: list[Event]) -> Parts:
+def parts_of(events: list[Event]) -> Parts:
     absent: Any = None
     return Parts(
         gateway=absent, provisioner=absent, harness=absent, reward=rule("solved"),
         rollout=RolloutSection(temperature=1.0), budgets=BudgetsSection(), seed=0,
-        emit=told.append,
+        emit=events.append,
     )  # fmt: skip
 
 
-async def run_at(folder: RunFolder, step: int, told: list[Event], **section: Any) -> None:
+async def run_at(folder: RunFolder, step: int, events: list[Event], **section: Any) -> None:
     schedule: Any = Settled()
     settings = EvalSection(attempts=2, **section)
-    await evaluate(SPLITS, step, parts_of(told), folder, section=settings, schedule=schedule)
+    await evaluate(SPLITS, step, parts_of(events), folder, section=settings, schedule=schedule)
 
 
 def test_lost_attempts_are_in_no_mean_and_are_counted() -> None:
@@ -97,14 +97,14 @@ def test_lost_attempts_are_in_no_mean_and_are_counted() -> None:
     assert found["verdicts"]["infra"] == 3
 
 
-async def test_an_evaluation_is_told_written_and_done_once(asked, tmp_path: Path) -> None:
-    told: list[Event] = []
+async def test_an_evaluation_is_emitted_written_and_done_once(asked, tmp_path: Path) -> None:
+    events: list[Event] = []
     with open_run(tmp_path / "run", {}) as folder:
         for _ in range(2):
-            await run_at(folder, 3, told)
+            await run_at(folder, 3, events)
         assert folder.read_state().evals_done == ("eval-heldout-00003",)
         written = json.loads(folder.evaluation("eval-heldout-00003").read_text())
-    begun, event = told
+    begun, event = events
     assert begun == Progress("evaluating heldout", 0, 2)
     assert isinstance(event, EvalEnded)
     assert (event.solve_rate, event.pass_at_k, event.k, event.num_episodes) == (0.5, 1.0, 2, 2)
@@ -138,16 +138,16 @@ async def test_an_evaluation_samples_with_its_own_settings(asked, tmp_path: Path
     assert (rollouts.temperature, rollouts.max_new_tokens) == (1.0, 96)
 
 
-async def test_weights_that_mix_are_told(monkeypatch, tmp_path: Path) -> None:
+async def test_mixed_weights_are_reported(monkeypatch, tmp_path: Path) -> None:
     async def run(tasks, stage, parts, *, size, folder) -> list[Group]:
         return [group("a", "solved", version="000001"), group("b", "solved", version="000002")]
 
     monkeypatch.setattr(rollout_step.group, "run", run)
-    told: list[Event] = []
+    events: list[Event] = []
     with open_run(tmp_path / "run", {}) as folder:
-        await run_at(folder, 0, told)
+        await run_at(folder, 0, events)
     text = "the evaluation of heldout mixes the weights 000001, 000002"
-    assert Notice(text) in told
+    assert Notice(text) in events
 
 
 def test_evaluations_come_first_and_at_every_nth_step() -> None:
@@ -174,7 +174,7 @@ def test_the_interval_of_single_attempts_is_wilsons() -> None:
     )
 
 
-def test_where_all_tasks_are_alike_the_interval_keeps_a_width() -> None:
+def test_if_all_tasks_are_alike_the_interval_keeps_a_width() -> None:
     assert rate([0.0] * 20).high == pytest.approx(0.1611, abs=1e-4)
     assert rate([1.0] * 20).low == pytest.approx(1 - 0.1611, abs=1e-4)
     assert rate([0.5] * 20).method == "wilson"

@@ -54,7 +54,7 @@ class Waits:
         return State(step=step, versions=tuple(map(str, range(step + 1))))
 
 
-async def test_what_is_evaluated_is_committed_first(
+async def test_weights_are_committed_before_they_are_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a crash could leave an evaluation, and a best step, of weights that are gone."""
@@ -124,12 +124,12 @@ class Saves:
         return CheckpointRef(step, 1, 0.1, self._warning)
 
 
-async def test_the_state_moves_when_the_checkpoint_is_whole_and_keeps_what_came_since(
+async def test_the_state_moves_when_the_checkpoint_is_whole_and_keeps_later_evaluations(
     tmp_path: Path,
 ) -> None:
-    trainer, told = Saves(warning="the disk is almost full"), list[Event]()
+    trainer, events = Saves(warning="the disk is almost full"), list[Event]()
     with open_run(tmp_path / "run", {}) as folder:
-        async with Commits(trainer, folder, told.append) as commits:  # type: ignore[arg-type]  # a part of a Trainer
+        async with Commits(trainer, folder, events.append) as commits:  # type: ignore[arg-type]  # a part of a Trainer
             await commits.begin(State(step=1, versions=("a",)))
             await asyncio.sleep(0)
             assert folder.read_state().step == 0
@@ -139,7 +139,7 @@ async def test_the_state_moves_when_the_checkpoint_is_whole_and_keeps_what_came_
             folder.write_state(evaluated)
             trainer.is_whole.set()
         assert folder.read_state() == replace(evaluated, step=1, versions=("a",))
-    assert told == [Notice("the disk is almost full")]
+    assert events == [Notice("the disk is almost full")]
 
 
 async def test_one_checkpoint_follows_the_other_and_the_best_one_is_spared(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_an_unknown_sink_names_the_nearest(tmp_path: Path) -> None:
     assert "wandb" in caught.value.hint
 
 
-def test_a_sink_that_is_not_installed_says_how_to_install_it(
+def test_a_sink_that_is_not_installed_is_refused_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "trackio", None)

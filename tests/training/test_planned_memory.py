@@ -110,7 +110,7 @@ def test_ranks_of_all_stages_hold_the_whole_model_once() -> None:
     assert split + params.whole + 8 * rank.expert == params.total
 
 
-def test_layer_of_the_hybrid_model_keeps_what_was_counted_by_hand() -> None:
+def test_layer_of_the_hybrid_model_keeps_the_bytes_counted_by_hand() -> None:
     _, shape, found = eight_nodes()
     splits = Splits.of(found)
     assert splits == Splits(tensor=2, sequence=2, expert_tensor=1)
@@ -189,7 +189,7 @@ def total(planned: MemoryPlan, part: str) -> float:
         ("trainer.tokens_per_micro_batch=24000", "activations"),
     ],
 )
-def test_what_saves_memory_saves_where_it_should(setting: str, part: str) -> None:
+def test_each_memory_saving_setting_lowers_its_own_part(setting: str, part: str) -> None:
     recipe, shape, found = eight_nodes(setting)
     without = plan_memory(recipe, shape, found)
     assert total(without, part) > 1.5 * total(plan_memory(*eight_nodes()), part)
@@ -235,7 +235,7 @@ def test_an_engine_whose_weights_leave_the_trainer_no_room_is_refused() -> None:
     assert "raise cluster.gpus_per_engine" in caught.value.hint
 
 
-def test_what_no_change_can_fit_is_said_so() -> None:
+def test_a_plan_that_no_change_can_fit_is_reported() -> None:
     with pytest.raises(RecipeError, match="train needs") as caught:
         plan(
             Recipe.model_validate(

@@ -29,7 +29,7 @@ def test_both_plots_are_drawn_into_the_run_folder(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.png", "reward.png"]
 
 
-def test_sheet_has_room_for_what_was_measured_only(tmp_path: Path) -> None:
+def test_sheet_has_panels_for_measured_metrics_only(tmp_path: Path) -> None:
     plots.sheet(tmp_path / "few.png", [STEP])
     plots.sheet(tmp_path / "more.png", [STEP | {"entropy": 1.0, "dollars": 3.0, "staleness": 0.0}])
     width, few = sizes(tmp_path / "few.png")

@@ -42,7 +42,7 @@ def test_there_are_no_more_parts_than_groups() -> None:
     assert split(BATCH, 1) == [BATCH]
 
 
-def test_reports_are_joined_by_what_they_mean() -> None:
+def test_reports_are_joined_by_their_meaning() -> None:
     extra = {"clip_fraction": 0.0, "optimizer_s": 1.0, "mismatch_max": 0.5, "lr": 1e-3}
     first = StepStats(1.0, 2.0, 30, 0.1, 4.0, extra)
     second = replace(first, loss=5.0, num_tokens=10, extra={**extra, "clip_fraction": 1.0})
@@ -76,17 +76,17 @@ class Fails:
         return "taken"
 
 
-async def take(skips: SkipCounter, trainer: Any, step: int, told: list[Event]) -> Any:
+async def take(skips: SkipCounter, trainer: Any, step: int, events: list[Event]) -> Any:
     batch = Batch(step, (), 0)
-    return await skips.step(trainer, batch, Path(f"samples/{step:05d}.parquet"), told.append)
+    return await skips.step(trainer, batch, Path(f"samples/{step:05d}.parquet"), events.append)
 
 
-async def test_a_skipped_step_is_counted_and_told_with_its_batch() -> None:
-    skips, told = SkipCounter(2), list[Event]()
-    assert await take(skips, Fails(0), 0, told) is None
+async def test_a_skipped_step_is_counted_and_reported_with_its_batch() -> None:
+    skips, events = SkipCounter(2), list[Event]()
+    assert await take(skips, Fails(0), 0, events) is None
     assert (skips.total, skips.in_a_row) == (1, 1)
-    assert told == [StepSkipped(0, "step 0 has loss nan", "samples/00000.parquet")]
-    assert await take(skips, Fails(), 1, told) == "taken"
+    assert events == [StepSkipped(0, "step 0 has loss nan", "samples/00000.parquet")]
+    assert await take(skips, Fails(), 1, events) == "taken"
     assert (skips.total, skips.in_a_row) == (1, 0)
 
 
@@ -110,12 +110,12 @@ async def test_real_ranks_skip_and_go_on_as_if_the_step_had_not_been(
     good = random_batch(0)
     rows = tuple(replace(row, advantage=float("nan")) for row in good.samples)
     broken = replace(good, samples=rows)
-    told: list[Event] = []
+    events: list[Event] = []
 
     async def versions(trainer: MegatronTrainer, *batches: Batch) -> list[str]:
         found, skips = [], SkipCounter(1)
         for batch in batches:
-            await skips.step(trainer, batch, tmp_path / "batch.parquet", told.append)
+            await skips.step(trainer, batch, tmp_path / "batch.parquet", events.append)
             found.append((await trainer.publish()).checksum)
         return found
 
@@ -129,4 +129,4 @@ async def test_real_ranks_skip_and_go_on_as_if_the_step_had_not_been(
     without = await trained(good, random_batch(2))
     assert with_nan[0] == with_nan[1]
     assert [with_nan[0], with_nan[2]] == without
-    assert [type(event) for event in told] == [StepSkipped]
+    assert [type(event) for event in events] == [StepSkipped]

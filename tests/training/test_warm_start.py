@@ -84,14 +84,14 @@ async def test_a_failed_warm_start_leaves_nothing_in_the_cache(
     assert list((tmp_path / "cache" / "warmstart").iterdir()) == []
 
 
-async def test_another_family_is_refused_with_what_to_do(tmp_path: Path) -> None:
+async def test_another_family_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         await warm_start(_recipe(family="qwen3"), log_dir=tmp_path, emit=lambda _: None)
     assert "model.path" in caught.value.hint
 
 
 @pytest.mark.parametrize(("seed", "slip"), [(0, ""), (1, ""), (1, "c ** d")])
-async def test_a_row_is_what_a_real_scripted_episode_records(
+async def test_a_row_equals_that_of_a_real_scripted_episode(
     tmp_path: Path, seed: int, slip: str
 ) -> None:
     (task,) = make_tasks(tmp_path, split="train", count=1, seed=seed)
@@ -118,8 +118,8 @@ async def test_a_row_is_what_a_real_scripted_episode_records(
 
 
 def _replies(demonstration: Demonstration) -> list[Message]:
-    said = [one.message for one in demonstration.conversation()]
-    return [message for message in said if message.role is Role.ASSISTANT]
+    messages = [one.message for one in demonstration.conversation()]
+    return [message for message in messages if message.role is Role.ASSISTANT]
 
 
 @pytest.mark.parametrize("slip", ["", "c ** d"])

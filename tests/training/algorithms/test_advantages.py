@@ -52,7 +52,7 @@ def _with_roots(group: Group, name: str, *num_roots: int) -> Group:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_episode_in_two_samples_moves_nobody_elses_advantage(group, name: str) -> None:
+def test_an_episode_in_two_samples_changes_no_other_advantage(group, name: str) -> None:
     """A all solved, B all failed, one rollout of A in two Samples: nobody has an advantage."""
     solved = _with_roots(group(*[("solved", 1.0)] * 4), "A", 2, 1, 1, 1)
     failed = _with_roots(group(*[("unsolved", 0.0)] * 4), "B", 1, 1, 1, 1)

@@ -97,7 +97,7 @@ def test_the_reported_kl_is_the_divergence_on_average() -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("name", ["gspo", "grpo", "dapo", "cispo", "dr-grpo", "reinforce-pp"])
-def test_in_the_reward_a_token_answers_for_what_is_still_to_come(
+def test_in_the_reward_a_token_is_charged_for_the_kl_to_the_end_of_its_row(
     arrays, to_inputs, name: str, estimator: str
 ) -> None:
     """Equals the loss without KL, each token with an advantage of its own, written out."""

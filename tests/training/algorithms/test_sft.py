@@ -33,7 +33,7 @@ def test_padding_has_no_gradient(arrays, to_inputs) -> None:
     assert torch.all((inputs.logp_BT.grad != 0) == (torch.from_numpy(arrays["token"]) != 0))
 
 
-def test_context_is_asked_for_only_where_it_counts(group) -> None:
+def test_context_is_requested_only_if_it_has_weight(group) -> None:
     assert sft.build(sft.Options()).needs_context
     replies_only = sft.build(sft.Options(context_weight=0))
     assert not replies_only.needs_context

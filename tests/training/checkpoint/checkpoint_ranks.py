@@ -1,4 +1,4 @@
-"""One rank that saves and restores as told, started as `python -m ….checkpoint_ranks JOBS RANK`.
+"""One rank that saves and restores as specs, started as `python -m ….checkpoint_ranks JOBS RANK`.
 
 A job is one model under one layout of two ranks: restore a step or train one, save, train another.
 All jobs run one after the other, so that a test pays for one start of the ranks. Rank 0 writes the
@@ -28,11 +28,11 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     path, rank = Path(sys.argv[1]), int(sys.argv[2])
-    told = json.loads(path.read_text())
+    specs = json.loads(path.read_text())
     megatron_cpu.install()
     meeting = f"file://{path.with_suffix('.rendezvous')}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    found = [_run(job, rank) for job in told]
+    found = [_run(job, rank) for job in specs]
     if rank == 0:
         path.with_suffix(".found").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -93,9 +93,9 @@ def _run(work: Path, random_batch: Callable[..., Batch]) -> list[tuple[float, fl
         batches.write(file, random_batch(step, sampled=False))
     for line in sorted({job.line for job in JOBS}):
         _make_model(work / line, line)
-    told = [_tell(work, job, files) for job in JOBS]
+    specs = [_spec(work, job, files) for job in JOBS]
     path = work / "jobs.json"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(specs))
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     argv = [sys.executable, "-m", "tests.training.checkpoint.checkpoint_ranks", str(path)]
     ranks = [subprocess.Popen([*argv, str(rank)], cwd=ROOT, env=env) for rank in range(2)]
@@ -116,7 +116,7 @@ def _make_model(folder: Path, line: str) -> None:
     save_file(weights_of(model), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _tell(work: Path, job: Job, files: list[Path]) -> dict[str, Any]:
+def _spec(work: Path, job: Job, files: list[Path]) -> dict[str, Any]:
     folder = work / job.line
     options = TrainerOptions(
         checkpoint_dir=folder / "checkpoints",

@@ -1,4 +1,4 @@
-"""Ranks that train models as told: `python -m tests.training.rank.family_ranks JOBS`.
+"""Ranks that train models as specs: `python -m tests.training.rank.family_ranks JOBS`.
 
 A job is one model under one layout. The file holds lists of jobs by number of ranks. One process
 loads Megatron-Core and forks the ranks of each list, which run its jobs one after the other: a test
@@ -34,12 +34,12 @@ from swerl.training.rank import megatron_cpu
 ROOT = Path(__file__).parents[3]
 
 
-def run_ranks(file: Path, told: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
-    """Write the jobs to `file` and run them; fail with what the ranks said on their way out."""
-    file.write_text(json.dumps(told))
+def run_ranks(file: Path, specs: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+    """Write the jobs to `file` and run them; fail with the ranks' output."""
+    file.write_text(json.dumps(specs))
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     argv = [sys.executable, "-m", "tests.training.rank.family_ranks", str(file)]
-    limit_s = 600 + 60 * sum(map(len, told.values()))
+    limit_s = 600 + 60 * sum(map(len, specs.values()))
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s)
     assert done.returncode == 0, done.stderr[-6000:]
 

@@ -42,7 +42,7 @@ def _tensors(query_lengths: tuple[int, ...], key_lengths: tuple[int, ...]) -> li
 
 
 @pytest.mark.parametrize("lengths", ROWS)
-def test_rows_attend_what_is_before_them_and_no_other_row(
+def test_rows_attend_to_earlier_positions_and_to_no_other_row(
     lengths: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
     tensors = _tensors(*lengths)
@@ -74,7 +74,7 @@ def _like_varlen_attn(
 
 
 @pytest.mark.parametrize("lengths", ROWS)
-def test_a_variable_length_kernel_is_told_each_rows_bounds(
+def test_a_variable_length_kernel_gets_each_rows_bounds(
     lengths: tuple[tuple[int, ...], tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _like_varlen_attn)

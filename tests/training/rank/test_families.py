@@ -76,12 +76,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks(work: Path) -> Mapping[int, Mapping[str, Any]]:
     """What each job found, by its number of ranks and its name."""
     jobs = {1: [*ONE_RANK, *BF16], 2: TWO_RANKS}
-    told = {count: [_tell(work, job, count) for job in each] for count, each in jobs.items()}
-    run_ranks(work / "jobs.json", told)
+    specs = {count: [_spec(work, job, count) for job in each] for count, each in jobs.items()}
+    run_ranks(work / "jobs.json", specs)
     return {
         count: {
             job.name: torch.load(one["out"], weights_only=False)
-            for job, one in zip(jobs[count], told[count], strict=True)
+            for job, one in zip(jobs[count], specs[count], strict=True)
         }
         for count in jobs
     }
@@ -108,7 +108,7 @@ def test_two_ranks_train_as_transformers_does(job: Job, two_ranks: Mapping[str, 
 
 
 @pytest.mark.parametrize("job", BF16, ids=lambda job: job.name)
-def test_in_bf16_what_decides_is_still_fp32(job: Job, one_rank: Mapping[str, Any]) -> None:
+def test_in_bf16_routers_and_decays_are_still_fp32(job: Job, one_rank: Mapping[str, Any]) -> None:
     found, model = one_rank[job.name], _build(job)
     params = list(model.parameters())
     optimizer = _adamw(params)
@@ -294,7 +294,7 @@ def _build(job: Job) -> torch.nn.Module:
     return build(job.line, **job.changes)
 
 
-def _tell(work: Path, job: Job, num_ranks: int) -> dict[str, Any]:
+def _spec(work: Path, job: Job, num_ranks: int) -> dict[str, Any]:
     folder = work / f"{num_ranks}-{job.name}"
     folder.mkdir()
     model = _build(job)

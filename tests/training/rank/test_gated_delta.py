@@ -132,7 +132,7 @@ def test_no_gradient_crosses_from_row_to_row() -> None:
     assert x.value.grad[ROWS[1] : ROWS[2]].any()
 
 
-def test_the_state_is_fp32_where_the_model_is_bf16() -> None:
+def test_the_state_is_fp32_if_the_model_is_bf16() -> None:
     length = 1500
     x = inputs(length, decay=2e-3).to(torch.bfloat16)
     x = x._replace(log_decay=x.log_decay.float(), beta=x.beta.float() * 0.05)

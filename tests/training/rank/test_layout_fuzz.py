@@ -150,18 +150,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]
     root = tmp_path_factory.mktemp("layouts")
     (root / "tokenizer").mkdir()
     tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
-    wanted, told = {}, {}
+    wanted, specs = {}, {}
     for case in CASES:
         wanted[case.name], job = _prepare(root, case)
-        told.setdefault(case.ranks, []).append(job)
-    run_ranks(root / "jobs.json", told)
+        specs.setdefault(case.ranks, []).append(job)
+    run_ranks(root / "jobs.json", specs)
     return {
         case.name: (wanted[case.name], torch.load(root / case.name / "found.pt")) for case in CASES
     }
 
 
 def _prepare(root: Path, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train the reference; return what it found, and the job that the ranks are told."""
+    """Train the reference; return what it found, and the job that the ranks are specs."""
     reference = Reference(case)
     folder = root / case.name
     folder.mkdir()

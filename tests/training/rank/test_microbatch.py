@@ -88,7 +88,7 @@ def test_micro_batches_keep_the_token_budget(random_batch: MakeBatch) -> None:
     assert len(parts) < 40
 
 
-def test_rows_of_a_micro_batch_stand_longest_first(random_batch: MakeBatch) -> None:
+def test_rows_of_a_micro_batch_are_sorted_longest_first(random_batch: MakeBatch) -> None:
     (rows,) = split(random_batch(0), 0, 1)
     lengths = [len(row.sample.ids) for row in rows]
     assert lengths == sorted(lengths, reverse=True)
@@ -141,7 +141,7 @@ def test_values_are_laid_out_under_their_masks(random_batch: MakeBatch) -> None:
         assert token_T.sum() == length
 
 
-def test_experts_stand_at_the_positions_that_they_were_chosen_at(
+def test_experts_are_placed_at_the_positions_that_they_were_chosen_for(
     tmp_path: Path, random_batch: MakeBatch
 ) -> None:
     first, second = random_batch(0).samples[2:4]

@@ -99,7 +99,7 @@ class Alive(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("num_positions", [200, 600])
-def test_no_more_is_alive_at_once_than_the_memory_plan_says(
+def test_no_more_memory_is_alive_at_once_than_planned(
     dtype: torch.dtype, num_positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocab = 4096

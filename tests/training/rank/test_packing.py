@@ -108,7 +108,7 @@ def test_fewer_rows_than_ranks_leave_empty_packs() -> None:
     assert sorted(len(rank[0]) for rank in found.packs) == [0, 1, 1]
 
 
-def test_a_row_over_the_budget_is_refused_with_what_would_hold_it() -> None:
+def test_a_row_over_the_budget_is_refused_with_the_setting_that_would_hold_it() -> None:
     with pytest.raises(TrainerError, match="a row of 51 positions is over the budget of 50") as e:
         packed([20, 51], 2, 50)
     assert "tokens_per_micro_batch" in e.value.hint

@@ -97,9 +97,9 @@ def found(
     root = tmp_path_factory.mktemp("ranks")
     good = [_write(root / f"{step}.parquet", _narrow(random_batch(step))) for step in range(3)]
     bad = _write(root / "bad.parquet", _poisoned(_narrow(random_batch(1))))
-    told: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
+    specs: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
     for name, case in CASES.items():
-        told[case.ranks].append(
+        specs[case.ranks].append(
             {
                 "model": str(models[case.model]),
                 "algorithm": case.algorithm,
@@ -108,7 +108,7 @@ def found(
                 "out": str(root / f"{name}.pt"),
             }
         )
-    run_ranks(root / "jobs.json", told)
+    run_ranks(root / "jobs.json", specs)
     return {name: torch.load(root / f"{name}.pt", weights_only=False) for name in CASES}
 
 

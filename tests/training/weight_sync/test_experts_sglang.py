@@ -105,14 +105,14 @@ async def converse(engine: HttpEngine) -> Trajectory:
     """Hold a conversation of three turns through a gateway, and begin its second turn anew."""
     async with Gateway(engine=engine, family=tiny.build(None)) as gateway:
         session = gateway.open("s", sampling=Sampling(40), limits=SessionLimits())
-        said: list[dict[str, str]] = []
+        messages: list[dict[str, str]] = []
         for ask in ("Fix the parser.", "Run the tests.", "Say what you did."):
-            said.append({"role": "user", "content": ask})
-            status, reply = await post(session, json=body(*said))
+            messages.append({"role": "user", "content": ask})
+            status, reply = await post(session, json=body(*messages))
             assert status == 200, reply
             text = "".join(part.get("text", "") for part in reply["content"])
-            said.append({"role": "assistant", "content": text or "(nothing)"})
-        await post(session, json=body(*said[:2], {"role": "user", "content": "Read it first."}))
+            messages.append({"role": "assistant", "content": text or "(nothing)"})
+        await post(session, json=body(*messages[:2], {"role": "user", "content": "Read it first."}))
         return await session.close()
 
 
@@ -176,7 +176,9 @@ async def test_a_session_is_recorded_position_by_position_as_transformers_choose
         assert agreement(recorded_NLK[1:], own_NLK[:-1]) < 0.8  # one position off
 
 
-async def test_a_record_begins_where_it_is_asked_to_also_on_cached_prefixes(live: Live) -> None:
+async def test_a_record_begins_at_the_requested_position_also_on_cached_prefixes(
+    live: Live,
+) -> None:
     first = await live.engine.generate(PROMPT, Sampling(12), "a session")
     whole = (*PROMPT, *first.ids, 7, 8, 9)
     start = len(whole) - 4
@@ -190,7 +192,7 @@ async def test_a_record_begins_where_it_is_asked_to_also_on_cached_prefixes(live
     assert again.routed.data[:covered] == first.routed.data
 
 
-async def test_replay_brings_the_trainer_to_what_the_engine_computed(live: Live) -> None:
+async def test_replay_makes_the_trainer_match_the_engine(live: Live) -> None:
     rows = await sample(live.engine)
     plain = [replace(row, routed=()) for row in rows]
     others = [replace(row, routed=other.routed) for row, other in swapped(rows)]

@@ -43,13 +43,13 @@ class Taking:
         ({"weight_sync": "disk", "gpus_per_node": 8}, True, "disk"),
     ],
 )
-def test_the_way_follows_from_where_trainer_and_engine_are(
+def test_the_way_follows_from_the_placement_of_trainer_and_engine(
     settings: dict[str, Any], streams: bool, way: str
 ) -> None:
-    told: list[Any] = []
+    notices: list[Any] = []
     engine: Any = Taking(streams=streams)
-    assert choose_way(ClusterSection(**settings), engine, told.append) == way
-    assert len(told) == (not streams)  # falling back to the disk is told
+    assert choose_way(ClusterSection(**settings), engine, notices.append) == way
+    assert len(notices) == (not streams)  # a fall back to the disk is reported
 
 
 def test_a_way_that_the_engine_does_not_take_is_refused() -> None:
@@ -59,7 +59,7 @@ def test_a_way_that_the_engine_does_not_take_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("confirmed", "is_first", "told"),
+    ("confirmed", "is_first", "texts"),
     [
         (9, True, []),
         (4, True, ["checksums confirm 4 of 9 parameters that the engine holds"]),
@@ -67,17 +67,17 @@ def test_a_way_that_the_engine_does_not_take_is_refused() -> None:
         (0, False, ["no checksum confirms weights 000001: the engine states none"]),
     ],
 )
-async def test_a_run_says_what_checksums_leave_out(
-    confirmed: int, is_first: bool, told: list[str]
+async def test_a_run_reports_parameters_without_a_checksum(
+    confirmed: int, is_first: bool, texts: list[str]
 ) -> None:
     class Partly(Taking):
         async def receive(self, source: object) -> Received:  # type: ignore[override]
             return Received("000001", confirmed, 9)
 
-    cluster, said = ClusterSection(weight_sync="tensor"), []
-    parts: Any = (None, Partly(), cluster, said.append)
+    cluster, events = ClusterSection(weight_sync="tensor"), []
+    parts: Any = (None, Partly(), cluster, events.append)
     assert await sync(*parts, is_first=is_first) == "000001"
-    assert [event.text for event in said] == told
+    assert [event.text for event in events] == texts
 
 
 def test_buckets_hold_one_type_and_no_more_than_they_may() -> None:
@@ -99,9 +99,9 @@ def test_another_process_opens_a_bucket_without_swerl_or_sglang() -> None:
     flat = bucket.flat()
     read = """
 import base64, pickle, sys
-told = pickle.loads(base64.b64decode(sys.stdin.read()))
-for one in told["metadata"]:
-    part = told["flattened_tensor"][one.start_idx:one.end_idx]
+value = pickle.loads(base64.b64decode(sys.stdin.read()))
+for one in value["metadata"]:
+    part = value["flattened_tensor"][one.start_idx:one.end_idx]
     print(one.name, part.view(one.dtype).reshape(one.shape).tolist())
 """
     done = subprocess.run(
@@ -143,7 +143,7 @@ def test_each_rank_of_an_engine_is_expected_to_hold_its_own_cut() -> None:
             assert allowed == (hash_tensor(tensor, "cpu"), hash_tensor(tensor.bfloat16(), "cpu"))
 
 
-def test_no_checksum_is_certain_where_the_engines_layout_is_not_known() -> None:
+def test_no_checksum_is_certain_if_the_engines_layout_is_unknown() -> None:
     expected = ExpectedChecksums(ONE, {"model_type": "a_new_one"})
     expected.add("model.layers.0.mlp.down_proj.weight", torch.zeros(4, 4))
     expected.add("model.layers.0.mlp.experts.3.down_proj.weight", torch.zeros(4, 4))
