@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from swerl.core.errors import SandboxError
 from swerl.core.liveness import Life, boot_time_s, life_at, pid_namespace
 
 _NAME = re.compile(r"swerl-(\d+)-([0-9a-f]{6})[0-9a-f]{10}")
@@ -119,6 +120,12 @@ class CappedOutput:
         """Return the result of a command with this output."""
         out, err = bytes(self.stdout), bytes(self.stderr)
         return Exec(exit_code, out, err, timed_out, self.truncated, duration_s)
+
+
+def closed_input() -> SandboxError:
+    """Return the error for a write to a command's closed standard input."""
+    message = "the command's standard input is closed"
+    return SandboxError(message, hint="it has ended, or its input was closed")
 
 
 @dataclass(frozen=True, slots=True)

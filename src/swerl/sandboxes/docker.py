@@ -101,7 +101,6 @@ class DockerBackend:
         mounts: Sequence[Mount] = (),
         name: str = "",
     ) -> AbstractAsyncContextManager[DockerSandbox]:
-        """Create a sandbox of `image`; leaving the context always removes it."""
         options = self._options
         plan = ContainerPlan(
             name=name or new_name(),
@@ -116,7 +115,6 @@ class DockerBackend:
         return self._open(plan)
 
     async def live(self) -> Sequence[LiveSandbox]:
-        """Return swerl's sandboxes at the daemon, of every controller."""
         found = await self._list(create.NAME)
         return [
             LiveSandbox(
@@ -129,12 +127,10 @@ class DockerBackend:
         ]
 
     async def remove(self, name: str) -> None:
-        """Remove the sandbox of this name, if there is one."""
         for entry in await self._list(f"{create.NAME}={name}"):
             await create.remove(self._api, entry["Id"])
 
     def price(self, limits: Limits) -> float:
-        """Return the price of one sandbox in US dollars per hour, from the settings."""
         return self._options.price_per_hour
 
     async def _list(self, label: str) -> list[dict[str, Any]]:

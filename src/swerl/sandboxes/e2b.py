@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 from urllib.parse import urlsplit
@@ -133,7 +133,8 @@ class E2BBackend:
             public_url=options.public_url,
         )
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self,
         image: str,
         limits: Limits,
@@ -141,7 +142,7 @@ class E2BBackend:
         workdir: str,
         mounts: Sequence[Mount] = (),
         name: str = "",
-    ) -> AbstractAsyncContextManager[E2BSandbox]:
+    ) -> AsyncIterator[E2BSandbox]:
         """Create a sandbox of `image`; leaving the context always removes it.
 
         Its CPU, memory and disk are the template's own: only a run's own server accepts limits.
@@ -150,10 +151,23 @@ class E2BBackend:
         if self._own:
             order = SandboxOrder(image, limits, workdir, tuple(mounts)).to_text()
             request = replace(request, metadata={**request.metadata, SandboxOrder.KEY: order})
-        return self._open(request, workdir, mounts)
+        async with self._creator.created(request, self._options.boot_timeout_s) as remote:
+            sandbox = E2BSandbox(
+                self._provider,
+                remote,
+                settings=self._settings,
+                workdir=workdir,
+                lifetime_s=limits.lifetime_s,
+            )
+            try:
+                if self._own:
+                    await sandbox.go_direct(self._own)
+                await sandbox.set_up(mounts)
+                yield sandbox
+            finally:
+                await asyncio.shield(sandbox.close())
 
     async def live(self) -> Sequence[LiveSandbox]:
-        """Return swerl's sandboxes of this account, of every controller."""
         return [
             LiveSandbox(
                 name=found.metadata.get(NAME, ""),
@@ -165,35 +179,12 @@ class E2BBackend:
         ]
 
     async def remove(self, name: str) -> None:
-        """Remove the sandbox of this name, if there is one."""
         await self._creator.remove({NAME: name})
 
     def price(self, limits: Limits) -> float:
-        """Return the price of such a sandbox in US dollars per hour."""
         if self._options.price_per_hour is not None:
             return self._options.price_per_hour
         return limits.num_cpus * _VCPU_HOUR + limits.memory_mib / 1024 * _GIB_HOUR
-
-    @asynccontextmanager
-    async def _open(
-        self, request: CreateRequest, workdir: str, mounts: Sequence[Mount]
-    ) -> AsyncIterator[E2BSandbox]:
-        options = self._options
-        async with self._creator.created(request, options.boot_timeout_s) as remote:
-            sandbox = E2BSandbox(
-                self._provider,
-                remote,
-                settings=self._settings,
-                workdir=workdir,
-                lifetime_s=request.lifetime_s,
-            )
-            try:
-                if self._own:
-                    await sandbox.go_direct(self._own)
-                await sandbox.set_up(mounts)
-                yield sandbox
-            finally:
-                await asyncio.shield(sandbox.close())
 
     def _request(self, image: str, limits: Limits, name: str) -> CreateRequest:
         options = self._options

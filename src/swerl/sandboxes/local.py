@@ -24,7 +24,7 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -97,7 +97,8 @@ class LocalBackend:
         self.spawner_pid = 0
         """Process that forks the supervisors; 0 before the first sandbox."""
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self,
         image: str,
         limits: Limits,
@@ -105,37 +106,9 @@ class LocalBackend:
         workdir: str,
         mounts: Sequence[Mount] = (),
         name: str = "",
-    ) -> AbstractAsyncContextManager[LocalSandbox]:
-        """Create a sandbox of `image`; leaving the context always removes it."""
+    ) -> AsyncIterator[LocalSandbox]:
         name = name or new_name()
         _require_name(name)
-        return self._open(name, image, limits, workdir, mounts)
-
-    async def live(self) -> Sequence[LiveSandbox]:
-        """Return this user's sandboxes on this machine, of every controller; as root, all users'.
-
-        The list includes dead sandboxes with leftovers (cgroups, a scratch folder), which `remove`
-        deletes.
-        """
-        return await asyncio.to_thread(_list_sandboxes, self._options.scratch)
-
-    async def remove(self, name: str) -> None:
-        """Remove the sandbox of this name and its leftovers, if there is one."""
-        _require_name(name)
-        if not await asyncio.to_thread(_remove_sandbox, name, self._options.scratch):
-            raise SandboxError(
-                f"sandbox {name} cannot be removed",
-                hint="it may belong to another user; run this command as root",
-            )
-
-    def price(self, limits: Limits) -> float:
-        """Return 0: this machine is paid for."""
-        return 0.0
-
-    @asynccontextmanager
-    async def _open(
-        self, name: str, image: str, limits: Limits, workdir: str, mounts: Sequence[Mount]
-    ) -> AsyncIterator[LocalSandbox]:
         with use(image) as found:
             plan = self._plan(name, found, limits, workdir, mounts)
             plan = dataclasses.replace(plan, image=image)
@@ -146,6 +119,25 @@ class LocalBackend:
                 yield sandbox
             finally:
                 await asyncio.shield(sandbox.close())
+
+    async def live(self) -> Sequence[LiveSandbox]:
+        """Return this user's sandboxes on this machine, of every controller; as root, all users'.
+
+        The list includes dead sandboxes with leftovers (cgroups, a scratch folder), which `remove`
+        deletes.
+        """
+        return await asyncio.to_thread(_list_sandboxes, self._options.scratch)
+
+    async def remove(self, name: str) -> None:
+        _require_name(name)
+        if not await asyncio.to_thread(_remove_sandbox, name, self._options.scratch):
+            raise SandboxError(
+                f"sandbox {name} cannot be removed",
+                hint="it may belong to another user; run this command as root",
+            )
+
+    def price(self, limits: Limits) -> float:
+        return 0.0
 
     def _plan(
         self,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import CappedOutput, Chunk
+from swerl.core.sandbox import CappedOutput, Chunk, closed_input
 from swerl.sandboxes._docker.api import Stream
 
 _AHEAD_BYTES = 1 << 18
@@ -70,25 +70,22 @@ class DockerProcess:
         self._pump.add_done_callback(self._finish)
 
     async def output(self) -> AsyncIterator[Chunk]:
-        """Yield its output until it has ended. For one reader."""
         while chunk := await self._next():
             yield chunk
 
     async def send(self, data: bytes) -> None:
-        """Write to its standard input. Raises SandboxError if that is closed."""
         if not self._input_open or self.ended.done():
-            raise _closed_input()
+            raise closed_input()
         try:
             await self._stream.send(data)
         except ConnectionError as error:
-            raise _closed_input() from error
+            raise closed_input() from error
 
     async def end_input(self) -> None:
         self._input_open = False
         self._stream.end_input()
 
     async def signal(self, number: int) -> None:
-        """Send a signal to it and to all processes that it started, if it has not ended."""
         try:
             name = signal.Signals(number).name.removeprefix("SIG")
         except ValueError as error:
@@ -99,7 +96,6 @@ class DockerProcess:
             await self._send_signal(name)
 
     async def wait(self) -> int:
-        """Return its exit code, 128 + n after signal n. Raises SandboxLostError."""
         return await asyncio.shield(self.ended)
 
     async def ended_in_time(self) -> bool:
@@ -205,11 +201,6 @@ class DockerProcess:
 def new_token() -> str:
     """Return a random token for the words around a command; nothing prints it by chance."""
     return secrets.token_hex(16)
-
-
-def _closed_input() -> SandboxError:
-    message = "the command's standard input is closed"
-    return SandboxError(message, hint="it has ended, or its input was ended")
 
 
 class _Frame:

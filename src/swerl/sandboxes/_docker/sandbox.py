@@ -61,7 +61,6 @@ class DockerSandbox:
         timeout_s: float | None = None,
         stdin: bytes | None = None,
     ) -> Exec:
-        """Run a command to its end; at the timeout its whole process tree is killed."""
         started = time.monotonic()
         as_root = self._commands.is_root(user)
         process = await self._commands.launch(
@@ -83,7 +82,6 @@ class DockerSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AsyncIterator[DockerProcess]:
-        """Start a command; leaving the context kills it and all processes that it started."""
         as_root = self._commands.is_root(user)
         process = await self._commands.launch(
             argv, cwd=cwd, env=env, as_root=as_root, with_input=True
@@ -98,7 +96,6 @@ class DockerSandbox:
                 self._commands.forget(process)
 
     async def read(self, path: str) -> bytes:
-        """Return a file. Raises FileNotFoundError; a link never leads out of the sandbox."""
         code, data, said = await self._move(scripts.READ, path, b"")
         if code == _NO_FILE:
             raise FileNotFoundError(_NO_FILE, os.strerror(_NO_FILE), path)
@@ -107,7 +104,6 @@ class DockerSandbox:
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file and create its parents; a link never leads out of the sandbox."""
         code, _, said = await self._move(scripts.WRITE, path, data)
         if code:
             raise self._file_error("write", path, code, said)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import Chunk
+from swerl.core.sandbox import Chunk, closed_input
 from swerl.sandboxes._e2b.runner import JobOutput, Runner, ShellJob
 from swerl.sandboxes._e2b.sdk import CutError, GoneError, ShellStream
 
@@ -52,13 +52,11 @@ class E2BProcess:
             await asyncio.gather(self._carrier, return_exceptions=True)
 
     async def output(self) -> AsyncIterator[Chunk]:
-        """Yield its output until it has ended. For one reader."""
         while chunk := await self._chunks.get():
             yield chunk
         self._chunks.put_nowait(None)
 
     async def send(self, data: bytes) -> None:
-        """Write to its standard input. Raises SandboxError if that is closed."""
         async with self._sending:
             for start in range(0, len(data), _PIECE_BYTES):
                 piece = base64.b64encode(data[start : start + _PIECE_BYTES]).decode()
@@ -72,7 +70,6 @@ class E2BProcess:
             self._input_ended = True
 
     async def signal(self, number: int) -> None:
-        """Send a signal to it and to all processes that it started, if it has not ended."""
         if number not in range(1, signal.NSIG):
             raise SandboxError(
                 f"there is no signal {number}", hint=f"signals are 1 to {signal.NSIG - 1}"
@@ -81,7 +78,6 @@ class E2BProcess:
             await self._runner.unless_lost(self._runner.signal(self._job, number))
 
     async def wait(self) -> int:
-        """Return its exit code, 128 + n after signal n. Raises SandboxLostError."""
         return await asyncio.shield(self._code)
 
     async def _carry(self) -> None:
@@ -117,16 +113,11 @@ class E2BProcess:
 
     async def _send_text(self, text: str) -> None:
         if self._input_ended or self._code.done() or self._shell is None:
-            raise _closed_input()
+            raise closed_input()
         try:
             await self._runner.unless_lost(self._shell.send(text))
         except SandboxLostError:
             raise
         except SandboxError as error:
             await self._runner.require_exists()
-            raise _closed_input() from error
-
-
-def _closed_input() -> SandboxError:
-    message = "the command's standard input is closed"
-    return SandboxError(message, hint="it has ended, or the stream of its input broke")
+            raise closed_input() from error

@@ -112,7 +112,6 @@ class E2BSandbox:
         timeout_s: float | None = None,
         stdin: bytes | None = None,
     ) -> Exec:
-        """Run a command to its end; at the timeout its whole process tree is killed."""
         started = time.monotonic()
         if refusal := _refusal(argv, cwd, env):
             return Exec(CANNOT_RUN, b"", refusal)
@@ -150,7 +149,6 @@ class E2BSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AsyncIterator[E2BProcess]:
-        """Start a command; leaving the context kills it and all processes that it started."""
         if self._runner.ended.done():
             raise self._runner.ended.result()
         if refusal := _refusal(argv, cwd, env):
@@ -164,13 +162,11 @@ class E2BSandbox:
             await asyncio.shield(process.close())
 
     async def read(self, path: str) -> bytes:
-        """Return a file. Raises FileNotFoundError."""
         if self._direct:
             return await self._unless_cut(self._direct.read(path))
         return await self._runner.unless_lost(self._files().read(path))
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file and create its parents."""
         where = PurePosixPath("/") / path
         for mounted in self._mounted:
             if where.is_relative_to(mounted):

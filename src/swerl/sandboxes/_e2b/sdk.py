@@ -55,7 +55,7 @@ class E2BAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedSandbox:
+class FoundSandbox:
     """A sandbox that the provider lists."""
 
     id: str
@@ -124,7 +124,7 @@ class E2BProvider:
             return False
         return True
 
-    async def find(self, metadata: Mapping[str, str]) -> list[ListedSandbox]:
+    async def find(self, metadata: Mapping[str, str]) -> list[FoundSandbox]:
         """Return the sandboxes with all of this metadata."""
         from e2b import AsyncSandbox, SandboxQuery
 
@@ -245,8 +245,8 @@ def _takes(function: Any, name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
-def _found(item: Any) -> ListedSandbox:
-    return ListedSandbox(
+def _found(item: Any) -> FoundSandbox:
+    return FoundSandbox(
         id=item.sandbox_id,
         template=item.name or item.template_id,
         metadata=dict(item.metadata or {}),

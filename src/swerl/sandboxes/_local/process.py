@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from swerl.core.chat import Json
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import CappedOutput, Chunk
+from swerl.core.sandbox import CappedOutput, Chunk, closed_input
 from swerl.sandboxes._local import wire
 from swerl.sandboxes._local.wire import Command, Packet
 
@@ -32,7 +32,9 @@ MakeRequest = Callable[[int], Command | Mapping[str, Json]]
 """Builds the message of a request from the request's number."""
 
 
-async def launch(link: Link, request: MakeRequest, given: bytes | None = None) -> LocalProcess:
+async def launch(
+    link: Link, request: MakeRequest, given: bytes | None = None
+) -> LocalSandboxProcess:
     """Start a command. `given` is its whole standard input; None leaves the input open."""
     output = _Output()
     try:
@@ -49,10 +51,10 @@ async def launch(link: Link, request: MakeRequest, given: bytes | None = None) -
     except BaseException:
         output.close()
         raise
-    return LocalProcess(link, number, answer, output, stdin)
+    return LocalSandboxProcess(link, number, answer, output, stdin)
 
 
-class LocalProcess:
+class LocalSandboxProcess:
     """A running command of a `local` sandbox."""
 
     def __init__(
@@ -75,18 +77,17 @@ class LocalProcess:
             yield chunk
 
     async def send(self, data: bytes) -> None:
-        """Write to its standard input. Raises SandboxError if that is closed."""
         async with self._sending:
             view = memoryview(data)
             while view:
                 if self._stdin < 0:
-                    raise _closed_input()
+                    raise closed_input()
                 try:
                     view = view[os.write(self._stdin, view) :]
                 except BlockingIOError:
                     await _writable(self._stdin)
                 except BrokenPipeError as error:
-                    raise _closed_input() from error
+                    raise closed_input() from error
 
     async def end_input(self) -> None:
         """Close its standard input after the data that is being sent."""
@@ -94,7 +95,6 @@ class LocalProcess:
             self._close_input()
 
     async def signal(self, number: int) -> None:
-        """Send a signal to it and to all processes that it started, if it has not ended."""
         if number not in range(1, signal.NSIG):
             raise SandboxError(
                 f"there is no signal {number}", hint=f"signals are 1 to {signal.NSIG - 1}"
@@ -103,7 +103,6 @@ class LocalProcess:
             await self._link.send({"signal": number, "command": self._number})
 
     async def wait(self) -> int:
-        """Return its exit code, 128 + n after signal n. Raises SandboxLostError."""
         code = (await asyncio.shield(self._answer)).body["exit_code"]
         assert isinstance(code, int)
         return code
@@ -159,11 +158,6 @@ async def _writable(fd: int) -> None:
         await ready
     finally:
         loop.remove_writer(fd)
-
-
-def _closed_input() -> SandboxError:
-    message = "the command's standard input is closed"
-    return SandboxError(message, hint="it has ended, or it closed its input")
 
 
 class _Output:

@@ -16,7 +16,7 @@ from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import ROOT_ENV, TIMED_OUT, CappedOutput, Exec, Usage
 from swerl.sandboxes._local import files, limits
-from swerl.sandboxes._local.process import Link, LocalProcess, MakeRequest, launch
+from swerl.sandboxes._local.process import Link, LocalSandboxProcess, MakeRequest, launch
 from swerl.sandboxes._local.wire import Command, SandboxPlan
 
 _THREAD_BYTES = 4 << 20
@@ -66,7 +66,6 @@ class LocalSandbox:
         timeout_s: float | None = None,
         stdin: bytes | None = None,
     ) -> Exec:
-        """Run a command to its end; at the timeout its whole process tree is killed."""
         started = time.monotonic()
         request = self._request(argv, cwd, env, user)
         process = await launch(self._link, request, stdin or b"")
@@ -88,8 +87,7 @@ class LocalSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-    ) -> AsyncIterator[LocalProcess]:
-        """Start a command; leaving the context kills it and all processes that it started."""
+    ) -> AsyncIterator[LocalSandboxProcess]:
         process = await launch(self._link, self._request(argv, cwd, env, user))
         try:
             yield process
@@ -101,7 +99,6 @@ class LocalSandbox:
                 process.close()
 
     async def read(self, path: str) -> bytes:
-        """Return a file. Raises FileNotFoundError; a link never leads out of the sandbox."""
         self._link.require_alive()
         with self._own_errors("read", path), files.open_file(self._root, path) as file:
             if os.fstat(file.fileno()).st_size < _THREAD_BYTES:
@@ -109,7 +106,6 @@ class LocalSandbox:
             return await asyncio.to_thread(files.read_all, file, self._disk_bytes)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file and create its parents; a link never leads out of the sandbox."""
         self._link.require_alive()
         with self._own_errors("write", path):
             if len(data) < _THREAD_BYTES:
@@ -118,7 +114,6 @@ class LocalSandbox:
                 await asyncio.to_thread(files.write_file, self._root, path, data, self._owner)
 
     async def expose(self, listener: Listener) -> str:
-        """Make `listener` reachable from inside and return its base URL there."""
         _, answer = await self._link.request(lambda number: {"listen": number})
         packet = await answer
         await listener.attach(socket.socket(fileno=packet.fds[0]))
@@ -190,7 +185,7 @@ class LocalSandbox:
         return lambda number: Command(number, list(argv), cwd or self._workdir, merged, as_root)
 
     async def _finish(
-        self, process: LocalProcess, kept: CappedOutput, timeout_s: float | None
+        self, process: LocalSandboxProcess, kept: CappedOutput, timeout_s: float | None
     ) -> tuple[int, bool]:
         """Return the exit code, and whether the timeout ended the command."""
         try:
@@ -203,7 +198,7 @@ class LocalSandbox:
         await process.collect(kept)
         return TIMED_OUT, True
 
-    async def _kill(self, process: LocalProcess) -> None:
+    async def _kill(self, process: LocalSandboxProcess) -> None:
         """Kill a command. If that fails, close the sandbox and raise SandboxLostError."""
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
