@@ -33,7 +33,7 @@ def test_unreachable_target_is_one_clear_error(tasks: Path) -> None:
 
 
 def test_target_without_a_host_is_your_input(tasks: Path) -> None:
-    with pytest.raises(InputError, match="is no place for images"):
+    with pytest.raises(InputError, match="is not a registry with an optional prefix"):
         mirror(str(tasks), "--to", "mirror")
 
 

@@ -67,7 +67,7 @@ def test_images_are_those_of_task_files_and_those_named(tasks: str) -> None:
     assert found == ["swe/c", "127.0.0.1:9/swe/a", "host", "127.0.0.1:9/swe/b"]
     with pytest.raises(TaskError, match="cannot read task file"):
         images_of(["none.jsonl"])
-    with pytest.raises(InputError, match="is no image name"):
+    with pytest.raises(InputError, match="is not an image name"):
         images_of(["Not A Name"])
 
 
@@ -129,7 +129,7 @@ def test_commands_work_before_there_is_a_store(store: Store) -> None:
 def test_file_without_tasks_frees_nothing(store: Store, tmp_path: Path) -> None:
     add_image(store, "docker.io/swe/task:latest", [Entry("a")])
     (tmp_path / "tasks.jsonl").touch()
-    with pytest.raises(TaskError, match="holds no task"):
+    with pytest.raises(TaskError, match="has no task"):
         images("gc", "--keep", str(tmp_path / "tasks.jsonl"))
     assert store.find("swe/task")
 

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
 from swerl.cli import _output, _rollout_run, rollout
-from swerl.cli._rollout_view import RolloutView
+from swerl.cli.rollout import RolloutView
 from swerl.core.episode import Episode
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.events import PhaseEnded, TurnEnded, ignore
@@ -158,7 +158,7 @@ def test_bad_input_is_one_error_with_a_hint(
 
 def test_missing_and_empty_task_files_are_the_users_error(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    for name, says in (("absent.jsonl", "cannot read"), ("empty.jsonl", "holds no task")):
+    for name, says in (("absent.jsonl", "cannot read"), ("empty.jsonl", "has no task")):
         shown = run(tasks=name)
         assert isinstance(shown.error, InputError)
         assert says in str(shown.error)

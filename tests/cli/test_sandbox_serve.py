@@ -16,8 +16,8 @@ from e2b import Sandbox
 from typer.testing import CliRunner
 
 from swerl.cli.sandbox import app
+from tests.sandboxes.e2b_server.helpers import eventually
 
-from ..sandboxes.e2b_server.helpers import eventually
 from ..sandboxes.helpers import host_processes
 
 

@@ -26,7 +26,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
-from swerl.cli import _serve_script
+from swerl.cli import serve as _serve_script
 from swerl.cli.serve import serve
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint

@@ -33,7 +33,7 @@ def test_file_without_tasks_is_refused(
     monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.jsonl").touch()
-    with pytest.raises(TaskError, match=r"tasks\.jsonl holds no task") as caught:
+    with pytest.raises(TaskError, match=r"tasks\.jsonl has no task") as caught:
         run(command, tmp_path / "tasks.jsonl")
     assert "swerl convert" in caught.value.hint
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swerl.cli._text import counted
+from swerl.cli._output import counted
 
 
 def test_one_thing_is_no_plural() -> None:

@@ -162,7 +162,7 @@ def test_empty_store_has_nothing_to_free(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_refused(store: Store) -> None:
-    with pytest.raises(InputError, match="is no image name"):
+    with pytest.raises(InputError, match="is not an image name"):
         collect(store, ["Not A Name"])
     with pytest.raises(InputError, match="cannot shrink"):
         collect(store, [], max_bytes=-1)

@@ -117,7 +117,7 @@ async def test_local_images_are_left_alone(bring: Bring) -> None:
 
 
 async def test_name_that_is_no_name_is_refused(bring: Bring) -> None:
-    with pytest.raises(InputError, match="is no image name"):
+    with pytest.raises(InputError, match="is not an image name"):
         await bring("Not/A Name")
 
 

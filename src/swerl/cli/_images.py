@@ -29,9 +29,9 @@ _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 def images_of(arguments: Sequence[str]) -> list[str]:
     """Return the images of task files and those that are named, each once, in order of use.
 
-    Raises TaskError on a file that holds no tasks, InputError on what is no image name.
+    Raises TaskError on a file that has no tasks, InputError on what is no image name.
     """
-    from swerl.cli._task_file import tasks_in
+    from swerl.cli._options import tasks_in
     from swerl.core.image_reference import is_local, parse
 
     found: list[str] = []
@@ -80,3 +80,20 @@ def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:
 def shown_bytes(count: float) -> str:
     """Return a number of bytes for people."""
     return f"{count / 2**30:,.1f} GiB" if count >= 10 * 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def read_rewrites(texts: Iterable[str] | None) -> dict[str, str]:
+    """Return old beginning -> new. Raises InputError on a text that is not OLD=NEW."""
+    return dict(map(_rewrite, texts or ()))
+
+
+def _rewrite(text: str) -> tuple[str, str]:
+    from swerl.core.errors import InputError
+
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise InputError(
+            f"--from {text!r} is not OLD=NEW",
+            hint="for example --from docker.io/=127.0.0.1:5000/hub/",
+        )
+    return old, new

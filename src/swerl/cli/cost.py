@@ -61,7 +61,7 @@ def simulate_run(
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 20,
 ) -> None:
     """Simulate a run in discrete events: its hours, what it waits for, and other schedules."""
-    from swerl.cli._simulation_view import show_simulation
+    from swerl.cli._plan_view import show_simulation
     from swerl.core.errors import RecipeError
     from swerl.plan.plan import plan
     from swerl.plan.simulation import episodes as recorded

@@ -7,8 +7,143 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli import images_bake, images_build, images_plan, images_pull, images_store
+from swerl.cli import images_build, images_pull, images_store
+from swerl.cli import images_build as images_bake
 from swerl.cli._images import DockerConfigOption, RewritesOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from swerl.images.plan import Plan, PlanOptions
+
+_MIB = 2**20
+
+
+def plan(
+    tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
+    *,
+    rewrites: RewritesOption = None,
+    mbit: Annotated[float, typer.Option(min=0.001, help="Bandwidth in Mbit/s.")] = 1000.0,
+    workers: Annotated[int, typer.Option(min=1, help="Manifests at once.")] = 8,
+    docker_config: DockerConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+) -> None:
+    """Add up the layers, bytes, pulls and time of a task file's images. Reads manifests only."""
+    from swerl.cli._images import read_rewrites
+    from swerl.cli._options import tasks_in
+    from swerl.cli._output import console, stderr
+    from swerl.images._login import default_config
+    from swerl.images.plan import PlanOptions
+
+    options = PlanOptions(
+        workers=workers,
+        rewrites=read_rewrites(rewrites),
+        docker_config=docker_config or default_config(),
+    )
+    made = _make(list(dict.fromkeys(task.image for task in tasks_in(tasks))), options)
+    if as_json:
+        typer.echo(_json(made, mbit))
+    else:
+        console().print(_table(made, mbit))
+    for image in made.failed:
+        hint = f" ({image.error.hint})" if image.error and image.error.hint else ""
+        stderr().print(f"[red]failed[/] {image.image}: {image.error}{hint}", soft_wrap=True)
+    if not as_json:
+        console().print(f"next: swerl images pull {tasks}", soft_wrap=True)
+    if made.failed:
+        raise typer.Exit(1)
+
+
+def _make(images: list[str], options: PlanOptions) -> Plan:
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from swerl.cli._output import stderr
+    from swerl.cli._run import run
+    from swerl.core.image_reference import is_local
+    from swerl.images import plan as planning
+    from swerl.images.oci.store import default_store
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        bar = progress.add_task("manifests", total=sum(not is_local(image) for image in images))
+        job = planning.plan(
+            images, default_store(), options=options, on_done=lambda _: progress.advance(bar)
+        )
+        return run(job, after="manifests that were read are kept")
+
+
+def _table(made: Plan, mbit: float) -> Table:
+    from rich.table import Table
+
+    stored = sum(image.is_stored for image in made.images)
+    table = Table("", "number", "MiB", show_lines=False)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    images = len(made.images)
+    alone = sum(image.num_bytes for image in made.images)
+    table.add_row("images in registries", f"{images:,}", f"{alone / _MIB:,.1f}")
+    table.add_row("  ready on this machine", f"{stored:,}", "")
+    table.add_row("  could not be read", f"{len(made.failed):,}", "")
+    table.add_row("images of this machine", f"{made.num_local:,}", "")
+    table.add_row("blobs, each once", f"{len(made.blobs):,}", f"{made.unique_bytes / _MIB:,.1f}")
+    table.add_row("  saved by sharing", "", f"{made.shared_bytes / _MIB:,.1f}")
+    table.add_row("to fetch", f"{len(made.missing):,}", f"{made.missing_bytes / _MIB:,.1f}")
+    table.add_row(f"  at {mbit:g} Mbit/s", _time(made.transfer_s(mbit)), "")
+    for registry in _registries(made):
+        table.add_row(f"pulls from {registry}", f"{made.num_pulls(registry):,}", "")
+        if quota := made.quotas.get(registry):
+            allowed = f"{quota.remaining} of {quota.limit} left in {_time(quota.window_s)}"
+            table.add_row("  its quota", allowed, "")
+            table.add_row("  which takes", _time(made.quota_s(registry)), "")
+    return table
+
+
+def _json(made: Plan, mbit: float) -> str:
+    import json
+    from dataclasses import asdict
+
+    return json.dumps(
+        {
+            "num_images": len(made.images),
+            "num_stored": sum(image.is_stored for image in made.images),
+            "num_local": made.num_local,
+            "num_blobs": len(made.blobs),
+            "unique_bytes": made.unique_bytes,
+            "shared_bytes": made.shared_bytes,
+            "num_missing_blobs": len(made.missing),
+            "missing_bytes": made.missing_bytes,
+            "mbit_s": mbit,
+            "transfer_s": made.transfer_s(mbit),
+            "registries": {
+                name: {
+                    "num_pulls": made.num_pulls(name),
+                    "quota": asdict(made.quotas[name]) if name in made.quotas else None,
+                    "quota_s": made.quota_s(name),
+                }
+                for name in _registries(made)
+            },
+            "images": {
+                image.image: {
+                    "digest": image.digest,
+                    "num_bytes": image.num_bytes,
+                    "is_stored": image.is_stored,
+                    "error": str(image.error) if image.error else None,
+                }
+                for image in made.images
+            },
+        },
+        indent=2,
+    )
+
+
+def _registries(made: Plan) -> list[str]:
+    return sorted({image.registry for image in made.images if image.registry})
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
 
 if TYPE_CHECKING:
     from swerl.core.task import Task
@@ -19,7 +154,7 @@ app = typer.Typer(no_args_is_help=True, help="Plan, fetch, check and build task 
 
 app.command("build")(images_build.build)
 app.command("bake")(images_bake.bake)
-app.command("plan")(images_plan.plan)
+app.command("plan")(plan)
 app.command("pull")(images_pull.pull)
 app.command("import")(images_pull.import_image)
 app.command("ls")(images_store.ls)
@@ -51,8 +186,8 @@ def mirror_images(
     docker_config: DockerConfigOption = None,
 ) -> None:
     """Copy the images of a task file to another registry, by digest; goes on where it stopped."""
-    from swerl.cli._rewrites import read_rewrites
-    from swerl.cli._task_file import tasks_in
+    from swerl.cli._images import read_rewrites
+    from swerl.cli._options import tasks_in
     from swerl.images._login import default_config
     from swerl.images.mirror import MirrorOptions
 
@@ -108,8 +243,7 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> R
 
 def _show(report: Report, lock: Path) -> None:
     from swerl.cli._images import show_failures, shown_bytes
-    from swerl.cli._output import console
-    from swerl.cli._text import counted
+    from swerl.cli._output import console, counted
     from swerl.images.mirror import Way
 
     show_failures((done.image, done.error) for done in report.failed if done.error)

@@ -24,10 +24,8 @@ def pull(
     docker_config: DockerConfigOption = None,
 ) -> None:
     """Bring images into the store, unpacked for the local sandbox; goes on where it stopped."""
-    from swerl.cli._images import images_of, show_failures, shown_bytes
-    from swerl.cli._output import console
-    from swerl.cli._rewrites import read_rewrites
-    from swerl.cli._text import counted
+    from swerl.cli._images import images_of, read_rewrites, show_failures, shown_bytes
+    from swerl.cli._output import console, counted
     from swerl.images._login import default_config
     from swerl.images.oci.store import default_store
     from swerl.images.pull import PullOptions
@@ -64,8 +62,7 @@ def import_image(
 ) -> None:
     """Bring an image from a file or folder into the store."""
     from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console, stderr
-    from swerl.cli._text import counted
+    from swerl.cli._output import console, counted, stderr
     from swerl.images.archive import import_images
     from swerl.images.oci.store import default_store
 

@@ -24,8 +24,7 @@ def ls() -> None:
     from rich.table import Table
 
     from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console
-    from swerl.cli._text import counted
+    from swerl.cli._output import console, counted
     from swerl.core.errors import ImageError
     from swerl.images.oci.store import default_store
 
@@ -62,8 +61,8 @@ def verify(
     docker_config: DockerConfigOption = None,
 ) -> None:
     """Read every blob and every unpacked file, and name what is not as it was stored."""
+    from swerl.cli._images import read_rewrites
     from swerl.cli._output import console
-    from swerl.cli._rewrites import read_rewrites
     from swerl.images._login import default_config
     from swerl.images.oci.store import default_store
     from swerl.images.pull import PullOptions
@@ -102,8 +101,7 @@ def gc(
     `--keep host` needs nothing of the store.
     """
     from swerl.cli._images import images_of, is_file, read_size, shown_bytes
-    from swerl.cli._output import console
-    from swerl.cli._text import counted
+    from swerl.cli._output import console, counted
     from swerl.images.gc import collect
     from swerl.images.oci.store import default_store
 
@@ -141,9 +139,8 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
     from rich.progress import Progress
 
     from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console, stderr
+    from swerl.cli._output import console, counted, stderr
     from swerl.cli._run import run
-    from swerl.cli._text import counted
     from swerl.images.oci.store import default_store
     from swerl.images.verify import verify as verify_images
 
@@ -172,9 +169,8 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
 
 def _repair(damaged: Sequence[Checked], options: PullOptions) -> None:
     from swerl.cli._images import show_failures
-    from swerl.cli._output import console, stderr
+    from swerl.cli._output import console, counted, stderr
     from swerl.cli._run import run
-    from swerl.cli._text import counted
     from swerl.images.oci.store import default_store
     from swerl.images.verify import repair
 

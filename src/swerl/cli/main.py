@@ -15,7 +15,6 @@ from swerl.cli import (
     export,
     images,
     rollout,
-    samples,
     sandbox,
     serve,
     tasks,
@@ -35,7 +34,9 @@ typer_app.add_typer(sandbox.app, name="sandbox", help="Start, check and measure 
 typer_app.add_typer(tasks.app, name="tasks", help="Look into task files, and choose tasks.")
 typer_app.add_typer(images.app, name="images", help="Plan, fetch, check and build task images.")
 typer_app.add_typer(agents.app, name="agents", help="Fetch coding agents for offline use.")
-typer_app.add_typer(samples.app, name="samples", help="Look at what a run trained, and export it.")
+typer_app.add_typer(
+    export.samples_app, name="samples", help="Look at what a run trained, and export it."
+)
 typer_app.add_typer(cost.app, name="cost", help="Say what a run costs before it starts.")
 
 

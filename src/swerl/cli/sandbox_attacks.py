@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._sandbox_options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +74,7 @@ def _place(run: Path | None, out: Path | None) -> Path | None:
 
 def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
     from swerl.checks.attacks.sheet import Subject
-    from swerl.cli._sandbox_options import open_backend
+    from swerl.cli._options import open_backend
     from swerl.recipe.load import read_settings
 
     options = dict(read_settings(settings or ()))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._listen import is_loopback
-from swerl.cli._sandbox_options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, SettingsOption, is_loopback
 
 if TYPE_CHECKING:
     from swerl.core.contracts import SandboxBackend
@@ -46,8 +45,8 @@ def serve(
     max_file_mib: Annotated[int, typer.Option(min=1, help="Largest file, MiB.")] = 512,
 ) -> None:
     """Serve sandboxes to E2B's SDK, and to tools written for it, until Ctrl-C."""
+    from swerl.cli._options import open_backend
     from swerl.cli._run import run
-    from swerl.cli._sandbox_options import open_backend
     from swerl.core.sandbox import Limits
     from swerl.sandboxes.e2b_server.served import ServerOptions
 

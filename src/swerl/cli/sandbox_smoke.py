@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._sandbox_options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,9 +35,8 @@ def smoke(
     ] = False,
 ) -> None:
     """Boot every image of a task file, and check its git work tree and its interpreter."""
-    from swerl.cli._output import console, stderr
-    from swerl.cli._task_file import tasks_in
-    from swerl.cli._text import counted
+    from swerl.cli._options import tasks_in
+    from swerl.cli._output import console, counted, stderr
 
     job = _Job(tasks_in(tasks), backend, settings or [], workers, out, again)
     results = _run(job)
@@ -73,8 +72,8 @@ class _Job:
 
 def _run(job: _Job) -> list[SmokeResult]:
     from swerl.checks import smoke
+    from swerl.cli._options import backend_options, open_backend
     from swerl.cli._run import progress_bar, run
-    from swerl.cli._sandbox_options import backend_options, open_backend
 
     keys = {(task.image, task.workdir) for task in job.tasks}
     known = smoke.read(job.out, job.backend) if job.out else {}

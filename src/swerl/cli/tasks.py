@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from swerl.cli import (
-    tasks_export,
+    convert,
     tasks_redteam,
     tasks_scan_leaks,
     tasks_select,
@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Look into the tasks of a file, and
 
 app.command("show")(tasks_show.show)
 app.command("stats")(tasks_show.stats)
-app.command("export")(tasks_export.export)
+app.command("export")(convert.export)
 app.command("filter")(tasks_select.filter_tasks)
 app.command("sample")(tasks_select.sample)
 app.command("split")(tasks_select.split)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._sandbox_options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,8 +61,8 @@ def _run(
     backend: str, settings: list[str] | None, policies: list[Policy], chosen: RedteamSettings
 ) -> RedteamReport:
     from swerl.checks.redteam import runner
+    from swerl.cli._options import open_backend
     from swerl.cli._run import progress_bar, run
-    from swerl.cli._sandbox_options import open_backend
 
     sandboxes = open_backend(backend, settings, run="redteam")
     with progress_bar("policies", len(policies)) as advance:

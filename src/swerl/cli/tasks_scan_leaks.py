@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._sandbox_options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, SettingsOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,9 +84,8 @@ def _run(
     tasks: Path, backend: str, settings: Sequence[str], chosen: ScanSettings, out: Path | None
 ) -> list[TaskScan]:
     from swerl.checks import scan_leaks as leaks
+    from swerl.cli._options import open_backend, tasks_in
     from swerl.cli._run import progress_bar, run
-    from swerl.cli._sandbox_options import open_backend
-    from swerl.cli._task_file import tasks_in
 
     found = tasks_in(tasks)
     with progress_bar("tasks", len(found)) as advance:

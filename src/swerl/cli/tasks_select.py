@@ -66,8 +66,7 @@ def split(
     seed: SeedOption = 0,
 ) -> None:
     """Part a file by chance; each part goes to a file beside it."""
-    from swerl.cli._output import console
-    from swerl.cli._text import counted
+    from swerl.cli._output import console, counted
     from swerl.tasks import select
 
     shares = dict(map(_share, parts))

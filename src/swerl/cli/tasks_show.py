@@ -41,8 +41,7 @@ def show(
     limit: Annotated[int, typer.Option(min=1, help="Tasks to list.")] = 20,
 ) -> None:
     """List the tasks of a file, or show one of them."""
-    from swerl.cli._output import console
-    from swerl.cli._text import counted
+    from swerl.cli._output import console, counted
     from swerl.core.task import find_task
     from swerl.tasks import select
 
@@ -153,8 +152,7 @@ def _print_stats(found: Stats, path: Path) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from swerl.cli._output import console, stderr
-    from swerl.cli._text import counted
+    from swerl.cli._output import console, counted, stderr
 
     console().print(
         f"{counted(found.num_tasks, 'task')} in {path}, {counted(found.num_images, 'image')}",
@@ -183,7 +181,7 @@ def _group(name: str, counts: dict[str, int]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from swerl.cli._text import counted
+    from swerl.cli._output import counted
 
     table = Table(name, "tasks", box=SIMPLE, pad_edge=False)
     table.columns[1].justify = "right"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._engine_option import kinds, read_engine, recipe_of
+from swerl.cli._options import kinds, read_engine, recipe_of
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swerl.checks.solve_rate import Attempts
-    from swerl.cli._engine_option import EngineChoice
+    from swerl.cli._options import EngineChoice
     from swerl.core.chat import Message
     from swerl.core.events import Emit
     from swerl.core.task import Task
@@ -89,8 +89,7 @@ def _report(found: Mapping[str, Attempts], out: Path, num_rated: int, *, as_json
     import json
     from dataclasses import asdict
 
-    from swerl.cli._output import console, stderr
-    from swerl.cli._text import counted
+    from swerl.cli._output import console, counted, stderr
 
     if as_json:
         rows = [{**asdict(each), "solve_rate": each.solve_rate} for each in found.values()]
@@ -111,7 +110,7 @@ def _report(found: Mapping[str, Attempts], out: Path, num_rated: int, *, as_json
 
 
 def _wanted(tasks: Path, instance: Sequence[str]) -> list[Task]:
-    from swerl.cli._task_file import tasks_in
+    from swerl.cli._options import tasks_in
     from swerl.core.task import find_task
 
     found = tasks_in(tasks)

@@ -1,18 +1,22 @@
-"""`swerl train`: run a recipe, look at runs, stop and resume them."""
+"""`swerl train`: run a recipe; show, stop, resume and rewind runs; check their machines."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from swerl.cli import train_manifest, train_preflight, train_rewind, train_status, train_stop
+from swerl.cli import train_status
 
 if TYPE_CHECKING:
+    from swerl.cluster.checks import MachineFinding
     from swerl.recipe.schema import Recipe
+    from swerl.runs.status import StatusReport
 
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 RUN = "run"
 """The command that is meant where none is named: `swerl train RECIPE`."""
 
@@ -29,10 +33,6 @@ class _RunsByDefault(TyperGroup):
 
 app = typer.Typer(cls=_RunsByDefault, no_args_is_help=True)
 app.command("status")(train_status.status)
-app.command("stop")(train_stop.stop)
-app.command("rewind")(train_rewind.rewind)
-app.command("preflight")(train_preflight.preflight)
-app.command("manifest")(train_manifest.manifest)
 
 RunsOption = Annotated[Path, typer.Option(help="Folder of all run folders.")]
 
@@ -68,18 +68,6 @@ def train(
     _train(recipe, runs / recipe.name, "the same command goes on where this one stopped")
 
 
-@app.command()
-def resume(
-    run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
-    runs: RunsOption = Path("runs"),
-) -> None:
-    """Go on with a run by the recipe that its folder keeps."""
-    from swerl.cli._runs import called, find_run, stored_recipe
-
-    root = find_run(run, runs)
-    _train(stored_recipe(root), root, f"`swerl train resume {called(root)}` goes on")
-
-
 def _train(recipe: Recipe, root: Path, after: str) -> None:
     from swerl.plan.plan import plan
     from swerl.recipe.check import check
@@ -109,3 +97,179 @@ def _train(recipe: Recipe, root: Path, after: str) -> None:
         after = "go on with swerl train RECIPE --set cost.max_dollars=DOLLARS"
     done = f"stopped after step {state.step} of {recipe.steps}, {why}"
     console().print(f"[yellow]{done}[/]; {after}", soft_wrap=True)
+
+
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Go on with a run by the recipe that its folder keeps."""
+    from swerl.cli.train_status import called, find_run, stored_recipe
+
+    root = find_run(run, runs)
+    _train(stored_recipe(root), root, f"`swerl train resume {called(root)}` goes on")
+
+
+@app.command("stop")
+def stop(
+    run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
+    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    now: Annotated[
+        bool, typer.Option("--now", help="End at once, not after the step under way.")
+    ] = False,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait for the end.")
+    ] = 3600.0,
+) -> None:
+    """End a run after its step under way; from any machine that shares the run folder."""
+    from swerl.cli._output import console, stderr
+    from swerl.cli.train_status import called, find_run
+    from swerl.core.errors import RunError
+    from swerl.runs.status import RunStatus, StopRequest, request_stop, run_status
+
+    root = find_run(run, runs)
+    name = called(root)
+    before = run_status(root, notify=stderr().print)
+    if before.status is not RunStatus.RUNNING:
+        hint = f"`swerl train status {name}` says how it ended; `swerl train resume {name}` goes on"
+        raise RunError(f"{root} is not running: {before.status}", hint=hint)
+    request_stop(root, StopRequest.NOW if now else StopRequest.STEP)
+    when = "at once" if now else "after its step"
+    console().print(f"asked {root.name} to end {when}", soft_wrap=True)
+    after = _wait(root, wait_s)
+    if after.status is RunStatus.RUNNING:
+        message = f"{root} still runs after {wait_s:g} s; the stop request stays"
+        hint = f"wait longer, or `swerl train stop {name} --now`"
+        raise RunError(message, hint=hint)
+    console().print(f"{root.name}: {after.status}")
+    verb = "status" if after.status is RunStatus.FINISHED else "resume"
+    console().print(f"next: swerl train {verb} {name}", soft_wrap=True)
+
+
+def _wait(root: Path, wait_s: float) -> StatusReport:
+    import time
+
+    from swerl.runs.status import RunStatus, run_status
+
+    until = time.monotonic() + wait_s
+    while (seen := run_status(root)).status is RunStatus.RUNNING and time.monotonic() < until:
+        time.sleep(0.2)
+    return seen
+
+
+@app.command("rewind")
+def rewind(
+    run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
+    step: Annotated[int, typer.Option(help="Step whose checkpoint to go on from.")],
+    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+) -> None:
+    """Set a run back to an earlier checkpoint; `swerl train resume` then goes on from there."""
+    from swerl.cli._output import console
+    from swerl.cli.train_status import called, find_run
+    from swerl.runs.layout import rewind as go_back
+
+    root = find_run(run, runs)
+    aside = go_back(root, step)
+    console().print(f"{root} stands at step {step}", soft_wrap=True)
+    if aside is not None:
+        console().print(f"later episodes  {aside}", soft_wrap=True)
+    console().print(f"next            swerl train resume {called(root)}", soft_wrap=True)
+
+
+@app.command("preflight")
+def preflight(
+    recipes: Annotated[
+        list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check machines, folders, clocks, collectives and sandboxes; exit code 1 where one fails."""
+    import json
+    from dataclasses import asdict
+
+    from swerl.cli._run import run
+    from swerl.recipe.load import load
+
+    recipe = load(recipes, settings or ())
+    found = run(_collect(recipe, runs / recipe.name, quiet=as_json), after="nothing was started")
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in found], indent=1))
+    else:
+        _close(found)
+    if any(each.state == "fail" for each in found):
+        raise typer.Exit(1)
+
+
+async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[MachineFinding]:
+    from swerl.checks.preflight import preflight as look
+
+    found = []
+    async for finding in look(recipe, root):
+        found.append(finding)
+        if not quiet:
+            _show(finding)
+    return found
+
+
+def _show(finding: MachineFinding) -> None:
+    from rich.markup import escape
+
+    from swerl.cli._output import console
+
+    state = f"[{_COLOURS[finding.state]}]{finding.state:<4}[/]"
+    line = f"{state}  {escape(finding.node):<12}  {finding.check:<13}  {escape(finding.found)}"
+    console().print(line, soft_wrap=True)
+    if finding.fix:
+        console().print(f"      {'':<12}  -> {escape(finding.fix)}", soft_wrap=True)
+
+
+def _close(found: list[MachineFinding]) -> None:
+    from swerl.cli._output import console
+
+    bad = sum(each.state == "fail" for each in found)
+    text = f"[red]{bad} of {len(found)} checks failed[/]" if bad else f"{len(found)} checks passed"
+    console().print(f"{text}; next: {'fix those' if bad else 'swerl train RECIPE'}")
+
+
+class Kind(StrEnum):
+    """Who is to start the run."""
+
+    KUBERAY = "kuberay"
+    SLURM = "slurm"
+
+
+@app.command("manifest")
+def manifest(
+    kind: Annotated[Kind, typer.Argument(help="kuberay: a RayJob; slurm: a script for sbatch.")],
+    recipe: Annotated[Path, typer.Argument(help="Recipe file.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
+    ] = None,
+    image: Annotated[
+        str, typer.Option(help="kuberay: container image with swerl and Ray.")
+    ] = "registry.example/swerl:latest",
+    volume: Annotated[
+        str, typer.Option(help="kuberay: claim of the volume that all pods share.")
+    ] = "swerl-shared",
+    secret: Annotated[
+        str, typer.Option(help="kuberay: secret whose keys the controller gets as variables.")
+    ] = "swerl-keys",
+    hours: Annotated[int, typer.Option(min=1, help="slurm: longest run time.")] = 48,
+) -> None:
+    """Print a manifest for the machines that a recipe asks for."""
+    from swerl.cluster.manifests import RecipeSource, kuberay, slurm
+    from swerl.recipe.load import load
+
+    chosen, source = load([recipe], settings or ()), RecipeSource(recipe, tuple(settings or ()))
+    if kind is Kind.KUBERAY:
+        text = kuberay(chosen, source, image=image, volume=volume, secret=secret)
+    else:
+        text = slurm(chosen, source, hours=hours)
+    typer.echo(text, nl=False)

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swerl.core.errors import RunError, unknown
+
+if TYPE_CHECKING:
+    from swerl.recipe.schema import Recipe
+
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
     from swerl.runs.history import RunProgress
@@ -24,7 +29,6 @@ def status(
 ) -> None:
     """Say what a run does, or list all; from the run folder alone, on any machine."""
     from swerl.cli._output import console
-    from swerl.cli._runs import all_runs, find_run
 
     if run is None:
         found = all_runs(runs)
@@ -49,7 +53,6 @@ def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
     from dataclasses import asdict
 
     from swerl.cli._output import stderr
-    from swerl.cli._runs import called, stored_recipe
     from swerl.runs.history import read_progress
     from swerl.runs.status import BEAT_S, requested_stop, run_status
 
@@ -186,3 +189,56 @@ def _print_json(value: Any) -> None:
     import json
 
     typer.echo(json.dumps(value, indent=1))
+
+
+RECIPE = "recipe.resolved.json"
+
+
+def all_runs(runs: Path) -> list[Path]:
+    """Return every run folder in `runs`, the one used last first."""
+    found = [path.parent for path in runs.glob(f"*/{RECIPE}")]
+    return sorted(found, key=_last_use, reverse=True)
+
+
+def find_run(run: str, runs: Path) -> Path:
+    """Return the folder of a run given by its name or its folder.
+
+    Raises UnknownNameError, and RunError where it may not be looked at.
+    """
+    for folder in (runs / run, Path(run)):
+        try:
+            if (folder / RECIPE).is_file():
+                return folder
+        except OSError as error:
+            raise RunError(
+                f"cannot look into {folder}: {error.strerror}",
+                hint="give the name or the folder of a run of yours",
+            ) from error
+    raise unknown("run", run, [path.name for path in all_runs(runs)])
+
+
+def called(root: Path) -> str:
+    """Return what a command names a run by: its name where that is enough, else its folder."""
+    return root.name if root == Path("runs") / root.name else str(root)
+
+
+def stored_recipe(root: Path) -> Recipe:
+    """Return the recipe of a run. Raises RunError where this version does not read it."""
+    from pydantic import ValidationError
+
+    from swerl.core.files import read_json
+    from swerl.recipe.schema import Recipe
+
+    try:
+        return Recipe.model_validate(read_json(root / RECIPE))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        message = f"{root / RECIPE}: {key}: {first['msg']}"
+        hint = "another version of swerl wrote it; resume the run with that one"
+        raise RunError(message, hint=hint) from error
+
+
+def _last_use(root: Path) -> float:
+    names = ("events.jsonl", "process.json", RECIPE)
+    return max(path.stat().st_mtime for name in names if (path := root / name).exists())

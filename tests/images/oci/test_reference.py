@@ -50,13 +50,13 @@ def test_name_is_split_into_its_parts(text: str, wanted: Reference) -> None:
     ],
 )
 def test_name_that_no_registry_takes_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="is no image name"):
+    with pytest.raises(InputError, match="is not an image name"):
         parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "prefix", "https://host:1/a", "host:1/A", "host:1/a b"])
 def test_target_that_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="is no place for images"):
+    with pytest.raises(InputError, match="is not a registry with an optional prefix"):
         parse_target(text)
 
 

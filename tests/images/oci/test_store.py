@@ -63,7 +63,7 @@ def test_missing_image_says_how_to_get_it(store: Store) -> None:
 
 
 def test_name_that_is_no_name_is_refused(store: Store) -> None:
-    with pytest.raises(InputError, match="is no image name"):
+    with pytest.raises(InputError, match="is not an image name"):
         store.find("../../etc")
 
 

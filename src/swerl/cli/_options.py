@@ -1,16 +1,85 @@
-"""The `--engine` and `--model` options of commands that look at an agent instead of training it."""
+"""What every command that opens sandboxes takes: the backend, and its settings."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from swerl.core.task import Task
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from swerl.core.contracts import SandboxBackend
+
+BackendOption = Annotated[
+    str, typer.Option("--backend", help="Kind of sandbox, as in a recipe's sandbox.type.")
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="One setting of the backend, as in a recipe's sandbox section.",
+    ),
+]
+
+
+def open_backend(
+    backend: str, settings: Sequence[str] | None = None, *, run: str = ""
+) -> SandboxBackend:
+    """Build a backend from a command line; `run` names in the ledger what it is used for.
+
+    Raises UnknownNameError on a backend that is not installed, RecipeError on a setting that it
+    does not take.
+    """
+    from swerl.cli._output import stderr
+    from swerl.rollout import wiring
+
+    def warn(text: str) -> None:
+        stderr().print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    return wiring.open_backend(backend, backend_options(backend, settings), run=run, warn=warn)
+
+
+def backend_options(backend: str, settings: Sequence[str] | None = None) -> BaseModel | None:
+    """Return a backend's validated settings, None where it has none. Raises as `open_backend`."""
+    from swerl.recipe.check import plugin_options
+    from swerl.recipe.load import read_settings
+    from swerl.recipe.schema import PluginSection
+
+    chosen = PluginSection.model_validate({**read_settings(settings or ()), "type": backend})
+    return plugin_options("sandboxes", chosen, section="sandbox")
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def tasks_in(path: Path) -> list[Task]:
+    """Return a file's Tasks. Raises TaskError where it cannot be read or holds none."""
+    from swerl.core.errors import TaskError
+    from swerl.core.task import read_tasks
+
+    if found := list(read_tasks(path)):
+        return found
+    raise TaskError(f"{path} has no task", hint="`swerl convert` says why rows were rejected")
+
 
 SETTINGS = (
     "rollout.max_new_tokens=16384",
