@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from swerl.core.task import from_row
-
-from .graders.agreement import packages
-from .graders.agreement.asking import ask
-from .graders.agreement.replay import Lists, Log
+from tests.grading.agreement import packages
+from tests.grading.agreement.asking import ask
+from tests.grading.agreement.replay import Lists, Log
 
 INSTANCES = (
     "pallets__flask-4045",

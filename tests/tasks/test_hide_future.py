@@ -10,8 +10,7 @@ import pytest
 from swerl.checks.scan_leaks import scan
 from swerl.core.task import Task
 from swerl.tasks.hide_future import History, scrub
-
-from .leaks import (
+from tests.checks.leaks import (
     FIXED,
     FIXED_LINE,
     MAKE_FIX,

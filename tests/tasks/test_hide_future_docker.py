@@ -11,8 +11,7 @@ from swerl.checks.scan_leaks import scan
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import docker
 from swerl.tasks.hide_future import scrub
-
-from .leaks import task_of
+from tests.checks.leaks import task_of
 
 PLANT = """
 mkdir -p "$1"; cd "$1"; export HOME=/tmp

@@ -17,8 +17,7 @@ from swerl.core.errors import BrokenImageError, SandboxError
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 from swerl.tasks.hide_future import scrub
-
-from .leaks import (
+from tests.checks.leaks import (
     FIXED_LINE,
     MAKE_FIX,
     SECRET_TEST,

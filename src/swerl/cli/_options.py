@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swerl.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from swerl.core.task import Task
-
-if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swerl.core.contracts import SandboxBackend
+    from swerl.core.task import Task
+    from swerl.recipe.schema import Recipe
+
 
 BackendOption = Annotated[
     str, typer.Option("--backend", help="Kind of sandbox, as in a recipe's sandbox.type.")

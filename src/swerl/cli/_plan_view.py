@@ -11,18 +11,12 @@ from swerl.plan.simulation.simulate import Simulation
 from swerl.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.plan.memory import MemoryPlan
-
-if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
+    from swerl.plan.cost import Estimate
+    from swerl.plan.memory import MemoryPlan
     from swerl.plan.plan import Plan
-    from swerl.plan.simulation.simulate import Simulation
 
 
 def show_plan(recipe: Recipe) -> None:
@@ -39,8 +33,6 @@ def plan_parts(found: Plan, simulated: Simulation | None) -> Iterator[Renderable
     """Yield the plan's tables and lines, but for what this version lacks."""
     from rich.box import SIMPLE
     from rich.table import Table
-
-    from swerl.cli.cost import cases_table
 
     title = f"Plan of {found.recipe.name}"
     table = Table("", "", title=title, title_justify="left", box=SIMPLE, show_header=False)
@@ -362,4 +354,28 @@ def _assumptions(found: Simulation) -> Table:
     table.add_column("from")
     for row in found.assumptions:
         table.add_row(row.key, f"{row.value:,.6g}", row.unit, row.source)
+    return table
+
+
+def cases_table(result: Estimate) -> Table:
+    """Return the table of the low, middle and high case."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title="What the run costs", title_justify="left", box=SIMPLE, pad_edge=False)
+    table.add_column("")
+    for case in result.cases:
+        table.add_column(case.name, justify="right")
+    rows = {
+        "sandbox-seconds an episode": [f"{c.episode_sandbox_seconds:,.0f}" for c in result.cases],
+        "sandbox dollars an episode": [f"${c.episode_sandbox_dollars:.3f}" for c in result.cases],
+        "sandbox dollars": [f"${c.sandbox_dollars:,.0f}" for c in result.cases],
+        "hours": [f"{c.hours:,.1f}" if c.hours else "-" for c in result.cases],
+        "GPU-hours": [f"{c.gpu_hours:,.0f}" for c in result.cases],
+        "GPU dollars": [f"${c.gpu_dollars:,.0f}" for c in result.cases],
+        "total dollars": [f"${c.total_dollars:,.0f}" for c in result.cases],
+    }
+    for name, texts in rows.items():
+        style = "bold" if name.startswith("total") else ""
+        table.add_row(name, *texts, style=style)
     return table

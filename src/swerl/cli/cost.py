@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from swerl.plan.cost import Estimate
 
 app = typer.Typer(no_args_is_help=True, help="Say what a run costs before it starts.")
@@ -104,6 +102,7 @@ def _show(result: Estimate) -> None:
     from rich.table import Table
 
     from swerl.cli._output import console
+    from swerl.cli._plan_view import cases_table
 
     title = "Assumptions: override one with --set KEY=VALUE"
     assumed = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
@@ -121,30 +120,6 @@ def _show(result: Estimate) -> None:
         "storage, network traffic and people are not counted"
     )
     console().print("next: swerl train RECIPE --dry-run")
-
-
-def cases_table(result: Estimate) -> Table:
-    """Return the table of the low, middle and high case."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(title="What the run costs", title_justify="left", box=SIMPLE, pad_edge=False)
-    table.add_column("")
-    for case in result.cases:
-        table.add_column(case.name, justify="right")
-    rows = {
-        "sandbox-seconds an episode": [f"{c.episode_sandbox_seconds:,.0f}" for c in result.cases],
-        "sandbox dollars an episode": [f"${c.episode_sandbox_dollars:.3f}" for c in result.cases],
-        "sandbox dollars": [f"${c.sandbox_dollars:,.0f}" for c in result.cases],
-        "hours": [f"{c.hours:,.1f}" if c.hours else "-" for c in result.cases],
-        "GPU-hours": [f"{c.gpu_hours:,.0f}" for c in result.cases],
-        "GPU dollars": [f"${c.gpu_dollars:,.0f}" for c in result.cases],
-        "total dollars": [f"${c.total_dollars:,.0f}" for c in result.cases],
-    }
-    for name, texts in rows.items():
-        style = "bold" if name.startswith("total") else ""
-        table.add_row(name, *texts, style=style)
-    return table
 
 
 def _number(value: float) -> str:

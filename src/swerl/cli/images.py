@@ -14,6 +14,8 @@ from swerl.cli._images import DockerConfigOption, RewritesOption
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from swerl.core.task import Task
+    from swerl.images.mirror import Mirrored, MirrorOptions, Report
     from swerl.images.plan import Plan, PlanOptions
 
 _MIB = 2**20
@@ -144,10 +146,6 @@ def _time(seconds: float) -> str:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
-
-if TYPE_CHECKING:
-    from swerl.core.task import Task
-    from swerl.images.mirror import Mirrored, MirrorOptions, Report
 
 app = typer.Typer(no_args_is_help=True, help="Plan, fetch, check and build task images.")
 

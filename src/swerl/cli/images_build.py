@@ -13,12 +13,10 @@ from swerl.cli._images import DockerConfigOption
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from swerl.core.task import Task
     from swerl.images._agent_layer import Layer
     from swerl.images._lock import Pinned
     from swerl.images.bake import Baked
-
-if TYPE_CHECKING:
-    from swerl.core.task import Task
     from swerl.images.build import SourceSpec
     from swerl.tasks.datasets import Row
 

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swerl.sandboxes.ledger.bill import Bill, By
-    from swerl.sandboxes.ledger.reap import ListedSandbox, ProviderAnswer, Reaped
-
-if TYPE_CHECKING:
-    from swerl.sandboxes.ledger.reap import Provider
+    from swerl.sandboxes.ledger.reap import ListedSandbox, Provider, ProviderAnswer, Reaped
     from swerl.sandboxes.ledger.store import Ledger
+
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _LEAST_WIDTH = 140

@@ -11,17 +11,13 @@ from swerl.cli._options import BackendOption
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from rich.table import Table
 
-    from swerl.checks.vet import Vetted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from swerl.checks.vet import VetSettings, Vetted
     from swerl.core.sandbox import Limits
+
 
 _REMOTE_JOBS = 16
 """Tasks at once if sandboxes run on other machines."""

@@ -12,11 +12,9 @@ from swerl.core.errors import RunError, unknown
 
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from swerl.recipe.schema import Recipe
     from swerl.runs.history import RunProgress
     from swerl.runs.status import StatusReport
+
 
 _COLOURS = {"running": "green", "finished": "green", "failed": "red", "killed": "red"}
 _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")

@@ -88,12 +88,6 @@ def _cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(parts))
 
 
-if TYPE_CHECKING:
-    import torch
-
-if TYPE_CHECKING:
-    import torch
-
 _EMBEDDING = "embedding.word_embeddings.weight"
 _OUTPUT = "output_layer.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
