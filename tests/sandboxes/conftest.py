@@ -1,4 +1,4 @@
-"""The backends that the conformance suite judges, and a sandbox of each."""
+"""The backends of the conformance suite, and a sandbox of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_local(isolator: str) -> Target:
 
 
 def open_stored(request: pytest.FixtureRequest) -> Target:
-    """The test image, from a store of its own."""
+    """The test image, from its own store."""
     base = request.getfixturevalue("base_image")
     cache = request.getfixturevalue("tmp_path_factory").mktemp("cache")
     patch = pytest.MonkeyPatch()
@@ -65,7 +65,7 @@ TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
 
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest) -> Target:
-    """One backend, and an image for it that holds sh, Python and git."""
+    """One backend, and an image for it with sh, Python and git."""
     return TARGETS[request.param](request)
 
 

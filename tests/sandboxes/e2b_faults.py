@@ -1,4 +1,4 @@
-"""A proxy in front of a provider that fails the way real ones do."""
+"""A proxy before a provider that fails as real ones do."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aiohttp import web
 _DROPPED = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
 
 Answer = Callable[[web.BaseRequest], "web.Response | str | None"]
-"""What to do with a request: answer it so, `lose` the real answer, `drop` it unheard, or pass it
-on unchanged (None)."""
+"""The handling of a request: this answer, `lose` the real answer, `drop` the request, or pass it on
+unchanged (None)."""
 
 
 class Faults:
-    """Passes requests on to a provider, but for the faults that the test asks for."""
+    """Passes requests on to a provider, with the faults that the test sets."""
 
     def __init__(self, upstream: str) -> None:
         self.url = ""
@@ -40,7 +40,7 @@ class Faults:
         await self._http.close()
 
     def cut(self) -> int:
-        """Break every answer under way; return how many there were."""
+        """Break every answer in progress; return their number."""
         streams, self._streams = self._streams, set()
         for transport in streams:
             transport.abort()
@@ -86,12 +86,12 @@ class Faults:
 
 
 def is_create(request: web.BaseRequest) -> bool:
-    """Say whether this asks for a new sandbox."""
+    """Return whether this requests a new sandbox."""
     return request.method == "POST" and request.path.rstrip("/").endswith("/sandboxes")
 
 
 def once(answer: Answer, times: int = 1) -> Answer:
-    """Do this to the first creates, and pass the rest on."""
+    """Apply this to the first creates, and pass the rest on."""
     left = [times]
 
     def choose(request: web.BaseRequest) -> web.Response | str | None:
@@ -104,5 +104,5 @@ def once(answer: Answer, times: int = 1) -> Answer:
 
 
 def failing(status: int, message: str = "no") -> Answer:
-    """Answer with a status and a message of the provider's kind."""
+    """Answer with a status and a message, as the provider does."""
     return lambda _: web.json_response({"code": status, "message": message}, status=status)

@@ -1,4 +1,4 @@
-"""What the tests of sandboxes share."""
+"""Helpers of the sandbox tests."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from swerl.core.sandbox import Limits, Mount
 WORKDIR = "/testbed"
 LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)
 OUTPUT_CAP_MIB = 0.5
-"""Most that is kept of a command's output, per stream."""
+"""Largest MiB kept of each of a command's output streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A backend under test, and an image for it that holds sh, Python and git."""
+    """A backend under test, and an image for it with sh, Python and git."""
 
     backend: SandboxBackend
     image: str
     lacks: Mapping[str, str] = field(default_factory=dict)
-    """What this backend cannot do -> why."""
+    """Ability that the backend lacks -> reason."""
 
     def require(self, ability: str) -> None:
-        """Skip the test where the backend lacks this."""
+        """Skip the test if the backend lacks this ability."""
         if ability in self.lacks:
             pytest.skip(f"{ability}: {self.lacks[ability]}")
 
@@ -42,7 +42,7 @@ class Target:
 
 
 async def sh(sandbox: Sandbox, script: str, **options: object) -> str:
-    """Run a shell script that must succeed and return what it prints."""
+    """Run a shell script that must succeed; return its output."""
     done = await sandbox.run(["sh", "-c", script], timeout_s=20, **options)  # type: ignore[arg-type]
     assert done.exit_code == 0, done
     return done.stdout.decode()
@@ -55,9 +55,9 @@ async def processes(sandbox: Sandbox, words: str) -> int:
 
 
 async def until(sandbox: Sandbox, words: str, count: int) -> None:
-    """Wait until as many processes with this command line run."""
+    """Wait until this number of processes with this command line runs."""
     async with asyncio.timeout(10):
-        while await processes(sandbox, words) != count:  # noqa: ASYNC110  no event tells
+        while await processes(sandbox, words) != count:  # noqa: ASYNC110  there is no event
             await asyncio.sleep(0.005)
 
 
@@ -77,7 +77,7 @@ def host_processes(words: str) -> set[int]:
 async def eventually(true: Callable[[], object]) -> None:
     """Wait until a function returns something true."""
     async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110  no event tells
+        while not true():  # noqa: ASYNC110  there is no event
             await asyncio.sleep(0.01)
 
 
@@ -97,4 +97,4 @@ class Echo:
 
 GREETED = "import socket,sys; h, p = sys.argv[1].split('/')[2].split(':'); "
 GREETED += "print(socket.create_connection((h, int(p)), 5).recv(99).decode())"
-"""Python that connects to the URL it is given and prints what it is told."""
+"""Python that connects to the given URL and prints the answer."""

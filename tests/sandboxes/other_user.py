@@ -1,4 +1,4 @@
-"""Running a Python as a user who is not root."""
+"""Run a Python as an unprivileged user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN_ITSELF = "import subprocess, sys; subprocess.run([sys.executable, '-c', '']
 
 @functools.cache
 def command() -> tuple[str, ...]:
-    """Return the command line of a Python as another user; skip the test where there is none."""
+    """Return the command line of a Python as another user; skip the test if there is none."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("needs root, to become another user")
     user = ("setpriv", "--reuid", str(_NOBODY), "--regid", str(_NOBODY), "--clear-groups")

@@ -29,14 +29,14 @@ async def test_death_by_a_signal_is_128_plus_its_number(sandbox: Sandbox) -> Non
     assert (await sandbox.run(["sh", "-c", "kill -TERM $$"])).exit_code == 143
 
 
-async def test_a_missing_program_is_127_and_says_which(sandbox: Sandbox) -> None:
+async def test_a_missing_program_is_127_and_is_named(sandbox: Sandbox) -> None:
     done = await sandbox.run(["no-such-program"])
     assert done.exit_code == 127
     assert b"no-such-program" in done.stderr
 
 
 @pytest.mark.parametrize("argv", [[], ["echo", "nul\0byte"]])
-async def test_a_command_that_cannot_be_is_126(sandbox: Sandbox, argv: list[str]) -> None:
+async def test_an_invalid_command_is_126(sandbox: Sandbox, argv: list[str]) -> None:
     done = await sandbox.run(argv)
     assert done.exit_code == 126
     assert done.stderr.startswith(b"swerl: ")
@@ -53,7 +53,7 @@ async def test_a_missing_folder_to_run_in_is_126(sandbox: Sandbox) -> None:
     assert b"/no/such/folder" in done.stderr
 
 
-async def test_commands_run_in_the_workdir_unless_told(sandbox: Sandbox) -> None:
+async def test_commands_run_in_the_workdir_by_default(sandbox: Sandbox) -> None:
     assert await sh(sandbox, "pwd") == f"{WORKDIR}\n"
     assert await sh(sandbox, "pwd", cwd="/tmp") == "/tmp\n"
 
@@ -70,13 +70,13 @@ async def test_a_megabyte_of_arguments_arrives(sandbox: Sandbox) -> None:
     assert done.stdout == b"10 100000\n"
 
 
-async def test_stdin_is_what_was_given_and_else_empty(sandbox: Sandbox) -> None:
+async def test_stdin_is_the_given_bytes_or_empty(sandbox: Sandbox) -> None:
     data = bytes(range(256)) * 4096
     assert (await sandbox.run(["wc", "-c"], stdin=data)).stdout.split() == [b"1048576"]
     assert (await sandbox.run(["cat"], timeout_s=5)).stdout == b""
 
 
-async def test_the_environment_holds_nothing_of_the_host(
+async def test_the_environment_has_nothing_of_the_host(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
@@ -89,7 +89,7 @@ async def test_the_environment_holds_nothing_of_the_host(
     }
 
 
-async def test_given_environment_is_added_and_wins(sandbox: Sandbox) -> None:
+async def test_given_environment_overrides_the_default(sandbox: Sandbox) -> None:
     text = await sh(sandbox, 'echo "$A $HOME"', env={"A": "1 2", "HOME": "/tmp"})
     assert text == "1 2 /tmp\n"
 
@@ -98,7 +98,7 @@ async def test_the_agent_is_an_ordinary_user_with_a_home(sandbox: Sandbox) -> No
     assert await sh(sandbox, "id -u; id -un; touch ~/.rc && echo yes") == "1000\nagent\nyes\n"
 
 
-async def test_root_is_a_user_too_and_an_unknown_one_is_refused(sandbox: Sandbox) -> None:
+async def test_root_is_accepted_and_an_unknown_user_refused(sandbox: Sandbox) -> None:
     text = await sh(
         sandbox, "id -u; echo ~; touch /root/x; grep CapEff /proc/self/status", user="root"
     )
@@ -107,7 +107,7 @@ async def test_root_is_a_user_too_and_an_unknown_one_is_refused(sandbox: Sandbox
         await sandbox.run(["true"], user="nobody-knows")
 
 
-async def test_commands_run_at_the_same_time(sandbox: Sandbox) -> None:
+async def test_commands_run_concurrently(sandbox: Sandbox) -> None:
     script = f"touch {WORKDIR}/$0; until [ -e {WORKDIR}/$1 ]; do sleep 0.01; done; echo $0"
     runs = [
         sandbox.run(["sh", "-c", script, me, other], timeout_s=10)
@@ -129,7 +129,7 @@ async def test_a_background_process_outlives_its_command(sandbox: Sandbox) -> No
     assert await sh(sandbox, "kill -0 $(cat pid) && echo alive") == "alive\n"
 
 
-async def test_a_background_process_with_the_output_does_not_hold_its_command(
+async def test_a_background_process_that_holds_the_output_does_not_block_its_command(
     sandbox: Sandbox,
 ) -> None:
     done = await sandbox.run(["sh", "-c", "sleep 60 & echo done"], timeout_s=10)

@@ -1,4 +1,4 @@
-"""Conformance of every sandbox backend: how it ends."""
+"""Conformance of every sandbox backend: closing, removal, loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_closing_kills_everything(target: Target) -> None:
         await running
 
 
-async def test_a_closed_sandbox_says_so(target: Target) -> None:
+async def test_a_closed_sandbox_refuses_commands(target: Target) -> None:
     async with target.open() as sandbox:
         pass
     with pytest.raises(SandboxLostError):
@@ -48,7 +48,7 @@ async def test_leaving_twice_is_safe(target: Target) -> None:
         await sandbox.run(["true"])
 
 
-async def test_an_error_in_the_body_closes_and_comes_out(target: Target) -> None:
+async def test_an_error_in_the_body_closes_the_sandbox_and_propagates(target: Target) -> None:
     token = f"{time.time():.6f}"
     with pytest.raises(ZeroDivisionError):
         async with target.open() as sandbox:
@@ -78,7 +78,7 @@ async def test_a_kill_from_outside_is_a_lost_sandbox(sandbox: Sandbox) -> None:
         await running
 
 
-async def test_a_sandbox_is_live_under_its_name_until_it_is_closed(target: Target) -> None:
+async def test_a_sandbox_is_listed_by_its_name_until_it_is_closed(target: Target) -> None:
     name = new_name()
     async with target.open(name=name):
         [live] = [one for one in await target.backend.live() if one.name == name]
@@ -98,7 +98,7 @@ async def test_removing_by_name_ends_it(target: Target) -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.005, 0.05, 0.15])
-async def test_cancelling_while_it_opens_leaves_nothing(target: Target, wait_s: float) -> None:
+async def test_a_cancelled_open_leaves_nothing(target: Target, wait_s: float) -> None:
     name = new_name()
 
     async def hold() -> None:
@@ -116,5 +116,5 @@ async def test_cancelling_while_it_opens_leaves_nothing(target: Target, wait_s: 
 async def until_gone(target: Target, name: str) -> None:
     """Wait until nothing of a sandbox is left; what held its limits goes a moment after it."""
     async with asyncio.timeout(10):
-        while name in {one.name for one in await target.backend.live()}:  # noqa: ASYNC110  no event tells
+        while name in {one.name for one in await target.backend.live()}:  # noqa: ASYNC110  there is no event
             await asyncio.sleep(0.01)

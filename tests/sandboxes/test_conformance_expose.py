@@ -1,4 +1,4 @@
-"""Conformance of every sandbox backend: the way back to the gateway."""
+"""Conformance of every sandbox backend: listeners exposed inside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_listeners_of_two_sandboxes_do_not_mix(target: Target) -> None:
             listener.server.close()
 
 
-async def test_one_sandbox_takes_several_listeners(sandbox: Sandbox) -> None:
+async def test_one_sandbox_accepts_several_listeners(sandbox: Sandbox) -> None:
     listeners = [Echo(b"first"), Echo(b"second")]
     urls = [await sandbox.expose(listener) for listener in listeners]
     assert len(set(urls)) == 2

@@ -26,7 +26,7 @@ async def test_files_keep_their_bytes_whatever_their_name(sandbox: Sandbox, name
     assert (await sandbox.run(["cat", f"{WORKDIR}/{name}"])).stdout == data
 
 
-async def test_a_hundred_megabytes_go_in_and_out(target: Target) -> None:
+async def test_a_hundred_megabytes_are_written_and_read(target: Target) -> None:
     data = os.urandom(1 << 20) * 100
     limits = replace(LIMITS, memory_mib=1024, disk_mib=512)
     async with target.open(limits) as sandbox:
@@ -43,7 +43,7 @@ async def test_an_empty_file_is_a_file(sandbox: Sandbox) -> None:
     assert await sandbox.read("/tmp/empty") == b""
 
 
-async def test_files_move_at_the_same_time(sandbox: Sandbox) -> None:
+async def test_files_are_transferred_concurrently(sandbox: Sandbox) -> None:
     texts = [bytes([number]) * 100_000 for number in range(8)]
     async with asyncio.TaskGroup() as tasks:
         for number, text in enumerate(texts):

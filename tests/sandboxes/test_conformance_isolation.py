@@ -1,4 +1,4 @@
-"""Conformance of every sandbox backend: what it hides and refuses."""
+"""Conformance of every sandbox backend: isolation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_host_processes_are_hidden(sandbox: Sandbox) -> None:
     assert (await sandbox.run(["kill", "-0", str(os.getpid())])).exit_code == 1
 
 
-async def test_a_changed_program_is_changed_in_no_other_place(target: Target) -> None:
+async def test_a_changed_program_is_changed_in_this_sandbox_only(target: Target) -> None:
     """Where a sandbox may change programs at all, it changes its own copy."""
     size = os.stat("/usr/bin/env").st_size  # noqa: PTH116
     async with target.open() as one:
@@ -88,7 +88,7 @@ async def test_no_user_has_a_capability_or_can_gain_one(sandbox: Sandbox, user: 
     ],
     ids=["mount", "new-namespace", "chroot", "vsock", "raw-socket", "device-node"],
 )
-async def test_powers_are_refused(sandbox: Sandbox, command: list[str]) -> None:
+async def test_privileged_calls_are_refused(sandbox: Sandbox, command: list[str]) -> None:
     done = await sandbox.run(command, user="root", timeout_s=10)
     assert done.exit_code != 0
     assert b"not permitted" in done.stderr or b"denied" in done.stderr

@@ -35,7 +35,7 @@ async def test_a_fork_bomb_is_contained(sandbox: Sandbox) -> None:
     assert await sh(sandbox, "echo still here") == "still here\n"
 
 
-async def test_no_file_outgrows_the_disk_limit(sandbox: Sandbox) -> None:
+async def test_no_file_exceeds_the_disk_limit(sandbox: Sandbox) -> None:
     script = "head -c 400000000 /dev/zero > /tmp/big"
     done = await sandbox.run(["sh", "-c", script], timeout_s=30)
     assert done.exit_code != 0

@@ -1,4 +1,4 @@
-"""Conformance of every sandbox backend: commands under way."""
+"""Conformance of every sandbox backend: running commands."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ async def test_output_comes_while_the_command_runs(sandbox: Sandbox) -> None:
         assert await process.wait() == 0
 
 
-async def test_input_is_answered_line_by_line(sandbox: Sandbox) -> None:
+async def test_each_line_of_input_is_answered(sandbox: Sandbox) -> None:
     async with sandbox.start(["cat"]) as process:
         for line in (b"first\n", b"second\n", bytes(range(11, 256)) + b"\n"):
             await process.send(line)
             assert await read_until(process, b"\n") == line
 
 
-async def test_the_end_of_input_ends_who_waits_for_it(sandbox: Sandbox) -> None:
+async def test_the_end_of_input_ends_a_waiting_command(sandbox: Sandbox) -> None:
     async with sandbox.start(["wc", "-c"]) as process:
         await process.send(b"12345")
         await process.end_input()
@@ -68,7 +68,7 @@ async def test_ending_the_input_twice_is_safe(sandbox: Sandbox) -> None:
         assert await process.wait() == 0
 
 
-async def test_input_to_one_who_has_ended_is_an_error(sandbox: Sandbox) -> None:
+async def test_input_to_an_ended_command_is_an_error(sandbox: Sandbox) -> None:
     async with sandbox.start(["true"]) as process:
         assert await process.wait() == 0
         with pytest.raises(SandboxError):
@@ -107,7 +107,7 @@ async def test_an_interrupt_ends_a_command(sandbox: Sandbox) -> None:
         assert await process.wait() == 130
 
 
-async def test_a_kill_cannot_be_refused(sandbox: Sandbox) -> None:
+async def test_a_kill_cannot_be_ignored(sandbox: Sandbox) -> None:
     async with sandbox.start(["sh", "-c", "trap '' TERM INT; echo up; sleep 60"]) as process:
         await read_until(process, b"up\n")
         await process.signal(signal.SIGTERM)
@@ -115,13 +115,13 @@ async def test_a_kill_cannot_be_refused(sandbox: Sandbox) -> None:
         assert await process.wait() == 137
 
 
-async def test_a_signal_to_one_who_has_ended_is_nothing(sandbox: Sandbox) -> None:
+async def test_a_signal_to_an_ended_command_does_nothing(sandbox: Sandbox) -> None:
     async with sandbox.start(["true"]) as process:
         await process.wait()
         await process.signal(signal.SIGTERM)
 
 
-async def test_leaving_kills_it_and_what_it_started(sandbox: Sandbox) -> None:
+async def test_leaving_kills_the_command_and_its_children(sandbox: Sandbox) -> None:
     token = f"{time.time():.6f}"
     script = f"setsid sleep 1{token} >/dev/null 2>&1 & exec sleep 2{token}"
     async with sandbox.start(["sh", "-c", script]):
@@ -131,7 +131,7 @@ async def test_leaving_kills_it_and_what_it_started(sandbox: Sandbox) -> None:
     assert await processes(sandbox, f"sleep 2{token}") == 0
 
 
-async def test_leaving_kills_what_outlived_it(sandbox: Sandbox) -> None:
+async def test_leaving_kills_processes_that_outlived_the_command(sandbox: Sandbox) -> None:
     token = f"{time.time():.6f}"
     async with sandbox.start(["sh", "-c", f"setsid sleep {token} >/dev/null 2>&1 &"]) as process:
         assert await process.wait() == 0
@@ -139,7 +139,7 @@ async def test_leaving_kills_what_outlived_it(sandbox: Sandbox) -> None:
     assert await processes(sandbox, f"sleep {token}") == 0
 
 
-async def test_an_error_in_the_body_kills_and_comes_out(sandbox: Sandbox) -> None:
+async def test_an_error_in_the_body_kills_the_command_and_propagates(sandbox: Sandbox) -> None:
     token = f"{time.time():.6f}"
     with pytest.raises(ZeroDivisionError):
         async with sandbox.start(["sleep", token]):
@@ -186,14 +186,14 @@ async def test_a_slow_reader_loses_nothing(sandbox: Sandbox) -> None:
     assert said == b"".join(b"%010d" % n * 1000 for n in range(300))
 
 
-async def test_output_of_one_who_has_ended_can_still_be_read(sandbox: Sandbox) -> None:
+async def test_output_of_an_ended_command_can_be_read(sandbox: Sandbox) -> None:
     async with sandbox.start(["sh", "-c", "head -c 30000 /dev/zero; echo end >&2"]) as process:
         assert await process.wait() == 0
         await asyncio.sleep(0.15)
         assert await read_all(process) == (bytes(30000), b"end\n")
 
 
-async def test_megabytes_go_through_unchanged(sandbox: Sandbox) -> None:
+async def test_megabytes_pass_unchanged(sandbox: Sandbox) -> None:
     data = bytes(range(256)) * (3 << 12)
 
     async def feed(process: Process) -> None:
@@ -205,13 +205,13 @@ async def test_megabytes_go_through_unchanged(sandbox: Sandbox) -> None:
         assert (await read_all(process))[0] == data
 
 
-async def test_a_child_with_the_output_does_not_hold_it_open(sandbox: Sandbox) -> None:
+async def test_a_child_that_holds_the_output_does_not_keep_it_open(sandbox: Sandbox) -> None:
     async with sandbox.start(["sh", "-c", "sleep 60 & echo done"]) as process:
         assert await read_all(process) == (b"done\n", b"")
         assert await process.wait() == 0
 
 
-async def test_it_runs_where_and_as_whom_it_is_told(sandbox: Sandbox) -> None:
+async def test_it_runs_in_the_given_folder_as_the_given_user(sandbox: Sandbox) -> None:
     script = 'pwd; id -u; echo "$A"'
     command = sandbox.start(["sh", "-c", script], cwd="/tmp", env={"A": "1 2"}, user="root")
     async with command as process:

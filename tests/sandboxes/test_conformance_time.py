@@ -12,7 +12,7 @@ from swerl.core.contracts import Sandbox
 from .helpers import processes, sh, until
 
 
-async def test_a_timeout_is_124_and_keeps_what_was_printed(sandbox: Sandbox) -> None:
+async def test_a_timeout_is_124_and_keeps_the_output(sandbox: Sandbox) -> None:
     done = await sandbox.run(["sh", "-c", "echo early; sleep 60"], timeout_s=0.5)
     assert (done.exit_code, done.timed_out, done.stdout) == (124, True, b"early\n")
 
@@ -33,7 +33,7 @@ sleep 61
 """
 
 
-async def test_a_timeout_kills_daemons_of_other_sessions_too(sandbox: Sandbox) -> None:
+async def test_a_timeout_kills_daemons_of_other_sessions(sandbox: Sandbox) -> None:
     bystander = asyncio.ensure_future(sandbox.run(["sleep", "62"]))
     victim = asyncio.ensure_future(sandbox.run(["sh", "-c", DAEMONS], timeout_s=1.0))
     await until(sandbox, "sleep 61", 6)
@@ -59,7 +59,7 @@ async def test_output_over_the_cap_is_dropped_without_a_deadlock(sandbox: Sandbo
     assert (len(done.stdout), len(done.stderr)) == (1 << 19, 1 << 19)
 
 
-async def test_output_up_to_the_cap_is_whole(sandbox: Sandbox) -> None:
+async def test_output_up_to_the_cap_is_complete(sandbox: Sandbox) -> None:
     done = await sandbox.run(["head", "-c", str(1 << 19), "/dev/zero"], timeout_s=20)
     assert (len(done.stdout), done.truncated) == (1 << 19, False)
 
@@ -82,7 +82,7 @@ async def test_the_clock_cannot_be_set(sandbox: Sandbox) -> None:
     assert abs(float(await sh(sandbox, "date +%s")) - time.time()) < 5
 
 
-async def test_a_timeout_does_not_begin_before_its_command(sandbox: Sandbox) -> None:
+async def test_a_timeout_starts_with_its_command(sandbox: Sandbox) -> None:
     done = await asyncio.gather(
         *(sandbox.run(["sh", "-c", "sleep 0.05; echo in time"], timeout_s=5) for _ in range(8))
     )

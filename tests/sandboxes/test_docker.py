@@ -1,4 +1,4 @@
-"""The `docker` backend beyond what every backend does: how it ends, and who may outlive what."""
+"""The `docker` backend beyond conformance: its end, its limits, its network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def names(backend: docker.DockerBackend) -> set[str]:
 async def gone(backend: docker.DockerBackend, name: str) -> None:
     """Wait until the daemon has no container of this name."""
     async with asyncio.timeout(15):
-        while name in await names(backend):  # noqa: ASYNC110  no event tells
+        while name in await names(backend):  # noqa: ASYNC110  there is no event
             await asyncio.sleep(0.02)
 
 
@@ -85,7 +85,7 @@ async def test_a_killed_controller_leaves_nothing(
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.06, 0.12, 0.2])
-async def test_cancelling_while_it_opens_leaves_nothing(
+async def test_a_cancelled_open_leaves_nothing(
     backend: docker.DockerBackend, docker_image: str, wait_s: float
 ) -> None:
     name = new_name()
@@ -108,7 +108,7 @@ async def test_orphans_are_reaped(backend: docker.DockerBackend, docker_image: s
         assert await sh(sandbox, "grep -l '^State:.Z' /proc/[0-9]*/status || true") == ""
 
 
-async def test_a_missing_workdir_is_made_for_the_ordinary_user(
+async def test_a_missing_workdir_is_created_for_the_ordinary_user(
     backend: docker.DockerBackend, docker_image: str
 ) -> None:
     async with backend.open(docker_image, LIMITS, workdir="/new/place") as sandbox:
@@ -124,7 +124,7 @@ async def test_the_ordinary_user_can_be_chosen(dockerd: str, docker_image: str) 
             await sandbox.run(["true"], user="agent")
 
 
-async def test_where_the_network_cannot_be_entered_the_way_back_is_a_stream(
+async def test_a_relay_is_used_if_the_network_cannot_be_entered(
     backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docker_sandbox, "_runs_here", lambda *_: False)
@@ -166,7 +166,7 @@ async def test_a_busy_daemon_does_not_stall_the_event_loop(
     assert beats > 20
 
 
-async def test_limits_are_what_the_container_sees(
+async def test_the_container_has_the_limits(
     backend: docker.DockerBackend, docker_image: str
 ) -> None:
     limits = Limits(memory_mib=300, num_processes=40, num_cpus=0.5, disk_mib=64, lifetime_s=60)
@@ -177,7 +177,7 @@ async def test_limits_are_what_the_container_sees(
         assert (await sandbox.run(["python3", "-c", grow], timeout_s=20)).exit_code == 137
 
 
-async def test_files_that_outgrow_the_disk_together_end_the_sandbox(
+async def test_files_that_together_exceed_the_disk_limit_end_the_sandbox(
     backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend._watch, "_period_s", 0.05)
@@ -190,12 +190,12 @@ async def test_files_that_outgrow_the_disk_together_end_the_sandbox(
             await sandbox.run(["sh", "-c", fill], timeout_s=20)
 
 
-def test_its_price_is_what_the_settings_say() -> None:
+def test_the_price_comes_from_the_settings() -> None:
     assert docker.build(docker.Options(price_per_hour=0.25)).price(LIMITS) == 0.25
     assert docker.build(docker.Options()).price(LIMITS) == 0
 
 
-def test_a_filter_that_the_daemons_owner_chose_is_left_alone() -> None:
+def test_a_filter_of_the_daemons_owner_is_kept() -> None:
     own = ["name=seccomp,profile=/etc/docker/own.json", "name=cgroupns"]
     assert (
         create.security_options(own)

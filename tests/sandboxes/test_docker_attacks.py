@@ -1,4 +1,4 @@
-"""What commands in a container may try against their own end, and against what ends them."""
+"""Attacks of commands in a container on their own end and on the signaller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def backend(dockerd: str, docker_image: str) -> docker.DockerBackend:
     return docker.build(docker.Options(base_url=dockerd))
 
 
-async def test_an_agent_that_kills_all_it_may_ends_only_its_command(
+async def test_an_agent_that_kills_every_process_ends_only_its_command(
     backend: docker.DockerBackend, docker_image: str
 ) -> None:
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
@@ -48,7 +48,7 @@ os.execvp("sleep", ["sleep", sys.argv[2]])
 
 
 @pytest.mark.parametrize("mark", ["lower", "higher", "none"])
-async def test_a_process_cannot_slip_out_of_its_mark(
+async def test_a_process_cannot_remove_its_mark(
     backend: docker.DockerBackend, docker_image: str, mark: str
 ) -> None:
     token = f"{time.time():.6f}"
@@ -85,7 +85,7 @@ async def test_a_command_cannot_forge_its_end(
         assert (await sandbox.run(["python3", "-c", stuck], timeout_s=0.5)).timed_out
 
 
-async def test_killing_the_frame_around_a_command_is_no_success(
+async def test_a_command_that_kills_its_shell_does_not_succeed(
     backend: docker.DockerBackend, docker_image: str
 ) -> None:
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
@@ -93,7 +93,7 @@ async def test_killing_the_frame_around_a_command_is_no_success(
         assert (done.exit_code, done.timed_out) == (137, False)
 
 
-async def test_the_end_after_a_daemon_was_left_is_told_late_but_rightly(
+async def test_the_end_of_a_command_that_left_a_daemon_is_late_but_correct(
     backend: docker.DockerBackend, docker_image: str
 ) -> None:
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
@@ -152,7 +152,7 @@ while True:
 """
 
 
-async def test_a_crowd_that_leaves_no_room_for_a_signaller_ends_only_its_command(
+async def test_processes_that_leave_no_room_for_a_signaller_end_only_their_command(
     backend: docker.DockerBackend, docker_image: str
 ) -> None:
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:

@@ -1,4 +1,4 @@
-"""What goes wrong around the `docker` backend is one clear error, and leaves nothing."""
+"""Every failure around the `docker` backend is one clear error and leaves nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_wrong_digest(backend: docker.DockerBackend, pushed_image: str) 
 
 
 @pytest.mark.parametrize("image", ["host", "dir:/tmp", "Not A Name", "-x", ""])
-async def test_a_name_that_is_no_image(backend: docker.DockerBackend, image: str) -> None:
+async def test_an_invalid_image_name(backend: docker.DockerBackend, image: str) -> None:
     await refuse(backend, image, ImageError)
 
 
@@ -106,14 +106,12 @@ async def test_a_registry_that_refuses(
     assert hint in error.hint, error
 
 
-async def test_an_image_is_pulled_where_it_is_absent(
-    backend: docker.DockerBackend, pushed_image: str
-) -> None:
+async def test_an_absent_image_is_pulled(backend: docker.DockerBackend, pushed_image: str) -> None:
     async with backend.open(pushed_image, LIMITS, workdir=WORKDIR) as sandbox:
         assert await sh(sandbox, "echo pulled") == "pulled\n"
 
 
-async def test_a_name_that_is_taken(backend: docker.DockerBackend, docker_image: str) -> None:
+async def test_a_container_name_in_use(backend: docker.DockerBackend, docker_image: str) -> None:
     name = new_name()
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name) as sandbox:
         with pytest.raises(SandboxError, match="already") as raised:
@@ -189,7 +187,7 @@ async def test_no_daemon(url: str) -> None:
         assert raised.value.hint
 
 
-async def test_a_daemon_behind_ssh_is_told_how_to_forward() -> None:
+async def test_a_daemon_behind_ssh_gives_a_hint_to_forward_its_socket() -> None:
     from swerl.sandboxes._docker import api
 
     with pytest.raises(SandboxUnavailableError) as raised:
@@ -213,7 +211,7 @@ def own_dockerd(base_image: BaseImage) -> Iterator[Daemon]:
     daemon.stop()
 
 
-async def test_a_daemon_that_goes_away_under_a_command(
+async def test_a_daemon_that_is_killed_during_a_command(
     own_dockerd: Daemon, base_image: BaseImage
 ) -> None:
     backend = docker.build(docker.Options(base_url=own_dockerd.address))
@@ -230,7 +228,7 @@ async def test_a_daemon_that_goes_away_under_a_command(
     assert closing.value.hint
 
 
-async def test_the_first_error_is_the_one_that_comes_out(
+async def test_the_first_error_is_the_one_raised(
     own_dockerd: Daemon, base_image: BaseImage
 ) -> None:
     backend = docker.build(docker.Options(base_url=own_dockerd.address))

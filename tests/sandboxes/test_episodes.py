@@ -1,4 +1,4 @@
-"""Whole episodes of real agents on every backend, their model reached by every way back."""
+"""Whole episodes of real agents on every backend, over every route to the gateway."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..harnesses.agents import Agent
 from ..harnesses.helpers import LIMITS, PATCH, SOLVED, TASK, Place, built, work
 from .e2b_faults import Faults
 from .e2b_server.helpers import KEY, Service, serving
-from .public_way import PUBLIC_PORT, WithRoute
+from .public_route import PUBLIC_PORT, WithRoute
 
 pytestmark = pytest.mark.agents
 
@@ -145,9 +145,7 @@ async def test_an_agent_makes_the_gold_edit_and_every_sampled_token_is_trained(
 
 
 @pytest.mark.slow
-async def test_an_agent_notices_nothing_of_streams_that_break(
-    harness: Harness, cloud: Cloud
-) -> None:
+async def test_broken_streams_do_not_disturb_an_agent(harness: Harness, cloud: Cloud) -> None:
     async with Faults(cloud.service.url) as faults:
         cuts = [0]
 
@@ -180,7 +178,7 @@ class Announcing(ScriptedEngine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS_OF_ALL_KINDS, ids=lambda agent: agent.name)
-async def test_a_run_outlasts_a_provider_that_is_away_for_longer_than_a_request_may_take(
+async def test_a_run_survives_a_provider_outage_longer_than_a_request_timeout(
     agent: Agent, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = built(agent.name)

@@ -53,7 +53,7 @@ async def test_a_folder_fills_the_workdir_and_is_never_changed(
     assert sorted(path.name for path in repository.iterdir()) == ["link", "pkg"]
 
 
-async def test_a_built_image_lays_its_layers_over_the_host(
+async def test_a_built_image_puts_its_layers_over_the_host(
     backend: local.LocalBackend, tmp_path: Path
 ) -> None:
     folder = image_folder("demo__demo-1")
@@ -73,7 +73,7 @@ async def test_a_built_image_lays_its_layers_over_the_host(
     assert not (folder / "low" / "opt" / "x").exists()
 
 
-async def test_what_was_changed_can_become_a_layer(backend: local.LocalBackend) -> None:
+async def test_captured_changes_can_become_a_layer(backend: local.LocalBackend) -> None:
     write_image("base", [])
     folder = image_folder("base")
     async with backend.open("built:base", LIMITS, workdir="/testbed") as sandbox:
@@ -109,7 +109,7 @@ async def test_a_sandbox_without_an_overlay_has_nothing_to_capture(
         ("Not An Image", "cannot open image"),
     ],
 )
-async def test_an_image_that_is_not_there_is_one_clear_error(image: str, message: str) -> None:
+async def test_a_missing_image_is_one_clear_error(image: str, message: str) -> None:
     with pytest.raises(ImageError, match=message) as raised:
         async with local.build(local.Options()).open(image, LIMITS, workdir="/testbed"):
             pass

@@ -31,7 +31,7 @@ def test_a_named_isolator_that_is_missing_is_one_clear_error(
     local.build(local.Options())
 
 
-def test_a_machine_without_user_namespaces_is_told_what_to_do() -> None:
+def test_a_machine_without_user_namespaces_gives_a_hint() -> None:
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec python -c "$0"'
     child = """
 import asyncio
@@ -61,7 +61,7 @@ asyncio.run(main())
     assert "user.max_user_namespaces" in done.stdout, done
 
 
-async def test_scratch_on_disk_is_used_and_cleared_away(tmp_path: Path) -> None:
+async def test_a_scratch_folder_is_used_and_emptied(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     dead = scratch / f"swerl-999999999-{pid_namespace()}dead"
@@ -74,7 +74,7 @@ async def test_scratch_on_disk_is_used_and_cleared_away(tmp_path: Path) -> None:
     await eventually(lambda: not list(scratch.iterdir()))
 
 
-def test_sweep_leaves_the_folders_of_the_living(tmp_path: Path) -> None:
+def test_sweep_keeps_folders_of_running_controllers(tmp_path: Path) -> None:
     living = tmp_path / new_name()
     living.mkdir()
     (tmp_path / f"swerl-999999999-{pid_namespace()}x").mkdir()

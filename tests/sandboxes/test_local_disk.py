@@ -1,4 +1,4 @@
-"""What a `local` sandbox may write where that lies on disk, or where the disk is full."""
+"""The disk limit of a `local` sandbox with a scratch folder, and a full disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def has_device(folder: Path) -> bool:
     return device >= 0
 
 
-async def test_without_one_a_sandbox_ends_that_writes_too_much() -> None:
+async def test_without_its_own_disk_a_sandbox_that_writes_too_much_ends() -> None:
     become = other_user.command()
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
         Path(folder).chmod(0o777)
@@ -122,7 +122,7 @@ async def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path)
     assert done.stdout.count("['full']") == 2, done
 
 
-async def test_files_leave_room_for_processes(tmp_path: Path) -> None:
+async def test_files_leave_memory_for_processes(tmp_path: Path) -> None:
     """Where what is written counts as memory, it must not take all of it."""
     backend = local.build(local.Options())
     limits = Limits(memory_mib=64, num_processes=32, disk_mib=4096, lifetime_s=60)

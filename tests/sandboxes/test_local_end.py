@@ -1,4 +1,4 @@
-"""The `local` backend leaves nothing, whoever dies and whenever."""
+"""The `local` backend leaves nothing, whichever process dies and whenever."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
-async def test_a_killed_spawner_takes_its_sandboxes_along_and_is_replaced() -> None:
+async def test_a_killed_spawner_ends_its_sandboxes_and_is_replaced() -> None:
     backend = local.build(local.Options())
     token = f"8{time.time():.6f}"
     async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
@@ -119,7 +119,7 @@ async def test_a_killed_spawner_takes_its_sandboxes_along_and_is_replaced() -> N
         assert await sh(sandbox, "echo again") == "again\n"
 
 
-async def test_cancelling_while_it_opens_leaves_nothing(backend: local.LocalBackend) -> None:
+async def test_a_cancelled_open_leaves_nothing(backend: local.LocalBackend) -> None:
     async def hold() -> None:
         async with backend.open("host", LIMITS, workdir="/testbed"):
             await asyncio.sleep(60)

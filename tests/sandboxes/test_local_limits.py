@@ -1,4 +1,4 @@
-"""Finding and writing cgroups of both versions, on described machines."""
+"""Cgroups of both versions are found and written, on simulated machines."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def hand_down(folder: Path, controllers: str) -> Path:
     return folder
 
 
-def test_version_2_gives_what_is_handed_down(tmp_path: Path, unified: Path) -> None:
+def test_version_2_returns_delegated_controllers(tmp_path: Path, unified: Path) -> None:
     own = hand_down(tmp_path / "user.slice" / "own", "memory pids\n")
     assert limits.find(unified) == {"memory": own, "pids": own}
 
 
-def test_version_2_goes_up_to_a_group_that_hands_down(tmp_path: Path, unified: Path) -> None:
+def test_version_2_uses_the_nearest_delegating_group(tmp_path: Path, unified: Path) -> None:
     """A group with processes in it hands nothing down, by the kernel's rules."""
     hand_down(tmp_path / "user.slice" / "own", "\n")
     above = hand_down(tmp_path / "user.slice", "pids\n")
@@ -52,7 +52,7 @@ def test_version_2_needs_the_right_to_move_processes(tmp_path: Path, unified: Pa
     assert limits.find(unified) == {}
 
 
-def test_version_2_without_delegation_gives_none(unified: Path) -> None:
+def test_version_2_without_delegation_returns_none(unified: Path) -> None:
     assert limits.find(unified) == {}
 
 
@@ -83,5 +83,5 @@ def test_version_2_kills_a_whole_group_at_once(tmp_path: Path) -> None:
     assert (group / "cgroup.kill").read_text() == "1"
 
 
-def test_a_group_that_cannot_be_made_is_no_limit(tmp_path: Path) -> None:
+def test_a_group_that_cannot_be_created_sets_no_limit(tmp_path: Path) -> None:
     assert limits.enter({"memory": tmp_path / "absent"}, PLAN) == set()

@@ -1,4 +1,4 @@
-"""Finding and removing `local` sandboxes, whoever opened them."""
+"""`local` sandboxes of every controller are listed and removed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def names(backend: local.LocalBackend) -> list[str]:
     return [one.name for one in await backend.live()]
 
 
-async def test_an_open_sandbox_is_seen_under_its_name(backend: local.LocalBackend) -> None:
+async def test_an_open_sandbox_is_listed_by_its_name(backend: local.LocalBackend) -> None:
     name = new_name()
     async with backend.open("host", LIMITS, workdir="/testbed", name=name) as sandbox:
         assert sandbox.id == name
@@ -71,7 +71,7 @@ async def test_another_backend_can_remove_it(backend: local.LocalBackend) -> Non
     assert name not in await names(backend)
 
 
-async def test_removing_what_is_not_there_is_nothing(backend: local.LocalBackend) -> None:
+async def test_removing_a_missing_sandbox_does_nothing(backend: local.LocalBackend) -> None:
     await backend.remove(new_name())
     assert backend.price(LIMITS) == 0
 
@@ -87,7 +87,7 @@ async def test_a_name_that_is_a_path_is_refused(backend: local.LocalBackend, nam
 
 
 @pytest.mark.parametrize("everything", [False, True])
-async def test_what_a_killed_controller_left_is_found_and_removed(
+async def test_leftovers_of_a_killed_controller_are_found_and_removed(
     tmp_path: Path, everything: bool
 ) -> None:
     token, name = f"5{time.time():.6f}", new_name()
@@ -136,7 +136,7 @@ def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
     assert not folder_owner_lives(gone)
 
 
-def test_of_an_owner_elsewhere_only_a_restart_says_that_it_is_gone(tmp_path: Path) -> None:
+def test_an_owner_in_another_namespace_is_gone_only_after_a_reboot(tmp_path: Path) -> None:
     made = tmp_path / "swerl-999999999-elsewhere"
     made.mkdir()
     assert folder_owner_lives(made)

@@ -1,4 +1,4 @@
-"""OCI images in the `local` sandbox: what they show, what lies over them, and what is absent."""
+"""OCI images in the `local` sandbox: their files, our files over them, nothing of the host."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_it_shows_the_image_and_nothing_of_the_host(
         assert await sh(sandbox, "echo x > /dev/null; cat /proc/1/comm") != ""
 
 
-async def test_our_user_is_there_beside_the_images_own(
+async def test_our_user_exists_beside_the_images_own(
     backend: local.LocalBackend, cache: Path
 ) -> None:
     make(cache, [Entry("etc/hosts", b"10.0.0.1 elsewhere\n"), symlink("etc/resolv.conf", "/run/x")])
@@ -90,7 +90,7 @@ async def test_our_user_is_there_beside_the_images_own(
         assert await sh(sandbox, "cat /etc/resolv.conf") == ""
 
 
-async def test_removed_and_hidden_files_of_lower_layers_stay_away(
+async def test_removed_and_hidden_files_of_lower_layers_stay_absent(
     backend: local.LocalBackend, cache: Path
 ) -> None:
     low = [Entry("opt/gone", b"1"), Entry("opt/kept", b"2"), Entry("srv/a", b"3"), Entry("srv/b/c")]
@@ -101,7 +101,7 @@ async def test_removed_and_hidden_files_of_lower_layers_stay_away(
 
 
 @pytest.mark.parametrize("user", ["agent", "root"])
-async def test_every_file_can_be_changed_and_the_store_never_is(
+async def test_every_file_can_be_changed_and_the_store_stays_unchanged(
     backend: local.LocalBackend, cache: Path, user: str
 ) -> None:
     make(cache, [Entry("testbed/a", b"a", mode=0o600), Entry("opt/b/c", b"c")])
@@ -114,7 +114,7 @@ async def test_every_file_can_be_changed_and_the_store_never_is(
             assert await sandbox.read("/testbed/from-outside") == b"12\n"
 
 
-async def test_a_mounted_folder_is_there_and_cannot_be_changed(
+async def test_a_mounted_folder_is_readable_and_cannot_be_changed(
     backend: local.LocalBackend, cache: Path, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "bundle"
@@ -128,7 +128,7 @@ async def test_a_mounted_folder_is_there_and_cannot_be_changed(
         assert (await sandbox.run(["touch", "/opt/harness/x"], user="root")).exit_code != 0
 
 
-async def test_an_image_that_is_not_there_says_how_to_get_it(
+async def test_a_missing_image_gives_a_hint_to_pull_it(
     backend: local.LocalBackend, cache: Path
 ) -> None:
     with pytest.raises(ImageError) as raised:

@@ -183,7 +183,9 @@ quick = connect(); quick.sendall(b"G"); print(len(quick.recv(10)))
 """
 
 
-async def test_a_slow_reader_holds_up_nobody_and_bounds_what_is_kept(box: Severed) -> None:
+async def test_a_slow_reader_delays_no_other_connection_and_its_buffer_is_bounded(
+    box: Severed,
+) -> None:
     written = [0]
 
     async def give(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,7 +227,7 @@ except OSError: print("reset")
 """
 
 
-async def test_a_listener_that_is_gone_resets_connections(box: Severed) -> None:
+async def test_a_closed_listener_resets_connections(box: Severed) -> None:
     async with relayed(box, echo) as (port, service):
         service.server.close()
         await asyncio.sleep(0)
@@ -248,7 +250,7 @@ async def test_a_broken_stream_loses_and_repeats_nothing(box: Severed) -> None:
     assert not service.lost
 
 
-async def test_an_image_without_either_language_is_told(
+async def test_an_image_without_python_and_perl_is_an_error(
     box: Severed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_relay, "_BEGIN", _relay._BEGIN.replace("command -v", "false"))
@@ -258,7 +260,7 @@ async def test_an_image_without_either_language_is_told(
     assert "public" in caught.value.hint
 
 
-async def test_a_stream_that_only_takes_nothing_more_is_replaced(box: Severed) -> None:
+async def test_a_stream_that_stops_reading_is_replaced(box: Severed) -> None:
     async def give(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         box.cut()  # the courier says nothing of its own: only what is sent to it can fail
@@ -282,7 +284,7 @@ for _ in range(100):
 """
 
 
-async def test_a_killed_server_comes_back_on_its_port(box: Severed) -> None:
+async def test_a_killed_server_restarts_on_its_port(box: Severed) -> None:
     async with relayed(box, echo) as (port, service):
         for _ in range(2):
             await sh(box, "pkill -9 -f 'swerl-relay-[0-9a-f]'; :", user="root")  # type: ignore[arg-type]
@@ -297,7 +299,7 @@ async def test_a_server_killed_again_and_again_is_a_lost_sandbox(
     async with relayed(box, echo) as (_, service):
         await sh(box, "pkill -9 -f 'swerl-relay-[0-9a-f]'; :", user="root")  # type: ignore[arg-type]
         async with asyncio.timeout(5):
-            while not service.lost:  # noqa: ASYNC110  no event tells
+            while not service.lost:  # noqa: ASYNC110  there is no event
                 await asyncio.sleep(0.01)
     assert "again and again" in str(service.lost[0])
     assert service.lost[0].from_inside

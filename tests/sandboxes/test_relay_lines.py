@@ -1,4 +1,4 @@
-"""The relay's lines: the lost is said again, the doubled counts once, nonsense is refused."""
+"""The relay's lines: lost ones are resent, duplicates count once, invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def said(wire: Wire) -> list[bytes]:
 ONE, TWO = Frame(FrameKind.DATA, 1, "b25l"), Frame(FrameKind.END, 1)
 
 
-async def test_frames_wait_until_the_other_half_has_greeted() -> None:
+async def test_frames_wait_for_the_greeting_of_the_other_half() -> None:
     wire = Wire()
     wire.push(ONE)
     assert await said(wire) == [b"H 0"]
@@ -35,7 +35,7 @@ async def test_frames_wait_until_the_other_half_has_greeted() -> None:
     assert await said(wire) == [b"F 1 D 1 b25l"]
 
 
-async def test_a_new_link_says_again_what_was_not_acknowledged() -> None:
+async def test_a_new_link_resends_unacknowledged_frames() -> None:
     wire = greeted(ONE, TWO)
     await said(wire)
     wire.begin_link()
@@ -43,7 +43,7 @@ async def test_a_new_link_says_again_what_was_not_acknowledged() -> None:
     assert await said(wire) == [b"H 0", b"F 2 E 1 "]
 
 
-async def test_a_frame_that_comes_twice_counts_once_and_is_acknowledged() -> None:
+async def test_a_duplicate_frame_counts_once_and_is_acknowledged() -> None:
     wire = greeted()
     await said(wire)
     assert list(wire.take(b"F 1 O 1 \nF 1 O")) == [Frame(FrameKind.OPEN, 1)]
@@ -55,7 +55,7 @@ async def test_a_frame_that_comes_twice_counts_once_and_is_acknowledged() -> Non
 @pytest.mark.parametrize(
     "line", [b"F 2 D 1 eA==\n", b"F 1 Z 1 \n", b"F x D 1 \n", b"\xff\n", b"hello\n", b"A\n"]
 )
-def test_nonsense_is_refused(line: bytes) -> None:
+def test_an_invalid_line_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         list(greeted().take(line))
 
@@ -106,7 +106,7 @@ async def test_a_half_that_breaks_the_rules_is_refused(frames: list[Frame], comp
         await joined.close()
 
 
-async def test_frames_of_connections_that_are_over_are_nothing() -> None:
+async def test_frames_of_ended_connections_are_ignored() -> None:
     RelayedConnections(SimpleNamespace(), lambda _: None).handle(Frame(FrameKind.DATA, 7, "eA=="))  # type: ignore[arg-type]
     await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""What a sandbox tells of the memory and disk that it took."""
+"""Memory and disk usage that a sandbox reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 FILL = "head -c 20000000 /dev/zero >filled; python3 -c 'bytearray(80 << 20)'"
 
 
-async def test_the_local_sandbox_tells_what_it_took() -> None:
+async def test_the_local_sandbox_reports_its_usage() -> None:
     async with local.build(local.Options()).open("host", LIMITS, workdir=WORKDIR) as sandbox:
         assert isinstance(sandbox, MeteredSandbox)
         before = await sandbox.usage()
@@ -31,7 +31,9 @@ async def test_the_local_sandbox_tells_what_it_took() -> None:
     assert before.peak_memory_mib < 80 < after.peak_memory_mib <= 256
 
 
-async def test_docker_tells_what_a_container_wrote(dockerd: str, docker_image: str) -> None:
+async def test_docker_reports_the_disk_usage_of_a_container(
+    dockerd: str, docker_image: str
+) -> None:
     backend = docker.build(docker.Options(base_url=dockerd))
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
         assert isinstance(sandbox, MeteredSandbox)

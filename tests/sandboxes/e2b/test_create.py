@@ -1,4 +1,4 @@
-"""Creating `e2b` sandboxes: tried again where that helps, and never left behind."""
+"""Creation of `e2b` sandboxes: retried if that helps, and never leaked."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ pytest.importorskip("e2b", reason="the package `e2b` is not installed")
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-async def test_a_create_that_fails_for_the_moment_is_tried_again(
-    faults: Faults, status: int
-) -> None:
+async def test_a_create_that_fails_temporarily_is_retried(faults: Faults, status: int) -> None:
     faults.answer = once(failing(status), times=2)
     made = backend(faults.url)
     async with made.open("base", LIMITS, workdir=WORKDIR) as opened:
@@ -59,7 +57,7 @@ async def test_a_create_that_is_cancelled_leaves_nothing(faults: Faults) -> None
     assert not await made.live()
 
 
-async def test_creates_end_with_their_one_limit(faults: Faults) -> None:
+async def test_all_attempts_share_one_time_limit(faults: Faults) -> None:
     faults.answer = once(failing(503, "no capacity"), times=10_000)
     with pytest.raises(SandboxError, match=r"no sandbox of 'base' within 0\.3 s.*") as caught:
         async with backend(faults.url, boot_timeout_s=0.3).open("base", LIMITS, workdir=WORKDIR):
@@ -72,7 +70,7 @@ async def test_creates_end_with_their_one_limit(faults: Faults) -> None:
     ("status", "kind"),
     [(400, ImageError), (404, ImageError), (401, SandboxUnavailableError), (402, SandboxError)],
 )
-async def test_a_create_that_cannot_work_is_not_tried_again(
+async def test_a_create_that_cannot_succeed_is_not_retried(
     faults: Faults, status: int, kind: type[Exception]
 ) -> None:
     faults.answer = once(failing(status, "template 'x' not found"), times=10)

@@ -1,4 +1,4 @@
-"""A run's own server is asked for whole answers: the same sandbox, without a supervisor in it."""
+"""Direct requests to a run's own server: the same sandbox, without a supervisor in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def own() -> AsyncIterator[Sandbox]:
             yield sandbox
 
 
-async def test_a_command_gets_and_gives_every_byte(own: Sandbox) -> None:
+async def test_a_command_receives_and_prints_every_byte(own: Sandbox) -> None:
     every = bytes(range(256)) * 5000
     script = 'cat; printf "\\377" >&2; exit "$CODE"'
     argv = ["sh", "-c", script]
@@ -49,7 +49,7 @@ async def test_files_are_read_and_written_whole(own: Sandbox) -> None:
         await own.read("/tmp/none")
 
 
-async def test_a_command_that_nobody_waits_for_is_killed(own: Sandbox) -> None:
+async def test_a_command_whose_caller_is_cancelled_is_killed(own: Sandbox) -> None:
     running = asyncio.create_task(own.run(["sleep", "671"]))
     await until(own, "sleep 671", 1)
     running.cancel()
@@ -60,7 +60,7 @@ async def test_a_command_that_nobody_waits_for_is_killed(own: Sandbox) -> None:
     assert await processes(own, "sleep 672") == 0
 
 
-async def test_a_sandbox_is_lost_where_its_server_has_removed_it() -> None:
+async def test_a_sandbox_that_its_server_removed_is_lost() -> None:
     with serving(local.build(local.Options()), takes_orders=True) as service:
         async with _opened(service) as sandbox:
             with service.client(**{"X-API-Key": KEY}) as client:
@@ -70,7 +70,7 @@ async def test_a_sandbox_is_lost_where_its_server_has_removed_it() -> None:
             assert not error.value.from_inside
 
 
-async def test_it_takes_the_key_and_a_server_that_takes_orders(service: Service) -> None:
+async def test_direct_requests_need_the_key_and_a_server_of_the_run(service: Service) -> None:
     file = "/swerl/file?path=/etc/hostname"
     with serving(local.build(local.Options()), takes_orders=True) as taking:
         async with _opened(taking) as sandbox:

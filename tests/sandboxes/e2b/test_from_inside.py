@@ -1,4 +1,4 @@
-"""A server of swerl's tells when what ran in a sandbox is the cause, and its client believes it."""
+"""A swerl server reports failures caused from inside, and its client accepts the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swerl.sandboxes import e2b, local
 from ..e2b_server.helpers import KEY, serving
 
 LIMITS = Limits(memory_mib=512, num_processes=128, disk_mib=512, lifetime_s=120)
-FULL = SandboxError("no room for a command", hint="", from_inside=True)
+FULL = SandboxError("no space for a command", hint="", from_inside=True)
 LOST = SandboxLostError("it wrote too much", hint="", from_inside=True)
 
 
@@ -55,17 +55,17 @@ async def _opened(backend: Spoiled) -> AsyncIterator[Any]:
             yield sandbox
 
 
-async def test_a_sandbox_without_room_for_a_command_is_its_agents_doing(backend: Spoiled) -> None:
+async def test_a_sandbox_without_space_for_a_command_fails_from_inside(backend: Spoiled) -> None:
     async with _opened(backend) as sandbox:
         backend.error = FULL
-        with pytest.raises(SandboxError, match="no room for a command") as error:
+        with pytest.raises(SandboxError, match="no space for a command") as error:
             await sandbox.run(["true"])
         assert error.value.from_inside
         backend.error = None
         assert (await sandbox.run(["true"])).exit_code == 0
 
 
-async def test_a_sandbox_that_is_lost_from_inside_is_that_for_all_that_runs(
+async def test_a_sandbox_lost_from_inside_is_so_for_every_command(
     backend: Spoiled,
 ) -> None:
     async with _opened(backend) as sandbox, sandbox.start(["sleep", "600"]) as sleeping:
@@ -77,9 +77,11 @@ async def test_a_sandbox_that_is_lost_from_inside_is_that_for_all_that_runs(
             assert error.value.from_inside
 
 
-async def test_an_image_that_never_ran_a_command_is_nobodys_doing(backend: Spoiled) -> None:
+async def test_an_image_that_never_ran_a_command_does_not_fail_from_inside(
+    backend: Spoiled,
+) -> None:
     backend.error = FULL
-    with pytest.raises(SandboxError, match="no room for a command") as error:
+    with pytest.raises(SandboxError, match="no space for a command") as error:
         async with _opened(backend):
             pass
     assert not error.value.from_inside

@@ -1,4 +1,4 @@
-"""The `e2b` sandbox beyond what every backend does: settings, metadata, mounts, the way back."""
+"""The `e2b` backend beyond conformance: settings, metadata, mounts, routes to the gateway."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytest.importorskip("e2b", reason="the package `e2b` is not installed")
 # Settings
 
 
-def test_a_missing_key_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(e2b.KEY)
     with pytest.raises(SandboxUnavailableError, match="E2B_API_KEY is not set") as caught:
         e2b.build(e2b.Options())
@@ -35,7 +35,7 @@ def test_a_missing_key_is_told_before_anything_starts(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "settings", [{"way": "public"}, {"public_url": "http://a"}, {"api_key": "secret"}]
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, str]) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
         e2b.Options(**settings)  # type: ignore[arg-type]
 
@@ -53,7 +53,7 @@ def test_it_is_found_by_its_name() -> None:
 # Metadata
 
 
-async def test_the_image_is_routed_by_metadata_where_a_gateway_wants_it(service: Service) -> None:
+async def test_the_image_is_sent_as_metadata_if_image_key_is_set(service: Service) -> None:
     made = backend(service.url, image_key="image", template="any", metadata={"pool/size": "md"})
     async with made.open("host", LIMITS, workdir=WORKDIR, name="swerl-1-routed") as opened:
         assert await sh(opened, "echo up") == "up\n"
@@ -81,7 +81,7 @@ async def test_a_sandbox_of_a_dead_owner_is_found_and_removed_by_name(service: S
 # Mounts
 
 
-async def test_a_mount_is_packed_once_and_kept_from_writers(
+async def test_a_mount_is_packed_once_and_read_only(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
@@ -115,13 +115,13 @@ async def test_a_missing_mount_is_an_error(service: Service, tmp_path: Path) -> 
 # The way back
 
 
-async def test_the_public_way_is_the_url_of_the_recipe(service: Service) -> None:
+async def test_the_public_route_is_the_url_of_the_recipe(service: Service) -> None:
     made = backend(service.url, way="public", public_url="https://gateway.example:8443")
     async with made.open("base", LIMITS, workdir=WORKDIR) as opened:
         assert await opened.expose(None) == "https://gateway.example:8443"  # type: ignore[arg-type]
 
 
-async def test_a_relay_that_is_gone_for_good_ends_what_the_sandbox_runs(
+async def test_a_permanently_failed_relay_ends_running_commands(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_relay, "_MAX_RESTARTS", 1)

@@ -1,4 +1,4 @@
-"""Commands in `e2b` sandboxes while streams break, profiles print and providers fall silent."""
+"""Commands in `e2b` sandboxes with broken streams, printing profiles and silent providers."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ async def test_output_that_was_cut_in_the_middle_arrives_whole(
     assert running.result().stdout == b"0123456789" * 400000
 
 
-async def test_a_command_under_way_survives_a_broken_stream(
-    faults: Faults, sandbox: Sandbox
-) -> None:
+async def test_a_running_command_survives_a_broken_stream(faults: Faults, sandbox: Sandbox) -> None:
     said = b""
     async with sandbox.start(["cat"]) as process:
         for line in (b"one\n", b"two\n", b"three\n"):
@@ -62,7 +60,7 @@ async def test_a_command_under_way_survives_a_broken_stream(
     assert said == b"one\ntwo\nthree\n"
 
 
-async def test_a_timeout_holds_while_the_provider_is_silent(
+async def test_a_timeout_applies_while_the_provider_does_not_answer(
     faults: Faults, sandbox: Sandbox
 ) -> None:
     running = asyncio.ensure_future(sandbox.run(["sleep", "66"], timeout_s=0.4))
@@ -76,7 +74,7 @@ async def test_a_timeout_holds_while_the_provider_is_silent(
     assert await processes(sandbox, "sleep 66") == 0
 
 
-async def test_a_provider_that_stays_away_is_a_lost_sandbox(
+async def test_a_provider_that_stays_unreachable_is_a_lost_sandbox(
     faults: Faults, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "_GIVE_UP_S", 0.3)
@@ -100,7 +98,7 @@ async def test_a_sandbox_killed_outside_is_lost(service: Service, sandbox: Sandb
         await sandbox.read("/etc/passwd")
 
 
-async def test_a_profile_that_prints_spoils_no_output(sandbox: Sandbox) -> None:
+async def test_output_of_a_shell_profile_is_ignored(sandbox: Sandbox) -> None:
     home = (await sh(sandbox, "echo ~")).strip()
     noise = b"echo hello; echo trouble >&2; printf half; export PATH=/nowhere:$PATH A=1\n"
     for name in (".profile", ".bash_profile"):
@@ -118,11 +116,11 @@ async def test_no_process_of_ours_carries_the_command_on_its_command_line(
     assert len(done.stdout.split()) == 2, done  # the command itself, and what it printed
 
 
-async def test_a_command_gets_the_users_umask_and_no_file_of_ours(sandbox: Sandbox) -> None:
+async def test_a_command_has_the_users_umask_and_no_file_of_ours(sandbox: Sandbox) -> None:
     assert await sh(sandbox, "umask; ls /proc/self/fd | wc -l") == "0022\n4\n"
 
 
-async def test_a_stopped_command_costs_nothing_and_still_times_out(sandbox: Sandbox) -> None:
+async def test_a_stopped_command_uses_no_cpu_and_times_out(sandbox: Sandbox) -> None:
     script = "kill -STOP $$"
     running = asyncio.ensure_future(sandbox.run(["sh", "-c", script, "stopped"], timeout_s=0.6))
     await until(sandbox, f"sh -c {script} stopped", 1)
@@ -133,13 +131,13 @@ async def test_a_stopped_command_costs_nothing_and_still_times_out(sandbox: Sand
 
 
 @pytest.mark.parametrize("timeout_s", [0.001, 0.02, 0.05])
-async def test_a_timeout_that_is_over_at_once_is_kept(sandbox: Sandbox, timeout_s: float) -> None:
+async def test_a_very_short_timeout_applies(sandbox: Sandbox, timeout_s: float) -> None:
     done = await sandbox.run(["sleep", "60"], timeout_s=timeout_s)
     assert done.timed_out
     assert await processes(sandbox, "sleep 60") == 0
 
 
-async def test_a_killed_supervisor_is_a_killed_command(sandbox: Sandbox) -> None:
+async def test_a_killed_supervisor_counts_as_a_killed_command(sandbox: Sandbox) -> None:
     running = asyncio.ensure_future(sandbox.run(["sleep", "67"], timeout_s=20))
     await until(sandbox, "sleep 67", 1)
     await sh(sandbox, "kill -9 $(cut -d' ' -f1 /tmp/.swerl-*/pids | grep -vx $PPID); :")
@@ -167,7 +165,7 @@ async def test_an_image_without_the_usual_tools_is_reported_and_not_retried_for_
     assert "coreutils" in caught.value.hint
 
 
-async def test_a_data_plane_that_refuses_for_a_moment_is_asked_again(
+async def test_a_temporary_refusal_of_the_data_plane_is_retried(
     faults: Faults, sandbox: Sandbox
 ) -> None:
     answers = [429, 503, 502]

@@ -1,17 +1,17 @@
 # One command's life in the sandbox, for any bash from 4.0 on and the usual small tools.
 #
-# The controller sets the variables and `eval`s this text, so that no process carries it on its
-# command line. `launch` starts a supervisor in a session of its own, once, and shows what the
-# command prints, in base64: standard output on 1, errors on 2. Called again it only shows, from
-# the offsets that it is given; so a broken stream loses nothing. What comes before a line `=` is
-# a profile's. The last line is `x <exit code> <1 if stopped> <bytes of output> <bytes of errors>`.
+# The controller sets the variables and `eval`s this text, so that no command line contains it.
+# `launch` starts a supervisor in its own session, once, and prints the command's output in base64:
+# standard output on 1, standard error on 2. Called again it only prints, from the given offsets, so
+# a broken stream loses nothing. Text before a line `=` comes from a shell profile. The last line is
+# `x <exit code> <1 if stopped> <bytes of output> <bytes of errors>`.
 #
 #   step      launch, signal or stop            d      folder of this command
 #   argv      the command                       given  its environment beyond the image's
-#   cwd       where it runs                     limit  seconds until it is stopped, or nothing
-#   cap_kib   most KiB kept of a stream, or 0   live   1 to show output as it comes, and take input
-#   input     base64 of its input, or nothing   file   a file with its input, or nothing
-#   offsets   bytes already shown of each       stale  folders of commands that are over
+#   cwd       its working directory             limit  seconds until it is stopped, or empty
+#   cap_kib   KiB kept of a stream, 0 for all   live   1 to print output live and accept input
+#   input     base64 of its input, or empty     file   a file with its input, or empty
+#   offsets   bytes of each already printed     stale  folders of ended commands
 #   number    the signal to send
 
 say_no() { printf '\n=\n! %s\n' "$1"; exit 0; }
@@ -19,9 +19,9 @@ say_no() { printf '\n=\n! %s\n' "$1"; exit 0; }
 launch() {
   [ ${#stale[@]} -eq 0 ] || rm -rf -- "${stale[@]}"
   if mkdir -m 700 -- "$d" 2>/dev/null; then
-    { prepare && begin; } || { rm -rf -- "$d"; say_no 'there is no room for a command in /tmp'; }
+    { prepare && begin; } || { rm -rf -- "$d"; say_no 'there is no space for a command in /tmp'; }
   fi
-  [ -p "$d/tick" ] || say_no 'there is no room for a command in /tmp'
+  [ -p "$d/tick" ] || say_no 'there is no space for a command in /tmp'
   exec 9<>"$d/tick"
   show
 }
@@ -40,8 +40,8 @@ begin() {
   [ -z "$live" ] || { exec 8<&0; take_input <&8 >"$d/0" 2>/dev/null & }
 }
 
-# Orphans of the command fall to the supervisor, so that it finds them all, and no signal is ignored
-# as it is in what a shell puts in the background; bash can ask for neither.
+# The supervisor adopts the command's orphans (subreaper), so that it finds them all, and resets the
+# signals that a shell ignores in background processes. Bash itself can do neither.
 find_reaper() {
   local prctl= setsid=
   case $HOSTTYPE in
@@ -76,7 +76,7 @@ supervise() {
   read_environment
   spool 1 9>&- & spools=$!
   spool 2 9>&- & spools="$spools $!"
-  if [ -n "$limit" ]; then # without a program of its own, for which there may be no room later
+  if [ -n "$limit" ]; then # without a new process: the process limit may be reached later
     { read -r -t "$limit" -u 7; while kill -TERM $$; do read -r -t 0.2 -u 7; done; } 9>&- &
     watch=$!
   fi
@@ -118,14 +118,14 @@ run_command() {
   exec env -i "${vars[@]}" "${given[@]}" "${argv[@]}"
 }
 
-# One process that keeps what there is room for and reads on beyond that.
+# One process that keeps the output up to the cap and reads the rest.
 spool() {
   [ "$cap_kib" = 0 ] || { trap '' XFSZ; ulimit -f "$cap_kib"; }
   exec tee -- "$d/$1.data" >/dev/null
 } <"$d/$1" 2>/dev/null
 
-# Wait until all that was printed is kept. What the command left running may still hold its output;
-# so it is enough that a spool sleeps, which it only does where there is nothing to read.
+# Wait until all output is kept. A process that the command left behind may still hold its output, so
+# a sleeping spool is enough: it sleeps only if there is nothing to read.
 linger() {
   local each turn idle=0
   for ((turn = 0; turn < 1000 && idle < 3; turn++)); do
@@ -144,7 +144,7 @@ sleeps() {
   case $line in *'(tee) S '* | *' Z '*) ;; *) return 1 ;; esac
 }
 
-# A process that has ended may keep its number where nobody waits for it.
+# An ended process keeps its pid (as a zombie) until its parent waits for it.
 lives() {
   local line
   { read -r line <"/proc/$1/stat"; } 2>/dev/null && [[ $line != *') Z '* ]]
@@ -152,8 +152,8 @@ lives() {
 
 pause() { read -r -t "$1" -u 9; }
 
-# Put every process below $1 into `below`, but for the spared ones. Starts no process, because
-# there may be no room for one.
+# Put every process below $1 into `below`, except the spared ones. Starts no process, because the
+# process limit may be reached.
 find_below() {
   local root=$1 file line pid kid todo next
   local -A kids=()
@@ -205,7 +205,7 @@ show() {
     dump 1 "$out"
     dump 2 "$err" >&2
   fi 2>&2
-  code=$(readlink "$d/exit") || code=137.0 # somebody killed the supervisor
+  code=$(readlink "$d/exit") || code=137.0 # the supervisor was killed
   printf 'x %s %s\n' "${code%.*} ${code#*.}" "$(echo $(stat -L -c %s "$d/1.data" "$d/2.data"))"
 }
 
@@ -230,7 +230,7 @@ dump() {
   [ ! -s "$d/$1.data" ] || { tail -c "+$(($2 + 1))" -- "$d/$1.data" | base64 -w 65532; echo; }
 }
 
-# Find the supervisor, which may be about to begin; fail where it is over.
+# Find the supervisor, which may be about to start; fail if it has ended.
 find_supervisor() {
   local turn
   [ -p "$d/never" ] && exec 7<>"$d/never" || return
@@ -256,9 +256,9 @@ signal() {
 
 stop() {
   local since=$SECONDS turn=0
-  ! mkdir -- "$d" 2>/dev/null || return # and one that is still to come finds its place taken
+  ! mkdir -- "$d" 2>/dev/null || return # and a later launch finds its folder taken
   find_supervisor || return
-  while lives "$supervisor"; do # again and again, because a signal just before `wait` is slept through
+  while lives "$supervisor"; do # repeatedly, because bash misses a signal just before `wait`
     [ $((turn % 10)) -gt 0 ] || kill -TERM "$supervisor" 2>/dev/null
     kill -CONT "$supervisor" 2>/dev/null # its command may have stopped it
     [ $((SECONDS - since)) -lt 9 ] || say_no 'a command cannot be killed'

@@ -1,4 +1,4 @@
-"""A route from sandboxes to one port of this machine, as a cloud's sandboxes have to a URL."""
+"""A route from sandboxes to one port of this machine, like a cloud's route to a public URL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.sandbox import Limits, Mount
 
 PUBLIC_PORT = 8080
-"""Port at which the route that the test makes for the public way begins, inside."""
+"""Port inside at which the test's public route begins."""
 ROUTE = """
 import socket, sys, threading
 def carry(a, b):
@@ -30,7 +30,7 @@ while True:
 
 
 class Forward:
-    """A listener that carries every connection to a port of this machine: a public URL's way."""
+    """A listener that forwards every connection to a port of this machine, like a public URL."""
 
     def __init__(self, port: int) -> None:
         self._port = port

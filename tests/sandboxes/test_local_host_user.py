@@ -1,4 +1,4 @@
-"""Who a `local` sandbox's processes are on the host, where root opens it."""
+"""The host user of a `local` sandbox's processes if root opens it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_roots_folders_belong_to_the_agent_inside(
     assert (content / "f").read_text() == "x"
 
 
-async def test_a_file_system_that_cannot_is_shown_the_old_way(
+async def test_a_file_system_without_idmapped_mounts_keeps_its_owner(
     backend: local.LocalBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan = SandboxPlan(
@@ -84,7 +84,7 @@ async def test_a_file_system_that_cannot_is_shown_the_old_way(
     assert stage.choose_user(plan) == stage.HostUser(os.geteuid())
 
 
-async def test_what_another_sandbox_wrote_to_disk_is_closed(tmp_path: Path) -> None:
+async def test_files_of_another_sandbox_on_disk_are_inaccessible(tmp_path: Path) -> None:
     backend = local.build(local.Options(scratch=tmp_path))
     async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
         assert (tmp_path / sandbox.id).stat().st_mode & 0o077 == 0

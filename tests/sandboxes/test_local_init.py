@@ -1,4 +1,4 @@
-"""The first process of a `local` sandbox: nothing inside can end it, and it reaps orphans."""
+"""The init process of a `local` sandbox: nothing inside can end it, and it reaps orphans."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_killing_every_process_ends_only_the_commands(sandbox: Sandbox, us
 
 
 @pytest.mark.parametrize("user", ["agent", "root"])
-async def test_no_signal_to_the_first_process_ends_it(sandbox: Sandbox, user: str) -> None:
+async def test_no_signal_ends_the_init_process(sandbox: Sandbox, user: str) -> None:
     script = "for n in $(seq 64); do kill -$n 1; done; for n in $(seq 64); do kill -$n 1; done"
     await sandbox.run(["bash", "-c", script], user=user)
     script = "ls /proc | grep '^[0-9]' | xargs kill -9"
@@ -51,7 +51,7 @@ async def test_no_signal_to_the_first_process_ends_it(sandbox: Sandbox, user: st
     assert await sh(sandbox, "echo still here") == "still here\n"
 
 
-async def test_no_limit_can_be_put_on_the_first_process(sandbox: Sandbox) -> None:
+async def test_no_limit_can_be_set_on_the_init_process(sandbox: Sandbox) -> None:
     script = "import resource as r; r.prlimit(1, r.RLIMIT_CPU, (1, 1))"
     done = await sandbox.run(["python3", "-c", script])
     assert b"PermissionError" in done.stderr
@@ -65,7 +65,9 @@ async def test_orphans_are_reaped(sandbox: Sandbox) -> None:
     assert states == "0\n"
 
 
-async def test_its_memory_and_root_are_closed_and_its_name_tells_nothing(sandbox: Sandbox) -> None:
+async def test_its_memory_and_root_are_inaccessible_and_its_name_reveals_nothing(
+    sandbox: Sandbox,
+) -> None:
     for path in ("/proc/1/root/", "/proc/1/environ", "/proc/1/mem", "/proc/1/fd/"):
         done = await sandbox.run(["sh", "-c", f"ls {path} && head -c 1 {path}"], user="root")
         assert done.exit_code != 0
@@ -88,7 +90,7 @@ class _Listener:
         self.sock = sock
 
 
-async def test_it_says_that_system_calls_are_filtered(sandbox: Sandbox) -> None:
+async def test_it_reports_the_system_call_filter(sandbox: Sandbox) -> None:
     assert isinstance(sandbox, LocalSandbox)
     assert ("syscalls" in sandbox.limits) == (platform.machine() in ("x86_64", "aarch64"))
 
@@ -133,7 +135,7 @@ def test_root_without_cgroups_still_has_limits() -> None:
     assert done.stdout == "1 still here\n" * len(isolators), done
 
 
-async def test_a_parent_that_waits_in_the_kernel_does_not_hold_a_kill_up(sandbox: Sandbox) -> None:
+async def test_a_parent_that_waits_in_the_kernel_does_not_delay_a_kill(sandbox: Sandbox) -> None:
     """Such a parent cannot be stopped; its child, held up before its program, never lets it go."""
     script = "import os; os.mkfifo('p'); print('up', flush=True); "
     script += "os.posix_spawn('/bin/true', ['true'], {}, file_actions=["
@@ -167,7 +169,7 @@ print(total, queues)
 """
 
 
-async def test_shared_memory_cannot_take_what_commands_need(sandbox: Sandbox) -> None:
+async def test_shared_memory_leaves_memory_for_commands(sandbox: Sandbox) -> None:
     """It outlives who made it, so a sandbox full of it could start no command any more."""
     done = await sandbox.run(["python3", "-c", HOARD], timeout_s=20)
     segments, queues = map(int, done.stdout.split())
