@@ -1,7 +1,7 @@
-"""Measure the shape of the code: rooms, files, hops, names, cycles, English, docs, start-up.
+"""Measure the shape of the code: rooms, files, names, cycles, English, docs, start-up time.
 
     python bench/house.py            every measure, with a traced rollout
-    python bench/house.py --static   only what the sources show
+    python bench/house.py --static   only the measures of the sources
 
 Prints a table and writes house.json. `tests/test_house.py` holds the static measures.
 """
@@ -23,8 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "swerl"
 DOCS = ROOT / "docs"
-ASIDE = ("reference", "measurements")
-"""Shelves whose pages are generated or dated; the others are written for readers."""
+UNBOUNDED_SHELVES = ("reference", "measurements")
+"""Shelves with generated or dated pages; the pages of the others are written for readers."""
 SMALL_LINES = 70
 LONG_FILE_LINES = 500
 
@@ -49,7 +49,7 @@ WANTED = {
     "swerl --help, s": 0.2,
     "swerl rollout, s": 0.8,
 }
-"""The most of each measure."""
+"""Measure -> its upper bound."""
 
 
 def sources() -> dict[str, Path]:
@@ -110,7 +110,7 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def docstrings() -> Iterator[tuple[Path, str]]:
-    """Yield every text in the sources that stands alone: docstrings and texts below fields."""
+    """Yield every docstring and every text below a field in the sources."""
     for path in sources().values():
         for node in ast.walk(ast.parse(path.read_text())):
             value = node.value if isinstance(node, ast.Expr) else None
@@ -119,13 +119,13 @@ def docstrings() -> Iterator[tuple[Path, str]]:
 
 
 def repeated_class_names() -> dict[str, list[str]]:
-    """Return class name -> its modules, where there are two or more. `Options` is a convention."""
-    where = defaultdict(list)
+    """Return class name -> its modules if there are several; `Options` is a convention."""
+    modules = defaultdict(list)
     for name, path in sources().items():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and node.name != "Options":
-                where[node.name].append(name)
-    return {name: found for name, found in sorted(where.items()) if len(found) > 1}
+                modules[node.name].append(name)
+    return {name: found for name, found in sorted(modules.items()) if len(found) > 1}
 
 
 def small_modules() -> list[str]:
@@ -150,9 +150,9 @@ def functions() -> Iterator[tuple[int, Path, str]]:
 
 
 def pages() -> list[Path]:
-    """Return the pages of docs that are written for readers."""
+    """Return the written pages of docs/."""
     every = [page.relative_to(DOCS) for page in sorted(DOCS.rglob("*.md"))]
-    return [page for page in every if page.parts[0] not in ASIDE]
+    return [page for page in every if page.parts[0] not in UNBOUNDED_SHELVES]
 
 
 def pages_not_in_the_index() -> list[str]:
@@ -165,7 +165,7 @@ def pages_not_in_the_index() -> list[str]:
 
 
 def most_options() -> int:
-    """Return the number of options of the command that has most."""
+    """Return the largest number of options of any command."""
     import click
     import typer
 
@@ -187,7 +187,7 @@ def words(text: str) -> list[str]:
 
 
 def static() -> dict[str, float]:
-    """Return the measures that need nothing but the sources."""
+    """Return the measures of the sources."""
     modules = sources()
     graph = imports(modules)
     rooms: dict[str, set[str]] = defaultdict(set)
@@ -244,7 +244,7 @@ ROLLOUT = ["rollout", "--engine", "scripted:gold"]
 
 
 def traced(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the files that one rollout executes in its controller, and the modules it imports."""
+    """Return the files that a rollout executes in its controller, and its imported modules."""
     out = folder / "trace.json"
     code = TRACER.format(src=str(SRC), argv=ROLLOUT, out=str(out))
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)

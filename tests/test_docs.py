@@ -50,3 +50,19 @@ def test_the_examples_import_names_that_exist(path: Path) -> None:
             for alias in node.names:
                 if not hasattr(module, alias.name):
                     importlib.import_module(f"{node.module}.{alias.name}")
+
+
+WRITTEN = [page for page in PAGES if page.parent.name not in UNBOUNDED]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_shows_something_to_run_within_25_lines(page: Path) -> None:
+    if page.name not in ("CHANGELOG.md",) and page != ROOT / "docs" / "README.md":
+        assert any(line.startswith("```") for line in page.read_text().splitlines()[:25])
+
+
+def test_the_docs_that_the_code_names_exist() -> None:
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "recipes").glob("*.toml")]
+    named = {name for file in files for name in re.findall(r"docs/[\w/-]+\.md", file.read_text())}
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]

@@ -1,12 +1,20 @@
-"""The pages of docs/reference/ that are generated agree with the code."""
+"""Generated pages agree with the code, and the commands in the docs exist."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import typer
+
+from swerl.cli.main import typer_app
 
 HERE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -39,3 +47,65 @@ def test_every_command_and_every_recipe_key_has_a_meaning() -> None:
         rows = [line for line in make().splitlines() if line.startswith("| `")]
         if name.startswith(("cli", "recipe-plug")):
             assert not [row for row in rows if row.endswith("|  |")]
+
+
+ROOT = HERE.parents[1]
+WRITTEN = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "recipes").glob("*.toml")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+APP: Any = typer.main.get_command(typer_app)
+COMMAND = re.compile(r"(?:^|`|\s)swerl ((?:[a-z][a-z-]*)(?:[^`\n#|]|\\\n)*)", re.MULTILINE)
+
+
+def _commands_in(page: Path) -> Iterator[list[str]]:
+    for match in COMMAND.finditer(page.read_text()):
+        with suppress(ValueError):  # a quote that the pattern cut
+            yield shlex.split(match[1].replace("\\\n", " ").split(" > ")[0].split("&&")[0])
+
+
+def _find(words: list[str]) -> tuple[Any, list[str]] | None:
+    """Return the command that the words name and the words after it, or None for prose."""
+    command = APP
+    if words[0] == "train" and words[1:] and words[1] not in APP.commands["train"].commands:
+        words = ["train", "run", *words[1:]]  # `train RECIPE` is short for `train run RECIPE`
+    while hasattr(command, "commands"):
+        if not words or words[0] not in command.commands:
+            return (command, words) if getattr(command, "invoke_without_command", False) else None
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_option_in_the_docs_exists(page: Path) -> None:
+    for words in _commands_in(page):
+        if (found := _find(words)) is None:
+            continue
+        command, rest = found
+        known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        used = {word.split("=")[0].rstrip(".,:;)") for word in rest if word.startswith("-")}
+        named = {option for option in used if option.strip("-")[:1].isalpha()}
+        assert named - known - {"--help"} == set(), f"swerl {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_in_a_code_block_exists(page: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for line in "\n".join(blocks).splitlines():
+        words = line.split()
+        if words[:1] == ["swerl"] and len(words) > 1 and not words[1].startswith("-"):
+            assert _find(words[1:]) is not None, line
+
+
+SOURCES = ("src/swerl", "")
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_the_code_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml))`", page.read_text())
+    missing = [name for name in named if not any((ROOT / base / name).exists() for base in SOURCES)]
+    invented = "src/swerl/grading/graders/last_line.py"  # the worked example of CONTRIBUTING.md
+    assert [name for name in missing if name != invented] == []

@@ -113,7 +113,9 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     if not inner or getattr(command, "invoke_without_command", False):
         yield name, command
     for word, each in inner.items():
-        if not each.hidden:
+        if word == "run":  # hidden, because `train RECIPE` is short for it
+            yield f"{name} RECIPE", each
+        elif not each.hidden:
             yield from _commands(each, f"{name} {word}")
 
 
