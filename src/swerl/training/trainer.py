@@ -12,9 +12,9 @@ import asyncio
 import json
 import shutil
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,16 @@ class MegatronTrainer:
         options: TrainerOptions,
         nodes: Sequence[Node] | None = None,
     ) -> None:
-        self._plan = RankPlan(
+        self._settings = partial(
+            WorkerSettings,
             model=model.resolve(),
             family=family,
             algorithm=algorithm,
             algorithm_options=dict(algorithm_options or {}),
             options=options,
-            nodes=tuple(nodes or (LocalNode(),)),
         )
         self._options = options
+        self._nodes = tuple(nodes or (LocalNode(),))
         self._ranks: Ranks | None = None
         self._work = options.log_dir.resolve() / "trainer-work"
         self._saving: int | None = None
@@ -96,7 +97,7 @@ class MegatronTrainer:
         shutil.rmtree(self._work, ignore_errors=True)
         with disk_errors(self._work):
             self._work.mkdir(parents=True)
-        self._ranks = Ranks(self._plan, self._work)
+        self._ranks = Ranks(self._settings, self._options, self._nodes, self._work)
         try:
             await self._ranks.start()
         except BaseException:
@@ -200,33 +201,21 @@ class MegatronTrainer:
         return answer["result"]
 
 
-@dataclass(frozen=True, slots=True)
-class RankPlan:
-    model: Path
-    family: str
-    algorithm: str
-    algorithm_options: Mapping[str, Any]
-    options: TrainerOptions
-    nodes: tuple[Node, ...]
-
-    def node_of(self, rank: int) -> tuple[Node, int]:
-        """Return a rank's node and its number there. Raises RecipeError if nodes would differ."""
-        each, rest = divmod(self.options.ranks, len(self.nodes))
-        if rest:
-            raise RecipeError(
-                f"trainer.ranks = {self.options.ranks} on {len(self.nodes)} nodes",
-                hint="give every node the same number of ranks",
-            )
-        return self.nodes[rank // each], rank % each
-
-    def log(self, rank: int) -> Path:
-        return self.options.log_dir.resolve() / f"trainer-rank{rank}.log"
-
-
 class Ranks:
-    def __init__(self, plan: RankPlan, work: Path) -> None:
+    """The processes of one start of the trainer."""
+
+    def __init__(
+        self,
+        settings: Callable[..., WorkerSettings],
+        options: TrainerOptions,
+        nodes: tuple[Node, ...],
+        work: Path,
+    ) -> None:
+        """`settings` makes a rank's settings from `rendezvous`, `address` and `rank`."""
         self.all: list[RunningProcess] = []
-        self._plan = plan
+        self._settings = settings
+        self._options = options
+        self._nodes = nodes
         self._work = work
         self._dead: list[int] = []
         """Ranks that ended, the first one first."""
@@ -243,15 +232,15 @@ class Ranks:
         """Start every rank and wait until all are ready. Raises TrainerError."""
         rendezvous = await self._rendezvous()
         try:
-            for node in self._plan.nodes:
+            for node in self._nodes:
                 self._oom_kills[node.name] = await node.call(num_oom_kills)
-            for rank in range(self._plan.options.ranks):
+            for rank in range(self._options.ranks):
                 process = await self._start(rank, rendezvous)
                 process.ended.add_done_callback(partial(self._note_death, rank))
                 self.all.append(process)
         except ClusterError as error:
             raise RankLostError(f"cannot start the trainer: {error}", hint=error.hint) from error
-        answer = await self._answer("start", timeout_s=self._plan.options.start_timeout_s)
+        answer = await self._answer("start", timeout_s=self._options.start_timeout_s)
         if "error" in answer:
             raise TrainerError(answer["error"], hint=answer["hint"])
 
@@ -263,7 +252,7 @@ class Ranks:
                 await self.all[0].send(line.encode() + b"\n")
             except ConnectionError:
                 raise await self._death_error(command) from None
-            return await self._answer(command, timeout_s=self._plan.options.step_timeout_s)
+            return await self._answer(command, timeout_s=self._options.step_timeout_s)
 
     async def close(self) -> None:
         """Ask the ranks to end, and kill those that do not."""
@@ -285,28 +274,31 @@ class Ranks:
                 _keep(asyncio.create_task(rank.signal(signal.SIGKILL)))
 
     async def _rendezvous(self) -> str:
-        nodes = self._plan.nodes
+        nodes = self._nodes
         if len(nodes) == 1:
             return f"file://{self._work / 'rendezvous'}"
         first = nodes[0]
         return f"tcp://{first.address}:{await first.call(free_port, first.address)}"
 
     async def _start(self, rank: int, rendezvous: str) -> RunningProcess:
-        plan = self._plan
-        node, place = plan.node_of(rank)
-        settings = WorkerSettings(
-            model=plan.model,
-            family=plan.family,
-            algorithm=plan.algorithm,
-            algorithm_options=dict(plan.algorithm_options),
-            options=plan.options,
-            rendezvous=rendezvous,
-            address=node.address,
-            rank=rank,
-        )
+        node, index = self._node_of(rank)
+        settings = self._settings(rendezvous=rendezvous, address=node.address, rank=rank)
         command = (PYTHON, "-m", "swerl.training.rank.worker", settings.model_dump_json())
-        gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[place]} if place < len(node.gpus) else {}
-        return await node.start(ProcessSpec(command, plan.log(rank), env=gpu, linked=rank == 0))
+        gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[index]} if index < len(node.gpus) else {}
+        return await node.start(ProcessSpec(command, self._log(rank), env=gpu, linked=rank == 0))
+
+    def _node_of(self, rank: int) -> tuple[Node, int]:
+        """Return a rank's node and its index there. Raises RecipeError if nodes would differ."""
+        each, rest = divmod(self._options.ranks, len(self._nodes))
+        if rest:
+            raise RecipeError(
+                f"trainer.ranks = {self._options.ranks} on {len(self._nodes)} nodes",
+                hint="give every node the same number of ranks",
+            )
+        return self._nodes[rank // each], rank % each
+
+    def _log(self, rank: int) -> Path:
+        return self._options.log_dir.resolve() / f"trainer-rank{rank}.log"
 
     async def _answer(self, command: str, *, timeout_s: float) -> Any:
         """Wait for rank 0's answer or for the end of any rank. Raises RankLostError."""
@@ -334,7 +326,7 @@ class Ranks:
 
     async def _hang_error(self, command: str, timeout_s: float) -> RankLostError:
         """Make every rank write its stack to its log, kill them all, and return the error."""
-        logs = [self._plan.log(rank) for rank in range(len(self.all))]
+        logs = [self._log(rank) for rank in range(len(self.all))]
         sizes = [_size(log) for log in logs]
         for rank in self.all:
             await rank.signal(signal.SIGUSR1)
@@ -349,7 +341,7 @@ class Ranks:
         self.kill()
         places = hang_places(dict(enumerate(zip(logs, sizes, strict=True))))
         message = f"the trainer's {command} did not end within {timeout_s:g} s: {places}"
-        where = self._plan.log(0).with_name("trainer-rank*.log")
+        where = self._log(0).with_name("trainer-rank*.log")
         limit = "start_timeout_s" if command == "start" else "step_timeout_s"
         hint = f"{where} end with the whole stacks; trainer.{limit} sets the limit"
         return RankLostError(message, hint=hint)
@@ -365,7 +357,7 @@ class Ranks:
         self.kill()
         where = f"rank {dead} on {self.all[dead].node}, {how}"
         message = f"a rank of the trainer died in `{command}` ({where}): {reason.text}"
-        log = f"the whole log is {self._plan.log(dead)}"
+        log = f"the whole log is {self._log(dead)}"
         advice = (reason.advice, log, "the same command resumes the run")
         return RankLostError(message, hint="; ".join(filter(None, advice)))
 
@@ -376,11 +368,11 @@ class Ranks:
     async def _reason(self, rank: int) -> CrashReason:
         """Find why a rank ended from its log and its machine's count of out-of-memory kills."""
         killed = 0
-        node, _ = self._plan.node_of(rank)
+        node, _ = self._node_of(rank)
         with suppress(ClusterError, TimeoutError):
             async with asyncio.timeout(LAST_ANSWER_S):
                 killed = await node.call(num_oom_kills) - self._oom_kills[node.name]
-        return crash_reason(self._plan.log(rank), self._how(rank), num_oom_kills=killed)
+        return crash_reason(self._log(rank), self._how(rank), num_oom_kills=killed)
 
 
 def _size(log: Path) -> int:

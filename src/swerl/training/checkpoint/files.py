@@ -67,6 +67,31 @@ _MEGATRON = {
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a whole tensor, and this rank's memory of it."""
+
+    key: str
+    """Name of the whole tensor."""
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    offsets: tuple[int, ...]
+    """Start of the box in the whole tensor."""
+    data: torch.Tensor
+    """A view of the live tensor, of the box's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How ranks share one dimension of a parameter."""
+
+    dim: int
+    rank: int
+    num_ranks: int
+    num_stacked: int = 1
+    """Matrices stacked along the dimension; each is cut by itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """One rank's file, as the first rank needs it to describe the whole."""
 
@@ -227,31 +252,6 @@ def _unreadable(folder: Path, error: BaseException) -> TrainerError:
     line = (str(error) or repr(error)).splitlines()[0]
     message = f"cannot restore the checkpoint {folder}: {line}"
     return TrainerError(message, hint=OLDER)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of a whole tensor, and this rank's memory of it."""
-
-    key: str
-    """Name of the whole tensor."""
-    shape: tuple[int, ...]
-    """Shape of the whole tensor."""
-    offsets: tuple[int, ...]
-    """Start of the box in the whole tensor."""
-    data: torch.Tensor
-    """A view of the live tensor, of the box's shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How ranks share one dimension of a parameter."""
-
-    dim: int
-    rank: int
-    num_ranks: int
-    num_stacked: int = 1
-    """Matrices stacked along the dimension; each is cut by itself."""
 
 
 def pieces(

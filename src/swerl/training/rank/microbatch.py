@@ -25,6 +25,16 @@ from swerl.training import batch as batches
 from swerl.training.rank.context import RowShare
 from swerl.training.rank.packing import pack
 
+_WHOLE = RowShare()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSample:
+    index: int
+    """Index of the Sample in the Batch."""
+    sample: Sample
+    weight: float
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
@@ -44,6 +54,111 @@ class PackedRows:
     """S."""
     routed_NLK: torch.Tensor | None = None
     """Experts that the engine chose, -1 without a record; None if no row has a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of one forward pass, with the inputs of the loss."""
+
+    rows: PackedRows
+    row_S: torch.Tensor
+    position_S: torch.Tensor
+    old_logp_BT: torch.Tensor
+    mask_BT: torch.Tensor
+    token_BT: torch.Tensor
+    advantage_B: torch.Tensor
+    weight_B: torch.Tensor
+    sampled_B: torch.Tensor
+    """1 on rows that an engine sampled, 0 on written rows such as demonstrations."""
+
+    def grid(self, values_S: torch.Tensor) -> torch.Tensor:
+        zeros_BT = torch.zeros_like(self.old_logp_BT)
+        return zeros_BT.index_put((self.row_S, self.position_S), values_S)
+
+    def loss_inputs(
+        self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None, totals: Totals
+    ) -> LossInputs:
+        """Return the inputs of an Algorithm's loss; `totals` are those of the whole batch."""
+        return LossInputs(
+            logp_BT=self.grid(logp_S),
+            old_logp_BT=self.old_logp_BT,
+            ref_logp_BT=None if ref_logp_S is None else self.grid(ref_logp_S),
+            mask_BT=self.mask_BT,
+            token_BT=self.token_BT,
+            advantage_B=self.advantage_B,
+            weight_B=self.weight_B,
+            totals=totals,
+        )
+
+
+def rank_micro_batches(
+    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost, share: RowShare = _WHOLE
+) -> list[list[WeightedSample]]:
+    """Return the rows of each micro-batch of a rank; the same split on every rank.
+
+    No micro-batch has more than `budget` positions, with the padding of `share`, and all ranks have
+    the same number of micro-batches. If there are too few rows, a row of weight 0 that trains
+    nothing keeps a rank in the collective calls. Raises TrainerError on a row over the budget.
+    """
+    weights = batches.weights(batch)
+    rows = [
+        WeightedSample(index, sample, weight)
+        for index, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
+    ]
+    sizes = [len(sample.ids) - 1 for sample in batch.samples]
+    costs = [cost.of(size) for size in sizes]
+    padded = [share.pad_row(size) for size in sizes]
+    packing = pack(padded, costs, num_ranks=num_ranks, budget=budget)
+    return [
+        [rows[index] for index in sorted(pack, key=lambda index: (-sizes[index], index))]
+        or [_idle(rows[0])]
+        for pack in packing.packs[rank]
+    ]
+
+
+def _idle(row: WeightedSample) -> WeightedSample:
+    sample = replace(
+        row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0), routed=()
+    )
+    return replace(row, sample=sample, weight=0.0)
+
+
+def to_tensors(
+    rows: Sequence[WeightedSample],
+    *,
+    all_tokens: bool,
+    device: torch.device,
+    share: RowShare = _WHOLE,
+    replay: bool = True,
+) -> MicroBatch:
+    """Pack rows, or this rank's share of them.
+
+    The trained tokens are selected; with `all_tokens` the context's too. With `replay` the experts
+    that the engine recorded are included.
+    """
+    lengths = [len(row.sample.ids) - 1 for row in rows]
+    mask_BT = _pad([row.sample.mask[1:] for row in rows], device)
+    token_BT = _pad([[1.0] * length for length in lengths], device)
+    row_S, position_S = (token_BT if all_tokens else mask_BT).nonzero(as_tuple=True)
+    samples = [row.sample for row in rows]
+    return MicroBatch(
+        rows=pack_rows(samples, (row_S, position_S), share, device, replay=replay),
+        row_S=row_S,
+        position_S=position_S,
+        old_logp_BT=_pad([row.sample.logprobs[1:] for row in rows], device),
+        mask_BT=mask_BT,
+        token_BT=token_BT,
+        advantage_B=torch.tensor([row.sample.advantage for row in rows], device=device),
+        weight_B=torch.tensor([row.weight for row in rows], device=device),
+        sampled_B=torch.tensor(
+            [float(bool(row.sample.weight_versions)) for row in rows], device=device
+        ),
+    )
+
+
+def _pad(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
+    tensors = [torch.from_numpy(np.array(row, dtype=np.float32)) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)
 
 
 def pack_rows(
@@ -113,119 +228,3 @@ def _routed(
         chosen = np.frombuffer(ids, f"u{piece.bytes_per_id}").reshape(-1, *shape)
         found[start : start + piece.num_positions] = chosen
     return torch.from_numpy(found)
-
-
-_WHOLE = RowShare()
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedSample:
-    index: int
-    """Index of the Sample in the Batch."""
-    sample: Sample
-    weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Rows of one forward pass, with the inputs of the loss."""
-
-    rows: PackedRows
-    row_S: torch.Tensor
-    position_S: torch.Tensor
-    old_logp_BT: torch.Tensor
-    mask_BT: torch.Tensor
-    token_BT: torch.Tensor
-    advantage_B: torch.Tensor
-    weight_B: torch.Tensor
-    sampled_B: torch.Tensor
-    """1 on rows that an engine sampled, 0 on written rows such as demonstrations."""
-
-    def grid(self, values_S: torch.Tensor) -> torch.Tensor:
-        zeros_BT = torch.zeros_like(self.old_logp_BT)
-        return zeros_BT.index_put((self.row_S, self.position_S), values_S)
-
-    def loss_inputs(
-        self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None, totals: Totals
-    ) -> LossInputs:
-        """Return the inputs of an Algorithm's loss; `totals` are those of the whole batch."""
-        return LossInputs(
-            logp_BT=self.grid(logp_S),
-            old_logp_BT=self.old_logp_BT,
-            ref_logp_BT=None if ref_logp_S is None else self.grid(ref_logp_S),
-            mask_BT=self.mask_BT,
-            token_BT=self.token_BT,
-            advantage_B=self.advantage_B,
-            weight_B=self.weight_B,
-            totals=totals,
-        )
-
-
-def rank_micro_batches(
-    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost, share: RowShare = _WHOLE
-) -> list[list[WeightedSample]]:
-    """Return the rows of each micro-batch of a rank; the same split on every rank.
-
-    No micro-batch has more than `budget` positions, with the padding of `share`, and all ranks have
-    the same number of micro-batches. If there are too few rows, a row of weight 0 that trains
-    nothing keeps a rank in the collective calls. Raises TrainerError on a row over the budget.
-    """
-    weights = batches.weights(batch)
-    rows = [
-        WeightedSample(index, sample, weight)
-        for index, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
-    ]
-    sizes = [len(sample.ids) - 1 for sample in batch.samples]
-    costs = [cost.of(size) for size in sizes]
-    padded = [share.pad_row(size) for size in sizes]
-    packing = pack(padded, costs, num_ranks=num_ranks, budget=budget)
-    return [
-        [rows[index] for index in sorted(pack, key=lambda index: (-sizes[index], index))]
-        or [_idle(rows[0])]
-        for pack in packing.packs[rank]
-    ]
-
-
-def to_tensors(
-    rows: Sequence[WeightedSample],
-    *,
-    all_tokens: bool,
-    device: torch.device,
-    share: RowShare = _WHOLE,
-    replay: bool = True,
-) -> MicroBatch:
-    """Pack rows, or this rank's share of them.
-
-    The trained tokens are selected; with `all_tokens` the context's too. With `replay` the experts
-    that the engine recorded are included.
-    """
-    lengths = [len(row.sample.ids) - 1 for row in rows]
-    mask_BT = _pad([row.sample.mask[1:] for row in rows], device)
-    token_BT = _pad([[1.0] * length for length in lengths], device)
-    row_S, position_S = (token_BT if all_tokens else mask_BT).nonzero(as_tuple=True)
-    samples = [row.sample for row in rows]
-    return MicroBatch(
-        rows=pack_rows(samples, (row_S, position_S), share, device, replay=replay),
-        row_S=row_S,
-        position_S=position_S,
-        old_logp_BT=_pad([row.sample.logprobs[1:] for row in rows], device),
-        mask_BT=mask_BT,
-        token_BT=token_BT,
-        advantage_B=torch.tensor([row.sample.advantage for row in rows], device=device),
-        weight_B=torch.tensor([row.weight for row in rows], device=device),
-        sampled_B=torch.tensor(
-            [float(bool(row.sample.weight_versions)) for row in rows], device=device
-        ),
-    )
-
-
-def _idle(row: WeightedSample) -> WeightedSample:
-    sample = replace(
-        row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0), routed=()
-    )
-    return replace(row, sample=sample, weight=0.0)
-
-
-def _pad(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
-    tensors = [torch.from_numpy(np.array(row, dtype=np.float32)) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)

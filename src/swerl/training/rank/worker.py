@@ -56,7 +56,7 @@ def main() -> None:
         commands = RankCommands(settings)
     except SwerlError as error:
         if link is None:
-            raise  # rank 0 may not have failed
+            raise  # only rank 0 can answer; this rank's log keeps the error
         _answer(link, {"error": str(error), "hint": error.hint})
         return
     # Loaded objects stay alive. Full collections, which Megatron-Core's saving triggers, skip them.
@@ -149,7 +149,7 @@ def _join_ranks(settings: WorkerSettings) -> None:
     megatron_cpu.install()
     if torch.cuda.is_available():
         torch.cuda.set_device(settings.rank % torch.cuda.device_count())
-    # By default both resolve the host's name, which may be another address than the one in use.
+    # By default both libraries resolve the host's name, which may give an unused address.
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface_of(settings.address))
     dist.init_process_group(
