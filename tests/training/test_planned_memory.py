@@ -274,7 +274,7 @@ def measure(model, wrapped, optimizer):
 
 settings = WorkerSettings.model_validate_json(sys.argv[1])
 worker._join_ranks(settings)
-learner = worker.Commands(settings)._learner
+learner = worker.RankCommands(settings)._learner
 learner.step(batches.read(Path(sys.argv[2])))
 found = {"fp32": measure(learner.model, learner.parallel_model, learner.optimizer)}
 

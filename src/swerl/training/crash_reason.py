@@ -55,8 +55,13 @@ def crash_reason(log: Path, ended: ProcessEnd, *, num_oom_kills: int = 0) -> Cra
     """
     if ended.lost:
         return CrashReason(ended.lost)
+    if ended.by_signal == signal.SIGKILL and num_oom_kills:
+        killed = "process" if num_oom_kills == 1 else "processes"
+        text = f"out of memory: the kernel killed {num_oom_kills} {killed} while it ran"
+        return CrashReason(text, f"give the machine more memory, or {_LESS_MEMORY}")
     if ended.by_signal == signal.SIGKILL:
-        return _killed(num_oom_kills)
+        advice = "a user, a scheduler or a container's memory limit killed it; `dmesg` may show it"
+        return CrashReason("it was killed before it could write a reason", advice)
     lines = _tail(log).splitlines()
     text = _fatal(lines) if ended.by_signal else _exception(lines)
     if not text:
@@ -76,15 +81,6 @@ def hang_places(logs: Mapping[int, tuple[Path, int]]) -> str:
         found[f"in {place}" if place else "wrote no stack"].append(rank)
     few_first = sorted(found.items(), key=lambda each: len(each[1]))
     return "; ".join(f"{_names(ranks)} {place}" for place, ranks in few_first[:4])
-
-
-def _killed(num_oom_kills: int) -> CrashReason:
-    if num_oom_kills:
-        killed = "process" if num_oom_kills == 1 else "processes"
-        text = f"out of memory: the kernel killed {num_oom_kills} {killed} while it ran"
-        return CrashReason(text, f"give the machine more memory, or {_LESS_MEMORY}")
-    advice = "a user, a scheduler or a container's memory limit killed it: `dmesg` may show which"
-    return CrashReason("it was killed before it could write a reason", advice)
 
 
 def _advice(text: str) -> str:

@@ -68,19 +68,13 @@ def _open(name: str, recipe: Recipe, root: Path) -> Iterator[Emit]:
         if isinstance(event, StepEnded):
             sink.log(dict(event.metrics), step=event.step)
         elif isinstance(event, EvalEnded):
-            sink.log(dict(_evaluation(event)), step=event.step)
+            name = f"eval/{event.split}"
+            rates = {name: event.solve_rate, f"{name}_low": event.low, f"{name}_high": event.high}
+            if event.k > 1:
+                rates[f"{name}_pass_at_{event.k}"] = event.pass_at_k
+            sink.log(rates, step=event.step)
 
     try:
         yield log
     finally:
         sink.finish()
-
-
-def _evaluation(event: EvalEnded) -> Iterator[tuple[str, float]]:
-    """Yield pass@1 and its interval, and pass@k if Tasks were attempted more than once."""
-    name = f"eval/{event.split}"
-    yield name, event.solve_rate
-    yield f"{name}_low", event.low
-    yield f"{name}_high", event.high
-    if event.k > 1:
-        yield f"{name}_pass_at_{event.k}", event.pass_at_k

@@ -114,7 +114,9 @@ def write(pieces: Sequence[Piece], folder: Path, rank: int) -> Written:
     prefix = f"__{rank}_"
     plan = SavePlan([_write_item(piece) for piece in pieces], storage_data=_StoragePrefix(prefix))
     writer = FileSystemWriter(folder, sync_files=True, thread_count=1, per_thread_copy_ahead=0)
-    results = writer.write_data(plan, _Sources(by_index)).wait() if pieces else []
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner.lookup_object = by_index.__getitem__  # type: ignore[method-assign,assignment]
+    results = writer.write_data(plan, planner).wait() if pieces else []
     files = {path.name: mark(path) for path in folder.glob(f"{prefix}*")}
     return Written(replace(plan, storage_data=None), results, files)
 
@@ -170,10 +172,11 @@ class CheckpointReader:
             found = create_read_items_for_chunk_list(piece.key, self._entry(piece), [chunk])
             # Two pieces may be the same part of a tensor: a parameter and its master.
             items += [replace(item, dest_index=MetadataIndex(str(number))) for item in found]
-        targets = _Targets({MetadataIndex(str(n)): piece.data for n, piece in enumerate(pieces)})
-        plan = LoadPlan(items)
+        targets = {MetadataIndex(str(n)): piece.data for n, piece in enumerate(pieces)}
+        planner = DefaultLoadPlanner(flatten_state_dict=False)
+        planner.lookup_tensor = targets.__getitem__  # type: ignore[method-assign,assignment]
         try:
-            self._reader.read_data(plan, targets).wait()
+            self._reader.read_data(LoadPlan(items), planner).wait()
         except (OSError, EOFError, RuntimeError, AssertionError, pickle.UnpicklingError) as error:
             raise _unreadable(self.folder, error) from error
 
@@ -194,28 +197,6 @@ class CheckpointReader:
         message = f"the model has {piece.key} {piece.shape}, the checkpoint {self.folder} {has}"
         hint = "restore with the model that the checkpoint was made from"
         raise TrainerError(message, hint=hint)
-
-
-class _Sources(DefaultSavePlanner):
-    """Supplies the writer with the memory of each item."""
-
-    def __init__(self, by_index: Mapping[MetadataIndex, torch.Tensor]) -> None:
-        super().__init__(flatten_state_dict=False)
-        self._by_index = by_index
-
-    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        return self._by_index[index]
-
-
-class _Targets(DefaultLoadPlanner):
-    """Supplies the reader with the memory of each item."""
-
-    def __init__(self, by_index: Mapping[MetadataIndex, torch.Tensor]) -> None:
-        super().__init__(flatten_state_dict=False)
-        self._by_index = by_index
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        return self._by_index[index]
 
 
 def _shapes(metadata: Metadata) -> dict[str, tuple[int, ...]]:
