@@ -24,7 +24,7 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -97,8 +97,7 @@ class LocalBackend:
         self.spawner_pid = 0
         """Process that forks the supervisors; 0 before the first sandbox."""
 
-    @asynccontextmanager
-    async def open(
+    def open(
         self,
         image: str,
         limits: Limits,
@@ -106,19 +105,10 @@ class LocalBackend:
         workdir: str,
         mounts: Sequence[Mount] = (),
         name: str = "",
-    ) -> AsyncIterator[LocalSandbox]:
+    ) -> AbstractAsyncContextManager[LocalSandbox]:
         name = name or new_name()
         _require_name(name)
-        with use(image) as found:
-            plan = self._plan(name, found, limits, workdir, mounts)
-            plan = dataclasses.replace(plan, image=image)
-            link = Link(self._spawn(plan), plan.id)
-            sandbox = LocalSandbox(link, plan, found.env, int(self._options.output_cap_mib * 2**20))
-            try:
-                await _boot(sandbox)
-                yield sandbox
-            finally:
-                await asyncio.shield(sandbox.close())
+        return self._open(name, image, limits, workdir, mounts)
 
     async def live(self) -> Sequence[LiveSandbox]:
         """Return this user's sandboxes on this machine, of every controller; as root, all users'.
@@ -138,6 +128,21 @@ class LocalBackend:
 
     def price(self, limits: Limits) -> float:
         return 0.0
+
+    @asynccontextmanager
+    async def _open(
+        self, name: str, image: str, limits: Limits, workdir: str, mounts: Sequence[Mount]
+    ) -> AsyncIterator[LocalSandbox]:
+        with use(image) as found:
+            plan = self._plan(name, found, limits, workdir, mounts)
+            plan = dataclasses.replace(plan, image=image)
+            link = Link(self._spawn(plan), plan.id)
+            sandbox = LocalSandbox(link, plan, found.env, int(self._options.output_cap_mib * 2**20))
+            try:
+                await _boot(sandbox)
+                yield sandbox
+            finally:
+                await asyncio.shield(sandbox.close())
 
     def _plan(
         self,
