@@ -91,4 +91,4 @@ async def test_no_report_is_unsolved(pro: Callable[..., Task], tmp_path: Path, b
 async def test_tests_that_cannot_be_set_up_are_an_invalid_task(pro: Callable[..., Task]) -> None:
     result = await grade(pro(test_setup="git checkout -q 1234567 -- tests"), GOLD)
     assert result.verdict is Verdict.INVALID
-    assert "cannot be brought" in result.reason
+    assert "cannot be set up" in result.reason

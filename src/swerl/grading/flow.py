@@ -22,7 +22,6 @@ from typing import TypeAlias
 from swerl.core.contracts import Fresh, Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError, UnknownNameError
 from swerl.core.grade import Canary, Grade, TestStatus, Verdict
-from swerl.core.sandbox import Exec
 from swerl.core.task import GradingSpec, Task
 from swerl.grading import canary as _canary
 from swerl.grading.log_parsers import find_parser
@@ -38,6 +37,7 @@ _DURATION = re.compile(r"^\s*(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*?)\s*$",
 _FAILING = re.compile(
     r"^(?:(?:FAIL|ERROR): (test\w*)|(?:FAILED|ERROR) [^\s\[]+::(\w+))", re.MULTILINE
 )
+"""Names of failing tests in a log of unittest or pytest."""
 
 _RUN = """{{
 exec </dev/null 2>&1
@@ -154,7 +154,8 @@ class _Grading:
             reason = f"the test command did not start (exit code {done.exit_code})"
             return replace(facts, verdict=Verdict.INFRA, reason=reason)
         if not ended or tail.strip() != str(done.exit_code):
-            return replace(facts, reason=f"{_cut(done)} before its end marker")
+            event = "the output was cut" if done.truncated else "the test command was killed"
+            return replace(facts, reason=f"{event} before its end marker")
         try:
             left = await self._left(log)
         except SandboxLostError:
@@ -231,7 +232,8 @@ def _compared(spec: GradingSpec, first: Grade, second: Grade, names: tuple[str, 
     if second.verdict is Verdict.SOLVED:
         reason = "the tests are as good with one that was made to fail, so they do not count"
         return replace(first, verdict=forged, reason=reason, canary=Canary.PASSED)
-    if others := sorted(_failing(second.log) - set(names)):
+    failing = {match[1] or match[2] for match in _FAILING.finditer(second.log)}
+    if others := sorted(failing - set(names)):
         reason = f"in a second run of the tests {others[0]} fails"
         return replace(first, verdict=Verdict.UNSOLVED, reason=reason, canary=Canary.FAILED)
     if all(name in second.log for name in names):
@@ -240,15 +242,6 @@ def _compared(spec: GradingSpec, first: Grade, second: Grade, names: tuple[str, 
         reason = "a test that was made to fail is not in the log, so the tests do not count"
         return replace(first, verdict=forged, reason=reason, canary=Canary.MISSING)
     return first
-
-
-def _failing(log: str) -> set[str]:
-    """Return the names of failing tests in a log of unittest or pytest."""
-    return {match[1] or match[2] for match in _FAILING.finditer(log)}
-
-
-def _cut(done: Exec) -> str:
-    return "the output was cut" if done.truncated else "the test command was killed"
 
 
 def _environment(spec: GradingSpec) -> Mapping[str, str]:

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from swerl.core import plugins
 from swerl.core.errors import unknown
 from swerl.core.grade import TestStatus
-from swerl.grading import python_logs as python
-from swerl.grading import runner_logs as runners
+from swerl.grading import python_logs, runner_logs
 from swerl.grading.statuses import Parser, Statuses, worst
 
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +(\S.*?) *$", re.MULTILINE)
@@ -51,7 +50,7 @@ def status_lines(log: str) -> Statuses:
     """
     found: Statuses = {}
     for word, name in _LINE.findall(log):
-        found[name] = TestStatus.FAILED if name in found else python.WORDS[word]
+        found[name] = TestStatus.FAILED if name in found else python_logs.WORDS[word]
     return found
 
 
@@ -61,51 +60,27 @@ def json_report(report: str) -> Statuses:
         tests = [(str(test["name"]), str(test["status"])) for test in json.loads(report)["tests"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}
-    return worst((name, python.WORDS.get(word.upper(), TestStatus.ERROR)) for name, word in tests)
+    return worst(
+        (name, python_logs.WORDS.get(word.upper(), TestStatus.ERROR)) for name, word in tests
+    )
 
 
+# fmt: off
+_PYTHON = (
+    "pytest", "pytest_options", "pytest_coloured", "matplotlib", "seaborn", "sympy", "django",
+    "r2e",
+)
+_OTHERS = (
+    "jest", "jest_json", "vitest", "karma", "tap", "maven", "gradle", "ant", "redis", "jq",
+    "doctest", "micropython", "googletest", "go_test", "cargo", "phpunit", "minitest", "cucumber",
+    "ruby_unit", "rspec", "phpunit_timed", "gradle_timed", "junit", "ctest", "test_lines",
+    "minitest_methods", "swift", "elixir", "xunit", "plenary", "mocha", "mocha_headings",
+)
+# fmt: on
 PARSERS: Mapping[str, Parser] = {
     "status_lines": status_lines,
     "json_report": json_report,
-    "pytest": python.pytest,
-    "pytest_options": python.pytest_options,
-    "pytest_coloured": python.pytest_coloured,
-    "matplotlib": python.matplotlib,
-    "seaborn": python.seaborn,
-    "sympy": python.sympy,
-    "django": python.django,
-    "r2e": python.r2e,
-    "jest": runners.jest,
-    "jest_json": runners.jest_json,
-    "vitest": runners.vitest,
-    "karma": runners.karma,
-    "tap": runners.tap,
-    "maven": runners.maven,
-    "gradle": runners.gradle,
-    "ant": runners.ant,
-    "redis": runners.redis,
-    "jq": runners.jq,
-    "doctest": runners.doctest,
-    "micropython": runners.micropython,
-    "googletest": runners.googletest,
-    "go_test": runners.go_test,
-    "cargo": runners.cargo,
-    "phpunit": runners.phpunit,
-    "minitest": runners.minitest,
-    "cucumber": runners.cucumber,
-    "ruby_unit": runners.ruby_unit,
-    "rspec": runners.rspec,
-    "phpunit_timed": runners.phpunit_timed,
-    "gradle_timed": runners.gradle_timed,
-    "junit": runners.junit,
-    "ctest": runners.ctest,
-    "test_lines": runners.test_lines,
-    "minitest_methods": runners.minitest_methods,
-    "swift": runners.swift,
-    "elixir": runners.elixir,
-    "xunit": runners.xunit,
-    "plenary": runners.plenary,
-    "mocha": runners.mocha,
-    "mocha_headings": runners.mocha_headings,
+    **{name: getattr(python_logs, name) for name in _PYTHON},
+    **{name: getattr(runner_logs, name) for name in _OTHERS},
 }
-"""Parsers by the name that a Task's `log_parser` gives."""
+"""Parsers by the name that a Task's `log_parser` gives; it is also the function's name."""

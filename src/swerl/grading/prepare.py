@@ -121,7 +121,8 @@ async def _apply(task: Task, patch: str, sandbox: Sandbox) -> Grade | None:
     tests = ""
     if spec.test_patch:
         tests = f"/tmp/swerl-{secrets.token_hex(8)}.diff"
-        await sandbox.write(tests, _with_newline(spec.test_patch))
+        text = spec.test_patch.removesuffix("\n") + "\n"
+        await sandbox.write(tests, text.encode("utf-8", "surrogateescape"))
     end = await sandbox.run(
         [*_shell(_APPLY), task.base_commit, tests, *paths(spec.test_patch)],
         cwd=task.workdir,
@@ -203,7 +204,7 @@ async def _bring_tests(task: Task, sandbox: Sandbox) -> Grade | None:
     )
     if not done.exit_code:
         return None
-    reason = f"the tests cannot be brought (exit code {done.exit_code})"
+    reason = f"the tests cannot be set up (exit code {done.exit_code})"
     return Grade(Verdict.INVALID, reason=reason, log=done.text)
 
 
@@ -224,8 +225,3 @@ async def _test_texts(task: Task, sandbox: Sandbox) -> Mapping[str, str]:
 
 def _shell(script: str) -> list[str]:
     return ["bash", "-c", _GIT + script, "prepare"]
-
-
-def _with_newline(patch: str) -> bytes:
-    text = patch if patch.endswith("\n") else patch + "\n"
-    return text.encode("utf-8", "surrogateescape")

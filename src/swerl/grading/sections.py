@@ -63,22 +63,18 @@ def sections(patch: str) -> Iterator[DiffSection]:
             has_hunks = True
         elif _begins_file(lines, index, section):
             if section:
-                yield _section(section)
+                yield DiffSection(tuple(section), tuple(_names(section)))
             section, has_hunks = [], False
         elif has_hunks and line.strip() and not line.startswith("\\"):
             continue
         section.append(line)
     if section:
-        yield _section(section)
+        yield DiffSection(tuple(section), tuple(_names(section)))
 
 
 def paths(patch: str) -> tuple[str, ...]:
     """Return every path in the headers of a git or plain diff, in order."""
     return tuple(dict.fromkeys(name for section in sections(patch) for name in section.names))
-
-
-def _section(lines: list[str]) -> DiffSection:
-    return DiffSection(tuple(lines), tuple(_names(lines)))
 
 
 def _begins_file(lines: list[str], index: int, section: list[str]) -> bool:

@@ -12,6 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
@@ -39,18 +40,14 @@ def holds_steering(path: str) -> bool:
     return PurePosixPath(path).name in _RESTORERS
 
 
-def _ini(base: str, changed: str) -> str:
-    spliced = _splice(base, changed, lambda name: bool(_INI_STEERS.fullmatch(name)))
-    return _checked(spliced, base, _ini_settings)
-
-
-def _toml(base: str, changed: str) -> str:
-    spliced = _splice(base, changed, _is_toml_steering)
-    return _checked(spliced, base, _toml_settings)
-
-
-def _checked(spliced: str, base: str, settings: Callable[[str], _Settings | None]) -> str:
-    """Return the spliced text, or the base if a test runner would read other settings from it."""
+def _restored(
+    is_steering: Callable[[str], bool],
+    settings: Callable[[str], _Settings | None],
+    base: str,
+    changed: str,
+) -> str:
+    """Splice by lines; return the base if a test runner would read other settings from that."""
+    spliced = _splice(base, changed, is_steering)
     found = settings(spliced)
     return spliced if found is not None and found == settings(base) else base
 
@@ -92,6 +89,10 @@ def _split(text: str) -> list[tuple[str, str]]:
     return [*found, (name, "".join(lines))]
 
 
+def _is_ini_steering(name: str) -> bool:
+    return bool(_INI_STEERS.fullmatch(name))
+
+
 def _is_toml_steering(name: str) -> bool:
     parts = [part.strip().strip("\"'") for part in name.split(".")]
     if _PLUGINS in parts:
@@ -106,7 +107,7 @@ def _ini_settings(text: str) -> _Settings | None:
     except configparser.Error:
         return None
     plugins = parser.get("options.entry_points", _PLUGINS, fallback="")
-    steering = {name: dict(parser[name]) for name in parser if _INI_STEERS.fullmatch(name)}
+    steering = {name: dict(parser[name]) for name in parser if _is_ini_steering(name)}
     return {_PLUGINS: plugins} | steering
 
 
@@ -131,7 +132,7 @@ def _plugins(table: _Settings) -> Iterator[Any]:
 
 
 _RESTORERS: Mapping[str, Callable[[str, str], str]] = {
-    "setup.cfg": _ini,
-    "pyproject.toml": _toml,
+    "setup.cfg": partial(_restored, _is_ini_steering, _ini_settings),
+    "pyproject.toml": partial(_restored, _is_toml_steering, _toml_settings),
     "package.json": _package_json,
 }

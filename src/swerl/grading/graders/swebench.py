@@ -20,7 +20,6 @@ def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
     some_fail = any(status.fails for status in report.statuses.values())
     failing = report.canary is Canary.FAILED or some_fail
     if judged.verdict is Verdict.SOLVED and report.exit_code and not failing:
-        code = report.exit_code
-        reason = f"the test command failed (exit code {code}) but reports no failing test"
+        reason = f"exit code {report.exit_code}, but the log reports no failing test"
         return Judgement(Verdict.UNSOLVED, reason, judged.tests)
     return judged
