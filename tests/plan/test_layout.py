@@ -34,16 +34,16 @@ def refused(*settings: str) -> str:
     ("settings", "words"),
     [
         (["trainer.ranks=32"], "the cluster has 64 GPUs"),
-        (["cluster.colocate=false"], "leave no GPU for an engine"),
-        (["trainer.tensor_parallel=3"], "no multiple of tensor 3"),
+        (["cluster.colocate=false"], "leaves none of"),
+        (["trainer.tensor_parallel=3"], "not a multiple of tensor 3"),
         (["trainer.context_parallel=7"], "context 7"),
         (["trainer.pipeline_parallel=16", "trainer.context_parallel=1"], "layers: 40"),
         (["cluster.gpus_per_node=4", "cluster.nodes=16", "trainer.tensor_parallel=8"], "spans"),
         (["trainer.expert_parallel=3"], "experts: 256"),
-        (["trainer.expert_parallel=128"], "no multiple of expert 128"),
+        (["trainer.expert_parallel=128"], "not a multiple of expert 128"),
         (["trainer.expert_tensor_parallel=3"], "expert's width: 512"),
         (["trainer.expert_parallel=1"], "trains wrong weights without an error"),
-        (["cluster.gpus_per_engine=5"], "no multiple of cluster.gpus_per_engine"),
+        (["cluster.gpus_per_engine=5"], "not a multiple of cluster.gpus_per_engine"),
         (
             [
                 "cluster.nodes=4",

@@ -11,7 +11,7 @@ from swerl.cli._output import console
 from swerl.cli._plan_view import show_plan
 from swerl.core.errors import RecipeError, UnknownNameError
 from swerl.plan.parameters import model_params
-from swerl.plan.plan import Plan, plan
+from swerl.plan.plan import RecipePlan, plan
 from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
 from swerl.recipe.schema import ModelSection, Recipe
@@ -19,7 +19,7 @@ from swerl.recipe.schema import ModelSection, Recipe
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
 
 
-def planned(*settings: str) -> Plan:
+def planned(*settings: str) -> RecipePlan:
     return plan(load([RECIPE], settings))
 
 
@@ -110,7 +110,7 @@ def test_fp32_on_gpus_is_planned_as_such_and_noted() -> None:
     assert found.memory.train.parts["weights"] == pytest.approx(
         2 * planned("trainer.expert_parallel=64").memory.train.parts["weights"]  # type: ignore[union-attr]
     )
-    assert any("bf16 takes half" in note for note in found.notes)
+    assert any("bf16 halves" in note for note in found.notes)
 
 
 def test_gpu_of_unknown_speed_has_a_plan_without_hours() -> None:

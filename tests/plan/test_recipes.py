@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.plan.plan import Plan, plan
+from swerl.plan.plan import RecipePlan, plan
 from swerl.recipe.load import load
 
 ROOT = Path(__file__).parents[2]
@@ -14,7 +14,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 GPU_RECIPES = [path for path in RECIPES if load([path]).cluster.gpus_per_node]
 
 
-def planned(path: Path) -> Plan:
+def planned(path: Path) -> RecipePlan:
     return plan(load([path]))
 
 

@@ -219,7 +219,7 @@ def test_engines_own_flag_sets_its_share(flags: str) -> None:
 
 
 def test_a_share_that_is_none_is_refused() -> None:
-    with pytest.raises(RecipeError, match="no share of a GPU"):
+    with pytest.raises(RecipeError, match="not a fraction of a GPU"):
         plan_memory(*eight_nodes('engine.flags=["--mem-fraction-static"]'))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from swerl.plan.cost import Estimate
     from swerl.plan.memory import MemoryPlan
-    from swerl.plan.plan import Plan
+    from swerl.plan.plan import RecipePlan
 
 
 def show_plan(recipe: Recipe) -> None:
@@ -29,7 +29,7 @@ def show_plan(recipe: Recipe) -> None:
     _show_ending(found)
 
 
-def plan_parts(found: Plan, simulated: Simulation | None) -> Iterator[RenderableType]:
+def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[RenderableType]:
     """Yield the plan's tables and lines, but for what this version lacks."""
     from rich.box import SIMPLE
     from rich.table import Table
@@ -82,7 +82,7 @@ def _dollars_by(recipe: Recipe, found: Simulation) -> str:
     )
 
 
-def _show_ending(plan: Plan) -> None:
+def _show_ending(plan: RecipePlan) -> None:
     out = console()
     out.print(
         "checked: every key, time budgets inside each other, the parallel layout against the "
@@ -96,7 +96,7 @@ def _show_ending(plan: Plan) -> None:
         out.print(f"- {obstacle}")
 
 
-def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
+def _rows(plan: RecipePlan) -> Iterator[tuple[str, str]]:
     yield "model", _model(plan)
     yield from _machines(plan)
     yield "parallel layout", _parallel(plan)
@@ -106,7 +106,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "disk", _disk(plan)
 
 
-def _model(plan: Plan) -> str:
+def _model(plan: RecipePlan) -> str:
     from swerl.plan.parameters import active_params, model_params
 
     shape = plan.shape
@@ -116,7 +116,7 @@ def _model(plan: Plan) -> str:
     return text
 
 
-def _machines(plan: Plan) -> Iterator[tuple[str, str]]:
+def _machines(plan: RecipePlan) -> Iterator[tuple[str, str]]:
     layout = plan.layout
     if layout.num_gpus:
         gpu = plan.recipe.cluster.gpu
@@ -126,7 +126,7 @@ def _machines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "trainer", f"{layout.ranks} {'rank' if layout.ranks == 1 else 'ranks'}"
 
 
-def _parallel(plan: Plan) -> str:
+def _parallel(plan: RecipePlan) -> str:
     layout = plan.layout
     sizes = {
         "tensor": layout.tensor,
@@ -145,7 +145,7 @@ def _parallel(plan: Plan) -> str:
     return text
 
 
-def _engines(plan: Plan) -> str:
+def _engines(plan: RecipePlan) -> str:
     layout = plan.layout
     kind = plan.recipe.engine.type
     if not layout.num_gpus:
@@ -158,7 +158,7 @@ def _gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
-def _work(plan: Plan) -> Iterator[tuple[str, str]]:
+def _work(plan: RecipePlan) -> Iterator[tuple[str, str]]:
     recipe, rollout = plan.recipe, plan.recipe.rollout
     part = "GPU" if plan.layout.num_gpus else "rank"
     yield (
@@ -200,7 +200,7 @@ def _budgets(recipe: Recipe) -> str:
     return " < ".join(f"{name} {seconds:g} s" for name, seconds in chain.items())
 
 
-def _disk(plan: Plan) -> str:
+def _disk(plan: RecipePlan) -> str:
     disk, trainer = plan.disk, plan.recipe.trainer
     when = "step" if trainer.save_every == 1 else f"{trainer.save_every} steps"
     shared = ", on a disk that all nodes share" if plan.layout.num_nodes > 1 else ""

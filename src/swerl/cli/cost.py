@@ -62,8 +62,7 @@ def simulate_run(
     from swerl.cli._plan_view import show_simulation
     from swerl.core.errors import RecipeError
     from swerl.plan.plan import plan
-    from swerl.plan.simulation import episodes as recorded
-    from swerl.plan.simulation.episodes import Recorded
+    from swerl.plan.simulation.episodes import RecordedLoads, read_recorded
     from swerl.plan.simulation.simulate import simulate
     from swerl.recipe.load import load
 
@@ -80,7 +79,7 @@ def simulate_run(
         planned.layout,
         planned.memory.cache,
         settings=settings or (),
-        recorded=Recorded(recorded.read(run)) if run else None,
+        recorded=RecordedLoads(read_recorded(run)) if run else None,
         num_steps=steps,
         compare=True,
     )

@@ -1,10 +1,10 @@
-"""Bytes that a rank keeps from the forward pass for the backward pass, counted tensor by tensor.
+"""Count the bytes that a rank keeps from the forward pass for the backward pass, per tensor.
 
-Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count so for a GPT with one kind of attention;
-their 34 bytes a hidden unit (equation 2) do not hold for grouped queries, gated feed-forward
-blocks, experts or linear attention, so every tensor that a layer keeps is counted here. Attention
-keeps no scores (FlashAttention, arXiv 2205.14135, section 3.1), fused SwiGLU keeps its two inputs,
-and routing is taken as balanced over experts. bf16 throughout, except what is said to be fp32.
+The method is that of Korthikanti et al. 2022 (arXiv 2205.05198, section 4). Their 34 bytes per
+hidden unit (equation 2) do not hold for grouped queries, gated feed-forward blocks, experts or
+linear attention, so every kept tensor is counted here. Attention keeps no scores (FlashAttention,
+arXiv 2205.14135, section 3.1), fused SwiGLU keeps its two inputs, and experts are assumed to be
+balanced. Tensors are bf16 unless marked fp32.
 """
 
 from __future__ import annotations
@@ -17,33 +17,32 @@ from swerl.plan.shape import Shape
 _BF16 = 2
 _FP32 = 4
 CHUNK_LOGITS = 1 << 28
-"""Most logits that a rank makes at a time (`training/rank/model.py`): 1 GiB of fp32."""
+"""Logits that a rank computes at a time (`training/rank/model.py`): at most 1 GiB of fp32."""
 _CHUNK = 64
-"""Positions that the gated delta rule's kernels work on at a time."""
+"""Positions per chunk of the gated delta rule's kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """What a tensor is divided by on one rank."""
+    """The divisors of a tensor's size on one rank."""
 
     tensor: int
     sequence: int
-    """The tensor ranks again, where they share the positions between their matrices."""
+    """The tensor ranks, if they split the positions between their matrices; else 1."""
     expert_tensor: int
 
     @classmethod
     def of(cls, layout: Layout) -> Splits:
-        """Return a layout's."""
         sequence = layout.tensor if layout.sequence_parallel else 1
         return cls(layout.tensor, sequence, layout.expert_tensor)
 
 
 def activation_bytes(shape: Shape, layout: Layout, *, positions: int, recompute: bool) -> float:
-    """Return the peak on a rank of the first pipeline stage, `positions` a micro-batch.
+    """Return the peak on a rank of the first pipeline stage, with `positions` per micro-batch.
 
     Under the 1F1B schedule the first stage holds as many micro-batches as there are stages
-    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1), so that all stages' layers count
-    there. With `recompute` only the input of each layer is kept, and one layer at a time is whole.
+    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1). With `recompute` it keeps the input
+    of each layer, and one whole layer at a time.
     """
     splits = Splits.of(layout)
     stage = range(shape.num_layers // layout.pipeline)
@@ -56,10 +55,10 @@ def activation_bytes(shape: Shape, layout: Layout, *, positions: int, recompute:
 
 
 def logit_bytes(shape: Shape, layout: Layout, *, positions: int) -> float:
-    """Return the peak of the output layer, were every position trained: that of one chunk.
+    """Return the peak of the output layer if every position is trained: that of one chunk.
 
-    One rank: log-softmax and the gradients on both sides of it, fp32. Several tensor ranks: the
-    logits and an fp32 copy, which Megatron-Core's cross-entropy works on in place.
+    One tensor rank keeps the log-softmax and the gradients on both sides of it, in fp32. Several
+    keep the logits and an fp32 copy, on which Megatron-Core's cross-entropy works in place.
     """
     per_logit = 3 * _FP32 if layout.tensor == 1 else _BF16 + _FP32
     vocab = shape.vocab_size / layout.tensor
@@ -67,7 +66,7 @@ def logit_bytes(shape: Shape, layout: Layout, *, positions: int) -> float:
 
 
 def layer_bytes(shape: Shape, splits: Splits, layer: int) -> float:
-    """Return what one layer keeps per position when nothing is recomputed."""
+    """Return the bytes that one layer keeps per position without recomputation."""
     norms = 4 * shape.hidden_size / splits.sequence * _BF16
     mixer = _attention(shape, splits) if shape.has_attention(layer) else _linear(shape, splits)
     if shape.has_experts(layer):
@@ -76,8 +75,8 @@ def layer_bytes(shape: Shape, splits: Splits, layer: int) -> float:
 
 
 def _attention(shape: Shape, splits: Splits) -> float:
-    """Queries, keys, values and what is attended; those before their norms; gate and its product;
-    one fp32 log-sum a head."""
+    """Queries, keys, values and outputs; queries and keys before their norms; gate and its product;
+    one fp32 log-sum per head."""
     queries = shape.num_heads * shape.head_dim / splits.tensor
     keys = max(shape.num_kv_heads / splits.tensor, 1) * shape.head_dim
     kept = 2 * queries + 2 * keys
@@ -107,7 +106,7 @@ def _experts(shape: Shape, splits: Splits) -> float:
 
 
 def _gradients(shape: Shape, splits: Splits) -> float:
-    """The gradients that are alive at once: of a layer's output and of its widest inner tensor."""
+    """The gradients that exist at once: of a layer's output and of its widest inner tensor."""
     copies = shape.experts_per_token * splits.expert_tensor / splits.sequence
     widest = max(
         2 * shape.ffn_size / splits.tensor,

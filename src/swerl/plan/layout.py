@@ -1,7 +1,9 @@
-"""Who holds which part of the model: the parallel layout of a run, checked before it starts.
+"""The parallel layout of a run: which rank holds which part of the model, checked at start.
 
 Attention weights are split over tensor x pipeline ranks, a sequence over context ranks, experts
-over expert x expert-tensor x pipeline ranks. What is left over of the ranks holds copies.
+over expert x expert-tensor x pipeline ranks; the remaining ranks hold copies. Megatron-Core refuses
+most illegal sizes too, but minutes later. One it accepts: with one expert rank and unequal tensor
+and expert-tensor ranks it trains wrong weights without an error.
 """
 
 from __future__ import annotations
@@ -35,12 +37,11 @@ class Layout:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the whole run."""
         return self.num_nodes * self.gpus_per_node
 
     @property
     def data(self) -> int:
-        """Copies of everything but the routed experts: how many sequences train at once."""
+        """Copies of all parameters but routed experts: sequences that train concurrently."""
         return self.ranks // (self.tensor * self.pipeline * self.context)
 
     @property
@@ -50,15 +51,15 @@ class Layout:
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether tensor ranks split the positions between their matrices."""
+        """True if tensor ranks split the positions between their matrices."""
         return self.tensor > 1 and self.gpus_per_node > 0
 
 
 def layout(recipe: Recipe, shape: Shape) -> Layout:
-    """Return the layout of a recipe; starts nothing.
+    """Return the layout of a recipe.
 
-    Raises RecipeError on the first size that does not fit. Where other parallel sizes on as many
-    ranks would, the hint names the nearest.
+    Raises RecipeError on the first size that does not fit; the hint names the nearest legal sizes
+    on as many ranks, if there are any.
     """
     try:
         check_layout(recipe, shape)
@@ -103,7 +104,7 @@ def _check_ranks(trainer: TrainerSection, cluster: ClusterSection) -> None:
         raise RecipeError(message, hint=hint)
     if num_gpus and trainer.ranks > num_gpus - (0 if cluster.colocate else 1):
         raise RecipeError(
-            f"trainer.ranks = {trainer.ranks} leave no GPU for an engine of {num_gpus}",
+            f"trainer.ranks = {trainer.ranks} leaves none of {num_gpus} GPUs for an engine",
             hint="lower trainer.ranks or set cluster.colocate = true",
         )
     tensor, pipeline, context = (
@@ -113,7 +114,7 @@ def _check_ranks(trainer: TrainerSection, cluster: ClusterSection) -> None:
     )
     if trainer.ranks % (tensor * pipeline * context):
         raise RecipeError(
-            f"trainer.ranks = {trainer.ranks} is no multiple of tensor {tensor} x pipeline "
+            f"trainer.ranks = {trainer.ranks} is not a multiple of tensor {tensor} x pipeline "
             f"{pipeline} x context {context} = {tensor * pipeline * context}",
             hint="change trainer.ranks or one of the *_parallel keys",
         )
@@ -141,7 +142,7 @@ def _check_model(trainer: TrainerSection, shape: Shape) -> None:
 
 
 def _ffn_size(shape: Shape) -> int:
-    """Return the width that is used: the config of a model of experts may name one that is not."""
+    """Return the width in use: the config of a mixture-of-experts model may name an unused one."""
     return shape.ffn_size if shape.num_dense_layers or not shape.num_experts else 0
 
 
@@ -160,7 +161,7 @@ def _check_experts(trainer: TrainerSection, shape: Shape) -> None:
     part = expert * expert_tensor * trainer.pipeline_parallel
     if trainer.ranks % part:
         raise RecipeError(
-            f"trainer.ranks = {trainer.ranks} is no multiple of expert {expert} x expert tensor "
+            f"trainer.ranks = {trainer.ranks} is not a multiple of expert {expert} x expert tensor "
             f"{expert_tensor} x pipeline {trainer.pipeline_parallel} = {part}",
             hint="change trainer.expert_parallel",
         )
@@ -175,7 +176,7 @@ def _check_experts(trainer: TrainerSection, shape: Shape) -> None:
 
 
 def num_engines(trainer: TrainerSection, cluster: ClusterSection) -> int:
-    """Return how many engines the GPUs make. Raises RecipeError where they do not divide."""
+    """Return the number of engines. Raises RecipeError if the GPUs do not divide evenly."""
     if not cluster.gpus_per_node:
         return 1
     num_gpus = cluster.nodes * cluster.gpus_per_node
@@ -183,7 +184,7 @@ def num_engines(trainer: TrainerSection, cluster: ClusterSection) -> int:
     size = cluster.gpus_per_engine
     if free % size:
         raise RecipeError(
-            f"{free} GPUs for engines are no multiple of cluster.gpus_per_engine = {size}",
+            f"{free} GPUs for engines are not a multiple of cluster.gpus_per_engine = {size}",
             hint=f"set gpus_per_engine to a divisor of {free}",
         )
     if cluster.gpus_per_node % size and size % cluster.gpus_per_node:
@@ -244,10 +245,10 @@ _KEYS = (
 
 
 def nearest(recipe: Recipe, shape: Shape) -> Mapping[str, int]:
-    """Return the trainer's keys to change, empty where no other sizes on as many ranks are legal.
+    """Return the trainer's keys to change, empty if no other sizes on as many ranks are legal.
 
-    Near are layouts whose sizes are few doublings or halvings away. Of those as near, one that
-    changes fewer keys comes first, then one that splits the model more, experts whole.
+    Distance counts doublings and halvings. Ties go to fewer changed keys, then to the layout that
+    splits the model more, then to whole experts.
     """
     given = {key: getattr(recipe.trainer, key) for key in _KEYS}
     for sizes in sorted(_candidates(recipe, shape), key=lambda sizes: _distance(sizes, given)):

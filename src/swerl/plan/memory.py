@@ -1,8 +1,8 @@
-"""The memory of one GPU in each phase of a step, and of one node's host, before anything starts.
+"""Plan the memory of one GPU in each phase of a step, of the engine's cache, and of a node's host.
 
-Colocated, engine and trainer take turns: what the trainer does not need in a phase lies in the
-host's memory, and the engine drops its weights and cache while the trainer works. With GPUs of
-their own each phase has its own GPU. Assumptions that no formula gives are constants with a name.
+Colocated engine and trainer take turns: in each phase the trainer moves what it does not need to
+the host, and the engine drops its weights and cache while the trainer works. Otherwise each phase
+has its own GPU. Assumptions that no formula gives are named constants.
 """
 
 from __future__ import annotations
@@ -19,30 +19,237 @@ from swerl.plan.shape import Shape
 from swerl.recipe.schema import Recipe, TrainerSection
 
 STATIC_SHARE = 0.85
-"""Share of a GPU for weights and cache, where the engine's flags do not say: about what SGLang
-takes by itself. Its flag is `--mem-fraction-static`."""
+"""Fraction of a GPU for weights and cache if the engine's flags do not set it: about SGLang's own
+default. The flag is `--mem-fraction-static`."""
 _FLAG = "--mem-fraction-static"
 _BF16 = 2
 _FP32 = 4
 
 
+CONTEXT_GIB = 1.5
+"""CUDA context, kernels and cuBLAS workspace of each process on a GPU. Assumed."""
+COLLECTIVES_GIB = 1.5
+"""NCCL channels and buffers of all groups of a rank. Assumed."""
+ENGINE_WORK_GIB = 4.0
+"""The engine's CUDA graphs, and activations of one prompt chunk. Assumed."""
+BUCKET_GIB = 1.0
+"""One bucket of weights sent to an engine; two exist at a time. Assumed."""
+GAPS = 0.05
+"""Fragmentation, as a fraction of the trainer's allocations. Assumed."""
+_GIB = 2**30
+_GROWN = ("expert_parallel", "context_parallel", "pipeline_parallel", "tensor_parallel")
+"""Sizes that may be multiplied; the one that slows training least comes first."""
+_TIMES = (2, 4, 8)
+_ENGINE_HINT = (
+    "raise cluster.gpus_per_engine, or give engine.flags another --mem-fraction-static; "
+    "or shorten rollout.max_context_tokens"
+)
+_Changes = dict[str, int | bool]
+
+
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """What one GPU of an engine holds, in GiB, and what that is good for."""
+    """The memory of one GPU of an engine in GiB, and its capacity."""
 
     weights: float
     pool: float
-    """Keys, values and linear attention's states."""
+    """Keys, values and states of linear attention."""
     tokens: int
-    """Tokens of attention that the engine's cache holds."""
+    """Tokens that fit into the engine's cache."""
     contexts: float
-    """The same in contexts of full length."""
+    """The same, in contexts of full length."""
     sequences: int
-    """Episodes that the engine serves at once."""
+    """Episodes that the engine serves concurrently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of a parameter in training."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+    """Master copy and Adam's two moments, on the rank that owns them."""
+    master: int
+    """The master copy's part of these; it stays on the GPU when the moments are offloaded."""
+
+
+BF16 = Precision(weight=2, gradient=4, optimizer=12, master=4)
+"""bf16 weights, fp32 gradients, fp32 master weights and moments (Megatron-Core's distributed
+optimizer; Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, with fp32 gradients)."""
+FP32 = Precision(weight=4, gradient=4, optimizer=8, master=0)
+"""fp32 throughout: the weights are their own master copy."""
+
+PRECISIONS = {"bf16": BF16, "fp32": FP32}
+"""By `trainer.dtype`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Bytes that a rank holds from step to step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    master: float
+    """The master copy's part of the optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPhase:
+    """GiB of one GPU in one phase of a step."""
+
+    name: str
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """GiB of one GPU in every phase, of one node's host, and the engine's cache."""
+
+    phases: tuple[MemoryPhase, ...]
+    """Rollout, training, weight update."""
+    host: float
+    """GiB of pinned memory per node."""
+    cache: KvCache
+    capacity: float | None
+    """GiB of one GPU; None if unknown."""
+
+    @property
+    def fullest(self) -> MemoryPhase:
+        """The phase that needs the most memory."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def train(self) -> MemoryPhase:
+        """The phase of forward, backward and optimizer."""
+        return next(phase for phase in self.phases if phase.name == "train")
+
+    @property
+    def fits(self) -> bool:
+        """True if every phase fits the GPU, and the engine's cache holds a whole context."""
+        if self.capacity is None:
+            return True
+        return self.fullest.total <= self.capacity and self.cache.contexts >= 1
+
+
+def plan_memory(
+    recipe: Recipe, shape: Shape, layout: Layout, *, reference: bool = False
+) -> MemoryPlan:
+    """Plan the memory of a GPU run. `reference` adds a frozen copy of the weights.
+
+    An unknown GPU is planned as an H100, without a verdict.
+    """
+    gpu = GPUS.get(recipe.cluster.gpu)
+    capacity = gpu.memory_gib if gpu else None
+    cache = kv_cache(recipe, shape, layout, gpu_gib=capacity or GPUS["h100"].memory_gib)
+    precision = PRECISIONS[recipe.trainer.dtype]
+    state = training_state(rank_params(shape, layout), layout, precision)
+    offload = recipe.trainer.offload_optimizer
+    train = _train(recipe, shape, layout, state) | {
+        "reference": state.weights / _GIB if reference else 0.0
+    }
+    rest = CONTEXT_GIB if layout.colocated else 0.0
+    rollout = {
+        "weights": cache.weights,
+        "KV cache": cache.pool,
+        "engine's work": ENGINE_WORK_GIB,
+        "contexts": CONTEXT_GIB + rest,
+    }
+    return MemoryPlan(
+        phases=(
+            MemoryPhase("rollout", rollout),
+            MemoryPhase("train", train),
+            MemoryPhase("update", _update(layout, state, cache, train)),
+        ),
+        host=_host(layout, state, offload=offload, saving=recipe.trainer.async_save),
+        cache=cache,
+        capacity=capacity,
+    )
+
+
+def training_state(
+    params: RankParams, layout: Layout, precision: Precision = BF16
+) -> TrainingState:
+    """Return the state of one rank; a parameter's copies share its optimizer state evenly."""
+    owned = params.dense / (layout.data * layout.context) + params.expert / layout.expert_data
+    return TrainingState(
+        weights=params.total * precision.weight,
+        gradients=params.total * precision.gradient,
+        optimizer=owned * precision.optimizer,
+        master=owned * precision.master,
+    )
+
+
+def _train(recipe: Recipe, shape: Shape, layout: Layout, state: TrainingState) -> dict[str, float]:
+    trainer = recipe.trainer
+    positions = trainer.tokens_per_micro_batch
+    wider = PRECISIONS[trainer.dtype].weight / BF16.weight
+    held = {
+        "weights": state.weights,
+        "gradients": state.gradients,
+        "optimizer": state.master if trainer.offload_optimizer else state.optimizer,
+        "activations": wider
+        * activation_bytes(shape, layout, positions=positions, recompute=trainer.recompute),
+        "logits": logit_bytes(shape, layout, positions=positions),
+    }
+    parts = {name: number / _GIB for name, number in held.items()}
+    parts["gaps"] = GAPS * sum(parts.values())
+    processes = 2 if layout.colocated else 1
+    return parts | {"contexts": processes * CONTEXT_GIB + COLLECTIVES_GIB}
+
+
+def _update(
+    layout: Layout, state: TrainingState, cache: KvCache, train: Mapping[str, float]
+) -> dict[str, float]:
+    """Colocated: both copies of the weights and buckets. Else the training state and buckets."""
+    if layout.colocated:
+        return {
+            "weights": state.weights / _GIB,
+            "engine's weights": cache.weights,
+            "buckets": 2 * BUCKET_GIB,
+            "contexts": 2 * CONTEXT_GIB + COLLECTIVES_GIB,
+        }
+    stays = ("weights", "gradients", "optimizer", "reference", "contexts")
+    return {name: train[name] for name in stays} | {"buckets": 2 * BUCKET_GIB}
+
+
+def _host(layout: Layout, state: TrainingState, *, offload: bool, saving: bool) -> float:
+    """The host holds offloaded moments, or weights and state if colocated; and a checkpoint that is
+    written during training is a copy of the state."""
+    waits = state.weights + state.optimizer if layout.colocated else 0.0
+    held = max(waits, state.optimizer - state.master if offload else 0.0)
+    return layout.gpus_per_node * (held + saving * state.optimizer) / _GIB
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """One kind of GPU."""
+
+    memory_gib: float
+    """As CUDA reports it."""
+    bf16_flops: float
+    """Dense bf16 matrix operations per second, from the data sheet."""
+    bytes_per_s: float
+    """Memory bandwidth, from the data sheet."""
+
+
+GPUS = {
+    "a100": GpuModel(79.2, 312e12, 2.04e12),
+    "h100": GpuModel(79.1, 989e12, 3.35e12),
+    "h200": GpuModel(139.8, 989e12, 4.8e12),
+    "b200": GpuModel(178.4, 2250e12, 8.0e12),
+}
+"""SXM versions, with NVIDIA's peaks without sparsity. A real matrix product reaches about 70 % of
+the peak, so a fraction of the peak understates how busy a GPU is."""
 
 
 def kv_cache(recipe: Recipe, shape: Shape, layout: Layout, *, gpu_gib: float) -> KvCache:
-    """Return what fits an engine's part of a GPU.
+    """Return the capacity of an engine's part of a GPU.
 
     A token keeps a key and a value for every key-value head of every attention layer, in bf16 (Kwon
     et al. 2023, arXiv 2309.06180, section 3.1); heads are split over the engine's GPUs, never below
@@ -64,13 +271,13 @@ def kv_cache(recipe: Recipe, shape: Shape, layout: Layout, *, gpu_gib: float) ->
 
 
 def token_bytes(shape: Shape, num_gpus: int) -> float:
-    """Return what one token keeps on each GPU of an engine."""
+    """Return the cache of one token on each GPU of an engine."""
     heads = max(shape.num_kv_heads / num_gpus, 1)
     return 2 * shape.num_attention_layers * heads * shape.head_dim * _BF16
 
 
 def state_bytes(shape: Shape, num_gpus: int) -> float:
-    """Return what one sequence keeps on each GPU of an engine in linear attention."""
+    """Return the linear-attention state of one sequence on each GPU of an engine."""
     if not shape.num_linear_layers:
         return 0.0
     keys, values = shape.linear_key_size, shape.linear_value_size
@@ -80,7 +287,7 @@ def state_bytes(shape: Shape, num_gpus: int) -> float:
 
 
 def static_share(recipe: Recipe) -> float:
-    """Return the share of a GPU that an engine takes for weights and cache. Raises RecipeError."""
+    """Return the fraction of a GPU for an engine's weights and cache. Raises RecipeError."""
     flags = " ".join(str(flag) for flag in recipe.engine.options.get("flags", ()))
     _, found, after = flags.replace("=", " ").partition(_FLAG)
     if not found:
@@ -92,222 +299,14 @@ def static_share(recipe: Recipe) -> float:
         share = 0.0
     if not 0 < share < 1:
         raise RecipeError(
-            f"engine.flags has {_FLAG} {value!r}, which is no share of a GPU",
+            f"engine.flags has {_FLAG} {value!r}, which is not a fraction of a GPU",
             hint="give a number between 0 and 1, such as 0.8",
         )
     return share
 
 
-CONTEXT_GIB = 1.5
-"""CUDA's context, kernels and cuBLAS's workspace, for each process on a GPU. Assumed."""
-COLLECTIVES_GIB = 1.5
-"""NCCL's channels and buffers of all groups of a rank. Assumed."""
-ENGINE_WORK_GIB = 4.0
-"""The engine's CUDA graphs and the activations of a chunk of prompt. Assumed."""
-BUCKET_GIB = 1.0
-"""One bucket of weights on its way to an engine; two are alive at once. Assumed."""
-GAPS = 0.05
-"""The allocator's gaps, as a share of what it gave to the trainer. Assumed."""
-_GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """Bytes of a parameter in training."""
-
-    weight: int
-    gradient: int
-    optimizer: int
-    """Master copy and Adam's two moments, on the rank that owns them."""
-    master: int
-    """Of these, the master copy: it stays on the GPU when the moments are offloaded."""
-
-
-BF16 = Precision(weight=2, gradient=4, optimizer=12, master=4)
-"""bf16 weights, fp32 gradients, fp32 master weights and moments (Megatron-Core's distributed
-optimizer; Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, with fp32 gradients)."""
-FP32 = Precision(weight=4, gradient=4, optimizer=8, master=0)
-"""fp32 throughout: the weights are their own master copy."""
-
-PRECISIONS = {"bf16": BF16, "fp32": FP32}
-"""By `trainer.dtype`."""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Bytes of what a rank holds from step to step."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    master: float
-    """Of the optimizer: the master copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """GiB of one GPU in one phase of a step."""
-
-    name: str
-    parts: Mapping[str, float]
-
-    @property
-    def total(self) -> float:
-        """All parts."""
-        return sum(self.parts.values())
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """GiB of one GPU in every phase, of one node's host, and the engine's cache."""
-
-    phases: tuple[Phase, ...]
-    """Rollout, training, weight update."""
-    host: float
-    """Of one node, in pinned memory."""
-    cache: KvCache
-    capacity: float | None
-    """Of one GPU; None where it is not known."""
-
-    @property
-    def fullest(self) -> Phase:
-        """The phase that needs most."""
-        return max(self.phases, key=lambda phase: phase.total)
-
-    @property
-    def train(self) -> Phase:
-        """The phase of forward, backward and optimizer."""
-        return next(phase for phase in self.phases if phase.name == "train")
-
-    @property
-    def fits(self) -> bool:
-        """Whether every phase fits the GPU, and a whole context the engine's cache."""
-        if self.capacity is None:
-            return True
-        return self.fullest.total <= self.capacity and self.cache.contexts >= 1
-
-
-def plan_memory(
-    recipe: Recipe, shape: Shape, layout: Layout, *, reference: bool = False
-) -> MemoryPlan:
-    """Plan the memory of a GPU run. `reference` counts a frozen copy of the weights.
-
-    A GPU that the price book does not know is planned as an H100, without a verdict.
-    """
-    gpu = GPUS.get(recipe.cluster.gpu)
-    capacity = gpu.memory_gib if gpu else None
-    cache = kv_cache(recipe, shape, layout, gpu_gib=capacity or GPUS["h100"].memory_gib)
-    precision = PRECISIONS[recipe.trainer.dtype]
-    state = training_state(rank_params(shape, layout), layout, precision)
-    offload = recipe.trainer.offload_optimizer
-    train = _train(recipe, shape, layout, state) | {
-        "reference": state.weights / _GIB if reference else 0.0
-    }
-    rest = CONTEXT_GIB if layout.colocated else 0.0
-    rollout = {
-        "weights": cache.weights,
-        "KV cache": cache.pool,
-        "engine's work": ENGINE_WORK_GIB,
-        "contexts": CONTEXT_GIB + rest,
-    }
-    return MemoryPlan(
-        phases=(
-            Phase("rollout", rollout),
-            Phase("train", train),
-            Phase("update", _update(layout, state, cache, train)),
-        ),
-        host=_host(layout, state, offload=offload, saving=recipe.trainer.async_save),
-        cache=cache,
-        capacity=capacity,
-    )
-
-
-def training_state(params: RankParams, layout: Layout, precision: Precision = BF16) -> State:
-    """Return what a rank holds: optimizer states are shared out over the copies of a parameter."""
-    owned = params.dense / (layout.data * layout.context) + params.expert / layout.expert_data
-    return State(
-        weights=params.total * precision.weight,
-        gradients=params.total * precision.gradient,
-        optimizer=owned * precision.optimizer,
-        master=owned * precision.master,
-    )
-
-
-def _train(recipe: Recipe, shape: Shape, layout: Layout, state: State) -> dict[str, float]:
-    trainer = recipe.trainer
-    positions = trainer.tokens_per_micro_batch
-    wider = PRECISIONS[trainer.dtype].weight / BF16.weight
-    held = {
-        "weights": state.weights,
-        "gradients": state.gradients,
-        "optimizer": state.master if trainer.offload_optimizer else state.optimizer,
-        "activations": wider
-        * activation_bytes(shape, layout, positions=positions, recompute=trainer.recompute),
-        "logits": logit_bytes(shape, layout, positions=positions),
-    }
-    parts = {name: number / _GIB for name, number in held.items()}
-    parts["gaps"] = GAPS * sum(parts.values())
-    processes = 2 if layout.colocated else 1
-    return parts | {"contexts": processes * CONTEXT_GIB + COLLECTIVES_GIB}
-
-
-def _update(
-    layout: Layout, state: State, cache: KvCache, train: Mapping[str, float]
-) -> dict[str, float]:
-    """Colocated: both copies of the weights and buckets. Else buckets on top of what stays."""
-    if layout.colocated:
-        return {
-            "weights": state.weights / _GIB,
-            "engine's weights": cache.weights,
-            "buckets": 2 * BUCKET_GIB,
-            "contexts": 2 * CONTEXT_GIB + COLLECTIVES_GIB,
-        }
-    stays = ("weights", "gradients", "optimizer", "reference", "contexts")
-    return {name: train[name] for name in stays} | {"buckets": 2 * BUCKET_GIB}
-
-
-def _host(layout: Layout, state: State, *, offload: bool, saving: bool) -> float:
-    """Offloaded, the optimizer's moments; colocated, weights and states wait there. A checkpoint
-    that is written while training goes on is a copy of the states."""
-    waits = state.weights + state.optimizer if layout.colocated else 0.0
-    held = max(waits, state.optimizer - state.master if offload else 0.0)
-    return layout.gpus_per_node * (held + saving * state.optimizer) / _GIB
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One kind of GPU."""
-
-    memory_gib: float
-    """What CUDA reports."""
-    bf16_flops: float
-    """Dense bf16 matrix operations a second, by the data sheet."""
-    bytes_per_s: float
-    """Of its memory, by the data sheet."""
-
-
-GPUS = {
-    "a100": Gpu(79.2, 312e12, 2.04e12),
-    "h100": Gpu(79.1, 989e12, 3.35e12),
-    "h200": Gpu(139.8, 989e12, 4.8e12),
-    "b200": Gpu(178.4, 2250e12, 8.0e12),
-}
-"""SXM versions. Peaks are those of NVIDIA's data sheets without sparsity; a real matrix product
-reaches some 70 % of them, so that a share of the peak understates how busy a GPU is."""
-
-
-_GROWN = ("expert_parallel", "context_parallel", "pipeline_parallel", "tensor_parallel")
-"""Sizes that may be doubled, the one that slows training least first."""
-_TIMES = (2, 4, 8)
-_ENGINE_HINT = (
-    "raise cluster.gpus_per_engine, or give engine.flags another --mem-fraction-static; "
-    "or shorten rollout.max_context_tokens"
-)
-_Changes = dict[str, int | bool]
-
-
 def check_memory(recipe: Recipe, shape: Shape, found: MemoryPlan, *, reference: bool) -> None:
-    """Raise RecipeError where a plan does not fit, with the smallest change found that would."""
+    """Raise RecipeError if a plan does not fit; the hint names the smallest change that does."""
     if found.fits:
         return
     phase = found.fullest
@@ -343,11 +342,11 @@ def _saving_hint(recipe: Recipe, shape: Shape, *, reference: bool) -> str:
                 f"trainer.{key} = {str(value).lower()}" for key, value in changes.items()
             )
             return f"set {keys}: {found.fullest.total:.1f} GiB at most"
-    return "take more or larger GPUs, or raise cluster.gpus_per_engine"
+    return "use more or larger GPUs, or raise cluster.gpus_per_engine"
 
 
 def _changes(recipe: Recipe) -> Iterator[_Changes]:
-    """Yield what to try, from what costs nothing in layout to several changes at once."""
+    """Yield changes to try, from memory savers alone to changes of several sizes."""
     trainer = recipe.trainer
     savers: list[_Changes] = [{}]
     for key in ("recompute", "offload_optimizer"):
@@ -368,7 +367,7 @@ def _changes(recipe: Recipe) -> Iterator[_Changes]:
 
 
 def _grown(trainer: TrainerSection, key: str, times: int) -> _Changes:
-    """Return one size grown. More context ranks need as many fewer tokens on each."""
+    """Return one size multiplied; context ranks share the tokens of a micro-batch."""
     changes: _Changes = {key: getattr(trainer, key) * times}
     if key == "context_parallel":
         changes["tokens_per_micro_batch"] = -(-trainer.tokens_per_micro_batch // times)

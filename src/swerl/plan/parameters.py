@@ -1,7 +1,10 @@
-"""How many parameters a model has, and how many of them one rank of a layout holds.
+"""Count parameters, of a model and of one rank of a layout, and the arithmetic of a training row.
 
 Tensor ranks split matrices by heads or width, and hold norms, routers and gates whole. Layers are
-split over pipeline stages, experts over expert ranks and expert-tensor ranks.
+split over pipeline stages, experts over expert ranks and expert-tensor ranks. Arithmetic counts the
+multiply-adds of matrix products, as Narayanan et al. 2021 (arXiv 2104.04473, section 5.1) and the
+PaLM paper (arXiv 2204.02311, appendix B) do: 2 operations each, and twice as many in the backward
+pass as in the forward pass. Norms, softmax and rotary embeddings are left out.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from swerl.plan.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Params:
-    """Numbers of parameters by how ranks share them."""
+class ParamCounts:
+    """Numbers of parameters by the way in which ranks share them."""
 
     split: int = 0
     """Split over tensor ranks."""
@@ -25,8 +28,8 @@ class Params:
     expert: int = 0
     """Of routed experts."""
 
-    def __add__(self, other: Params) -> Params:
-        return Params(
+    def __add__(self, other: ParamCounts) -> ParamCounts:
+        return ParamCounts(
             self.split + other.split,
             self.key_value + other.key_value,
             self.whole + other.whole,
@@ -35,7 +38,6 @@ class Params:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.split + self.key_value + self.whole + self.expert
 
 
@@ -50,17 +52,15 @@ class RankParams:
 
     @property
     def total(self) -> int:
-        """Both."""
         return self.dense + self.expert
 
 
-def model_params(shape: Shape) -> Params:
-    """Return a whole model's parameters."""
+def model_params(shape: Shape) -> ParamCounts:
     return _sum(shape, range(shape.num_layers)) + _ends(shape, first=True, last=True)
 
 
 def active_params(shape: Shape) -> int:
-    """Return the parameters that one token passes."""
+    """Return the parameters that one token uses."""
     params = model_params(shape)
     idle = 1 - shape.experts_per_token / shape.num_experts if shape.num_experts else 0
     return params.total - round(idle * params.expert)
@@ -83,35 +83,35 @@ def _stage(shape: Shape, layout: Layout, stage: int) -> RankParams:
     )
 
 
-def _sum(shape: Shape, layers: range) -> Params:
-    found = Params()
+def _sum(shape: Shape, layers: range) -> ParamCounts:
+    found = ParamCounts()
     for layer in layers:
         found += _attention(shape) if shape.has_attention(layer) else _linear_attention(shape)
         found += _experts(shape) if shape.has_experts(layer) else _feed_forward(shape)
     return found
 
 
-def _ends(shape: Shape, *, first: bool, last: bool) -> Params:
-    """Return embeddings and the last norm. Tied embeddings are one matrix where both ends meet."""
+def _ends(shape: Shape, *, first: bool, last: bool) -> ParamCounts:
+    """Return embeddings and the last norm; tied embeddings on one rank are one matrix."""
     matrix = shape.vocab_size * shape.hidden_size
     matrices = 1 if first and last and shape.tied else first + last
-    return Params(split=matrices * matrix, whole=shape.hidden_size * last)
+    return ParamCounts(split=matrices * matrix, whole=shape.hidden_size * last)
 
 
-def _attention(shape: Shape) -> Params:
+def _attention(shape: Shape) -> ParamCounts:
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_kv_heads * shape.head_dim
     bias = shape.qkv_bias
     outer = 3 if shape.gated_attention else 2
-    return Params(
+    return ParamCounts(
         split=outer * shape.hidden_size * queries + bias * queries,
         key_value=2 * keys * (shape.hidden_size + bias),
         whole=shape.hidden_size + 2 * shape.head_dim * shape.qk_norm,
     )
 
 
-def _linear_attention(shape: Shape) -> Params:
-    """Return a gated delta net's: projections, convolution, decay and its gates, and norms."""
+def _linear_attention(shape: Shape) -> ParamCounts:
+    """Count a gated delta net: projections, convolution, decay and its gates, norms."""
     keys, values, heads = (
         shape.linear_key_size,
         shape.linear_value_size,
@@ -119,18 +119,18 @@ def _linear_attention(shape: Shape) -> Params:
     )
     projections = shape.hidden_size * (2 * keys + 3 * values + 2 * heads)
     convolution = shape.linear_conv_size * (2 * keys + values)
-    return Params(
+    return ParamCounts(
         split=projections + convolution + 2 * heads, whole=shape.hidden_size + values // heads
     )
 
 
-def _feed_forward(shape: Shape) -> Params:
-    return Params(split=3 * shape.hidden_size * shape.ffn_size, whole=shape.hidden_size)
+def _feed_forward(shape: Shape) -> ParamCounts:
+    return ParamCounts(split=3 * shape.hidden_size * shape.ffn_size, whole=shape.hidden_size)
 
 
-def _experts(shape: Shape) -> Params:
+def _experts(shape: Shape) -> ParamCounts:
     hidden = shape.hidden_size
-    return Params(
+    return ParamCounts(
         split=3 * hidden * shape.shared_ffn_size,
         whole=hidden * (1 + shape.num_experts + shape.shared_gate),
         expert=3 * hidden * shape.expert_ffn_size * shape.num_experts,
@@ -151,12 +151,11 @@ class RowCost:
     per_token_pair: float
 
     def of(self, length: int) -> float:
-        """Return the operations of a row of `length` positions."""
         return self.per_token * length + self.per_token_pair * length**2
 
 
 def row_cost(shape: Shape) -> RowCost:
-    """Return a model's cost of a row, the output layer on every position included.
+    """Return the cost of a row, with the output layer on every position.
 
     Causal attention multiplies each query with half of the keys on average, and its probabilities
     with as many values: T^2 / 2 times 2 times the queries' width. Linear attention's chunked form
@@ -171,7 +170,7 @@ def row_cost(shape: Shape) -> RowCost:
 
 
 def _matrix_params(shape: Shape) -> float:
-    """Return the parameters that multiply one token: looking up an embedding costs nothing."""
+    """Return the parameters that multiply a token; embedding lookups cost nothing."""
     lookup = 0 if shape.tied else shape.vocab_size * shape.hidden_size
     return active_params(shape) - lookup
 

@@ -1,4 +1,4 @@
-"""What a recipe would do, checked and counted without starting anything."""
+"""Plan a recipe: check it and compute its needs without starting anything."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from swerl.recipe.check import check_budgets, check_rollout, obstacles, plugin_o
 from swerl.recipe.schema import Recipe
 
 _CHECKPOINT = 12
-"""Bytes of a parameter: fp32 master copy and Adam's two moments."""
+"""Checkpoint bytes per parameter: fp32 master copy and Adam's two moments."""
 _NEWEST = 2
-"""Checkpoints that are kept for a crash, and published weights beside them."""
+"""Checkpoints kept for crash recovery; as many published weights are kept."""
 _TOKEN = 60
-"""Bytes of a token in Parquet, in the trajectory and in logs, uncompressed. Assumed."""
+"""Bytes per token in Parquet, trajectory and logs, uncompressed. Assumed."""
 _EXPERT = 1
-"""Bytes of one recorded expert of up to 256 a layer, which stands on disk once."""
+"""Bytes of one recorded expert if a layer has up to 256; stored once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
-    """Bytes on a disk that every node reads."""
+class DiskPlan:
+    """Bytes on the disk that all nodes share."""
 
     checkpoint: int
-    """One of them."""
+    """One checkpoint."""
     kept: int
-    """Checkpoints that stay at the end: the newest, the best evaluated one, every n-th."""
+    """Checkpoints kept at the end: the newest, the best evaluated one, every n-th."""
     weights: int
     """One published version, in Hugging Face format."""
     episodes: int
-    """Of a step's Episodes, Turns and samples, were every context full."""
+    """Episodes, Turns and Samples of one step, if every context is full."""
     steps: int
 
     @property
     def most(self) -> int:
-        """All that is kept, with one checkpoint and one version being written."""
+        """Maximum, while one more checkpoint and one more version are written."""
         written = (self.kept + 1) * self.checkpoint + (_NEWEST + 1) * self.weights
         return written + self.steps * self.episodes
 
 
-def plan_disk(recipe: Recipe, shape: Shape) -> Disk:
-    """Return what a run needs."""
+def plan_disk(recipe: Recipe, shape: Shape) -> DiskPlan:
+    """Return the disk space that a run needs."""
     params = model_params(shape).total
     trainer = recipe.trainer
     every = recipe.steps // trainer.keep_every if trainer.keep_every else 0
     evaluated = bool(recipe.eval.every)
-    return Disk(
+    return DiskPlan(
         checkpoint=params * _CHECKPOINT,
         kept=_NEWEST + evaluated + every,
         weights=params * (2 if trainer.dtype == "bf16" else 4),
@@ -70,36 +70,35 @@ def _episode_bytes(recipe: Recipe, shape: Shape) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A recipe that is consistent in itself, in numbers."""
+class RecipePlan:
+    """The plan of a consistent recipe."""
 
     recipe: Recipe
     shape: Shape
     layout: Layout
     memory: MemoryPlan | None
     """None on CPU."""
-    disk: Disk
+    disk: DiskPlan
     cost: Estimate | None
-    """None where the price book lacks a price."""
+    """None if the price book lacks a price."""
     notes: tuple[str, ...]
-    """What deserves a look before money is spent."""
+    """Remarks to consider before spending money."""
     obstacles: tuple[str, ...]
-    """Why this version cannot launch the recipe; empty where it can."""
+    """Reasons why this version cannot launch the recipe."""
 
     def simulate(self) -> Simulation | None:
-        """Simulate some steps; None on CPU and on GPUs whose speed is not known."""
+        """Simulate some steps; None on CPU and on GPUs of unknown speed."""
         if self.memory is None or self.memory.capacity is None:
             return None
         return simulate(self.recipe, self.shape, self.layout, self.memory.cache)
 
     @property
     def episodes_per_step(self) -> int:
-        """Episodes of one optimizer step."""
         return self.recipe.rollout.groups_per_step * self.recipe.rollout.episodes_per_group
 
     @property
     def episodes_begun(self) -> float:
-        """Episodes that a step begins on average, those that a filter leaves out counted."""
+        """Mean number of Episodes that a step starts, including those that a filter rejects."""
         return self.episodes_per_step * group_factor(self.recipe.rollout)
 
     @property
@@ -109,7 +108,7 @@ class Plan:
 
     @property
     def sandboxes_at_once(self) -> int:
-        """Most sandboxes that live at the same time: an Episode holds one at a time."""
+        """Maximum number of concurrent sandboxes: an Episode holds one at a time."""
         rollout = self.recipe.rollout
         begun = ceil(rollout.groups_per_step * rollout.oversample) * rollout.episodes_per_group
         if self.recipe.schedule.mode == "async":
@@ -118,22 +117,22 @@ class Plan:
 
     @property
     def tokens_per_gpu(self) -> int:
-        """Positions of one full-length sequence that one rank computes."""
+        """Positions of a full-length sequence on one rank."""
         return -(-self.recipe.rollout.max_context_tokens // self.layout.context)
 
 
-def plan(recipe: Recipe) -> Plan:
-    """Check a recipe and count what it needs; starts nothing, needs no GPU and no network.
+def plan(recipe: Recipe) -> RecipePlan:
+    """Check a recipe and compute its plan; needs no GPU and no network.
 
-    Raises RecipeError on the first thing that cannot be right on any machine. What only this
-    version or this machine lacks is told in `obstacles`.
+    Raises RecipeError on the first setting that is wrong on every machine. Anything that only this
+    version or this machine lacks is listed in `obstacles`.
     """
     check_budgets(recipe.budgets)
     check_rollout(recipe.rollout)
     shape = shape_of(recipe.model)
     found = layout(recipe, shape)
     on_gpu = _memory(recipe, shape, found) if found.num_gpus else None
-    return Plan(
+    return RecipePlan(
         recipe=recipe,
         shape=shape,
         layout=found,
@@ -174,17 +173,17 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
     if found.num_gpus and recipe.rollout.concurrency < episodes:
         waves = -(-episodes // recipe.rollout.concurrency)
         notes.append(
-            f"rollout.concurrency = {recipe.rollout.concurrency} makes a step's {episodes} "
-            f"episodes take turns, {waves} rounds of them, while every GPU is paid for"
+            f"rollout.concurrency = {recipe.rollout.concurrency} runs a step's {episodes} "
+            f"episodes in {waves} rounds, while every GPU is paid for"
         )
     if episodes % found.data:
         notes.append(f"{episodes} episodes a step spread unevenly over {found.data} data ranks")
     if found.expert > found.gpus_per_node > 0:
         notes.append(f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node")
     if found.num_gpus and recipe.trainer.dtype == "fp32":
-        notes.append("trainer.dtype = fp32 on GPUs: bf16 takes half of the time and memory")
+        notes.append("trainer.dtype = fp32 on GPUs: bf16 halves time and memory")
     for name in sorted(set(recipe.cost.prices) - set(used_prices(recipe))):
-        notes.append(f"cost.prices.{name} is used by nothing: {', '.join(used_prices(recipe))} are")
+        notes.append(f"cost.prices.{name} is unused; in use: {', '.join(used_prices(recipe))}")
     if on_gpu:
         notes += _memory_notes(recipe, on_gpu)
     return notes
@@ -193,14 +192,14 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
 def _memory_notes(recipe: Recipe, planned: MemoryPlan) -> list[str]:
     notes = []
     if planned.capacity is None:
-        notes.append(f"the memory of a {recipe.cluster.gpu!r} is not known: compare by hand")
+        notes.append(f"the memory of a {recipe.cluster.gpu!r} is unknown: compare by hand")
     elif planned.train.total > 0.92 * planned.capacity:
         share = planned.train.total / planned.capacity
-        notes.append(f"training fills {share:.0%} of a GPU: the plan is no more exact than that")
+        notes.append(f"training fills {share:.0%} of a GPU: the plan is not exact enough for that")
     cache = planned.cache
     if cache.contexts < cache.sequences:
         notes.append(
             f"an engine's cache holds {cache.contexts:.1f} full contexts and serves "
-            f"{cache.sequences} episodes: long ones are put out and computed again"
+            f"{cache.sequences} episodes: long ones are evicted and recomputed"
         )
     return notes

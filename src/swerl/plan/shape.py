@@ -1,4 +1,4 @@
-"""Shape of the trained model, and how many parameters follow from it."""
+"""The shape of the trained model, from its config or from the table of known models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swerl.recipe.schema import ModelSection
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder with attention in every `full_attention_every`-th layer, and linear attention
+    """A decoder with full attention in every `full_attention_every`-th layer, and linear attention
     (gated delta rule) in the others."""
 
     name: str
@@ -28,15 +28,15 @@ class Shape:
     ffn_size: int = 0
     """Width of the feed-forward block in layers without experts."""
     num_dense_layers: int = 0
-    """First layers of a model of experts that have none."""
+    """Leading layers without experts in a mixture-of-experts model."""
     num_experts: int = 0
-    """Experts a layer; 0 in a dense model."""
+    """Experts per layer; 0 in a dense model."""
     experts_per_token: int = 0
     expert_ffn_size: int = 0
     shared_ffn_size: int = 0
-    """Width of the experts that every token passes, all together."""
+    """Total width of the experts that every token uses."""
     shared_gate: bool = False
-    """Whether a gate weighs what the shared expert says."""
+    """True if a gate weighs the shared expert's output."""
     full_attention_every: int = 1
     linear_key_size: int = 0
     """Key heads times their width, in linear attention."""
@@ -44,23 +44,21 @@ class Shape:
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
     linear_conv_size: int = 4
-    """Positions that linear attention's convolution looks back, the current one included."""
+    """Kernel size of linear attention's convolution."""
     qk_norm: bool = True
-    """Whether queries and keys are normalised by head."""
+    """True if queries and keys are normalised per head."""
     qkv_bias: bool = False
     gated_attention: bool = False
-    """Whether the query projection also makes a gate of the same size."""
+    """True if the query projection also computes a gate of the same size."""
     tied: bool = False
-    """Whether input and output embeddings are one."""
+    """True if input and output embeddings are one matrix."""
 
     @property
     def num_attention_layers(self) -> int:
-        """Layers with full attention."""
         return self.num_layers // self.full_attention_every
 
     @property
     def num_linear_layers(self) -> int:
-        """Layers with linear attention."""
         return self.num_layers - self.num_attention_layers
 
     def has_attention(self, layer: int) -> bool:
@@ -73,9 +71,9 @@ class Shape:
 
 
 def shape_of(model: ModelSection) -> Shape:
-    """Return the shape of the recipe's model: its folder's config, or a known name's.
+    """Return the shape of the recipe's model, from its folder's config or by its name.
 
-    Raises RecipeError on a config that lacks something, UnknownNameError on an unknown name.
+    Raises RecipeError on an incomplete config, UnknownNameError on an unknown name.
     """
     if model.path is None:
         made = model.shape
@@ -163,7 +161,7 @@ def _shared_width(config: Mapping[str, Any]) -> int:
 
 
 def _attention_interval(config: Mapping[str, Any]) -> int:
-    """Return after how many layers full attention comes again; the config may list the layers."""
+    """Return the distance of full-attention layers, which the config may list one by one."""
     kinds = config.get("layer_types") or []
     if "linear_attention" not in kinds:
         return int(config.get("full_attention_interval", 1))
@@ -174,7 +172,7 @@ def _attention_interval(config: Mapping[str, Any]) -> int:
     ]
     if kinds != regular:
         raise RecipeError(
-            "full attention does not come at equal distances in layer_types",
-            hint="only such hybrids as Qwen3.5 and Qwen3.6 are known",
+            "layer_types has full attention at unequal distances",
+            hint="only hybrids like Qwen3.5 and Qwen3.6 are supported",
         )
     return int(interval)

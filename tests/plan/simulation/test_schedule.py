@@ -98,7 +98,7 @@ def test_steps_of_equal_work_take_equal_time() -> None:
 def test_episodes_that_must_take_turns_take_as_many_times_as_long() -> None:
     found = simulated(*[TWO_TURNS] * 3, concurrency=1)
     assert found.steps[0].rollout_s == pytest.approx(3 * 20.3)
-    assert found.steps[0].parts["a free place"] == pytest.approx(2 * 20.3)
+    assert found.steps[0].parts["a free slot"] == pytest.approx(2 * 20.3)
 
 
 def test_prompts_are_read_one_after_the_other_and_stall_replies() -> None:

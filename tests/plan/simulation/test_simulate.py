@@ -13,8 +13,7 @@ from swerl.core.errors import InputError, RecipeError, UnknownNameError
 from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
 from swerl.plan.plan import plan
-from swerl.plan.simulation import episodes as recorded
-from swerl.plan.simulation.episodes import Recorded
+from swerl.plan.simulation.episodes import RecordedLoads, read_recorded
 from swerl.plan.simulation.simulate import Simulation, simulate
 from swerl.recipe.load import load
 
@@ -98,7 +97,7 @@ def test_wrong_assumptions_are_refused() -> None:
 
 
 def test_gpu_of_unknown_speed_is_refused() -> None:
-    with pytest.raises(RecipeError, match="the speed of a 'mi355x' is not known"):
+    with pytest.raises(RecipeError, match="the speed of a 'mi355x' is unknown"):
         simulated("cluster.gpu=mi355x")
 
 
@@ -133,11 +132,11 @@ def test_episodes_of_a_real_run_are_read_from_its_events(tmp_path: Path) -> None
         {"event": "EpisodeEnded", "episode": "a", "time": 0},
         _turn(200, 1, 500, 20) | {"episode": "unfinished"},
     )
-    [found] = recorded.read(run)
+    [found] = read_recorded(run)
     assert [turn.tool_s for turn in found.turns] == [7, 1, 2]
     assert (found.boot_s, found.grading_s) == (2, 4.5)
     assert list(found.rows()) == [550, 205]
-    outcome = simulated(recorded=Recorded((found,)), num_steps=1).own
+    outcome = simulated(recorded=RecordedLoads((found,)), num_steps=1).own
     assert outcome.row_tokens == 755
 
 
@@ -146,7 +145,7 @@ def test_folder_without_episodes_is_refused(tmp_path: Path, text: str | None) ->
     if text is not None:
         (tmp_path / "events.jsonl").write_text(text)
     with pytest.raises(InputError) as caught:
-        recorded.read(tmp_path)
+        read_recorded(tmp_path)
     assert caught.value.hint
 
 

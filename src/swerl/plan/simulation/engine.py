@@ -1,8 +1,8 @@
-"""An engine in the simulation: prompts first and one at a time, then all replies together.
+"""The simulated clock and a simulated engine: prompts one at a time, then all replies together.
 
-A prompt that is read stalls every reply (SGLang's default order). Replies advance at one rate,
-which falls as more of them, and longer ones, are under way. A session's tokens stay in the cache
-between its turns until others need the room, oldest first; what was put out is computed again.
+A prompt stalls every reply, as in SGLang's default order. Replies advance at one common rate, which
+falls as they become more and longer. Between turns a session's tokens stay in the cache until
+others need the room; the oldest are evicted first and recomputed later.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from typing import Protocol, TypeAlias
 
 
 class Signal:
-    """Something that happens once. Who waits for it goes on at that moment."""
+    """A one-time event; its waiters are called when it happens."""
 
     def __init__(self) -> None:
         self.happened = False
         self._waiting: list[Callable[[], None]] = []
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call back when it happens, or at once where it has."""
+        """Call when it happens, or at once if it has happened."""
         if self.happened:
             call()
         else:
             self._waiting.append(call)
 
     def fire(self) -> None:
-        """Let it happen."""
         if self.happened:
             return
         self.happened = True
@@ -41,8 +40,12 @@ class Signal:
 Process: TypeAlias = Generator["float | Signal", None, None]
 
 
-class Clock:
-    """Seconds since the simulation began, and what is still to come."""
+class SimulatedClock:
+    """Simulated time and pending events.
+
+    A process is a generator that yields seconds to sleep or a Signal to wait for. Simultaneous
+    events happen in the order of their scheduling, so a simulation repeats exactly.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,52 +53,52 @@ class Clock:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, time: float, call: Callable[[], None]) -> None:
-        """Call at a time, which is not in the past."""
+        """Schedule a call; past times mean now."""
         heappush(self._events, (max(time, self.now), next(self._order), call))
 
     def start(self, process: Process) -> Signal:
-        """Begin a process; return the Signal of its end."""
+        """Start a process; return the Signal of its end."""
         ended = Signal()
         self._go_on(process, ended)
         return ended
 
     def run(self, *, until: Signal | None = None) -> None:
-        """Let everything happen, or what happens until a Signal."""
+        """Run all events, or those until a Signal."""
         while self._events and not (until and until.happened):
             self.now, _, call = heappop(self._events)
             call()
 
     def _go_on(self, process: Process, ended: Signal) -> None:
-        for wish in process:
-            if isinstance(wish, Signal):
-                if wish.happened:
+        for waited in process:
+            if isinstance(waited, Signal):
+                if waited.happened:
                     continue
-                wish.then(lambda: self._go_on(process, ended))
+                waited.then(lambda: self._go_on(process, ended))
                 return
-            self.at(self.now + wish, lambda: self._go_on(process, ended))
+            self.at(self.now + waited, lambda: self._go_on(process, ended))
             return
         ended.fire()
 
 
-class Slots:
-    """Places that are taken in the order of asking."""
+class SimulatedSlots:
+    """SimulatedSlots, granted in the order of requests."""
 
     def __init__(self, num: int) -> None:
         self._free = num
         self._waiting: deque[Signal] = deque()
 
     def take(self) -> Signal:
-        """Return the Signal of having a place."""
-        place = Signal()
+        """Return the Signal of being granted a slot."""
+        granted = Signal()
         if self._free:
             self._free -= 1
-            place.fire()
+            granted.fire()
         else:
-            self._waiting.append(place)
-        return place
+            self._waiting.append(granted)
+        return granted
 
     def give(self) -> None:
-        """Hand a place on."""
+        """Return a slot."""
         if self._waiting:
             self._waiting.popleft().fire()
         else:
@@ -103,22 +106,22 @@ class Slots:
 
 
 def all_of(signals: list[Signal]) -> Process:
-    """Wait for every one of them."""
+    """Wait for all Signals."""
     yield from signals
 
 
 class Speed(Protocol):
-    """How fast an engine is."""
+    """The speed of an engine."""
 
     def prompt_s(self, cached: int, tokens: int) -> float:
-        """Return the seconds to read a prompt of `tokens`, the first `cached` of them known."""
+        """Return the seconds to read a prompt whose first `cached` of `tokens` are known."""
 
     def round_s(self, replies: int, tokens: int) -> float:
-        """Return the seconds of one token more for each of `replies`, with `tokens` in front."""
+        """Return the seconds of one more token for each of `replies`, after `tokens` in total."""
 
 
 @dataclass(slots=True)
-class Request:
+class SimulatedRequest:
     """One turn at an engine."""
 
     session: int
@@ -126,63 +129,63 @@ class Request:
     output_tokens: int
     done: Signal
     began: float
-    """When it was asked."""
+    """Time of the request."""
     number: int
     decoding: float = 0.0
-    """When its reply began."""
+    """Time at which its reply began."""
     ended: float = 0.0
 
     @property
     def size(self) -> int:
-        """Tokens in the cache at its end."""
+        """Tokens in the cache when it ends."""
         return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(slots=True)
-class Usage:
-    """What an engine did."""
+class EngineUsage:
+    """The work of an engine."""
 
     prompt_s: float = 0.0
     reply_s: float = 0.0
-    """Seconds with at least one reply under way."""
+    """Seconds with at least one running reply."""
     reply_rounds: float = 0.0
     sampled: int = 0
     """Tokens of replies."""
     read: int = 0
     """Tokens of prompts that were computed."""
     again: int = 0
-    """Of these, tokens that had been put out of the cache."""
+    """The part of these that had been evicted from the cache."""
 
 
 @dataclass(slots=True)
 class SimulatedEngine:
-    """One engine: requests in, a Signal out."""
+    """One engine; a request returns a Signal of its end."""
 
-    clock: Clock
+    clock: SimulatedClock
     speed: Speed
     capacity: int
     """Tokens of its cache."""
-    usage: Usage = field(default_factory=Usage)
-    _queue: deque[Request] = field(default_factory=deque)
-    _reading: Request | None = None
-    _replies: list[tuple[float, int, Request]] = field(default_factory=list)
+    usage: EngineUsage = field(default_factory=EngineUsage)
+    _queue: deque[SimulatedRequest] = field(default_factory=deque)
+    _reading: SimulatedRequest | None = None
+    _replies: list[tuple[float, int, SimulatedRequest]] = field(default_factory=list)
     _progress: float = 0.0
-    """Tokens that a reply under way all the time would have got."""
+    """Tokens of a reply that had run since the start."""
     _since: float = 0.0
     _turn: int = 0
     _asked: int = 0
     _known: dict[int, int] = field(default_factory=dict)
-    """Session -> tokens at the end of its last turn."""
+    """Session → tokens at the end of its last turn."""
     _held: int = 0
-    """Tokens of requests at work."""
+    """Tokens of running requests."""
     _idle: dict[int, int] = field(default_factory=dict)
-    """Session -> tokens in the cache between its turns, the longest unused first."""
+    """Session → tokens in the cache between its turns, least recently used first."""
     _idle_tokens: int = 0
     _paused: bool = False
 
-    def ask(self, session: int, prompt_tokens: int, output_tokens: int) -> Request:
-        """Begin a turn; its `done` fires at the reply's end."""
-        request = Request(
+    def ask(self, session: int, prompt_tokens: int, output_tokens: int) -> SimulatedRequest:
+        """Start a turn; `done` fires when the reply ends."""
+        request = SimulatedRequest(
             session, prompt_tokens, output_tokens, Signal(), self.clock.now, self._asked
         )
         self._asked += 1
@@ -191,15 +194,15 @@ class SimulatedEngine:
         return request
 
     def forget(self, session: int) -> None:
-        """Free what a session that is over left."""
+        """Free the cache of a finished session."""
         self._known.pop(session, None)
-        self._put_out(session)
+        self._evict(session)
 
-    def _put_out(self, session: int) -> None:
+    def _evict(self, session: int) -> None:
         self._idle_tokens -= self._idle.pop(session, 0)
 
     def pause(self) -> None:
-        """Stop for new weights: the cache of the old ones is worth nothing."""
+        """Stop for new weights, which invalidate the cache."""
         self._advance()
         self._paused = True
         self._idle.clear()
@@ -207,7 +210,6 @@ class SimulatedEngine:
         self._turn += 1
 
     def resume(self) -> None:
-        """Go on."""
         self._advance()
         self._paused = False
         if self._reading is not None:
@@ -216,7 +218,7 @@ class SimulatedEngine:
             self._next()
 
     def _next(self) -> None:
-        """Read the next prompt where one fits, else let the replies go on."""
+        """Read the next prompt if it fits, else continue the replies."""
         if self._paused or self._reading is not None:
             return
         self._advance()
@@ -225,20 +227,20 @@ class SimulatedEngine:
         else:
             self._schedule_reply()
 
-    def _admit(self, request: Request) -> bool:
-        """Make room: idle sessions are put out. A request that is alone always fits."""
+    def _admit(self, request: SimulatedRequest) -> bool:
+        """Evict idle sessions for a request; one that runs alone always fits."""
         free = self.capacity - self._held - (self._idle_tokens - self._idle.get(request.session, 0))
         for session in list(self._idle):
             if free >= request.size:
                 break
             if session != request.session:
                 free += self._idle[session]
-                self._put_out(session)
+                self._evict(session)
         return free >= request.size or not self._replies
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: SimulatedRequest) -> None:
         kept = self._idle.get(request.session, 0)
-        self._put_out(request.session)
+        self._evict(request.session)
         cached = kept if kept <= request.prompt_tokens else 0
         seconds = self.speed.prompt_s(cached, request.prompt_tokens)
         if self._reading is not request:
@@ -259,7 +261,7 @@ class SimulatedEngine:
         self._next()
 
     def _advance(self) -> None:
-        """Count what the replies got since the last event."""
+        """Advance the replies to the present."""
         seconds, self._since = self.clock.now - self._since, self.clock.now
         if self._reading is not None or self._paused or not self._replies:
             return
@@ -290,6 +292,6 @@ class SimulatedEngine:
         request.done.fire()
 
     def _call(self, seconds: float, then: Callable[[], None]) -> None:
-        """Call later, unless something else was decided before."""
+        """Schedule a call that a later decision cancels."""
         turn = self._turn
         self.clock.at(self.clock.now + seconds, lambda: then() if turn == self._turn else None)

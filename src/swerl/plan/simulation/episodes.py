@@ -1,4 +1,4 @@
-"""Episodes in the simulation: sandboxes, turns at engines, tools and tests."""
+"""Simulated Episodes: their load, drawn or recorded, and their way through slots and engines."""
 
 from __future__ import annotations
 
@@ -13,36 +13,41 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swerl.core.errors import InputError
-from swerl.plan.simulation.engine import Clock, Process, Signal, SimulatedEngine, Slots
+from swerl.plan.simulation.engine import (
+    Process,
+    Signal,
+    SimulatedClock,
+    SimulatedEngine,
+    SimulatedSlots,
+)
 from swerl.plan.simulation.machine import SimulatedMachine
 
 
 @dataclass(frozen=True, slots=True)
 class TurnLoad:
-    """One request and what the agent does before the next."""
+    """One request, and the tools before the next one."""
 
     prompt_tokens: int
-    """The whole prompt; what the engine has of it in its cache costs nothing."""
+    """The whole prompt; cached tokens cost nothing."""
     output_tokens: int
     tool_s: float
-    """Seconds of tools after it."""
+    """Seconds of tools after the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLoad:
-    """One Episode."""
+    """The work of one Episode."""
 
     turns: tuple[TurnLoad, ...]
     boot_s: float
-    """Until the agent begins: sandbox and installation."""
+    """Seconds of sandbox start and installation."""
     grading_s: float
-    """Diff, a fresh sandbox and the tests."""
+    """Seconds of diff, fresh sandbox and tests."""
     lost: tuple[int, ...] = ()
-    """Turns of each earlier attempt, when the machinery lost it."""
+    """Turns of each earlier attempt that infrastructure lost."""
 
     def rows(self) -> Iterator[int]:
-        """Yield the lengths of the rows that it is trained as: a prompt that is shorter than what
-        was said before it begins a new one."""
+        """Yield the lengths of its training rows; a prompt shorter than the history starts one."""
         length = 0
         for turn in self.turns:
             if turn.prompt_tokens < length:
@@ -53,13 +58,12 @@ class EpisodeLoad:
 
     @property
     def sampled_tokens(self) -> int:
-        """All that the engine samples."""
         return sum(turn.output_tokens for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What ends an Episode early."""
+class LoadLimits:
+    """LoadLimits that end an Episode early."""
 
     max_turns: int
     max_new_tokens: int
@@ -68,16 +72,16 @@ class Limits:
     grading_s: float
 
 
-class Profile:
-    """Episodes drawn from log-normal distributions, each by its median and its spread."""
+class DrawnLoads:
+    """Episodes drawn from log-normal distributions, given by medians and spreads."""
 
-    def __init__(self, value: Mapping[str, float], limits: Limits, *, refills: int = 0) -> None:
+    def __init__(self, value: Mapping[str, float], limits: LoadLimits, *, refills: int = 0) -> None:
         self._value = value
         self._limits = limits
         self._refills = refills
 
     def draw(self, chance: random.Random) -> EpisodeLoad:
-        """Return one Episode. A context that is full ends it, as the gateway would."""
+        """Return one Episode; a full context ends it, as in the gateway."""
         turns = tuple(self._turns(chance))
         return EpisodeLoad(
             turns=turns,
@@ -101,7 +105,7 @@ class Profile:
             said += reply + round(self._sample(chance, "result_tokens"))
 
     def _lost(self, chance: random.Random, num_turns: int) -> Iterator[int]:
-        """Yield the turns of attempts that are lost, each at any moment of its agent's work."""
+        """Yield the turns of lost attempts; each is lost at a random turn."""
         for _ in range(self._refills):
             if chance.random() >= self._value["lost_share"]:
                 return
@@ -114,14 +118,13 @@ class Profile:
         return chance.lognormvariate(math.log(median), spread)
 
 
-class Recorded:
+class RecordedLoads:
     """Episodes of a real run, drawn with replacement."""
 
     def __init__(self, episodes: tuple[EpisodeLoad, ...]) -> None:
         self._episodes = episodes
 
     def draw(self, chance: random.Random) -> EpisodeLoad:
-        """Return one of them."""
         return chance.choice(self._episodes)
 
 
@@ -132,24 +135,24 @@ _INSIDE = ("scrub", "test")
 
 
 @dataclass(slots=True)
-class _Draft:
+class _RecordedEpisode:
     turns: list[tuple[float, float, int, int]] = field(default_factory=list)
-    """Time of the end, seconds, prompt tokens, output tokens."""
+    """(end time, seconds, prompt tokens, output tokens)."""
     phases: dict[str, float] = field(default_factory=dict)
 
 
-def read(run: Path) -> tuple[EpisodeLoad, ...]:
-    """Return the Episodes of a run that ended. Raises InputError where there are none."""
+def read_recorded(run: Path) -> tuple[EpisodeLoad, ...]:
+    """Return the finished Episodes of a run. Raises InputError if there are none."""
     path = run / "events.jsonl"
     if not path.is_file():
         raise InputError(
-            f"{run} is no run folder: it has no events.jsonl",
-            hint="name a folder under runs/ whose run made episodes",
+            f"{run} is not a run folder: it has no events.jsonl",
+            hint="name a folder under runs/ whose run has finished episodes",
         )
-    drafts: dict[str, _Draft] = {}
+    drafts: dict[str, _RecordedEpisode] = {}
     found = []
     for event in _events(path):
-        draft = drafts.setdefault(event.get("episode", ""), _Draft())
+        draft = drafts.setdefault(event.get("episode", ""), _RecordedEpisode())
         match event["event"]:
             case "TurnEnded":
                 draft.turns.append(_turn(event))
@@ -160,8 +163,8 @@ def read(run: Path) -> tuple[EpisodeLoad, ...]:
                 found.append(_load(drafts.pop(event["episode"])))
     if not found:
         raise InputError(
-            f"{path} tells of no finished episode with turns",
-            hint="let the run make some episodes first",
+            f"{path} has no finished episode with turns",
+            hint="let the run finish some episodes first",
         )
     return tuple(found)
 
@@ -170,9 +173,9 @@ def _turn(event: Mapping[str, Any]) -> tuple[float, float, int, int]:
     return event["time"], event["seconds"], event["prompt_tokens"], event["output_tokens"]
 
 
-def _load(draft: _Draft) -> EpisodeLoad:
-    """Return a load. The time of tools is the gap between a reply's end and the next request's
-    begin; what is left of the agent's time follows the last turn."""
+def _load(draft: _RecordedEpisode) -> EpisodeLoad:
+    """Return a load. Tools take the gap between a reply's end and the next request; the rest of the
+    agent's time follows the last turn."""
     turns = sorted(draft.turns)
     gaps = [max(later[0] - later[1] - earlier[0], 0.0) for earlier, later in pairwise(turns)]
     modelled = sum(turn[1] for turn in turns) + sum(gaps)
@@ -190,7 +193,7 @@ def _load(draft: _Draft) -> EpisodeLoad:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events; a line that a crash cut short is passed over."""
+    """Yield the events; cut lines are skipped."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             try:
@@ -199,64 +202,62 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
                 continue
 
 
-class Source(Protocol):
-    """Where Episodes come from."""
+class LoadSource(Protocol):
+    """A source of Episodes."""
 
     def draw(self, chance: random.Random) -> EpisodeLoad:
         """Return one Episode."""
 
 
 @dataclass(slots=True)
-class Trace:
-    """What became of one Episode."""
+class EpisodeTrace:
+    """The course of one Episode."""
 
     load: EpisodeLoad
     ended: Signal = field(default_factory=Signal)
     ended_at: float = 0.0
     parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by what they went to; together those from wanting it to its end."""
+    """Seconds by activity, from its request to its end."""
     rows: list[int] = field(default_factory=list)
-    """Lengths of what is trained, of the last attempt."""
+    """Lengths of the training rows of the last attempt."""
     turns: int = 0
     timed_out: bool = False
 
     @property
     def sandbox_s(self) -> float:
-        """Seconds that a sandbox was held."""
-        return sum(self.parts.values()) - self.parts["a free place"]
+        """Seconds in which it held a sandbox."""
+        return sum(self.parts.values()) - self.parts["a free slot"]
 
 
 @dataclass(slots=True)
-class Floor:
-    """Engines, places for sandboxes, and the Episodes among them."""
+class EpisodeRunner:
+    """Runs Episodes on engines and sandbox slots."""
 
-    clock: Clock
+    clock: SimulatedClock
     machine: SimulatedMachine
-    slots: Slots
+    slots: SimulatedSlots
     agent_s: float
-    """Budget of the agent's work; the turn under way at its end is finished."""
+    """Budget of the agent; the turn that exceeds it is finished."""
     engines: list[SimulatedEngine] = field(default_factory=list)
     turn_times: list[float] = field(default_factory=list)
     _busy: Counter[int] = field(default_factory=Counter)
     _sessions: int = 0
 
     def __post_init__(self) -> None:
-        """Make the engines."""
         self.engines = [
             SimulatedEngine(self.clock, self.machine.speed, self.machine.cache_tokens)
             for _ in range(self.machine.num_engines)
         ]
 
-    def begin(self, load: EpisodeLoad) -> Trace:
-        """Start an Episode."""
-        trace = Trace(load)
+    def begin(self, load: EpisodeLoad) -> EpisodeTrace:
+        trace = EpisodeTrace(load)
         self.clock.start(self._run(trace)).then(trace.ended.fire)
         return trace
 
-    def _run(self, trace: Trace) -> Process:
+    def _run(self, trace: EpisodeTrace) -> Process:
         wanted = self.clock.now
         yield self.slots.take()
-        trace.parts["a free place"] = self.clock.now - wanted
+        trace.parts["a free slot"] = self.clock.now - wanted
         for turns in trace.load.lost:
             yield from self._attempt(trace, trace.load.turns[:turns])
         yield from self._attempt(trace, trace.load.turns)
@@ -264,7 +265,7 @@ class Floor:
         self.slots.give()
         trace.ended_at = self.clock.now
 
-    def _attempt(self, trace: Trace, turns: Sequence[TurnLoad]) -> Process:
+    def _attempt(self, trace: EpisodeTrace, turns: Sequence[TurnLoad]) -> Process:
         yield from self._for(trace, "starting sandboxes", trace.load.boot_s)
         place = min(range(len(self.engines)), key=lambda number: self._busy[number])
         self._sessions, session = self._sessions + 1, self._sessions
@@ -275,7 +276,7 @@ class Floor:
         self.engines[place].forget(session)
 
     def _agent(
-        self, trace: Trace, turns: Sequence[TurnLoad], engine: SimulatedEngine, session: int
+        self, trace: EpisodeTrace, turns: Sequence[TurnLoad], engine: SimulatedEngine, session: int
     ) -> Process:
         began, length = self.clock.now, 0
         for turn in turns:
@@ -296,7 +297,7 @@ class Floor:
                 break
         trace.rows += [length] if length else []
 
-    def _for(self, trace: Trace, part: str, seconds: float) -> Iterator[float]:
+    def _for(self, trace: EpisodeTrace, part: str, seconds: float) -> Iterator[float]:
         trace.parts[part] += seconds
         if seconds:
             yield seconds

@@ -1,4 +1,4 @@
-"""How fast a recipe's machines are, from their data sheets, the model's shape and assumptions."""
+"""The speed of a recipe's machines, from data sheets, the model's shape and assumptions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 
 from swerl.core.errors import RecipeError
 from swerl.plan.layout import Layout
-from swerl.plan.memory import BF16, GPUS, Gpu, KvCache, state_bytes, token_bytes, training_state
+from swerl.plan.memory import (
+    BF16,
+    GPUS,
+    GpuModel,
+    KvCache,
+    state_bytes,
+    token_bytes,
+    training_state,
+)
 from swerl.plan.parameters import RowCost, model_params, rank_params, row_cost
 from swerl.plan.shape import Shape
 from swerl.plan.simulation.engine import Speed
@@ -18,25 +26,25 @@ _BF16 = 2
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMachine:
-    """Everything that the schedule of a run needs to know."""
+    """The speeds that the simulation of a schedule needs."""
 
     num_engines: int
     speed: Speed
     cache_tokens: int
-    """Of one engine."""
+    """Tokens in the cache of one engine."""
     train_s: Callable[[Sequence[int]], float]
-    """Lengths of a Batch's rows -> seconds of the optimizer step."""
+    """Lengths of a Batch's rows → seconds of the optimizer step."""
     update_s: float
-    """New weights to the engines."""
+    """Seconds to load new weights into the engines."""
     switch_s: float = 0.0
-    """Engines and trainer making room for each other, both ways; 0 with GPUs of their own."""
+    """Seconds per step in which colocated engines and trainer swap memory, both ways."""
     gateway_s: float = 0.0
-    """Of each turn."""
+    """Seconds of the gateway per turn."""
     step_s: float = 0.0
-    """Of each step besides."""
+    """Further seconds per step."""
 
     def halved(self) -> SimulatedMachine:
-        """Return the same GPUs, half of them for engines and half for the trainer."""
+        """Return the same GPUs split in half: engines and trainer."""
         whole = self.train_s
         return replace(
             self,
@@ -48,33 +56,34 @@ class SimulatedMachine:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """An engine bound by arithmetic in prompts, and by memory in replies.
+    """Speed of an engine that is compute-bound in prompts and memory-bound in replies.
 
-    A reply's round reads the weights that its tokens need (of E experts, k a token, n tokens need
-    1 - (1 - k/E)^n of them on average), every key and value in front, and linear attention's state
-    twice.
+    Each decoding round reads the weights that its tokens need (with k of E experts per token, n
+    tokens need a fraction 1 - (1 - k/E)^n of the experts on average), all earlier keys and values,
+    and the state of linear attention twice.
     """
 
     prompt: RowCost
-    """Seconds of a prompt by its length."""
+    """Seconds of a prompt as a function of its length."""
     dense_s: float
-    """Reading all weights but the experts."""
+    """Seconds to read all weights except experts."""
     expert_s: float
-    """Reading all experts."""
+    """Seconds to read all experts."""
     idle_share: float
-    """Of the experts, for one token."""
+    """Fraction of experts that one token does not use."""
     token_s: float
-    """Reading one token's keys and values."""
+    """Seconds to read the keys and values of one token."""
     state_s: float
-    """Reading and writing one reply's state of linear attention."""
+    """Seconds to read and write the linear-attention state of one reply."""
     fixed_s: float
-    """Of each pass through the layers."""
+    """Fixed seconds of each pass through the layers."""
 
     @classmethod
-    def of(cls, shape: Shape, gpu: Gpu, num_gpus: int, value: Mapping[str, float]) -> EngineSpeed:
-        """Return the speed of an engine of this many GPUs."""
+    def of(
+        cls, shape: Shape, gpu: GpuModel, num_gpus: int, value: Mapping[str, float]
+    ) -> EngineSpeed:
         params, cost = model_params(shape), row_cost(shape)
-        rate = 3 * num_gpus * gpu.bf16_flops * value["prompt_mfu"]  # a forward pass is a third
+        rate = 3 * num_gpus * gpu.bf16_flops * value["prompt_mfu"]  # A forward pass is a third.
         bandwidth = gpu.bytes_per_s * value["bandwidth_share"]
         weight_s = _BF16 / num_gpus / bandwidth
         return cls(
@@ -88,11 +97,11 @@ class EngineSpeed:
         )
 
     def prompt_s(self, cached: int, tokens: int) -> float:
-        """Return the seconds to read a prompt of `tokens`, the first `cached` of them known."""
+        """Return the seconds to read a prompt whose first `cached` of `tokens` are known."""
         return self.prompt.of(tokens) - self.prompt.of(cached) + self.fixed_s
 
     def round_s(self, replies: int, tokens: int) -> float:
-        """Return the seconds of one token more for each of `replies`, with `tokens` in front."""
+        """Return the seconds of one more token for each of `replies`, after `tokens` in total."""
         experts = (1 - self.idle_share**replies) * self.expert_s
         read = self.dense_s + experts + tokens * self.token_s + replies * self.state_s
         return read + self.fixed_s
@@ -101,11 +110,11 @@ class EngineSpeed:
 def machine(
     recipe: Recipe, shape: Shape, layout: Layout, cache: KvCache, value: Mapping[str, float]
 ) -> SimulatedMachine:
-    """Return the machine of a GPU recipe. Raises RecipeError on a GPU that is not known."""
+    """Return the speeds of a GPU recipe. Raises RecipeError on an unknown GPU."""
     gpu = GPUS.get(recipe.cluster.gpu)
     if gpu is None:
         raise RecipeError(
-            f"the speed of a {recipe.cluster.gpu!r} is not known",
+            f"the speed of a {recipe.cluster.gpu!r} is unknown",
             hint=f"known are {', '.join(sorted(GPUS))}",
         )
     weights = model_params(shape).total * _BF16 / layout.gpus_per_engine
@@ -122,10 +131,10 @@ def machine(
 
 
 def _training(
-    recipe: Recipe, shape: Shape, layout: Layout, gpu: Gpu, value: Mapping[str, float]
+    recipe: Recipe, shape: Shape, layout: Layout, gpu: GpuModel, value: Mapping[str, float]
 ) -> Callable[[Sequence[int]], float]:
-    """A third of the arithmetic once more for a forward pass that is repeated. MFU counts it not:
-    it is of the model's own operations."""
+    """Return the seconds of a step. Recomputation repeats a third of the arithmetic, which MFU
+    does not count."""
     cost = row_cost(shape)
     repeated = 4 / 3 if recipe.trainer.recompute else 1.0
     rate = layout.ranks * gpu.bf16_flops * value["train_mfu"] * (1 - value["imbalance"])
@@ -137,7 +146,7 @@ def _training(
 
 
 def _switch(shape: Shape, layout: Layout, value: Mapping[str, float]) -> float:
-    """Weights and optimizer to the host and back."""
+    """Return the seconds to move weights and optimizer state to the host and back."""
     state = training_state(rank_params(shape, layout), layout, BF16)
     moved = 2 * (state.weights + state.optimizer)
     return moved / value["host_bytes_per_s"] + value["switch_fixed_s"]

@@ -1,6 +1,6 @@
-"""A run in the simulation: synchronous, one step off, or asynchronous.
+"""Simulate the schedule of a run: synchronous, one step off, or asynchronous.
 
-Colocated engines and trainer take turns; the other two modes need GPUs of their own for each.
+Colocated engines and trainer take turns; the other two modes need separate GPUs for each.
 """
 
 from __future__ import annotations
@@ -12,33 +12,39 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 
-from swerl.plan.simulation.engine import Clock, Process, Signal, Slots, Usage, all_of
-from swerl.plan.simulation.episodes import Floor, Source, Trace
+from swerl.plan.simulation.engine import (
+    EngineUsage,
+    Process,
+    Signal,
+    SimulatedClock,
+    SimulatedSlots,
+    all_of,
+)
+from swerl.plan.simulation.episodes import EpisodeRunner, EpisodeTrace, LoadSource
 from swerl.plan.simulation.machine import SimulatedMachine
 from swerl.recipe.schema import RolloutSection, ScheduleSection
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """One step, in seconds."""
+    """One step; times in seconds."""
 
     seconds: float
     parts: Mapping[str, float]
-    """What the step waited for; together its seconds. Of a rollout that is what the Episode that
-    ended last was at."""
+    """Seconds by cause of waiting; for a rollout, the activities of the Episode that ended last."""
     rollout_s: float
     train_s: float
     tail_s: float
     """From the end of nine in ten Episodes to the end of the last."""
     episodes: int
     row_tokens: int
-    """Of the rows that the Episodes became, prompts included."""
+    """Tokens of the Episodes' rows, prompts included."""
     sandbox_s: float
-    """Of all Episodes."""
+    """Sandbox-seconds of all Episodes."""
     timed_out: int
     """Episodes that the agent's budget ended."""
     staleness: float
-    """Weight versions between an Episode's begin and its training, on average."""
+    """Mean number of weight versions between an Episode's start and its training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +53,24 @@ class SimulatedRun:
 
     mode: str
     steps: tuple[SimulatedStep, ...]
-    usage: tuple[Usage, ...]
+    usage: tuple[EngineUsage, ...]
     """Of each engine."""
     turn_times: tuple[float, ...]
     seconds: float
-    """From begin to end."""
+    """From start to end."""
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step, the filling of a pipeline included."""
+        """Mean seconds per step, including the start of a pipeline."""
         return self.seconds / len(self.steps)
 
     def hours(self, num_steps: int) -> float:
-        """Return the hours of a run of so many such steps, evaluations not counted."""
+        """Return the hours of `num_steps` such steps, without evaluations."""
         return num_steps * self.step_s / 3600
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Share of the time by what it waited for, the largest first."""
+        """Fraction of the time by cause of waiting, largest first."""
         total: Counter[str] = Counter()
         for step in self.steps:
             total.update(step.parts)
@@ -73,58 +79,58 @@ class SimulatedRun:
 
     @property
     def bottleneck(self) -> str:
-        """What the run waits for longest."""
+        """The largest cause of waiting."""
         return next(iter(self.parts))
 
     @property
     def engine_busy(self) -> float:
-        """Share of the time in which an engine reads or replies."""
+        """Fraction of the time in which an engine reads or replies."""
         busy = sum(each.prompt_s + each.reply_s for each in self.usage)
         return busy / (len(self.usage) * self.seconds)
 
     @property
     def trainer_busy(self) -> float:
-        """Share of the time in which the trainer trains."""
+        """Fraction of the time in which the trainer trains."""
         return sum(step.train_s for step in self.steps) / self.seconds
 
     @property
     def replies_at_once(self) -> float:
-        """Replies under way in one engine while there are any."""
+        """Mean number of concurrent replies in an engine while there are any."""
         rounds = sum(each.reply_rounds for each in self.usage)
         return sum(each.sampled for each in self.usage) / max(rounds, 1e-9)
 
     @property
     def tokens_again(self) -> float:
-        """Share of the prompt tokens computed that had been put out of a cache."""
+        """Fraction of computed prompt tokens that had been evicted from a cache."""
         read = sum(each.read for each in self.usage)
         return sum(each.again for each in self.usage) / max(read, 1)
 
     @property
     def sandbox_s(self) -> float:
-        """Sandbox-seconds of an Episode, both sandboxes together."""
+        """Sandbox-seconds per Episode, both sandboxes together."""
         return self._sum("sandbox_s") / self._sum("episodes")
 
     @property
     def tail_share(self) -> float:
-        """Share of the time in which fewer than one in ten Episodes are under way."""
+        """Fraction of the time in which fewer than one in ten Episodes run."""
         return self._sum("tail_s") / self.seconds
 
     @property
     def timed_out(self) -> float:
-        """Share of Episodes that the agent's budget ended."""
+        """Fraction of Episodes that the agent's budget ended."""
         return self._sum("timed_out") / self._sum("episodes")
 
     @property
     def row_tokens(self) -> float:
-        """Tokens of an Episode's rows."""
+        """Row tokens per Episode."""
         return self._sum("row_tokens") / self._sum("episodes")
 
     def mean(self, name: str) -> float:
-        """Return the mean of one number of the steps."""
+        """Return the mean of a field over the steps."""
         return self._sum(name) / len(self.steps)
 
     def turns_per_s(self, window_s: float = 10.0) -> tuple[float, float]:
-        """Return turns a second at the gateway: on average, and in the busiest window."""
+        """Return the gateway's turns per second: mean, and in the busiest window."""
         times, most, first = sorted(self.turn_times), 0, 0
         for last, time in enumerate(times):
             while times[first] <= time - window_s:
@@ -147,55 +153,54 @@ MODES = ("sync", "one-step-off", "async")
 
 
 @dataclass(slots=True)
-class _Group:
+class _SimulatedGroup:
     """Episodes of one Task."""
 
-    traces: list[Trace]
+    traces: list[EpisodeTrace]
     version: int
-    """Weights that it began with."""
+    """Weight version at its start."""
     passes: bool
     done: Signal = field(default_factory=Signal)
 
 
 @dataclass(slots=True)
 class ScheduleSimulation:
-    """A run of some steps."""
+    """Simulates a run of some steps."""
 
     machine: SimulatedMachine
     rollout: RolloutSection
-    source: Source
+    source: LoadSource
     agent_s: float
     passing_share: float = 1.0
-    """Share of Groups that the filter lets through, where there is one."""
+    """Fraction of Groups that a filter passes."""
     section: ScheduleSection = field(default_factory=ScheduleSection)
     seed: int = 0
-    clock: Clock = field(default_factory=Clock)
-    _floor: Floor = field(init=False)
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    _runner: EpisodeRunner = field(init=False)
     _chance: random.Random = field(init=False)
     _steps: list[SimulatedStep] = field(default_factory=list)
     _version: int = 0
 
     def __post_init__(self) -> None:
-        """Set the scene."""
-        slots = Slots(self.rollout.concurrency)
-        self._floor = Floor(self.clock, self.machine, slots, self.agent_s)
+        slots = SimulatedSlots(self.rollout.concurrency)
+        self._runner = EpisodeRunner(self.clock, self.machine, slots, self.agent_s)
         self._chance = random.Random(self.seed)
 
     def run(self, mode: str, num_steps: int) -> SimulatedRun:
-        """Simulate; every call needs a ScheduleSimulation of its own."""
+        """Simulate a run; a ScheduleSimulation can be used once."""
         modes = {"sync": self._sync, "one-step-off": self._one_step_off, "async": self._async}
         self.clock.run(until=self.clock.start(modes[mode](num_steps)))
         return SimulatedRun(
             mode=mode,
             steps=tuple(self._steps),
-            usage=tuple(engine.usage for engine in self._floor.engines),
-            turn_times=tuple(self._floor.turn_times),
+            usage=tuple(engine.usage for engine in self._runner.engines),
+            turn_times=tuple(self._runner.turn_times),
             seconds=self.clock.now,
         )
 
     def _sync(self, num_steps: int) -> Process:
         for _ in range(num_steps):
-            began, groups = self.clock.now, list[_Group]()
+            began, groups = self.clock.now, list[_SimulatedGroup]()
             yield from self._rollout(groups)
             rolled = self.clock.now - began
             train_s = self._train_s(self._kept(groups))
@@ -213,12 +218,12 @@ class ScheduleSimulation:
             self._record(groups, began, rolled, train_s, parts)
 
     def _one_step_off(self, num_steps: int) -> Process:
-        """Roll out the next step while this one is trained; the first hides behind nothing."""
-        began, groups = self.clock.now, list[_Group]()
+        """Roll out the next step while this one is trained; the first rollout runs alone."""
+        began, groups = self.clock.now, list[_SimulatedGroup]()
         yield from self._rollout(groups)
         alone = _slowest(groups, self.clock.now - began)
         for number in range(num_steps):
-            started, coming = self.clock.now, list[_Group]()
+            started, coming = self.clock.now, list[_SimulatedGroup]()
             train_s = self._train_s(self._kept(groups))
             under_way = [self.clock.start(_sleep(train_s + self.machine.step_s))]
             if number < num_steps - 1:
@@ -234,11 +239,11 @@ class ScheduleSimulation:
             began, groups, alone = self.clock.now, coming, {}
 
     def _async(self, num_steps: int) -> Process:
-        """Keep Groups under way; train the oldest finished ones as soon as there are enough.
+        """Keep Groups running; train the oldest finished ones as soon as there are enough.
 
-        Those that would be too stale for the step after are waited for.
+        A step waits for Groups that would be too stale for the next one.
         """
-        pool: list[_Group] = []
+        pool: list[_SimulatedGroup] = []
         for _ in range(num_steps):
             began = self.clock.now
             self._fill(pool)
@@ -261,14 +266,14 @@ class ScheduleSimulation:
             )
             self._record(taken, began, waited, train_s, parts)
 
-    def _fill(self, pool: list[_Group]) -> None:
-        """Begin Groups up to the pool's size."""
+    def _fill(self, pool: list[_SimulatedGroup]) -> None:
+        """Start Groups up to the pool's size."""
         more = self.section.pool if self.section.max_staleness else 1.0
         while len(pool) < ceil(more * self.rollout.groups_per_step):
             pool.append(self._begin())
 
-    def _ready(self, pool: Sequence[_Group]) -> list[_Group]:
-        """Return the Groups of the next step, nothing where they are not finished."""
+    def _ready(self, pool: Sequence[_SimulatedGroup]) -> list[_SimulatedGroup]:
+        """Return the Groups of the next step; empty if they are not finished."""
         oldest = self._version - self.section.max_staleness
         if any(g.version <= oldest and not g.done.happened for g in pool):
             return []
@@ -276,8 +281,8 @@ class ScheduleSimulation:
         done = [group for group in pool if group.done.happened and group.passes][:wanted]
         return done if len(done) == wanted else []
 
-    def _rollout(self, groups: list[_Group]) -> Process:
-        """Run a step's Groups, and others for those that the filter leaves out."""
+    def _rollout(self, groups: list[_SimulatedGroup]) -> Process:
+        """Run a step's Groups, and replacements for those that the filter rejects."""
         wanted, more = self.rollout.groups_per_step, self.rollout.oversample
         for _ in range(1 + self.rollout.refill_rounds):
             missing = wanted - sum(group.passes for group in groups)
@@ -287,37 +292,37 @@ class ScheduleSimulation:
             groups += begun
             yield from all_of([group.done for group in begun])
 
-    def _begin(self) -> _Group:
+    def _begin(self) -> _SimulatedGroup:
         size = self.rollout.episodes_per_group
-        traces = [self._floor.begin(self.source.draw(self._chance)) for _ in range(size)]
+        traces = [self._runner.begin(self.source.draw(self._chance)) for _ in range(size)]
         filtered = self.rollout.group_filter != "none"
         passes = not filtered or self._chance.random() < self.passing_share
-        group = _Group(traces, self._version, passes)
+        group = _SimulatedGroup(traces, self._version, passes)
         self.clock.start(all_of([trace.ended for trace in traces])).then(group.done.fire)
         return group
 
     def _publish(self) -> Iterator[float]:
-        for engine in self._floor.engines:
+        for engine in self._runner.engines:
             engine.pause()
         yield self.machine.update_s
         self._version += 1
-        for engine in self._floor.engines:
+        for engine in self._runner.engines:
             engine.resume()
 
     @property
     def _update(self) -> dict[str, float]:
         return {"weight update": self.machine.update_s}
 
-    def _kept(self, groups: Sequence[_Group]) -> list[_Group]:
+    def _kept(self, groups: Sequence[_SimulatedGroup]) -> list[_SimulatedGroup]:
         return [group for group in groups if group.passes][: self.rollout.groups_per_step]
 
-    def _train_s(self, groups: Sequence[_Group]) -> float:
+    def _train_s(self, groups: Sequence[_SimulatedGroup]) -> float:
         rows = [length for g in groups for trace in g.traces for length in trace.rows]
         return self.machine.train_s(rows)
 
     def _record(
         self,
-        groups: Sequence[_Group],
+        groups: Sequence[_SimulatedGroup],
         began: float,
         rolled: float,
         train_s: float,
@@ -340,21 +345,20 @@ class ScheduleSimulation:
         )
 
 
-def _slowest(groups: Sequence[_Group], seconds: float) -> dict[str, float]:
-    """Return what the Episode that ended last was at; rounds before its own are told apart."""
+def _slowest(groups: Sequence[_SimulatedGroup], seconds: float) -> dict[str, float]:
+    """Return the activities of the Episode that ended last; earlier rounds are one entry."""
     last = max((t for group in groups for t in group.traces), key=lambda trace: trace.ended_at)
     parts = dict(last.parts)
     earlier = seconds - sum(parts.values())
     return parts | ({"earlier rounds": earlier} if earlier > 1e-6 else {})
 
 
-def _last_end(groups: Sequence[_Group], began: float) -> float:
-    """Return when the last Episode ended."""
+def _last_end(groups: Sequence[_SimulatedGroup], began: float) -> float:
     return max((t.ended_at for group in groups for t in group.traces), default=began)
 
 
-def _in_proportion(groups: Sequence[_Group], seconds: float) -> dict[str, float]:
-    """Return a wait, divided by what its Episodes were at."""
+def _in_proportion(groups: Sequence[_SimulatedGroup], seconds: float) -> dict[str, float]:
+    """Divide a waiting time by the activities of its Episodes."""
     total = _together(*(trace.parts for group in groups for trace in group.traces))
     whole = sum(total.values()) or 1.0
     return {name: seconds * part / whole for name, part in total.items()}
@@ -369,7 +373,7 @@ def _together(*parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _first(signals: Sequence[Signal]) -> Signal:
-    """Return what happens with the first of them."""
+    """Return a Signal that fires with the first of these."""
     first = Signal()
     for signal in signals:
         signal.then(first.fire)

@@ -9,7 +9,7 @@ from swerl.plan.cost import LOST_SHARE, PASSING_SHARE, Assumption, override
 from swerl.plan.layout import Layout
 from swerl.plan.memory import KvCache
 from swerl.plan.shape import Shape
-from swerl.plan.simulation.episodes import Limits, Profile, Source
+from swerl.plan.simulation.episodes import DrawnLoads, LoadLimits, LoadSource
 from swerl.plan.simulation.machine import SimulatedMachine, machine
 from swerl.plan.simulation.schedule import MODES, ScheduleSimulation, SimulatedRun
 from swerl.recipe.schema import Recipe
@@ -37,7 +37,7 @@ def simulate(
     cache: KvCache,
     *,
     settings: Iterable[str] = (),
-    recorded: Source | None = None,
+    recorded: LoadSource | None = None,
     num_steps: int = DEFAULT_STEPS,
     compare: bool = False,
 ) -> Simulation:
@@ -48,7 +48,7 @@ def simulate(
     rows = override(assumptions(recipe), settings)
     value = values(rows)
     made = machine(recipe, shape, layout, cache, value)
-    source = recorded or Profile(value, _limits(recipe), refills=recipe.rollout.refills)
+    source = recorded or DrawnLoads(value, _limits(recipe), refills=recipe.rollout.refills)
 
     def run(mode: str, on: SimulatedMachine) -> SimulatedRun:
         schedule = ScheduleSimulation(
@@ -67,9 +67,9 @@ def simulate(
     return Simulation(rows, own, others, split=layout.colocated)
 
 
-def _limits(recipe: Recipe) -> Limits:
+def _limits(recipe: Recipe) -> LoadLimits:
     tool_s = float(recipe.harness.options.get("tool_timeout_s", recipe.budgets.tool_s))
-    return Limits(
+    return LoadLimits(
         max_turns=recipe.rollout.max_turns,
         max_new_tokens=recipe.rollout.max_new_tokens,
         max_context_tokens=recipe.rollout.max_context_tokens,
