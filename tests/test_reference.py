@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 
 from swerl.cli.main import typer_app
+from swerl.core import plugins
+from swerl.recipe.check import PLUGIN_SECTIONS
+from swerl.recipe.schema import Recipe
 
 HERE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -109,3 +113,36 @@ def test_every_file_of_the_code_that_a_page_names_exists(page: Path) -> None:
     missing = [name for name in named if not any((ROOT / base / name).exists() for base in SOURCES)]
     invented = "src/swerl/grading/graders/last_line.py"  # the worked example of CONTRIBUTING.md
     assert [name for name in missing if name != invented] == []
+
+
+def _recipe_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield every key of a recipe; the plug-in sections get the keys of all built-in choices."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if name in PLUGIN_SECTIONS and not prefix:
+            yield f"{name}.type"
+            for choice in plugins.names(PLUGIN_SECTIONS[name]):
+                options = plugins.options_of(PLUGIN_SECTIONS[name], choice)
+                yield from _recipe_keys(options, f"{name}.") if options else ()
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _recipe_keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+KEYS = set(_recipe_keys(Recipe))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_recipe_key_in_the_docs_exists(page: Path) -> None:
+    text = page.read_text()
+    used = set(re.findall(r"--(?:recipe-)?set '?((?:[a-z_]+\.)+[a-z_]+)=", text))
+    for block in re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        section = ""
+        for line in block.splitlines():
+            if match := re.match(r"\[([a-z_.]+)\]", line):
+                section = f"{match[1]}."
+            elif (match := re.match(r"([a-z_]+) *=", line)) and section:
+                used.add(f"{section}{match[1]}")
+    assumptions = ("sandbox_seconds.", "tool_s.", "cost.prices.")  # of `swerl cost`
+    assert not [key for key in used - KEYS if not key.startswith(assumptions)]
