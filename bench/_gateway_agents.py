@@ -1,4 +1,4 @@
-"""The client's side of bench/gateway.py: agents that replay their whole history every turn."""
+"""The clients of bench/gateway.py: agents that replay their whole history every turn."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _HEAD = orjson.dumps(
     }
 )[:-1]
 _FIXED_TOKENS = 7_500
-"""Tokens of system prompt and tools, about."""
+"""Approximate tokens of system prompt and tools."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn as its client saw it."""
+    """One turn, measured by its client."""
 
     prompt_tokens: int
     body_bytes: int
@@ -53,7 +53,7 @@ class Turn:
 
 
 class Served:
-    """A process of bench/_gateway_server.py that runs."""
+    """A running process of bench/_gateway_server.py."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -64,7 +64,7 @@ class Served:
         self.chars_per_token: float = line.get("chars_per_token", 0.0)
 
     def ask(self, word: str) -> dict[str, Any]:
-        """Say a word and return the answer."""
+        """Send a word and return the answer."""
         assert self._process.stdin
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
@@ -86,7 +86,7 @@ class Served:
 
 @contextmanager
 def served(*arguments: object, cores: Sequence[int] = ()) -> Iterator[Served]:
-    """Run the server with these arguments, on these cores where some are named."""
+    """Run the server with these arguments, pinned to `cores` if given."""
     raise_files()
     command = [sys.executable, str(SERVER), *map(str, arguments)]
     pin = (lambda: os.sched_setaffinity(0, cores)) if cores else None
@@ -114,11 +114,11 @@ class Agent:
         self._url = f"http://127.0.0.1:{gateway.ports[number]}/v1/messages"
         self._place = number * 7_919
         first = self._slice(int((first_tokens - _FIXED_TOKENS) * gateway.chars_per_token))
-        self._said = [orjson.dumps({"role": "user", "content": first})]
+        self._history = [orjson.dumps({"role": "user", "content": first})]
 
     async def turn(self, http: aiohttp.ClientSession) -> Turn:
-        """Ask once, note the reply, answer its call."""
-        body = _HEAD + b',"messages":[' + b",".join(self._said) + b"]}"
+        """Send one request, record the reply, answer its call."""
+        body = _HEAD + b',"messages":[' + b",".join(self._history) + b"]}"
         began = time.perf_counter()
         headers = {"Content-Type": "application/json"}
         async with http.post(self._url, data=body, headers=headers) as response:
@@ -129,7 +129,7 @@ class Agent:
         return Turn(self._note(events), len(body), wall_s)
 
     def _note(self, events: bytes) -> int:
-        """Put the reply and its result into the history; return the prompt's tokens."""
+        """Add the reply and its result to the history; return the prompt's tokens."""
         data = [line[6:] for line in events.splitlines() if line.startswith(b"data: ")]
         read = [orjson.loads(line) for line in data]
         usage = read[0]["message"]["usage"]
@@ -141,8 +141,8 @@ class Agent:
             "tool_use_id": call["id"],
             "content": self._slice(RESULT_CHARS),
         }
-        self._said.append(orjson.dumps({"role": "assistant", "content": [call]}))
-        self._said.append(orjson.dumps({"role": "user", "content": [result]}))
+        self._history.append(orjson.dumps({"role": "assistant", "content": [call]}))
+        self._history.append(orjson.dumps({"role": "user", "content": [result]}))
         return int(usage["input_tokens"]) + int(usage["cache_read_input_tokens"])
 
     def _slice(self, num_chars: int) -> str:

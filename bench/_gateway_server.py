@@ -34,22 +34,22 @@ CALL = ToolCall("", "Tool1", {"command": "sed -n 1,40p src/main.py && grep -rn d
 
 
 class Instant:
-    """An engine that has its reply ready and reads nothing."""
+    """An engine that returns the same reply and ignores the prompt."""
 
     def __init__(self, family: Family) -> None:
-        self._said = tuple(family.encode_reply(Message(Role.ASSISTANT, tool_calls=(CALL,))))
-        self._logprobs = (-0.5,) * len(self._said)
+        self._ids = tuple(family.encode_reply(Message(Role.ASSISTANT, tool_calls=(CALL,))))
+        self._logprobs = (-0.5,) * len(self._ids)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
-        """Say it."""
-        return Completion(self._said, self._logprobs, Finish.STOP, "v1", len(ids), len(ids) - 1)
+        """Return the reply."""
+        return Completion(self._ids, self._logprobs, Finish.STOP, "v1", len(ids), len(ids) - 1)
 
     async def abort(self, session: str) -> None:
         """Nothing runs."""
 
 
 def main() -> None:
-    """Be what the first argument names."""
+    """Run the process that the first argument names."""
     kind, model, *rest = sys.argv[1:]
     family = name_of(model), None if model == "-" else Path(model)
     match kind:
@@ -73,7 +73,7 @@ def build(name: str, model: Path | None) -> Family:
 
 
 async def alone(name: str, model: Path | None, num_sessions: int) -> None:
-    """Be a gateway in one process, with its engine inside."""
+    """Run a gateway with its engine in the same process."""
     family = build(name, model)
     async with Gateway(engine=Instant(family), family=family) as gateway:  # type: ignore[arg-type]
         await _work(gateway.open, family, num_sessions, [os.getpid()])
@@ -82,7 +82,7 @@ async def alone(name: str, model: Path | None, num_sessions: int) -> None:
 async def behind_url(
     name: str, model: Path | None, num_sessions: int, url: str, log_dir: Path
 ) -> None:
-    """Be a gateway in one process, with its engine behind a URL."""
+    """Run a gateway with its engine behind a URL."""
     family = build(name, model)
     setup = EngineSetup(family, log_dir, model)
     async with (
@@ -93,7 +93,7 @@ async def behind_url(
 
 
 async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int]) -> None:
-    """Serve sessions on sockets of their own, as sandboxes have them, until told to end."""
+    """Serve each session on its own socket, as for a sandbox, until standard input closes."""
     sessions: list[Session] = []
     ports = []
     for number in range(num_sessions):
@@ -104,19 +104,19 @@ async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int
         sessions.append(session)
     source = Path(asyncio.base_events.__file__).read_text(encoding="utf-8")[:20_000]
     per_token = len(source) / (len(family.encode_reply(Message(Role.ASSISTANT, source))) - 1)
-    _tell({"ports": ports, "pids": pids, "chars_per_token": per_token})
+    _print({"ports": ports, "pids": pids, "chars_per_token": per_token})
     while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
         if word == "status":
-            _tell({"cpu_s": time.process_time()})
+            _print({"cpu_s": time.process_time()})
         elif word == "close":
             began = time.perf_counter()
             trees = await asyncio.gather(*(session.close() for session in sessions))
             turns = sum(len(tree.turns) for tree in trees)
-            _tell({"turns": turns, "close_s": time.perf_counter() - began})
+            _print({"turns": turns, "close_s": time.perf_counter() - began})
 
 
 async def engine(name: str, model: Path | None, reply_s: float) -> None:
-    """Be an engine that answers each request with the same bytes after `reply_s` seconds."""
+    """Serve an engine that answers each request with the same bytes after `reply_s` seconds."""
     done = await Instant(build(name, model)).generate([0], Sampling(1), "")
     pairs = [[value, one, None] for one, value in zip(done.ids, done.logprobs, strict=True)]
     meta = {
@@ -130,12 +130,12 @@ async def engine(name: str, model: Path | None, reply_s: float) -> None:
     server = await loop.create_server(
         lambda: _Canned(answer, info, reply_s), "127.0.0.1", 0, backlog=1024
     )
-    _tell({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+    _print({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
     await asyncio.to_thread(sys.stdin.readline)
 
 
 class _Canned(asyncio.Protocol):
-    """HTTP for one client that keeps its connections: counts bytes and answers."""
+    """HTTP for one client with kept-alive connections: counts bytes and answers."""
 
     def __init__(self, answer: bytes, info: bytes, reply_s: float) -> None:
         self._answer, self._info, self._reply_s = answer, info, reply_s
@@ -175,7 +175,7 @@ class _Canned(asyncio.Protocol):
         self._transport.write(head.encode() + b"\r\n\r\n" + body)
 
 
-def _tell(value: dict[str, Any]) -> None:
+def _print(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 

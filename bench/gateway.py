@@ -1,10 +1,10 @@
-"""What the gateway costs, and what it bears, with an engine that answers at once.
+"""Measure the gateway: CPU, memory and latency, with an engine that answers at once.
 
     python bench/gateway.py [--only CASE …] [--agents N] [--json FILE]
 
 Agents replay their whole history every turn, in Anthropic Messages with streaming and 15 tools,
-over 400 new tokens a turn, each over a connection of its own. The family is qwen3, with the
-tokenizer and template that lie beside the checkout; where they are absent it is `tiny`, over bytes.
+over 400 new tokens a turn, each over its own connection. The family is qwen3, with the tokenizer
+and template beside the checkout; if they are absent it is `tiny`, over bytes.
 
     turn      CPU of one turn by length of history; memory of a session; the first request
     load      64 sessions at 42,000 tokens: one process on one core
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def model_folder(folder: Path) -> str:
-    """Lay tokenizer and template out as a model has them; `-` where there are none."""
+    """Write tokenizer and template as a model folder has them; `-` if there are none."""
     if not TOKENIZERS.is_dir():
         _say("qwen3's tokenizer is not beside the checkout: measuring `tiny`, over bytes\n")
         return "-"
@@ -103,7 +103,7 @@ def measure_turn(model: str, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 async def _converse(gateway: Served, number: int, count: int) -> tuple[list[Turn], list[float]]:
-    """Let one agent take its turns; return them and the milliseconds of CPU of each."""
+    """Run one agent's turns; return them and the milliseconds of CPU of each."""
     agent, turns, costs = Agent(gateway, number, POINTS[0]), list[Turn](), list[float]()
     async with aiohttp.ClientSession() as http:
         for _ in range(count):
@@ -128,7 +128,7 @@ def _point(turns: Sequence[Turn], costs: Sequence[float], point: int) -> dict[st
 
 
 def measure_load(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Many sessions at once in one process, which has one core."""
+    """Many sessions at once; the gateway is pinned to one core."""
     with served("alone", model, LOAD_SESSIONS, cores=[0]) as gateway:
         return [{"what": "one process on one core", **_loaded(gateway)}]
 

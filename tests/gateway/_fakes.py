@@ -1,4 +1,4 @@
-"""An engine that keeps exactly what it saw and said."""
+"""An engine that records its exact prompts and replies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass
 class RecordingEngine:
-    """Implements Engine: says the next line, keeps every call."""
+    """Implements Engine: returns the next line, records every call."""
 
     lines: list[Line] = field(default_factory=list)
     """What to say: a message, raw ids, or an error to raise."""

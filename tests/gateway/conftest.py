@@ -1,4 +1,4 @@
-"""A gateway in front of an engine that keeps exactly what it saw and said."""
+"""A gateway in front of an engine that records its exact prompts and replies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What clients do to a history before they send it again, without a change of meaning.
+"""Changes that clients make to a replayed history without changing its meaning.
 
-Each function gets a copy of an Anthropic request's body and a source of chance, and returns the
-body changed. What is drawn differs from request to request.
+Each function gets a copy of an Anthropic request's body and a random generator, and returns the
+body changed. The draws differ between requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def blocks(body: Body, *kinds: str) -> Iterator[dict[str, Any]]:
 
 
 def json_rewritten(body: Body, random: Random) -> Body:
-    """Other white space, escapes for all that is not ASCII, keys in another order."""
+    """Other white space, escapes outside ASCII, keys in another order."""
     text = json.dumps(body, ensure_ascii=True, indent=random.choice([None, 1]), sort_keys=True)
     rewritten: Body = json.loads(text)
     return rewritten
@@ -43,7 +43,7 @@ def _other_form(value: Any, random: Random) -> Any:
 
 
 def arguments_lost(body: Body, random: Random) -> Body:
-    """As after a schema without them; the call's id is all that tells."""
+    """Arguments removed, as by a schema without them; only the call's id is left."""
     for block in blocks(body, "tool_use"):
         block["input"] = {}
     return body
@@ -76,7 +76,7 @@ def cache_markers_moved(body: Body, random: Random) -> Body:
 
 
 def texts_split(body: Body, random: Random) -> Body:
-    """One block of text in two, wherever; blank ones between."""
+    """Split a block of text at any place, with blank blocks between."""
     for message in body["messages"]:
         if isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -124,7 +124,7 @@ def spaces_changed(body: Body, random: Random) -> Body:
 
 
 def messages_cut_anew(body: Body, random: Random) -> Body:
-    """One user message as several, results first or last in them."""
+    """Split a user message into several, with results first or last."""
     messages = []
     for message in body["messages"]:
         if message["role"] != "user" or isinstance(message["content"], str):
@@ -152,7 +152,7 @@ def tools_in_another_order(body: Body, random: Random) -> Body:
 
 
 def ids_of_its_own(body: Body, random: Random) -> Body:
-    """Call ids that are made anew for each request."""
+    """New call ids in each request."""
     names: dict[str, str] = {}
     for kind, key in (("tool_use", "id"), ("tool_result", "tool_use_id")):
         for block in blocks(body, kind):

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, each vendor's client hears of it in its own words, and no Turn is lost."""
+"""Every error reaches each vendor's client in its own format, and no Turn is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITS = SessionLimits(max_context_tokens=4000, max_body_bytes=40_000, model_cal
 
 @dataclass
 class LyingEngine(RecordingEngine):
-    """A RecordingEngine that, told to, answers with fewer log-probabilities than tokens."""
+    """A RecordingEngine that can answer with fewer log-probabilities than tokens."""
 
     lies: bool = False
 
@@ -43,7 +43,7 @@ class LyingEngine(RecordingEngine):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one vendor's clients write what the tests ask."""
+    """The request format of one vendor's clients."""
 
     path: str
     messages: str
@@ -110,7 +110,7 @@ DIALECTS = {
 
 @dataclass
 class Talk:
-    """A session in which one Turn was recorded already."""
+    """A session with one recorded Turn."""
 
     dialect: Dialect
     engine: LyingEngine
@@ -126,7 +126,7 @@ class Talk:
             return response.status, await response.json(content_type=None), response.headers
 
     async def go_on(self) -> None:
-        """Say the next thing, which the model answers."""
+        """Send the next user message and return the answer."""
         self.said.append(ASK)
         status, answer, _ = await self.post(self.dialect.body(*self.said))
         assert status == 200, answer
@@ -281,7 +281,7 @@ async def test_a_path_that_is_not_served_is_refused_in_its_neighbours_words(talk
 
 
 def judge(dialect: Dialect, status: int, answer: Any, headers: Any) -> None:
-    """Check that an answer is an error as the vendor writes it."""
+    """Check that an answer is an error in the vendor's format."""
     assert headers["Content-Type"] == "application/json"
     error = answer["error"]
     assert error["type"] == dialect.types[status]
@@ -293,7 +293,7 @@ def judge(dialect: Dialect, status: int, answer: Any, headers: Any) -> None:
 
 
 async def lost_nothing(talk: Talk) -> None:
-    """Check that the conversation goes on where it stood, every token trained."""
+    """Check that the conversation continues, and every token is trained."""
     await talk.go_on()
     trajectory = await talk.session.close()
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
@@ -337,7 +337,7 @@ async def test_the_vendors_clients_raise_the_class_that_fits(fault: str) -> None
 async def clients(
     engine: RecordingEngine, *, wrong_key: bool, wrong_path: bool
 ) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, openai.AsyncOpenAI]]:
-    """Yield the vendors' clients of one session; none asks twice."""
+    """Yield the vendors' clients of one session, without retries."""
     async with Gateway(engine=engine, family=engine.family) as gateway:
         session = gateway.open("s", sampling=Sampling(100), limits=LIMITS)
         key = "wrong" if wrong_key else session.key

@@ -1,4 +1,4 @@
-"""When a reply counts as delivered, what becomes of it otherwise, and how its prompt is made."""
+"""Conversation: delivered and lost replies, and their prompts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The heart: whatever a client does to history, each sampled token is trained once, in its place.
+"""Each sampled token is trained once, in its place, whatever a client does to history.
 
-A made-up client made Anthropic Messages. It replays history as real agents do (re-keyed
+A made-up client sends Anthropic Messages. It replays history as real agents do (re-keyed
 arguments, moved cache markers, dropped thinking, …), forks, runs sub-agents, rewrites history and
-goes away. The engine keeps what it really saw.
+disconnects. The engine records its exact prompts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TEXTS = ("", " ", "ok", "ok ", "a\nb", "<tool_call>", "naïve")
 
 @dataclass
 class Client:
-    """One conversation as an agent keeps it."""
+    """An agent's copy of one conversation."""
 
     system: str
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Client:
 
 @dataclass
 class World:
-    """Everything that happens in one session."""
+    """One session: gateway, engine and clients."""
 
     random: Random
     conversation: Conversation
@@ -85,7 +85,7 @@ class World:
         await self._answer(client, vanish=kind == "vanish")
 
     def spoken_before(self, trajectory: Trajectory, turn: int) -> int | None:
-        """Return the Turn that this one continues, replies apart that clients drop as blank."""
+        """Return the Turn that this one continues, without blank replies, which clients drop."""
         parent = trajectory.turns[turn].parent
         while parent in self.blank:
             parent = trajectory.turns[parent].parent
@@ -151,7 +151,7 @@ class World:
 
 
 def replay(message: dict[str, Any], random: Random) -> dict[str, Any]:
-    """Return a message as a client may send it again, all the changes that must not matter."""
+    """Return a message with all changes that a client may make on replay."""
     content = copy.deepcopy(message["content"])
     if isinstance(content, str):
         return {**message, "content": [{"type": "text", "text": content + " "}]}
@@ -201,7 +201,7 @@ async def live(
 
 
 def check_samples(samples: list[Sample], calls: list[Call]) -> int:
-    """Assert that each trained token stands where the engine sampled it; return how many."""
+    """Assert that each trained token is where the engine sampled it; return their number."""
     origin = {p: (call, n) for call in calls for n, p in enumerate(call.logprobs)}
     assert len(origin) == sum(len(call.output) for call in calls)
     seen: set[float] = set()
@@ -219,7 +219,7 @@ def check_samples(samples: list[Sample], calls: list[Call]) -> int:
 
 @pytest.fixture(scope="module")
 def families(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
-    """The family of swerl's own models, and one whose template drops old thinking."""
+    """The tiny family, and one whose template drops old thinking."""
     folder = tmp_path_factory.mktemp("model")
     write_model(folder, shared_dir / "tokenizers", "qwen3_5_think", ("<|im_end|>", "<|endoftext|>"))
     return {"tiny": tiny.build(None), "thinking": qwen3_5.build(folder)}

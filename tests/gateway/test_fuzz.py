@@ -1,6 +1,6 @@
-"""Whatever a client sends, it gets a vendor's error or an answer, and nothing grows.
+"""Every request gets an answer or a vendor's error, and no memory grows.
 
-A few thousand requests run with the other tests; `SWERL_FUZZ=100000` runs so many.
+A few thousand requests run by default; `SWERL_FUZZ=100000` sets another number.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ async def test_mutated_requests_are_answered_or_refused_and_nothing_grows(family
 
 
 async def fuzz(gateway: Gateway, random: Random) -> Counter[int]:
-    """Send mutated requests to a session of their own and count the statuses."""
+    """Send mutated requests to a fresh session and count the statuses."""
     session = gateway.open("s", sampling=Sampling(9), limits=LIMITS)
     statuses: Counter[int] = Counter()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.key}"}) as http:
@@ -171,7 +171,7 @@ async def fuzz(gateway: Gateway, random: Random) -> Counter[int]:
 
 
 def request_body(path: str, random: Random) -> Any:
-    """Return a request with something strange, missing, double or moved in it."""
+    """Return a request with a strange, missing, double or moved part."""
     base = next(body for name, body in BODIES.items() if path.startswith(name[:11]))
     value = mutated(copy.deepcopy(base), random, random.choice([0.0, 0.01, 0.04, 0.2]))
     if random.random() < 0.02 and isinstance(value, dict):
@@ -200,7 +200,7 @@ def mutated(value: Any, random: Random, rate: float) -> Any:
 
 
 def wire(value: Any, random: Random) -> tuple[bytes, dict[str, str]]:
-    """Return a body as bytes, now and then cut, scrambled or packed, with its headers."""
+    """Return a body as bytes, sometimes cut, scrambled or compressed, with its headers."""
     depth = random.choice([100, 300, 900, 1500])
     body = orjson.dumps(value)
     body = body.replace(b'"@deep"', b'{"a":' * depth + b"{}" + b"}" * depth)

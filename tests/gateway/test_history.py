@@ -1,4 +1,4 @@
-"""Which branch a request continues, case by case."""
+"""History: the branch that a request continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More requests than one process takes on: they wait in turn, then are told to ask again."""
+"""Admission: requests above the limit wait in turn, then must retry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HELD_S = 0.1
 
 
 class SlowEngine(RecordingEngine):
-    """Takes its time for each reply, for any number of them at once."""
+    """Waits before each reply; replies overlap."""
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         await asyncio.sleep(HELD_S)
@@ -124,7 +124,7 @@ async def test_a_request_waits_no_longer_than_the_limit() -> None:
 async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
     path: str, busy: int
 ) -> None:
-    """Eight at work and four waiting, for a tenth of a second each, and twice as many that ask."""
+    """Eight active and four waiting requests, and twice as many clients."""
     engine = SlowEngine()
     limits = GatewayLimits(most_active=8, most_waiting=4, wait_s=10)
     statuses: Counter[int] = Counter()
@@ -168,7 +168,7 @@ async def test_twice_the_load_ends_in_answers_or_refusals_and_loses_no_turn(
 async def test_one_request_is_parsed_in_each_iteration_of_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two of them the loop looks at its sockets, so that many stall nobody."""
+    """Between two of them the loop serves its sockets, so that many requests block none."""
     loop, engine, loop_turn = asyncio.get_running_loop(), RecordingEngine(), 0
     parsed_in: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Texts become the JSON types that a tool declares, and only those."""
+"""String arguments become the JSON types that a tool declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is trained, and how much is packed for it, when a client or the model drifts.
+"""Share of trained tokens, and rows packed for it, when a client or the model drifts.
 
 One agent works for 60 turns over Qwen3's tokenizer and chat template, and either its replay of the
 history or the model's own tokens differ from what the template would make of them.
@@ -41,7 +41,7 @@ Said: TypeAlias = Callable[[int, list[int], TemplateFamily], list[int]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training gets of a session."""
+    """A session's trained tokens."""
 
     share: float
     """Trained tokens over sampled ones."""
@@ -94,7 +94,7 @@ def with_a_space_behind(messages: Body) -> Body:
 
 
 def split_anew(turn: int, ids: list[int], family: TemplateFamily, *, share: float) -> list[int]:
-    """Say the same text with one token written as two, in this share of the turns."""
+    """Sample the same text with one token split in two, in this share of the turns."""
     if Random(turn).random() >= share:
         return ids
     encode = partial(_encode, family)
@@ -118,7 +118,7 @@ def a_newline_fewer(turn: int, ids: list[int], family: TemplateFamily) -> list[i
 
 
 def one_long_reply_split(turn: int, ids: list[int], family: TemplateFamily) -> list[int]:
-    """Say 6,000 tokens in one turn, one of them written as two."""
+    """Sample 6,000 tokens in one turn, one of them split in two."""
     if turn != NUM_TURNS // 2:
         return ids
     long = _encode(family, SOURCE)[:6000]
@@ -141,7 +141,7 @@ async def work(
     remind_every: int = 0,
     policy: HistoryPolicy = HistoryPolicy.EXACT,
 ) -> Outcome:
-    """Let an agent work for 60 turns and say what training gets of it."""
+    """Run an agent for 60 turns and return its trained tokens."""
     engine = RecordingEngine(family=family)
     limits = SessionLimits(max_context_tokens=10**6)
     made = prompter(engine, family, "s", policy)

@@ -1,6 +1,6 @@
-"""Clients that nobody has seen: one row of exact tokens, whatever they do to a history's form.
+"""Made-up clients: one row of exact tokens for every change of a history's form.
 
-And where a client changes what was said, its next words begin a branch of their own; every sampled
+If a client changes the meaning, its next message begins a branch of its own; every sampled
 token is still trained once, after exactly what the engine saw.
 """
 
@@ -43,7 +43,7 @@ LINES = ("Fix the café's menu.", "a\n\nb", "  indented", "{}", "日本")
 
 @dataclass
 class Talk:
-    """One session, its engine, and one history as its client keeps it."""
+    """One session, its engine, and its client's history."""
 
     random: Random
     engine: RecordingEngine = field(default_factory=RecordingEngine)
@@ -61,12 +61,12 @@ class Talk:
         )
 
     async def say(self, *changes: Replay, said: Message | None = None) -> None:
-        """Let the user or the tools speak, and the model answer."""
+        """Add messages of the user or of tools, and the model's answer."""
         self.messages.append({"role": "user", "content": self._heard()})
         await self.ask(*changes, said=said)
 
     async def ask(self, *changes: Replay, said: Message | None = None) -> None:
-        """Send the history as the client changes it, and keep what comes."""
+        """Send the history with the client's changes, and record the answer."""
         body: Body = {
             "model": "m",
             "system": self.system,

@@ -1,4 +1,4 @@
-"""A client's retry is answered once, and who merely asks alike gets a reply of his own."""
+"""A client's retry is answered once; an equal request of another client gets its own reply."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_the_requester_is_read_from_headers(headers: dict[str, str], requester: 
 
 
 class HurriedEngine(RecordingEngine):
-    """Takes a moment for each reply; an abort goes unheard."""
+    """Waits a moment before each reply; ignores aborts."""
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         await asyncio.sleep(len(self.calls) % 5 / 1000)
@@ -248,7 +248,7 @@ async def test_clients_that_come_and_go_lose_no_token_uncounted(
     received: set[str] = set()
 
     async def hurry(session: Session, name: str) -> None:
-        """Ask for a while, with little patience, and go on where an answer came."""
+        """Send requests with short timeouts, and continue from each answer."""
         said = [{"role": "user", "content": f"do {random.randrange(3)}"}]
         headers = {"x-api-key": session.key, "thread-id": name}
         async with aiohttp.ClientSession(session.url, headers=headers) as http:
@@ -344,7 +344,7 @@ async def test_a_reply_whose_connection_broke_unread_is_given_again(
 
 
 async def _connect(session: Session) -> socket.socket:
-    """Ask over a connection of one's own."""
+    """Send a request over a new connection."""
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     head = (
         "POST /v1/messages HTTP/1.1\r\nHost: x\r\n"

@@ -1,4 +1,4 @@
-"""The experts that an engine records reach the Sample at the token and context that they were for.
+"""The experts that an engine records reach the Sample at their own token and context.
 
 The engine here chooses experts by the whole prefix, the weights and the call, so that a record that
 slips by one position, one branch or one reply is another.
@@ -49,7 +49,7 @@ def experts_of(prefix: Sequence[int], noise: str) -> bytes:
 
 @dataclass
 class RoutingEngine(RecordingEngine):
-    """Records experts, now and then none; its weights may change in the middle of a reply."""
+    """Records experts, sometimes none; its weights may change during a reply."""
 
     random: Random = field(default_factory=lambda: Random(0))
     missing: float = 0.0

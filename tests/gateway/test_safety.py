@@ -1,4 +1,4 @@
-"""What a sandboxed agent may try: other paths, other settings, broken HTTP, floods."""
+"""Attacks of a sandboxed agent: other paths, other settings, broken HTTP, floods."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def http(
     extra: str = "",
     body: bytes = SMALL,
 ) -> bytes:
-    """Return a request as it goes over the wire."""
+    """Return a raw HTTP request."""
     head = (
         f"{method} {target} HTTP/{version}\r\nHost: x\r\nx-api-key: {session.key}\r\n"
         f"{extra}Content-Length: {len(body)}\r\n\r\n"
@@ -75,7 +75,7 @@ def http(
 
 
 async def told(session: Session, *parts: bytes, until: bytes = b"}") -> bytes:
-    """Send raw bytes and return what comes back, until it ends so or the connection does."""
+    """Send raw bytes and return the answer, up to `until` or the end of the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", _port(session.url))
     answer = b""
     try:

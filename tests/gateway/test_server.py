@@ -1,4 +1,4 @@
-"""The gateway over HTTP: who is served, what is refused and how, what becomes of lost replies."""
+"""The gateway over HTTP: keys, limits, errors, lost replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's end, whoever asks for it and whatever breaks on the way."""
+"""Closing a session."""
 
 from __future__ import annotations
 

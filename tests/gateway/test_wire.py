@@ -1,4 +1,4 @@
-"""What every vendor's client may send and ask besides a chat, and what it gets."""
+"""Requests of the vendors' clients beside chat, and inconsistent conversations."""
 
 from __future__ import annotations
 

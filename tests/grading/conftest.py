@@ -21,7 +21,7 @@ for name, wanted in {"test_add": 5, "test_zero": 0}.items():
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    """A Task whose repository subtracts where it should add."""
+    """A Task whose repository subtracts instead of adding."""
     repo = tmp_path / "repo"
     repo.mkdir()
     (repo / "calc.py").write_text("def add(a, b):\n    return a - b\n")

@@ -1,4 +1,4 @@
-"""What of a patch grading accepts: nothing that hidden tests bring or that steers tests."""
+"""The part of a patch that grading accepts: no hidden test file, no file that steers tests."""
 
 from __future__ import annotations
 

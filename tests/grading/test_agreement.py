@@ -1,8 +1,8 @@
 """Verdicts agree with the swebench package's own, on logs of real test runs.
 
-Every run is made here, by real pytest, unittest, Django and sympy, on small repositories; runners
-of other languages are stood in for by logs in their layout. The package judges in processes of its
-own. Where verdicts may differ stands in `agreement/differences.py`.
+Every run is made here, by real pytest, unittest, Django and sympy, on small repositories. For
+runners of other languages there are logs in their layout. The package runs in its own
+processes. `agreement/differences.py` lists the differences.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, django: Path) -> list[tuple[R
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[Run, str, int]]) -> list[Log]:
-    """Every log once per parser that may read it, and some that a run cannot bring about."""
+    """Every log once per parser that may read it, and some that no run produces."""
     found = []
     for run, text, code in runs:
         first = Log(run.name, run.parsers[0], text, code, Path())
@@ -203,7 +203,7 @@ async def test_verdicts_differ_only_on_purpose(logs: list[Log], new: Path, class
 
 
 def is_known(log: Log) -> bool:
-    """Say whether 4.1 has the parser under its own name."""
+    """Return True if 4.1 has the parser under its own name."""
     return log.parser not in {"parse_log_minitest", "parse_log_cucumber", "parse_log_jest_json"}
 
 

@@ -1,4 +1,4 @@
-"""Copies of tests that must fail: what is changed in them, and which tests are left alone."""
+"""Copies of tests that must fail: their changes, and tests without a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canaries: where they fit, how they hide, and what their fate says."""
+"""Canaries: tests that get one, their disguise, and verdicts by their state."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_canary_fails_and_disturbs_no_other_test(tmp_path: Path, text: str, se
 
 
 def odd_one(text: str) -> set[str]:
-    """Name the tests that a forger picks by the empty lines around them."""
+    """Name the tests that a forger picks by the blank lines around them."""
     lines = text.split("\n")
     tests = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     gaps = {}
@@ -262,7 +262,7 @@ async def test_no_solution_is_unsolved_beside_a_canary(task: Task) -> None:
 
 
 async def test_an_honest_failure_is_no_cheat_if_its_opposite_passes(task: Task) -> None:
-    """Of a test that is to be mended, and is not, the negated copy passes."""
+    """If a test stays broken, its negated copy passes."""
     text = FUNCTIONS.replace("calc.add(2, 3) == 5", "calc.add(2, 3) in (5, 6)")
     assert text != FUNCTIONS
     result = await grade(replace(task, grading=spec_of(text)), "")
@@ -275,7 +275,7 @@ async def test_a_forged_report_passes_the_canary_too(task: Task) -> None:
 
 
 async def test_without_a_canary_the_same_forgery_wins(task: Task) -> None:
-    """What the canary is for: should this change, the test above shows nothing."""
+    """The purpose of the canary: if this changes, the test above proves nothing."""
     result = await grade(replace(task, grading=spec_of(FUNCTIONS, canary=False)), rewrite(FORGER))
     assert result.verdict is Verdict.SOLVED
 

@@ -1,4 +1,4 @@
-"""What a second run with canaries says of a first one that an exit code or a number solved."""
+"""The verdict after a second run with canaries, if an exit code or a number solved the first."""
 
 from __future__ import annotations
 

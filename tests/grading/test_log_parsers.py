@@ -1,4 +1,4 @@
-"""Each runner's log gives the statuses that its dataset judges by."""
+"""Each runner's log gives the statuses that its dataset uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `reward_file` grader: the tests write a number, and it must be able to come out low."""
+"""The `reward_file` grader: the tests write a number, which must be able to be low."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `script` grader: what it lists decides, never its exit code alone."""
+"""The `script` grader: the listed tests decide, never the exit code alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that hold test settings beside others: the former are undone, the latter stay."""
+"""Files that hold test settings beside others: only the test settings are restored."""
 
 from __future__ import annotations
 

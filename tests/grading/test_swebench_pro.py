@@ -1,4 +1,4 @@
-"""The `swebench_pro` grader: the Task's own parser reads a log that nobody inside can change."""
+"""The `swebench_pro` grader: the Task's own parser reads a log that no code inside can change."""
 
 from __future__ import annotations
 

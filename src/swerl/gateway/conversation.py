@@ -7,7 +7,7 @@ Two requests are duplicates if one requester sends the same new messages at the 
 conversation, with the same `max_tokens`. Sub-agents do so too, so a duplicate is given the first
 answer only if
 - that answer is pending or undelivered, and its client has left or the requester has a name;
-- it was delivered to a connection that broke, and nothing was said after it;
+- it was delivered to a connection that broke, and no message followed it;
 - the client marks the request as a retry.
 """
 

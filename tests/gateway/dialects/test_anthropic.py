@@ -1,4 +1,4 @@
-"""Anthropic Messages, judged by the vendor's own client."""
+"""Anthropic Messages, tested with the vendor's own client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom tools of OpenAI's clients: a call brings one free text, there and back."""
+"""Custom tools of OpenAI's clients: one free text per call, in both directions."""
 
 from __future__ import annotations
 

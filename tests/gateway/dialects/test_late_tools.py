@@ -1,4 +1,4 @@
-"""Tools that the newest Claude Code loads in the middle of its work, through the real CLI."""
+"""Tools that the newest Claude Code loads during its work, with the real CLI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions, judged by the vendor's own client."""
+"""OpenAI Chat Completions, tested with the vendor's own client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI Responses, judged by the vendor's own client."""
+"""OpenAI Responses, tested with the vendor's own client."""
 
 from __future__ import annotations
 

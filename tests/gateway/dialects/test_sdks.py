@@ -24,7 +24,7 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 
 class City(pydantic.BaseModel):
-    """What a reply is parsed into."""
+    """The type of a parsed reply."""
 
     name: str
     people: int

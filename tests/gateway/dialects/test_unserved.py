@@ -1,4 +1,4 @@
-"""What is refused because it cannot be had here, and what is ignored because it changes nothing."""
+"""Requests that the gateway refuses because it cannot serve them, and settings that it ignores."""
 
 from __future__ import annotations
 

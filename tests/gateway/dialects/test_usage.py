@@ -1,4 +1,4 @@
-"""Usage that agents can count on: what was thought, what was said, what the cache held."""
+"""Usage that agents can rely on: prompt, reply, thinking and cached tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATHS = {
 
 
 def details(usage: Any) -> tuple[int, int, int, int]:
-    """Return tokens asked, cached, said and thought, as each vendor writes them."""
+    """Return prompt, cached, reply and thinking tokens in each vendor's format."""
     if "prompt_tokens" in usage:
         said, asked = usage["completion_tokens_details"], usage["prompt_tokens_details"]
         counts = (usage["prompt_tokens"], asked["cached_tokens"], usage["completion_tokens"])

@@ -1,4 +1,4 @@
-"""What the swebench package makes of recorded logs."""
+"""Run the swebench package on recorded logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .replay import Lists, Log
 
 @dataclass(frozen=True)
 class Theirs:
-    """What the package makes of a log and a case."""
+    """The package's result for a log and a case."""
 
     statuses: Mapping[str, str] | None
     resolved: bool
@@ -23,7 +23,7 @@ class Theirs:
 
 
 def ask(package: Path, logs: Sequence[Log], cases: Sequence[tuple[int, Lists]]) -> list[Theirs]:
-    """Let the package judge the cases; `cases` name their log by its place."""
+    """Judge the cases by the package; `cases` hold the index of their log."""
     asked = {
         "logs": [{"path": str(log.path), "parser": log.parser} for log in logs],
         "cases": [

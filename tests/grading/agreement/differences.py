@@ -1,6 +1,6 @@
-"""Where swerl's verdict may differ from the swebench package's, each class with its reason.
+"""Classes in which swerl's verdict may differ from the swebench package's, with reasons.
 
-docs/design/grading.md tells the same. Whatever is none of these has to agree.
+docs/design/grading.md lists them too. All other verdicts must agree.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _FAILING = {TestStatus.FAILED, TestStatus.ERROR}
 
 
 def status_classes(log: Log, theirs: Mapping[str, str] | None) -> dict[str, set[str]]:
-    """Return what explains that a whole log is read differently: class to the ids concerned.
+    """Return the classes in which a whole log is read differently, with their ids.
 
-    An empty set of ids stands for all of them.
+    An empty set of ids means all of them.
     """
     if theirs is None:
         return {"breaks": set()}
@@ -61,7 +61,7 @@ def status_classes(log: Log, theirs: Mapping[str, str] | None) -> dict[str, set[
 
 
 def _has_more_results(text: str) -> bool:
-    """Say whether Maven tells a result before the first test command, or one too many."""
+    """Return True if Maven prints a result before the first test command, or one too many."""
     early, _, _ = text.partition("-Dtest=")
     return "] BUILD " in early or text.count("] BUILD ") > text.count("-Dtest=")
 

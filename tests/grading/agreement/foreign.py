@@ -1,4 +1,4 @@
-"""Logs in the layouts of test runners that are not at hand: other languages', and old ones."""
+"""Logs in the layouts of test runners that are not installed: other languages', and old ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The swebench package and Django in folders of their own, without what they depend on."""
+"""The swebench package and Django in folders of their own, without dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INSTALL_S = 300
 
 
 def fetch(cache: pytest.Cache, *requirements: str) -> Path:
-    """Return a folder with these packages, kept between runs; skip where they cannot be had."""
+    """Return a folder with these packages, kept between runs; skip if they are not available."""
     folder = Path(cache.mkdir("agreement")) / requirements[0]
     if folder.is_dir():
         return folder

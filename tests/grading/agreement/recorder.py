@@ -1,7 +1,7 @@
-"""Records logs of real test runs: forks one process a run, with the runner already imported.
+"""Record logs of real test runs: fork one process a run, with the runner already imported.
 
 Reads JSON lines `{"folder", "runner", "args", "log"}` from standard input and answers each with its
-exit code, as a shell would tell it. `runner` is pytest, unittest, django or sympy.
+exit code, as a shell reports it. `runner` is pytest, unittest, django or sympy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 
 def main() -> None:
-    """Record every run that is asked for."""
+    """Record every requested run."""
     for line in sys.stdin:
         run = json.loads(line)
         child = os.fork()

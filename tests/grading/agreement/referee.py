@@ -2,7 +2,7 @@
 
 Reads JSON from standard input: `{"logs": [{"path", "parser"}], "cases": [{"log", "fail_to_pass",
 "pass_to_pass"}]}`, where `log` counts the logs, and writes `{"statuses": […], "verdicts": […]}`.
-A log at which the package breaks has no statuses, and its cases no verdict.
+A log on which the package fails has no statuses, and its cases no verdict.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(folder: str) -> None:
 
 
 def _package(folder: str) -> tuple[types.ModuleType, dict[str, object]]:
-    """Import grading and the parsers without the package's own start, which needs all of it."""
+    """Import grading and the parsers without the package's `__init__`, which imports everything."""
     sys.path.insert(0, folder)
     for name in HEAVY:
         if importlib.util.find_spec(name) is None:

@@ -18,7 +18,7 @@ _NONCE = re.compile(rb"'([0-9a-f]{32})'")
 
 @dataclass(frozen=True)
 class Log:
-    """What one test run printed, and the file in which the package finds it."""
+    """The output of one test run, and the file in which the package finds it."""
 
     name: str
     parser: str
@@ -32,7 +32,7 @@ class Log:
     """What was printed before the tests."""
 
     def save(self) -> None:
-        """Write the log as the package's evaluation script leaves it."""
+        """Write the log in the format of the package's evaluation script."""
         lines = [self.before, "+ : '>>>>> Start Test Output'", self.text]
         if self.ended:
             lines += ["+ : '>>>>> End Test Output'", f">>>>> Test Exit Code: {self.exit_code}"]
@@ -81,7 +81,7 @@ class ReplaySandbox:
 
 
 async def grade(log: Log, parser: str, lists: Lists) -> Grade:
-    """Let the real grader judge a recorded log."""
+    """Grade a recorded log with the real grader."""
     spec = GradingSpec(
         grader="swebench",
         fail_to_pass=lists.fail_to_pass,
