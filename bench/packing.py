@@ -89,7 +89,7 @@ def agent_rows(rng: random.Random) -> list[int]:
 def swerl(sizes: Sequence[int], cost: RowCost, num_ranks: int) -> Ranks:
     """Pack as the trainer does."""
     costs = [cost.of(size) for size in sizes]
-    return pack(sizes, costs, num_ranks=num_ranks, budget=BUDGET).packs
+    return pack(sizes, costs, num_ranks=num_ranks, budget=BUDGET)
 
 
 def first_fit(sizes: Sequence[int], cost: RowCost, num_ranks: int) -> Ranks:

@@ -31,7 +31,7 @@ from swerl.rollout.schedules import ScheduleInputs, open_schedule
 from swerl.rollout.versions import Staleness, Versions, staleness
 from swerl.runs.layout import Cursor, RunFolder
 from swerl.runs.prompts import Fate, LengthBias, entry
-from swerl.training.step_metrics import entries
+from swerl.training.step_metrics import prompt_entries
 
 TRAIN_S = 1.0
 LOAD_S = 0.05
@@ -75,7 +75,7 @@ async def play(schedule: ScheduleSection, steps: int, groups: int, episodes: int
                 taken = await schedule.take(step)
                 ages.append(staleness(members(taken.kept), versions))
                 num_dropped += len(taken.stale)
-                length_bias.add(entries(step, taken, None)[len(taken.kept) :])
+                length_bias.add(prompt_entries(step, taken, ())[len(taken.kept) :])
                 length_bias.add(entry(step, one, Fate.TRAINED) for one in taken.kept)
                 await asyncio.sleep(TRAIN_S)
 

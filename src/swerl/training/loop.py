@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from swerl.core.contracts import Algorithm, Engine, Trainer
 from swerl.core.events import Emit, Notice, StepEnded
@@ -207,12 +206,7 @@ class Commits:
     async def __aenter__(self) -> Commits:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error and self._saving:
             self._saving.cancel()
             await asyncio.wait({self._saving})

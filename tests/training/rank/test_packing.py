@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from swerl.core.errors import TrainerError
 from swerl.plan.parameters import RowCost
-from swerl.training.rank.packing import Packing, differencing, pack
+from swerl.training.rank.packing import Packs, differencing, pack
 
 COST = RowCost(per_token=73_000.0, per_token_pair=1.0)
 """Length and its square weigh the same at 73,000 tokens, as in a 35B hybrid model."""
 
 
-def packed(sizes: list[int], num_ranks: int, budget: int) -> Packing:
+def packed(sizes: list[int], num_ranks: int, budget: int) -> Packs:
     costs = [COST.of(size) for size in sizes]
     return pack(sizes, costs, num_ranks=num_ranks, budget=budget)
 
@@ -41,14 +41,14 @@ def test_any_rows_are_packed_once_within_budget_and_evenly(
     sizes: list[int], num_ranks: int, budget: int
 ) -> None:
     found = packed(sizes, num_ranks, budget)
-    assert len(found.packs) == num_ranks
-    assert {len(rank) for rank in found.packs} == {found.num_micro_batches}
-    packs = [items for rank in found.packs for items in rank]
+    assert len(found) == num_ranks
+    assert {len(rank) for rank in found} == {len(found[0])}
+    packs = [items for rank in found for items in rank]
     assert sorted(item for items in packs for item in items) == list(range(len(sizes)))
     assert all(sum(sizes[item] for item in items) <= budget for items in packs)
-    if found.num_micro_batches > 1:
+    if len(found[0]) > 1:
         full = [sum(sizes[item] for item in items) for items in packs]
-        assert sum(full) > (found.num_micro_batches - 1) * num_ranks * budget / 2
+        assert sum(full) > (len(found[0]) - 1) * num_ranks * budget / 2
 
 
 @given(
@@ -75,7 +75,7 @@ def test_agent_rows_fill_the_fewest_micro_batches_that_can_hold_them(
 ) -> None:
     sizes = agent_rows(seed)
     found = packed(sizes, num_ranks, 96_000)
-    assert found.num_micro_batches == -(-sum(sizes) // (num_ranks * 96_000))
+    assert len(found[0]) == -(-sum(sizes) // (num_ranks * 96_000))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
@@ -83,7 +83,7 @@ def test_agent_rows_fill_the_fewest_micro_batches_that_can_hold_them(
 def test_ranks_get_nearly_the_same_work(seed: int, num_ranks: int) -> None:
     sizes = agent_rows(seed)
     found = packed(sizes, num_ranks, 96_000)
-    work = [sum(COST.of(sizes[item]) for items in rank for item in items) for rank in found.packs]
+    work = [sum(COST.of(sizes[item]) for items in rank for item in items) for rank in found]
     assert max(work) <= 1.03 * sum(work) / num_ranks
 
 
@@ -92,7 +92,7 @@ def test_packs_that_run_at_the_same_time_cost_nearly_the_same() -> None:
     found = packed(sizes, 4, 96_000)
     slots = [
         [sum(COST.of(sizes[item]) for item in items) for items in slot]
-        for slot in zip(*found.packs, strict=True)
+        for slot in zip(*found, strict=True)
     ]
     waited = sum(max(slot) for slot in slots) * 4 / sum(sum(slot) for slot in slots)
     assert waited <= 1.08
@@ -105,7 +105,7 @@ def test_every_rank_computes_the_same_split() -> None:
 
 def test_fewer_rows_than_ranks_leave_empty_packs() -> None:
     found = packed([30, 20], 3, 50)
-    assert sorted(len(rank[0]) for rank in found.packs) == [0, 1, 1]
+    assert sorted(len(rank[0]) for rank in found) == [0, 1, 1]
 
 
 def test_a_row_over_the_budget_is_refused_with_the_setting_that_would_hold_it() -> None:

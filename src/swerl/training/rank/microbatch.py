@@ -108,11 +108,11 @@ def rank_micro_batches(
     sizes = [len(sample.ids) - 1 for sample in batch.samples]
     costs = [cost.of(size) for size in sizes]
     padded = [share.pad_row(size) for size in sizes]
-    packing = pack(padded, costs, num_ranks=num_ranks, budget=budget)
+    packs = pack(padded, costs, num_ranks=num_ranks, budget=budget)
     return [
-        [rows[index] for index in sorted(pack, key=lambda index: (-sizes[index], index))]
+        [rows[index] for index in sorted(indices, key=lambda index: (-sizes[index], index))]
         or [_idle(rows[0])]
-        for pack in packing.packs[rank]
+        for indices in packs[rank]
     ]
 
 

@@ -26,15 +26,8 @@ _GRAIN = 4096
 _SLACKS = (1.002, 1.005, 1.01, 1.02, 1.04, 1.08)
 """Capacities to try, relative to an even pack."""
 
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    packs: tuple[tuple[tuple[int, ...], ...], ...]
-    """By rank, then by micro-batch: indices of rows. Packs are empty if there are too few rows."""
-
-    @property
-    def num_micro_batches(self) -> int:
-        return len(self.packs[0])
+Packs = tuple[tuple[tuple[int, ...], ...], ...]
+"""By rank, then by micro-batch: indices of rows. Packs are empty if there are too few rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,7 @@ class _Deal:
         return self.sums[0] - self.sums[-1]
 
 
-def pack(sizes: Sequence[int], costs: Sequence[float], *, num_ranks: int, budget: int) -> Packing:
+def pack(sizes: Sequence[int], costs: Sequence[float], *, num_ranks: int, budget: int) -> Packs:
     """Spread rows of `sizes` positions over ranks, with at most `budget` positions per pack.
 
     Raises TrainerError on a row over the budget: a cut row would train tokens without the prefix
@@ -63,7 +56,7 @@ def pack(sizes: Sequence[int], costs: Sequence[float], *, num_ranks: int, budget
     num_slots = -(-sum(sizes) // (num_ranks * budget))
     while not (packs := _packs(sizes, costs, num_slots * num_ranks, budget)):
         num_slots += 1
-    return Packing(_to_ranks(packs, costs, num_ranks))
+    return _to_ranks(packs, costs, num_ranks)
 
 
 def differencing(costs: Sequence[float], num_bins: int) -> list[tuple[int, ...]]:
@@ -145,9 +138,7 @@ def _closest_sum(sizes: Sequence[int], room: int) -> list[int]:
     return chosen[::-1]
 
 
-def _to_ranks(
-    packs: list[tuple[int, ...]], costs: Sequence[float], num_ranks: int
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def _to_ranks(packs: list[tuple[int, ...]], costs: Sequence[float], num_ranks: int) -> Packs:
     """Give each rank one pack of every slot, so that the ranks' costs are similar."""
     pack_costs = [sum(costs[item] for item in items) for items in packs]
     order = sorted(range(len(packs)), key=lambda number: -pack_costs[number])
