@@ -125,10 +125,10 @@ class Api:
             ) from error
 
 
-def _own_error(status: int, said: str) -> SwerlError:
-    hint = next((hint for words, hint in _HINTS.items() if words in said.lower()), _NO_HINT)
-    message = f"docker: {said.strip()[:300]}"
-    if "invalid reference format" in said:
+def _own_error(status: int, detail: str) -> SwerlError:
+    hint = next((hint for words, hint in _HINTS.items() if words in detail.lower()), _NO_HINT)
+    message = f"docker: {detail.strip()[:300]}"
+    if "invalid reference format" in detail:
         return ImageError(message, hint="name an image as `docker pull` takes it")
     kinds = {_NOT_FOUND: ContainerGoneError, _CONFLICT: NameTakenError}
     return kinds.get(status, SandboxError)(message, hint=hint)
@@ -224,10 +224,10 @@ async def _require_stream(reader: asyncio.StreamReader) -> None:
     status = int(head.split(" ", 2)[1])
     if status in (101, 200):
         return
-    said = (await reader.read(1 << 16)).decode("utf-8", "replace")
+    detail = (await reader.read(1 << 16)).decode("utf-8", "replace")
     with suppress(ValueError, KeyError, TypeError):
-        said = json.loads(said[said.index("{") : said.rindex("}") + 1])["message"]
+        detail = json.loads(detail[detail.index("{") : detail.rindex("}") + 1])["message"]
     raise StreamRefusedError(
-        f"the docker daemon answers {status}: {said.strip()[:300]}",
+        f"the docker daemon answers {status}: {detail.strip()[:300]}",
         hint=_NO_HINT,
     )

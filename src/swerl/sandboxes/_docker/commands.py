@@ -165,12 +165,12 @@ class ContainerCommands:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _explain_cut(self, number: str, said: bytes) -> int:
+    async def _explain_cut(self, number: str, detail: bytes) -> int:
         """Return the exit code of a command whose stream broke. Raises SandboxLostError if the
         command keeps running."""
         await self._container.require_alive_soon(_LOSS_TIMEOUT_S)
-        if said.startswith(b"OCI runtime exec failed"):
-            raise await self._container.refusal(said.decode("utf-8", "replace"))
+        if detail.startswith(b"OCI runtime exec failed"):
+            raise await self._container.refusal(detail.decode("utf-8", "replace"))
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
                 return await self._wait_for_exit(number)

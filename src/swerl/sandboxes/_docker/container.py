@@ -98,9 +98,9 @@ class Container:
             raise await self.refusal(str(error)) from error
         return stream, str(made["Id"])
 
-    async def refusal(self, said: str) -> SandboxError:
+    async def refusal(self, detail: str) -> SandboxError:
         """Return the error for a command that cannot start."""
-        message = f"sandbox {self.name} cannot start a command: {said.strip()[:300]}"
+        message = f"sandbox {self.name} cannot start a command: {detail.strip()[:300]}"
         hint = "its processes may use up its limits; raise num_processes or memory_mib"
         return SandboxError(message, hint=hint, from_inside=await self._is_crowded())
 

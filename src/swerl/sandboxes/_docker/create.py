@@ -121,11 +121,11 @@ async def pull(api: Api, image: str) -> None:
         return next((str(line["error"]) for line in lines if "error" in line), "")
 
     try:
-        said = await api.call(request)
+        detail = await api.call(request)
     except SandboxError as error:
-        said = str(error).removeprefix("docker: ")
-    if said:
-        raise ImageError(f"cannot pull {image}: {said[:300]}", hint=_pull_hint(said))
+        detail = str(error).removeprefix("docker: ")
+    if detail:
+        raise ImageError(f"cannot pull {image}: {detail[:300]}", hint=_pull_hint(detail))
 
 
 async def remove(api: Api, container: str) -> None:
@@ -237,15 +237,15 @@ def _labels(plan: ContainerPlan) -> dict[str, str]:
     }
 
 
-def _pull_hint(said: str) -> str:
-    said = said.lower()
-    if "toomanyrequests" in said or "429" in said:
+def _pull_hint(detail: str) -> str:
+    detail = detail.lower()
+    if "toomanyrequests" in detail or "429" in detail:
         return "the registry limits pulls: `docker login`, wait, or mirror (`swerl images mirror`)"
-    if "unauthorized" in said or "denied" in said or "401" in said:
+    if "unauthorized" in detail or "denied" in detail or "401" in detail:
         return "check the name; log in on the daemon's machine: `docker login REGISTRY`"
-    if "no space left" in said:
+    if "no space left" in detail:
         return "the daemon's disk is full: `docker system df`, then `docker system prune`"
-    if "manifest" in said or "not found" in said:
+    if "manifest" in detail or "not found" in detail:
         return "check the name, and its tag or digest"
     return "check that the daemon can reach the registry: `docker pull` prints details"
 

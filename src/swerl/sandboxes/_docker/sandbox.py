@@ -96,17 +96,17 @@ class DockerSandbox:
                 self._commands.forget(process)
 
     async def read(self, path: str) -> bytes:
-        code, data, said = await self._move(scripts.READ, path, b"")
+        code, data, detail = await self._move(scripts.READ, path, b"")
         if code == _NO_FILE:
             raise FileNotFoundError(_NO_FILE, os.strerror(_NO_FILE), path)
         if code:
-            raise self._file_error("read", path, code, said)
+            raise self._file_error("read", path, code, detail)
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        code, _, said = await self._move(scripts.WRITE, path, data)
+        code, _, detail = await self._move(scripts.WRITE, path, data)
         if code:
-            raise self._file_error("write", path, code, said)
+            raise self._file_error("write", path, code, detail)
 
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there.
@@ -196,15 +196,15 @@ class DockerSandbox:
             )
             done = await self._finish(process, kept, _FILE_TIMEOUT_S, data)
             code = TIMED_OUT if done is None else done
-            said = kept.stderr.decode("utf-8", "replace").strip()
-            if not (code and "ermission denied" in said):
+            detail = kept.stderr.decode("utf-8", "replace").strip()
+            if not (code and "ermission denied" in detail):
                 break
-        return code, bytes(kept.stdout), said
+        return code, bytes(kept.stdout), detail
 
-    def _file_error(self, verb: str, path: str, code: int, said: str) -> SandboxError:
-        full = code == _SIGXFSZ or any(words in said for words in _FULL)
+    def _file_error(self, verb: str, path: str, code: int, detail: str) -> SandboxError:
+        full = code == _SIGXFSZ or any(words in detail for words in _FULL)
         hint = "raise the limit disk_mib" if full else "name a plain file in a writable folder"
-        reason = said.rpartition(": ")[2] or f"code {code}"
+        reason = detail.rpartition(": ")[2] or f"code {code}"
         return SandboxError(f"cannot {verb} {path} in sandbox {self.id}: {reason}", hint=hint)
 
 

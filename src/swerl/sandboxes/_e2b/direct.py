@@ -92,10 +92,10 @@ class Direct:
 
     def _error(self, status: int, body: bytes) -> Exception:
         if status != _FAILED:  # the server has no such sandbox, or failed
-            said = body.decode(errors="replace")[:300]
-            message = f"sandbox {self._id} is gone: {said}"
+            detail = body.decode(errors="replace")[:300]
+            message = f"sandbox {self._id} is gone: {detail}"
             return SandboxLostError(
-                message, hint="open a new sandbox", from_inside=FROM_INSIDE in said
+                message, hint="open a new sandbox", from_inside=FROM_INSIDE in detail
             )
         failure = json.loads(body)
         if "missing" in failure:

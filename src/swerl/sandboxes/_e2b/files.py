@@ -96,10 +96,10 @@ class SandboxFiles:
     def _error(self, verb: str, path: str, done: Exec) -> Exception:
         if done.exit_code == _MISSING:
             return FileNotFoundError(f"no file {path} in sandbox {self.remote.id}")
-        said = done.stderr.decode(errors="replace").strip()[-200:]
-        full = done.exit_code == _FULL and "space" in said
+        detail = done.stderr.decode(errors="replace").strip()[-200:]
+        full = done.exit_code == _FULL and "space" in detail
         known = {_NOT_PLAIN: "it is no plain file", _HOLES: "it is sparse and too large"}
-        why = known.get(done.exit_code, said)
+        why = known.get(done.exit_code, detail)
         hint = "raise disk_mib, or the template's disk" if full else "name a plain file"
         message = f"cannot {verb} {path} in sandbox {self.remote.id}: {why}"
         return SandboxError(message, hint=hint)

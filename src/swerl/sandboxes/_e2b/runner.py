@@ -173,10 +173,10 @@ class Runner:
             raise SandboxError(message, hint=hint, from_inside=self.is_set_up)
 
     async def _step(self, job: ShellJob, step: str, number: int = 0) -> None:
-        said: list[str] = []
+        detail: list[str] = []
 
         async def take(text: str) -> None:
-            said.append(text)
+            detail.append(text)
 
         text = replace(job, argv=(), env={}, stdin=b"").step(step, number=number)
 
@@ -188,7 +188,7 @@ class Runner:
             return True
 
         await self.persist(attempt)
-        if any(line.startswith("! ") for line in "".join(said).splitlines()):
+        if any(line.startswith("! ") for line in "".join(detail).splitlines()):
             raise DefiedError(
                 f"sandbox {self._remote.id} is gone: a command could not be killed",
                 hint="open a new sandbox",

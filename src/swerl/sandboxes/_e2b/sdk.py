@@ -268,9 +268,9 @@ def translated(what: str) -> Iterator[None]:
 def _translate(error: Exception, what: str) -> Exception:
     import e2b.exceptions as theirs
 
-    name, said = type(error).__name__, str(error).strip()
-    status, text = _status(error), said[:300]
-    if FROM_INSIDE in said:
+    name, detail = type(error).__name__, str(error).strip()
+    status, text = _status(error), detail[:300]
+    if FROM_INSIDE in detail:
         is_lost = isinstance(error, theirs.NotFoundException | theirs.TimeoutException)
         kind = SandboxLostError if is_lost else SandboxError
         return kind(f"{what}: {text}", hint="open a new sandbox", from_inside=True)

@@ -198,8 +198,8 @@ def _enter_by_bwrap(bwrap: str, uid: int) -> None:
         stage.become(0)
         if os.path.samestat(Path("/").stat(), root):
             return
-    said = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
-    raise OSError(errno.EPERM, said or "bubblewrap died while it started")
+    detail = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
+    raise OSError(errno.EPERM, detail or "bubblewrap died while it started")
 
 
 def _spawn_bwrap(bwrap: str, uid: int, fds: tuple[int, int, int]) -> int:
@@ -257,12 +257,12 @@ def _reap_forever() -> NoReturn:
 
 def _require_ready(ready: int) -> None:
     """Wait until the init process is ready. Raises the OSError that it reports."""
-    said = _read(ready)
+    detail = _read(ready)
     os.close(ready)
-    if said[:1] == b"{":
-        failure = json.loads(said)
+    if detail[:1] == b"{":
+        failure = json.loads(detail)
         raise OSError(failure["errno"], failure["failed"])
-    if said != _READY:
+    if detail != _READY:
         raise OSError(errno.EIO, "the sandbox died while it started")
 
 
@@ -295,7 +295,7 @@ def _read(fd: int) -> bytes:
 
 def _read_object(fd: int) -> bytes:
     """Read a JSON object that arrives in pieces."""
-    said = b""
-    while b"}" not in said and (piece := _read(fd)):
-        said += piece
-    return said
+    detail = b""
+    while b"}" not in detail and (piece := _read(fd)):
+        detail += piece
+    return detail

@@ -138,10 +138,10 @@ class LocalSandbox:
             pass_fds=(self._upper,),
             stderr=asyncio.subprocess.PIPE,
         )
-        _, said = await copy.communicate()
+        _, detail = await copy.communicate()
         if copy.returncode != 0:
             raise SandboxError(
-                f"cannot capture sandbox {self.id}: {said.decode().strip()[:300]}",
+                f"cannot capture sandbox {self.id}: {detail.decode().strip()[:300]}",
                 hint=f"is there space at {dest}?",
             )
 
