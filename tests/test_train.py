@@ -208,6 +208,16 @@ def test_every_metric_of_a_run_is_explained(run: Run) -> None:
     assert unexplained(names) == []
 
 
+@pytest.mark.slow
+def test_every_file_of_a_run_folder_is_in_the_reference(run: Run) -> None:
+    if not (run.root / "state.json").exists():
+        pytest.skip("needs the run of the tests before")
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "run-folder.md").read_text()
+    folder = next((run.root / "episodes").glob("*/*"))
+    names = [*(path.name for path in run.root.iterdir()), *(path.name for path in folder.iterdir())]
+    assert [name for name in sorted(names) if f"`{name}" not in page] == []
+
+
 def metric_names(root: Path) -> set[str]:
     """Return the names of all metrics of a run's steps, those of tenths as one."""
     lines = (root / "events.jsonl").read_text().splitlines()
