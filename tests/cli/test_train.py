@@ -21,7 +21,7 @@ from swerl.core.errors import RunError, UnknownNameError
 from swerl.core.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted, as_json
 from swerl.core.files import write_json
 from swerl.recipe.schema import Recipe
-from swerl.runs.layout import RunFolder, State, open_run
+from swerl.runs.layout import RunFolder, RunState, open_run
 from swerl.runs.status import StopRequest, own_run, request_stop
 
 RECIPE = Recipe.model_validate({"name": "shown", "steps": 9})
@@ -60,7 +60,7 @@ def root(tmp_path: Path) -> Path:
     folder = RunFolder(tmp_path / "shown")
     folder.root.mkdir()
     write_json(folder.root / "recipe.resolved.json", RECIPE.model_dump(mode="json"))
-    folder.write_state(State(step=3))
+    folder.write_state(RunState(step=3))
     events = [
         StepEnded(2, {"reward": 0.25, "step_s": 60.0}),
         StepStarted(3, 8),

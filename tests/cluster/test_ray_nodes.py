@@ -88,7 +88,7 @@ async def test_a_cluster_that_is_too_small_is_named_and_left_alone(
     share = RayShare(num_nodes=3, gpus_per_node=0, cpus_per_node=1, place_s=2)
     told: list[str] = []
     with pytest.raises(ClusterError, match=r"no 3 machines with 1 CPU free: .* has 1 CPU"):
-        async with ray_nodes(ray_cluster.address, share, run="small", tell=told.append):
+        async with ray_nodes(ray_cluster.address, share, run="small", notify=told.append):
             pass
     assert [each.partition(" with ")[0] for each in told] == ["waiting up to 2 s for 3 machines"]
     async with ray_nodes(ray_cluster.address, TWO, run="fits") as nodes:

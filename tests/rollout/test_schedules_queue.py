@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from swerl.rollout.schedules import QueueBounds, choose_groups, may_start, too_old
-from swerl.runs.prompts import Entry, Fate, LengthBias
+from swerl.runs.prompts import Fate, GroupEntry, LengthBias
 
 BOUNDS = QueueBounds(groups=2, staleness=2, pool=4)
 
@@ -83,17 +83,19 @@ class Running:
         return self.ends <= self.now[0]
 
 
-def simulate(bounds: QueueBounds, lengths: list[int], steps: int, *, greedy: bool) -> list[Entry]:
+def simulate(
+    bounds: QueueBounds, lengths: list[int], steps: int, *, greedy: bool
+) -> list[GroupEntry]:
     """Play a run in virtual time and return its ledger; a step trains for 10 units.
 
     `greedy` takes whoever has finished first, and drops what gets too old.
     """
-    now, waiting, ledger = [0.0], list[Running](), list[Entry]()
+    now, waiting, ledger = [0.0], list[Running](), list[GroupEntry]()
     lengths = list(lengths)
 
     def note(group: Running, step: int, fate: Fate) -> None:
         learned = fate is Fate.TRAINED
-        ledger.append(Entry(step, "t", "s", fate, lengths=(group.length,), learned=(learned,)))
+        ledger.append(GroupEntry(step, "t", "s", fate, lengths=(group.length,), learned=(learned,)))
         waiting.remove(group)
 
     def fill(served: int, trained_next: int) -> None:

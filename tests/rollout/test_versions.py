@@ -6,7 +6,7 @@ from swerl.core.grade import Grade, Verdict
 from swerl.core.tree import Trajectory
 from swerl.core.turn import Turn, WeightChange
 from swerl.rollout.versions import Staleness, Versions, spans_of, staleness
-from swerl.runs.prompts import Entry, Fate, LengthBias
+from swerl.runs.prompts import Fate, GroupEntry, LengthBias
 
 
 def turn(num_tokens: int, version: str, *changes: WeightChange) -> Turn:
@@ -41,8 +41,8 @@ def test_a_version_that_comes_again_is_not_newer() -> None:
 
 
 def test_tenths_hold_equally_many_episodes_and_untrained_ones_show() -> None:
-    short = Entry(0, "t", "0", Fate.TRAINED, lengths=(1,) * 9, learned=(True,) * 9)
-    long = Entry(0, "u", "0", Fate.STALE, lengths=(100,), learned=(False,))
+    short = GroupEntry(0, "t", "0", Fate.TRAINED, lengths=(1,) * 9, learned=(True,) * 9)
+    long = GroupEntry(0, "u", "0", Fate.STALE, lengths=(100,), learned=(False,))
     found = LengthBias([long, short]).metrics()
     assert found["sampled_tokens_d1"] == found["trained_tokens_d1"] == 1
     assert (found["sampled_tokens_d10"], found["trained_tokens_d10"]) == (100, 0)

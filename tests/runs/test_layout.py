@@ -8,15 +8,15 @@ import pytest
 
 from swerl.core.errors import InputError, RunError
 from swerl.core.files import disk_errors, read_json, write_json
-from swerl.runs.layout import Cursor, RunFolder, State, open_run, rewind
+from swerl.runs.layout import Cursor, RunFolder, RunState, open_run, rewind
 
 
 def test_a_new_run_starts_at_step_zero_and_remembers_its_state(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", {"steps": 3}) as folder:
-        assert folder.read_state() == State()
-        folder.write_state(State(step=2, evals_done=("eval-heldout-00000",)))
+        assert folder.read_state() == RunState()
+        folder.write_state(RunState(step=2, evals_done=("eval-heldout-00000",)))
     with open_run(tmp_path / "run", {"steps": 3}) as folder:
-        assert folder.read_state() == State(2, False, ("eval-heldout-00000",))
+        assert folder.read_state() == RunState(2, False, ("eval-heldout-00000",))
 
 
 def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def root(tmp_path: Path) -> Path:
             (folder.checkpoints / f"{step:05d}").mkdir()
             evals = tuple(f"eval-heldout-{n:05d}" for n in range(step + 1))
             cursor = Cursor(next_place=step * 8)
-            folder.write_state(State(step, step == 3, evals, ("000000",) * step, cursor))
+            folder.write_state(RunState(step, step == 3, evals, ("000000",) * step, cursor))
         for name in ("00001", "00002", "00003", "eval-heldout-00002", "eval-heldout-00003"):
             (root / "episodes" / name / "task.0").mkdir(parents=True)
     return root

@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from swerl.runs import prompts
-from swerl.runs.prompts import Entry, Fate
+from swerl.runs.prompts import Fate, GroupEntry
 
 
-def line(step: int, stage: str, fate: Fate = Fate.TRAINED) -> Entry:
-    return Entry(step, "task", stage, fate, ("000001",), (5, 7), (True, False))
+def line(step: int, stage: str, fate: Fate = Fate.TRAINED) -> GroupEntry:
+    return GroupEntry(step, "task", stage, fate, ("000001",), (5, 7), (True, False))
 
 
 def test_steps_that_were_never_committed_are_cut_off_for_good(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from swerl.core.errors import RunError, RunStoppedError, TrainerError
 from swerl.runs import status
-from swerl.runs.layout import RunFolder, State, open_run
+from swerl.runs.layout import RunFolder, RunState, open_run
 from swerl.runs.status import (
     Ending,
     RunStatus,
@@ -44,7 +44,7 @@ async def test_a_run_that_is_done_is_finished(tmp_path: Path) -> None:
     with open_run(tmp_path, {}) as folder:
         async with own_run(tmp_path):
             assert run_status(tmp_path).status is RunStatus.RUNNING
-            folder.write_state(State(finished=True))
+            folder.write_state(RunState(finished=True))
     assert run_status(tmp_path).status is RunStatus.FINISHED
 
 

@@ -14,7 +14,7 @@ from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
-from swerl.runs.history import History
+from swerl.runs.history import RunHistory
 from swerl.runs.layout import open_run
 from swerl.training.efficiency import CostMeter
 
@@ -30,7 +30,7 @@ class Run:
         self.recipe = load([RECIPE], settings)
         self.events: list[Event] = []
         self.now = 0.0
-        past = History({} if spent is None else {0: {"dollars": spent}})
+        past = RunHistory({} if spent is None else {0: {"dollars": spent}})
         self.costs = CostMeter(self.recipe, self.events.append, past, clock=lambda: self.now)
 
     def step(self, **metrics: float) -> Mapping[str, float]:
@@ -138,7 +138,7 @@ def test_measured_memory_is_compared_with_the_plan() -> None:
 
 def test_on_cpu_no_efficiency_is_reported() -> None:
     events: list[Event] = []
-    costs = CostMeter(Recipe(name="r"), events.append, History())
+    costs = CostMeter(Recipe(name="r"), events.append, RunHistory())
     costs(StepEnded(0, {"train_s": 1.0, "row_tokens": 5, "row_token_pairs": 25}))
     [ended] = events
     assert isinstance(ended, StepEnded)

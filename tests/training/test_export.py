@@ -21,7 +21,7 @@ from swerl.core.files import write_json
 from swerl.core.learning import Batch, WeightRef
 from swerl.engines._weights import checksum
 from swerl.recipe.schema import Recipe
-from swerl.runs.layout import Best, RunFolder, State
+from swerl.runs.layout import Best, RunFolder, RunState
 from swerl.training.export import ExportOptions, export
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
@@ -120,10 +120,10 @@ def _check_bad_input(run: Run, tmp_path: Path) -> None:
     assert "1" in error.value.hint
     with pytest.raises(InputError, match="has been evaluated"):
         export(run.root, tmp_path / "new", ExportOptions(best=True))
-    RunFolder(run.root).write_state(State(step=1, best=Best(0, "heldout", 0.5)))
+    RunFolder(run.root).write_state(RunState(step=1, best=Best(0, "heldout", 0.5)))
     with pytest.raises(InputError, match="did better than the initial model"):
         export(run.root, tmp_path / "new", ExportOptions(best=True))
-    RunFolder(run.root).write_state(State(step=1, best=Best(1, "heldout", 0.5)))
+    RunFolder(run.root).write_state(RunState(step=1, best=Best(1, "heldout", 0.5)))
     assert export(run.root, tmp_path / "best", ExportOptions(best=True)).step == 1
     with pytest.raises(InputError, match="is no run folder"):
         export(tmp_path, tmp_path / "new", ExportOptions())

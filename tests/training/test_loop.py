@@ -17,7 +17,7 @@ from swerl.core.events import Event, Notice
 from swerl.core.learning import CheckpointRef
 from swerl.recipe.schema import Recipe
 from swerl.rollout.schedules import Schedule
-from swerl.runs.layout import Best, State, open_run
+from swerl.runs.layout import Best, RunState, open_run
 from swerl.training import loop
 from swerl.training.loop import Commits
 from swerl.training.updates import UpdateResult
@@ -50,8 +50,8 @@ class Waits:
     def record(self, *_: object) -> dict[str, float]:
         return {}
 
-    def state(self, step: int, _: object) -> State:
-        return State(step=step, versions=tuple(map(str, range(step + 1))))
+    def state(self, step: int, _: object) -> RunState:
+        return RunState(step=step, versions=tuple(map(str, range(step + 1))))
 
 
 async def test_weights_are_committed_before_they_are_evaluated(
@@ -130,7 +130,7 @@ async def test_the_state_moves_when_the_checkpoint_is_whole_and_keeps_later_eval
     trainer, events = Saves(warning="the disk is almost full"), list[Event]()
     with open_run(tmp_path / "run", {}) as folder:
         async with Commits(trainer, folder, events.append) as commits:  # type: ignore[arg-type]  # a part of a Trainer
-            await commits.begin(State(step=1, versions=("a",)))
+            await commits.begin(RunState(step=1, versions=("a",)))
             await asyncio.sleep(0)
             assert folder.read_state().step == 0
             evaluated = replace(
@@ -146,11 +146,11 @@ async def test_one_checkpoint_follows_the_other_and_the_best_one_is_spared(tmp_p
     trainer = Saves()
     with open_run(tmp_path / "run", {}) as folder:
         async with Commits(trainer, folder, print) as commits:  # type: ignore[arg-type]  # a part of a Trainer
-            await commits.begin(State(step=1))
-            second = asyncio.create_task(commits.begin(State(step=2)))
+            await commits.begin(RunState(step=1))
+            second = asyncio.create_task(commits.begin(RunState(step=2)))
             await asyncio.sleep(0)
             assert trainer.begun == [(1, ())]
-            folder.write_state(State(best=Best(1, "heldout", 0.5)))
+            folder.write_state(RunState(best=Best(1, "heldout", 0.5)))
             trainer.is_whole.set()
             await second
         assert trainer.begun == [(1, ()), (2, (1,))]
@@ -163,5 +163,5 @@ async def test_a_checkpoint_that_cannot_be_written_commits_nothing(tmp_path: Pat
     with open_run(tmp_path / "run", {}) as folder:
         with pytest.raises(TrainerError, match="no space left"):
             async with Commits(trainer, folder, print) as commits:  # type: ignore[arg-type]  # a part of a Trainer
-                await commits.begin(State(step=1))
+                await commits.begin(RunState(step=1))
         assert folder.read_state().step == 0

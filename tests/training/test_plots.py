@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.runs.history import History
+from swerl.runs.history import RunHistory
 from swerl.training import plots
 
 pytest.importorskip("matplotlib", reason="needs the extra swerl[twin]")
@@ -21,7 +21,7 @@ def sizes(path: Path) -> tuple[int, int]:
 
 
 def test_both_plots_are_drawn_into_the_run_folder(tmp_path: Path) -> None:
-    past = History(
+    past = RunHistory(
         {0: STEP | {"rows": 2, "row_tokens": 10}, 1: STEP | {"rows": 2, "row_tokens": 20}}
     )
     past.evals["heldout"] = [(0, 0.2), (2, 0.4)]

@@ -15,7 +15,7 @@ from swerl.core.errors import EngineError, InputError, RankLostError, RunError
 from swerl.core.events import Event, Notice, ignore
 from swerl.engines.families import tiny
 from swerl.recipe.schema import Recipe
-from swerl.runs.history import History
+from swerl.runs.history import RunHistory
 from swerl.runs.layout import RunFolder
 from swerl.runs.status import RunOwner, RunProcess
 from swerl.training import train
@@ -34,10 +34,10 @@ class Starts:
         self.count += 1
         yield None
 
-    async def run(self, _: Any) -> History:
+    async def run(self, _: Any) -> RunHistory:
         if self._errors:
             raise self._errors.pop(0)
-        return History()
+        return RunHistory()
 
 
 async def _train(

@@ -25,7 +25,7 @@ from swerl.core.events import (
     StepStarted,
 )
 from swerl.recipe.schema import Recipe
-from swerl.runs.history import History
+from swerl.runs.history import RunHistory
 from swerl.training.efficiency import MEASURED, PLANNED, compare_memory
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class TrainView:
         )
 
 
-def show_summary(folder: Path, past: History) -> None:
+def show_summary(folder: Path, past: RunHistory) -> None:
     """Print what a finished run came to, its reward curve, and what to look at next."""
     from rich.table import Table
 
@@ -154,7 +154,7 @@ def show_summary(folder: Path, past: History) -> None:
     out.print(f"next            swerl rollout --engine torch-cpu --model {folder}")
 
 
-def _accounts(past: History) -> Iterator[str]:
+def _accounts(past: RunHistory) -> Iterator[str]:
     sampled, trained = sum(past.series("sampled_tokens")), sum(past.series("trained_tokens"))
     stale, mismatch = sum(past.series("stale_tokens")), max(past.series("mismatch"), default=0)
     left_out = sum(past.series("left_out_tokens"))
@@ -181,7 +181,7 @@ def _accounts(past: History) -> Iterator[str]:
     )
 
 
-def _machines(past: History) -> Iterator[str]:
+def _machines(past: RunHistory) -> Iterator[str]:
     """Yield what only a run that was paid for, or ran on GPUs, has measured."""
     if planned := past.series(PLANNED):
         told = compare_memory(planned[-1], max(past.series(MEASURED)))

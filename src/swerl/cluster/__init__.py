@@ -1,1 +1,1 @@
-"""The machines of a run: starting processes on them, and looking whether they are fit for it."""
+"""The machines of a run: processes on them, and checks of their fitness."""

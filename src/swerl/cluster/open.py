@@ -29,9 +29,9 @@ class Nodes:
 
 @asynccontextmanager
 async def open_nodes(
-    recipe: Recipe, logs: Path, *, tell: Callable[[str], None] = lambda _: None
+    recipe: Recipe, logs: Path, *, notify: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[Nodes]:
-    """Yield the machines of a run, reserved until the block ends; `tell` receives waiting notices.
+    """Reserve the machines of a run until the block ends; `notify` receives waiting notices.
 
     Raises RecipeError if the recipe's numbers do not fit together, ClusterError if machines fail.
     """
@@ -47,7 +47,7 @@ async def open_nodes(
             plan = _host_plan(recipe, logs)
             address = await stack.enter_async_context(host_cluster(plan))
         share = RayShare(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
-        held = ray_nodes(address, share, run=recipe.name, tell=tell)
+        held = ray_nodes(address, share, run=recipe.name, notify=notify)
         nodes = await stack.enter_async_context(held)
         trainer = tuple(nodes[:num_trainer])
         yield Nodes(trainer, trainer if cluster.colocate else tuple(nodes[num_trainer:]))

@@ -33,18 +33,18 @@ CONNECT_S = 10.0
 
 @asynccontextmanager
 async def ray_nodes(
-    address: str, share: RayShare, *, run: str, tell: Callable[[str], None] = lambda _: None
+    address: str, share: RayShare, *, run: str, notify: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[list[RayNode]]:
     """Yield nodes of the cluster at `address`, reserved for this run, ordered by name.
 
-    `tell` receives waiting notices. Raises ClusterError if Ray is not installed, the cluster does
+    `notify` receives waiting notices. Raises ClusterError if Ray is not installed, the cluster does
     not answer, or it is too small.
     """
     ray = _connect(address, run)
     group = None
     actors: list[Any] = []
     try:
-        group = await reserve(ray, share, run, tell)
+        group = await reserve(ray, share, run, notify)
         actors = _start_hosts(ray, group, share)
         infos = await asyncio.gather(*(_result(each.info.remote()) for each in actors))
         yield _named(actors, infos)
@@ -190,7 +190,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-TELL_S = 10.0
+NOTIFY_S = 10.0
 """Seconds of waiting for machines before a notice is emitted."""
 PLACE_S = 600.0
 """Seconds to wait for machines: an autoscaler may have to start them."""
@@ -206,7 +206,7 @@ class RayShare:
     place_s: float = PLACE_S
 
 
-async def reserve(ray: Any, share: RayShare, run: str, tell: Callable[[str], None]) -> Any:
+async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], None]) -> Any:
     """Reserve the share as a placement group; wait for its machines. Raises ClusterError."""
     from ray.util import placement_group
 
@@ -221,8 +221,8 @@ async def reserve(ray: Any, share: RayShare, run: str, tell: Callable[[str], Non
     try:
         async with asyncio.timeout(share.place_s):
             ready = asyncio.ensure_future(group.ready())
-            if not (await asyncio.wait([ready], timeout=TELL_S))[0]:
-                tell(f"waiting up to {share.place_s:g} s for {wanted}: {_offered(ray)}")
+            if not (await asyncio.wait([ready], timeout=NOTIFY_S))[0]:
+                notify(f"waiting up to {share.place_s:g} s for {wanted}: {_offered(ray)}")
             await ready
     except (TimeoutError, asyncio.CancelledError) as error:
         offered = _offered(ray)

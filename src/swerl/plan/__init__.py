@@ -1,1 +1,1 @@
-"""What a run will hold and take, told before it starts."""
+"""Memory, disk, cost and time of a run, computed before it starts."""

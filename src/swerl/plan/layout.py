@@ -128,7 +128,7 @@ def _check_ranks(trainer: TrainerSection, cluster: ClusterSection) -> None:
 def _check_model(trainer: TrainerSection, shape: Shape) -> None:
     tensor = trainer.tensor_parallel
     _divides("trainer.pipeline_parallel", trainer.pipeline_parallel, "layers", shape.num_layers)
-    for what, size in (
+    for part, size in (
         ("attention heads", shape.num_heads),
         ("key-value heads", shape.num_kv_heads),
         ("hidden width", shape.hidden_size),
@@ -138,7 +138,7 @@ def _check_model(trainer: TrainerSection, shape: Shape) -> None:
         ("linear attention's key heads", shape.linear_num_key_heads),
         ("linear attention's value heads", shape.linear_num_value_heads),
     ):
-        _divides("trainer.tensor_parallel", tensor, what, size)
+        _divides("trainer.tensor_parallel", tensor, part, size)
 
 
 def _ffn_size(shape: Shape) -> int:
@@ -228,11 +228,11 @@ def _check_batch(recipe: Recipe) -> None:
         raise RecipeError(message, hint=f"set rollout.max_context_tokens = {below}")
 
 
-def _divides(key: str, value: int, what: str, size: int) -> None:
+def _divides(key: str, value: int, part: str, size: int) -> None:
     if size % value:
-        message = f"{key} = {value} does not divide the {what}: {size}"
+        message = f"{key} = {value} does not divide the {part}: {size}"
         below = max(n for n in range(1, value) if size % n == 0)
-        raise RecipeError(message, hint=f"{below} does, or change the {what}")
+        raise RecipeError(message, hint=f"{below} does, or change the {part}")
 
 
 _KEYS = (

@@ -82,7 +82,7 @@ def normalize(args: SlimeArgs, samples: Sequence[SlimeSample]) -> tuple[list[flo
 def keep_group(
     args: SlimeArgs, group: Sequence[SlimeSample | list[SlimeSample]], **_: object
 ) -> bool:
-    """Return whether a prompt has rollouts to compare (`--dynamic-sampling-filter-path`).
+    """Return True if a prompt has rollouts to compare (`--dynamic-sampling-filter-path`).
 
     slime then replaces a prompt whose rollouts infrastructure lost.
     """

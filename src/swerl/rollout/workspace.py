@@ -1,8 +1,8 @@
-"""The repository inside an agent's Sandbox: where it starts, and the patch that came of it.
+"""The repository inside an agent's Sandbox: its state at the start, and the agent's patch.
 
-A Task's image may hold changes that nobody committed, or changes committed after the base commit.
-They are no work of the agent's, and the grading Sandbox has them too, so a patch is taken against
-the work tree as it stood at the start and not against a commit.
+A Task's image may hold uncommitted changes, or changes committed after the base commit. They are
+not the agent's work, and the grading Sandbox has them too. So a patch is taken against the work
+tree at the start and not against a commit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
 
 MAX_PATCH_BYTES = 8 * 2**20
-"""Largest patch that is graded; real fixes are a thousand times smaller."""
+"""Size limit of a graded patch; real fixes are a thousand times smaller."""
 _MAX_UNTRACKED_KIB = 16 * 2**10
-"""Untracked files of the image are watched up to this size together; above it (an environment of
-its own, data) each one over a hundredth of it is left out of patches."""
+"""Limit for the total size of the image's untracked files. Beyond it, each file larger than a
+hundredth of the limit (an environment, data) is left out of patches."""
 _TIMEOUT_S = 60.0
 
-# Hooks and external diffs that an image or an agent configured stay switched off, and no setting
-# or replacement of theirs changes what a patch looks like: another shape would not apply.
+# Hooks and external diffs that an image or an agent configured are switched off, and none of their
+# settings may change the format of a patch: another format would not apply.
 _GIT = r"""
 export GIT_OPTIONAL_LOCKS=0 GIT_NO_REPLACE_OBJECTS=1
 unset GIT_DIFF_OPTS GIT_EXTERNAL_DIFF
@@ -33,7 +33,7 @@ run_git() {
 }
 """
 
-# An index of its own takes the work tree in, so that the repository's index stays as it is.
+# A temporary index records the work tree, so the repository's own index is not changed.
 _START = r"""
 if ! run_git rev-parse --verify -q HEAD >/dev/null; then
   run_git init -q && run_git add -Af . &&
@@ -72,8 +72,8 @@ _KEEP = r"""
 printf '%s\n^%s\n' "$1" "$(run_git rev-parse HEAD)" | run_git pack-objects --revs --stdout -q
 """
 
-# The index is a copy, so that a lock that a killed git left is in nobody's way. A folder that git
-# cannot take in, such as a repository without a commit, costs itself alone.
+# The index is a copy, so the lock of a killed git does no harm. Only a folder that git cannot add,
+# such as a repository without a commit, is missing from the patch.
 _DIFF = r"""
 cd "$(run_git rev-parse --show-toplevel)" || exit
 base=$1; shift
@@ -92,39 +92,39 @@ exit $code
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The work tree as an agent finds it."""
+    """The work tree at the start."""
 
     base: str
-    """HEAD's commit where the work tree equals it, else a tree that nothing refers to."""
+    """HEAD's commit if the work tree equals it, else an unreferenced tree."""
     pack: bytes = b""
-    """That tree's own objects, in case the agent removes what nothing refers to."""
+    """That tree's own objects, because an agent may prune unreferenced ones."""
     skipped: tuple[str, ...] = ()
-    """Large untracked paths that no patch shows."""
+    """Large untracked paths that are left out of patches."""
 
 
 async def start(sandbox: Sandbox, workdir: str) -> Start:
-    """Note where the agent starts from, making a commit where there is no repository."""
+    """Record the work tree at the start; if there is no repository, create one with a commit."""
     script = [*_shell(_START), str(_MAX_UNTRACKED_KIB)]
     done = await sandbox.run(script, cwd=workdir, timeout_s=_TIMEOUT_S)
     lines = [line.partition(" ") for line in done.stdout.decode(errors="replace").splitlines()]
-    said = {key: value for key, _, value in lines}
-    if done.exit_code or not said.keys() & {"base", "tree"}:
+    found = {key: value for key, _, value in lines}
+    if done.exit_code or not found.keys() & {"base", "tree"}:
         raise SandboxError(
             f"{workdir} cannot be used as a git work tree: {done.text.strip()[-200:]}",
             hint="`swerl sandbox smoke` checks images for this",
         )
-    if "base" in said:
-        return Start(said["base"])
+    if "base" in found:
+        return Start(found["base"])
     skipped = tuple(value for key, _, value in lines if key == "skip")
-    kept = await sandbox.run([*_shell(_KEEP), said["tree"]], cwd=workdir, timeout_s=_TIMEOUT_S)
+    kept = await sandbox.run([*_shell(_KEEP), found["tree"]], cwd=workdir, timeout_s=_TIMEOUT_S)
     pack = b"" if kept.exit_code or kept.truncated else kept.stdout
-    return Start(said["tree"], pack, skipped)
+    return Start(found["tree"], pack, skipped)
 
 
 async def take_patch(sandbox: Sandbox, workdir: str, start: Start) -> str | None:
-    """Return everything that changed since the start as a binary-safe diff.
+    """Return all changes since the start as a binary-safe diff.
 
-    None where the agent left a work tree that git can no longer read, or a patch over the cap.
+    None if git cannot read the work tree any more, or if the patch exceeds MAX_PATCH_BYTES.
     """
     script = [*_shell(_DIFF), start.base, *(f":(exclude,literal){path}" for path in start.skipped)]
     done = await sandbox.run(script, cwd=workdir, timeout_s=_TIMEOUT_S, stdin=start.pack)

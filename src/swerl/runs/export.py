@@ -39,14 +39,14 @@ class ExportFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportSize:
     """The size of an export."""
 
     num_rows: int
     num_steps: int
 
 
-def export(run: Path, output: Path, format: ExportFormat, step: int | None = None) -> Exported:
+def export(run: Path, output: Path, format: ExportFormat, step: int | None = None) -> ExportSize:
     """Write the rows of one step, or of all. Raises InputError, RunError."""
     import pyarrow.parquet as pq
 
@@ -64,7 +64,7 @@ def export(run: Path, output: Path, format: ExportFormat, step: int | None = Non
             temporary.replace(output)
         finally:
             temporary.unlink(missing_ok=True)
-    return Exported(num_rows, len(steps))
+    return ExportSize(num_rows, len(steps))
 
 
 def to_swerl(row: StepRow) -> ExportRow:

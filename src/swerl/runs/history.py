@@ -67,7 +67,7 @@ class EventLog:
 
 
 @dataclass(slots=True)
-class History:
+class RunHistory:
     """Metrics by step, and solve rates by evaluation."""
 
     steps: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -79,9 +79,9 @@ class History:
         return [metrics[metric] for _, metrics in sorted(self.steps.items()) if metric in metrics]
 
 
-def read(path: Path) -> History:
+def read(path: Path) -> RunHistory:
     """Read a run's events; if a step was done twice, the later one counts."""
-    history = History()
+    history = RunHistory()
     evals: dict[str, dict[int, float]] = {}
     for event in _events(path):
         if event["event"] == StepEnded.__name__:

@@ -31,7 +31,7 @@ class Cursor:
     next_place: int = 0
     """Place of the next Group to start."""
     under_way: tuple[tuple[int, int], ...] = ()
-    """(place, index into `State.versions`) of Groups that have started and are not trained."""
+    """(place, index into `RunState.versions`) of Groups that have started and are not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ memory settings change the order of sums."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RunState:
     """The progress of a run. Writing it commits a step."""
 
     step: int = 0
@@ -121,11 +121,11 @@ class RunFolder:
         """The copy of the run's state in a step's checkpoint."""
         return self.checkpoints / f"{step:05d}" / "state.json"
 
-    def read_state(self, step: int | None = None) -> State:
+    def read_state(self, step: int | None = None) -> RunState:
         """Return the committed state or a checkpoint's; the initial one of a new run."""
         path = self.root / "state.json" if step is None else self.state_of(step)
         if not path.exists():
-            return State()
+            return RunState()
         value = read_json(path)
         try:
             return _state(value)
@@ -134,7 +134,7 @@ class RunFolder:
                 f"{path} is damaged: {error!r}", hint="delete the run folder to start over"
             ) from error
 
-    def write_state(self, state: State) -> None:
+    def write_state(self, state: RunState) -> None:
         """Commit a state; the checkpoint of its step keeps a copy."""
         if (copy := self.state_of(state.step)).parent.is_dir():
             write_json(copy, asdict(state))
@@ -198,11 +198,11 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
         raise RunError(message, hint=hint)
 
 
-def _state(value: dict[str, Any]) -> State:
+def _state(value: dict[str, Any]) -> RunState:
     """Read a state; fields that an older file lacks get their defaults."""
     cursor, best = value.get("cursor") or {}, value.get("best")
     under_way = tuple((place, began) for place, began in cursor.get("under_way", ()))
-    return State(
+    return RunState(
         step=value["step"],
         finished=value["finished"],
         evals_done=tuple(value["evals_done"]),

@@ -30,7 +30,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GroupEntry:
     """One line of the ledger: a Group and its fate."""
 
     step: int
@@ -47,13 +47,13 @@ class Entry:
     """True for each trained Episode; those lost to infrastructure are not trained."""
 
 
-def entry(step: int, group: Group, fate: Fate) -> Entry:
+def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
     """Return the entry of a finished Group."""
     episodes = group.episodes
     turns = [turn for episode in episodes for turn in episode.trajectory.turns]
     names = [turn.weight_version for turn in turns]
     names += [change.version for turn in turns for change in turn.weight_changes]
-    return Entry(
+    return GroupEntry(
         step=step,
         task=group.task_id,
         stage=episodes[0].id.partition("/")[0],
@@ -64,7 +64,7 @@ def entry(step: int, group: Group, fate: Fate) -> Entry:
     )
 
 
-def append(path: Path, entries: Iterable[Entry]) -> None:
+def append(path: Path, entries: Iterable[GroupEntry]) -> None:
     """Append entries; a torn last line is ended first. Raises RunError."""
     lines = map(_line, entries)
     with disk_errors(path):
@@ -73,7 +73,7 @@ def append(path: Path, entries: Iterable[Entry]) -> None:
             file.write("\n" * is_torn + "".join(lines))
 
 
-def cut(path: Path, *, steps: int) -> list[Entry]:
+def cut(path: Path, *, steps: int) -> list[GroupEntry]:
     """Keep and return the entries of the first `steps` steps; torn lines go. Raises RunError."""
     if not path.exists():
         return []
@@ -84,16 +84,16 @@ def cut(path: Path, *, steps: int) -> list[Entry]:
     return kept
 
 
-def _read(line: str) -> Entry | None:
+def _read(line: str) -> GroupEntry | None:
     try:
         value = json.loads(line)
         lists = {name: tuple(value.pop(name)) for name in ("versions", "lengths", "learned")}
-        return Entry(**{**value, "fate": Fate(value["fate"]), **lists})
+        return GroupEntry(**{**value, "fate": Fate(value["fate"]), **lists})
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _line(each: Entry) -> str:
+def _line(each: GroupEntry) -> str:
     return json.dumps(asdict(each)) + "\n"
 
 
@@ -116,11 +116,11 @@ class LengthBias:
     A schedule that favours short Episodes shows here: the last tenths are sampled, not trained.
     """
 
-    def __init__(self, past: Iterable[Entry] = ()) -> None:
+    def __init__(self, past: Iterable[GroupEntry] = ()) -> None:
         self._lengths: list[tuple[int, bool]] = []
         self.add(past)
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[GroupEntry]) -> None:
         """Count the Episodes of these Groups."""
         for entry in entries:
             self._lengths += zip(entry.lengths, entry.learned, strict=True)

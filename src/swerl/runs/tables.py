@@ -1,7 +1,7 @@
 """Turns and Samples as Parquet files; docs/reference/samples.md lists the columns.
 
 Numbers go to and from Arrow without a Python object each. Recorded experts stay in files of their
-own; a row of Samples stores where its experts lie, relative to its own folder.
+own; a row of Samples stores the location of its experts, relative to its own folder.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def write_samples(
 
 
 def read_samples(path: Path, *, routed: bool = True) -> Iterator[Sample]:
-    """Yield the Samples of a file, one row group at a time; `routed` adds where experts lie.
+    """Yield the Samples of a file, one row group at a time; `routed` adds the location of experts.
 
     Raises RunError on a damaged file.
     """

@@ -18,7 +18,7 @@ from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
-from swerl.runs.history import History
+from swerl.runs.history import RunHistory
 
 MEASURED = "peak_memory_gib"
 """The trainer's metric: peak memory of the tensors on its fullest rank."""
@@ -38,7 +38,7 @@ class CostMeter:
         self,
         recipe: Recipe,
         emit: Emit,
-        past: History,
+        past: RunHistory,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

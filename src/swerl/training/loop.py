@@ -22,7 +22,7 @@ from swerl.rollout.schedules import Schedule, ScheduleInputs, open_schedule
 from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions
 from swerl.runs import history, prompts, tables
-from swerl.runs.layout import Cursor, RunFolder, State
+from swerl.runs.layout import Cursor, RunFolder, RunState
 from swerl.runs.prompts import LengthBias
 from swerl.training import batch as batches
 from swerl.training import step_metrics, updates
@@ -51,7 +51,7 @@ class Training:
     """Called after each step; True ends the run once the step is committed."""
 
 
-async def run(training: Training) -> history.History:
+async def run(training: Training) -> history.RunHistory:
     """Train from the last committed step to the recipe's last step."""
     folder, recipe = training.folder, training.recipe
     counters = await _resume(training)
@@ -128,9 +128,9 @@ class _Counters:
             **self.length_bias.metrics(),
         }
 
-    def state(self, step: int, cursor: Cursor) -> State:
+    def state(self, step: int, cursor: Cursor) -> RunState:
         """Return the state that commits the first `step` steps."""
-        return State(
+        return RunState(
             step=step,
             versions=self.versions.names,
             cursor=cursor,
@@ -213,7 +213,7 @@ class Commits:
         else:
             await self.finish()
 
-    async def begin(self, state: State) -> None:
+    async def begin(self, state: RunState) -> None:
         """Begin the checkpoint of `state.step` once the one before it is whole.
 
         `state` is written when this checkpoint is whole. Raises TrainerError if the one before
@@ -230,7 +230,7 @@ class Commits:
             await self._saving
             self._saving = None
 
-    async def _commit(self, state: State) -> None:
+    async def _commit(self, state: RunState) -> None:
         saved = await self._trainer.saved()
         if saved and saved.warning:
             self._emit(Notice(saved.warning))

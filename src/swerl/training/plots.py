@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swerl.runs.history import History
+    from swerl.runs.history import RunHistory
 
 _SHEET = "metrics.png"
 _CURVE = "reward.png"
@@ -37,7 +37,7 @@ _PANELS = (
 )
 
 
-def draw(folder: Path, past: History) -> None:
+def draw(folder: Path, past: RunHistory) -> None:
     """Draw `reward.png` and `metrics.png` into a run's folder."""
     reward_curve(folder / _CURVE, past.series("reward"), past.evals)
     sheet(folder / _SHEET, [metrics for _, metrics in sorted(past.steps.items())])

@@ -11,7 +11,7 @@ from swerl.core.events import Event, GatewayLoad, PhaseEnded
 from swerl.core.learning import StepStats
 from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions, staleness
-from swerl.runs.prompts import Entry, Fate, entry
+from swerl.runs.prompts import Fate, GroupEntry, entry
 from swerl.training.batch import CollectedBatch
 
 Span = tuple[float, float]
@@ -100,7 +100,7 @@ def _learning(stats: StepStats | None, collected: CollectedBatch) -> dict[str, f
     }
 
 
-def prompt_entries(step: int, groups: StepGroups, skipped: Collection[str]) -> list[Entry]:
+def prompt_entries(step: int, groups: StepGroups, skipped: Collection[str]) -> list[GroupEntry]:
     """Return the step's lines for the prompt ledger; `skipped` are Tasks that were not trained."""
     return [
         *(
@@ -109,7 +109,7 @@ def prompt_entries(step: int, groups: StepGroups, skipped: Collection[str]) -> l
         ),
         *(entry(step, group, Fate.LEFT_OUT) for group in groups.left_out),
         *(
-            Entry(
+            GroupEntry(
                 step=step,
                 task=each.task_id,
                 stage=each.stage,

@@ -35,7 +35,7 @@ from swerl.rollout.wiring import (
     tasks_of,
 )
 from swerl.runs import history
-from swerl.runs.history import EventLog, History
+from swerl.runs.history import EventLog, RunHistory
 from swerl.runs.layout import RunFolder, open_run
 from swerl.runs.status import RunOwner, RunPart, own_run, require_unused
 from swerl.training import loop
@@ -50,7 +50,7 @@ from swerl.training.warm_start import warm_start
 from swerl.training.weight_sync.sync import choose_way
 
 
-async def train(recipe: Recipe, root: Path, show: Emit) -> History:
+async def train(recipe: Recipe, root: Path, show: Emit) -> RunHistory:
     """Run a recipe in its run folder to the end; a run that exists already is resumed."""
     if recipe.tasks.source != "twin" and not root.exists():
         await asyncio.to_thread(tasks_of, recipe, root)  # an error here leaves no run folder behind
@@ -70,7 +70,7 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> History:
 
 async def _train_with_restarts(
     recipe: Recipe, folder: RunFolder, costs: CostMeter, owner: RunOwner
-) -> History:
+) -> RunHistory:
     """Train to the end; after a lost rank, restart as often as the recipe allows."""
     left = recipe.trainer.restarts
     while True:
@@ -103,7 +103,7 @@ async def open_training(
     setup = EngineSetup(family=family, log_dir=logs, model=model)
     costs(Progress("starting trainer and engine", 0, 1))
     async with (
-        open_nodes(recipe, logs, tell=lambda text: costs(Notice(text))) as nodes,
+        open_nodes(recipe, logs, notify=lambda text: costs(Notice(text))) as nodes,
         _checked(recipe, nodes, folder, costs),
         _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
         open_engine(recipe, nodes, setup, costs) as engine,

@@ -1,1 +1,1 @@
-"""A run in discrete events: how long it takes and what it waits for, before it starts."""
+"""Simulate a run in discrete events, before it starts."""

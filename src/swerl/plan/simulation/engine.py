@@ -142,7 +142,7 @@ class SimulatedRequest:
 
 
 @dataclass(slots=True)
-class EngineUsage:
+class SimulatedUsage:
     """The work of an engine."""
 
     prompt_s: float = 0.0
@@ -165,7 +165,7 @@ class SimulatedEngine:
     speed: Speed
     capacity: int
     """Tokens of its cache."""
-    usage: EngineUsage = field(default_factory=EngineUsage)
+    usage: SimulatedUsage = field(default_factory=SimulatedUsage)
     _queue: deque[SimulatedRequest] = field(default_factory=deque)
     _reading: SimulatedRequest | None = None
     _replies: list[tuple[float, int, SimulatedRequest]] = field(default_factory=list)

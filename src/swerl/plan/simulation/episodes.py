@@ -93,16 +93,16 @@ class DrawnLoads:
     def _turns(self, chance: random.Random) -> Iterator[TurnLoad]:
         limits = self._limits
         num = max(1, round(self._sample(chance, "turns")))
-        said = int(self._value["first_prompt"])
+        length = int(self._value["first_prompt"])
         for _ in range(min(num, limits.max_turns)):
-            room = limits.max_context_tokens - said
+            room = limits.max_context_tokens - length
             if room <= 0:
                 return
             reply = max(1, round(self._sample(chance, "reply_tokens")))
             reply = min(reply, limits.max_new_tokens, room)
             tool_s = min(self._sample(chance, "tool_s"), limits.tool_s)
-            yield TurnLoad(said, reply, tool_s)
-            said += reply + round(self._sample(chance, "result_tokens"))
+            yield TurnLoad(length, reply, tool_s)
+            length += reply + round(self._sample(chance, "result_tokens"))
 
     def _lost(self, chance: random.Random, num_turns: int) -> Iterator[int]:
         """Yield the turns of lost attempts; each is lost at a random turn."""

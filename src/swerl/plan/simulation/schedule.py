@@ -13,11 +13,11 @@ from itertools import pairwise
 from math import ceil
 
 from swerl.plan.simulation.engine import (
-    EngineUsage,
     Process,
     Signal,
     SimulatedClock,
     SimulatedSlots,
+    SimulatedUsage,
     all_of,
 )
 from swerl.plan.simulation.episodes import EpisodeRunner, EpisodeTrace, LoadSource
@@ -53,7 +53,7 @@ class SimulatedRun:
 
     mode: str
     steps: tuple[SimulatedStep, ...]
-    usage: tuple[EngineUsage, ...]
+    usage: tuple[SimulatedUsage, ...]
     """Of each engine."""
     turn_times: tuple[float, ...]
     seconds: float
