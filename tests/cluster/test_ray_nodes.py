@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swerl.cluster import ray_nodes as ray_placement
+from swerl.cluster import ray_nodes as ray_module
 from swerl.cluster.node import PYTHON, ProcessSpec
 from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.cluster.sglang_servers import serve_on
@@ -84,7 +84,7 @@ async def test_a_rank_that_hangs_is_an_error_with_the_stacks_in_the_logs(
 async def test_a_cluster_that_is_too_small_is_named_and_left_alone(
     ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_placement, "TELL_S", 0.1)
+    monkeypatch.setattr(ray_module, "NOTIFY_S", 0.1)
     share = RayShare(num_nodes=3, gpus_per_node=0, cpus_per_node=1, place_s=2)
     told: list[str] = []
     with pytest.raises(ClusterError, match=r"no 3 machines with 1 CPU free: .* has 1 CPU"):
