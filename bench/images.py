@@ -28,11 +28,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from swerl.core.image_reference import Target
-from swerl.images._http import http_session
-from swerl.images._registry import Registry
+from swerl.images.http import http_session
+from swerl.images.registry import Registry
 from swerl.images.mirror import mirror
-from swerl.images.oci.manifest import IMAGE_TYPES, Blob, Manifest, sha256
-from swerl.images.oci.store import Store
+from swerl.images.manifest import IMAGE_TYPES, Blob, Manifest, sha256
+from swerl.images.store import Store
 from swerl.images.plan import plan
 from swerl.images.pull import pull
 

@@ -16,13 +16,14 @@ import pytest
 from aiohttp import web
 
 from swerl.core.image_reference import parse_target
-from swerl.images._http import Patience, http_session
-from swerl.images._registry import Registry
+from swerl.images.http import Patience, http_session
+from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
 from swerl.images.mirror import MirrorOptions, Report, mirror
-from swerl.images.oci.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
-from swerl.images.oci.store import Store
 from swerl.images.pull import Pulled, PullOptions, pull
-from tests.images.oci.layers import Entry, make_tar
+from swerl.images.registry import Registry
+from swerl.images.store import Store
+from swerl.images.unpack import Unpacked, unpack
+from tests.images.layers import Entry, layer_file, make_tar
 from tests.services import registry as services_registry
 from tests.services.daemon import CannotRunError
 
@@ -175,6 +176,24 @@ async def faulty(registry: Server) -> AsyncIterator[Faults]:
     async with _serving(handle) as host:
         faults.host = host
         yield faults
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    path = tmp_path / "tree"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, tree: Path) -> Callable[..., Unpacked]:
+    """Unpack a layer of these entries into `tree`."""
+
+    def call(*entries: Entry) -> Unpacked:
+        file, diff_id = layer_file(tmp_path / "layer.tar.gz", *entries)
+        return unpack(file, tree, diff_id)
+
+    return call
 
 
 def _image(*contents: str | bytes) -> Image:

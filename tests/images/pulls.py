@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from swerl.core.errors import ImageError
-from swerl.images.oci.store import Store
 from swerl.images.pull import Pulled
+from swerl.images.store import Store
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

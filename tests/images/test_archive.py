@@ -14,9 +14,9 @@ import pytest
 
 from swerl.core.errors import ImageError, InputError
 from swerl.images.archive import import_images
-from swerl.images.oci.manifest import INDEX_TYPES, sha256
-from swerl.images.oci.store import Store
-from tests.images.oci.layers import Entry, folder, make_tar
+from swerl.images.manifest import INDEX_TYPES, sha256
+from swerl.images.store import Store
+from tests.images.layers import Entry, folder, make_tar
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

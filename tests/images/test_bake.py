@@ -17,12 +17,11 @@ import pytest
 
 from swerl.core.image_reference import parse
 from swerl.core.sandbox import Mount
-from swerl.images._agent_layer import Layer, make_layer
-from swerl.images._http import http_session
-from swerl.images._lock import Lock, Pinned
-from swerl.images._registry import Registry
-from swerl.images.bake import Baked, bake
-from swerl.images.oci.manifest import Blob, sha256
+from swerl.images.bake import Baked, Layer, bake, make_layer
+from swerl.images.http import http_session
+from swerl.images.manifest import Blob, sha256
+from swerl.images.mirror import Lock, Pinned
+from swerl.images.registry import Registry
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

@@ -17,10 +17,17 @@ import pytest
 from swerl.core import plugins
 from swerl.core.errors import ImageError, InputError, TaskError
 from swerl.core.sandbox import Limits
-from swerl.images._fit import misfits
-from swerl.images._layer import Layer, run_inside, unpack
-from swerl.images._python import _isolated, fetch_sdist, fetch_wheels, find_python
-from swerl.images.build import SourceSpec, build, make_task, read_specs
+from swerl.images.build import (
+    Layer,
+    SourceSpec,
+    build,
+    make_task,
+    misfits,
+    read_specs,
+    run_inside,
+    unpack,
+)
+from swerl.images.wheels import _isolated, fetch_sdist, fetch_wheels, find_python
 from swerl.tasks.datasets import find_converter
 from tests.data_converters.examples import EXAMPLES
 

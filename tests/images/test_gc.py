@@ -10,9 +10,8 @@ import pytest
 
 from swerl.core.errors import ImageError, InputError
 from swerl.images.gc import collect
-from swerl.images.oci.records import Named
-from swerl.images.oci.store import Store
-from tests.images.oci.layers import Entry, add_image, hardlink
+from swerl.images.store import Named, Store
+from tests.images.layers import Entry, add_image, hardlink
 
 
 @pytest.fixture
@@ -118,7 +117,7 @@ def test_image_of_an_open_sandbox_stays(store: Store) -> None:
 USE = """
 import sys, time
 from pathlib import Path
-from swerl.images.oci.store import Store
+from swerl.images.store import Store
 with Store(Path(sys.argv[1])).use("swe/b"):
     print("using", flush=True)
     time.sleep(60)

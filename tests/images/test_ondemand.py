@@ -14,10 +14,10 @@ from aiohttp import web
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import ImageError
 from swerl.core.sandbox import Limits
-from swerl.images.oci import _owner
-from swerl.images.oci.store import Store
+from swerl.images import owners
 from swerl.images.ondemand import OnDemand
 from swerl.images.pull import PullOptions
+from swerl.images.store import Store
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]
@@ -99,8 +99,8 @@ async def test_open_sandbox_keeps_its_image_in_use(
     image = make_image("a")
     await push(image, "swe/task")
     async with backend().open(f"{registry.host}/swe/task", Limits(), workdir="/"):
-        with _owner.locked(store.root, alone=True):
-            assert image.manifest.digest in _owner.used(store.root)
+        with owners.locked(store.root, alone=True):
+            assert image.manifest.digest in owners.used(store.root)
 
 
 async def test_local_images_pass_by(backend: Callable[..., OnDemand], store: Store) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swerl.images._http import Patience
-from swerl.images._registry import Quota
-from swerl.images.oci.manifest import Blob
-from swerl.images.oci.store import Store
+from swerl.images.http import Patience
+from swerl.images.manifest import Blob
 from swerl.images.plan import Plan, PlannedImage, PlanOptions, plan
+from swerl.images.registry import Quota
+from swerl.images.store import Store
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

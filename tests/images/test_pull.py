@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from swerl.core.errors import InputError
-from swerl.images.oci.manifest import IMAGE_TYPES
-from swerl.images.oci.store import Store
-from tests.images.oci.layers import Entry, hardlink, make_tar
+from swerl.images.manifest import IMAGE_TYPES
+from swerl.images.store import Store
+from tests.images.layers import Entry, hardlink, make_tar
 from tests.images.pulls import Bring, Make, Push, failure
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from swerl.images.oci.manifest import IMAGE_TYPES, Manifest, sha256
-from swerl.images.oci.store import Store
+from swerl.images.manifest import IMAGE_TYPES, Manifest, sha256
 from swerl.images.pull import PullOptions, pull
-from tests.images.oci.layers import Entry, hardlink, make_tar
+from swerl.images.store import Store
+from tests.images.layers import Entry, hardlink, make_tar
 from tests.images.pulls import Bring, Make, Push, failure, leftovers
 
 
@@ -116,7 +116,7 @@ PULL = """
 import asyncio, sys
 from pathlib import Path
 from swerl.images.pull import pull
-from swerl.images.oci.store import Store
+from swerl.images.store import Store
 print("begun", flush=True)
 done = asyncio.run(pull(sys.argv[2:], Store(Path(sys.argv[1]))))
 sys.exit(any(each.error for each in done))

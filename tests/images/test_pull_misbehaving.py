@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swerl.images.oci.manifest import IMAGE_TYPES, sha256
-from swerl.images.oci.store import Store
+from swerl.images.manifest import IMAGE_TYPES, sha256
+from swerl.images.store import Store
 from tests.images.pulls import Bring, Make, Push, failure, leftovers
 
 

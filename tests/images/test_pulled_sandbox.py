@@ -13,7 +13,7 @@ import pytest
 from swerl.core.errors import ImageError, SandboxUnavailableError
 from swerl.core.sandbox import Limits
 from swerl.images.gc import collect
-from swerl.images.oci.store import default_store
+from swerl.images.store import default_store
 from swerl.recipe.check import plugin_options
 from swerl.recipe.schema import PluginSection
 from swerl.rollout import wiring

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from swerl.images.oci.store import Store
 from swerl.images.pull import PullOptions, pull
+from swerl.images.store import Store
 from swerl.images.verify import Checked, repair, verify
-from tests.images.oci.layers import Entry, add_image, hardlink
+from tests.images.layers import Entry, add_image, hardlink
 
 Push = Callable[..., Awaitable[None]]
 Make = Callable[..., Any]

@@ -12,7 +12,7 @@ import pytest
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxUnavailableError
 from swerl.images.archive import import_images
-from swerl.images.oci.store import default_store
+from swerl.images.store import default_store
 from swerl.sandboxes import docker, e2b, local
 
 from .helpers import LIMITS, OUTPUT_CAP_MIB, WORKDIR, Target

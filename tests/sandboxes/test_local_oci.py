@@ -14,7 +14,7 @@ from swerl.core.errors import ImageError
 from swerl.core.sandbox import Limits, Mount
 from swerl.core.secrets import cache_dir
 from swerl.sandboxes import local
-from tests.images.oci.layers import Entry, add_image, folder, symlink
+from tests.images.layers import Entry, add_image, folder, symlink
 
 from .helpers import sh
 
@@ -56,7 +56,7 @@ def system() -> list[Entry]:
 
 
 def make(cache: Path, *layers: list[Entry], **config: object) -> str:
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
 
     return add_image(default_store(), NAME, system(), *layers, config=config)
 
@@ -138,9 +138,9 @@ async def test_a_missing_image_gives_a_hint_to_pull_it(
 
 
 async def test_an_open_image_is_kept_in_the_store(backend: local.LocalBackend, cache: Path) -> None:
-    from swerl.images.oci import _owner
+    from swerl.images import owners
 
     digest = make(cache)
     async with backend.open(NAME, LIMITS, workdir="/testbed"):
-        assert digest in _owner.used(cache / "store")
-    assert digest not in _owner.used(cache / "store")
+        assert digest in owners.used(cache / "store")
+    assert digest not in owners.used(cache / "store")

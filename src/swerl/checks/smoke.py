@@ -20,7 +20,7 @@ from swerl.core.image_reference import is_local, parse
 from swerl.core.jobs import append_result, read_results, run_jobs
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
-from swerl.images.oci.store import default_store
+from swerl.images.store import default_store
 from swerl.sandboxes._local.image import image_folder
 
 _STEP_TIMEOUT_S = 60.0

@@ -130,7 +130,7 @@ def _settings(lock: Path | None, assets: Path | None) -> Settings:
 
 def _mirrored(lock: Path) -> dict[str, str]:
     from swerl.core.errors import InputError
-    from swerl.images._lock import Lock
+    from swerl.images.mirror import Lock
 
     pinned = Lock(lock).images if lock.is_file() else {}
     if not pinned:

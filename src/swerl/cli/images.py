@@ -34,7 +34,7 @@ def plan(
     from swerl.cli._images import read_rewrites
     from swerl.cli._options import tasks_in
     from swerl.cli._output import console, stderr
-    from swerl.images._login import default_config
+    from swerl.images.login import default_config
     from swerl.images.plan import PlanOptions
 
     options = PlanOptions(
@@ -63,7 +63,7 @@ def _make(images: list[str], options: PlanOptions) -> Plan:
     from swerl.cli._run import run
     from swerl.core.image_reference import is_local
     from swerl.images import plan as planning
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(*columns, console=stderr(), transient=True) as progress:
@@ -186,7 +186,7 @@ def mirror_images(
     """Copy the images of a task file to another registry, by digest; goes on where it stopped."""
     from swerl.cli._images import read_rewrites
     from swerl.cli._options import tasks_in
-    from swerl.images._login import default_config
+    from swerl.images.login import default_config
     from swerl.images.mirror import MirrorOptions
 
     options = MirrorOptions(

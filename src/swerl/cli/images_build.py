@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from swerl.core.task import Task
-    from swerl.images._agent_layer import Layer
-    from swerl.images._lock import Pinned
+    from swerl.images.bake import Layer
+    from swerl.images.mirror import Pinned
     from swerl.images.bake import Baked
     from swerl.images.build import SourceSpec
     from swerl.tasks.datasets import Row
@@ -195,7 +195,7 @@ def bake(
 def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pinned]:
     from swerl.core.errors import InputError
     from swerl.core.image_reference import is_local
-    from swerl.images._lock import Lock
+    from swerl.images.mirror import Lock
 
     lock = lock or tasks.with_suffix(".images.json")
     known = Lock(lock).images
@@ -212,7 +212,7 @@ def _layer(agents: list[str], path: Path) -> Layer:
     from swerl.cli._output import stderr
     from swerl.core import plugins
     from swerl.core.errors import InputError
-    from swerl.images._agent_layer import make_layer
+    from swerl.images.bake import make_layer
 
     mounts, labels = [], []
     for agent in agents:
@@ -243,7 +243,7 @@ def _bake(
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.images import bake as baking
-    from swerl.images._login import default_config
+    from swerl.images.login import default_config
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr()) as progress:

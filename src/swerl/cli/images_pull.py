@@ -26,8 +26,8 @@ def pull(
     """Bring images into the store, unpacked for the local sandbox; goes on where it stopped."""
     from swerl.cli._images import images_of, read_rewrites, show_failures, shown_bytes
     from swerl.cli._output import console, counted
-    from swerl.images._login import default_config
-    from swerl.images.oci.store import default_store
+    from swerl.images.login import default_config
+    from swerl.images.store import default_store
     from swerl.images.pull import PullOptions
 
     options = PullOptions(
@@ -64,7 +64,7 @@ def import_image(
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console, counted, stderr
     from swerl.images.archive import import_images
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
 
     with stderr().status(f"importing {file}"):
         found = import_images(file, default_store(), name=name)
@@ -80,7 +80,7 @@ def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.core.image_reference import is_local
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
     from swerl.images.pull import pull as pull_images
 
     total = sum(not is_local(image) for image in images)

@@ -10,7 +10,7 @@ import typer
 from swerl.cli._images import DockerConfigOption, RewritesOption
 
 if TYPE_CHECKING:
-    from swerl.images.oci.records import Named
+    from swerl.images.store import Named
     from swerl.images.pull import PullOptions
     from swerl.images.verify import Checked, Part
 
@@ -26,7 +26,7 @@ def ls() -> None:
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console, counted
     from swerl.core.errors import ImageError
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
 
     store = default_store()
     table = Table("image", "digest", "layers", "unpacked", "since")
@@ -63,8 +63,8 @@ def verify(
     """Read every blob and every unpacked file, and name what is not as it was stored."""
     from swerl.cli._images import read_rewrites
     from swerl.cli._output import console
-    from swerl.images._login import default_config
-    from swerl.images.oci.store import default_store
+    from swerl.images.login import default_config
+    from swerl.images.store import default_store
     from swerl.images.pull import PullOptions
 
     everything = not images or images == [_ALL]
@@ -103,7 +103,7 @@ def gc(
     from swerl.cli._images import images_of, is_file, read_size, shown_bytes
     from swerl.cli._output import console, counted
     from swerl.images.gc import collect
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
 
     limit = read_size(max_bytes) if max_bytes else None
     for argument in keep:
@@ -129,7 +129,7 @@ def _names(arguments: Sequence[str]) -> list[Named]:
     """Return the images meant, all of which must be in the store. Raises ImageError."""
     from swerl.cli._images import images_of
     from swerl.core.image_reference import is_local
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
 
     return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
 
@@ -141,7 +141,7 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console, counted, stderr
     from swerl.cli._run import run
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
     from swerl.images.verify import verify as verify_images
 
     with Progress(console=stderr(), transient=True) as progress:
@@ -171,7 +171,7 @@ def _repair(damaged: Sequence[Checked], options: PullOptions) -> None:
     from swerl.cli._images import show_failures
     from swerl.cli._output import console, counted, stderr
     from swerl.cli._run import run
-    from swerl.images.oci.store import default_store
+    from swerl.images.store import default_store
     from swerl.images.verify import repair
 
     with stderr().status("repairing"):

@@ -11,26 +11,185 @@ import fcntl
 import hashlib
 import json
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from swerl.core import tarballs
 from swerl.core.chat import Json
 from swerl.core.errors import ImageError, InputError, TaskError
 from swerl.core.secrets import cache_dir
 from swerl.core.task import Task
-from swerl.images import _layer as layers
-from swerl.images._fit import misfits
-from swerl.images._python import fetch_sdist, fetch_wheels, find_python
+from swerl.images.wheels import Python, fetch_sdist, fetch_wheels, find_python
 from swerl.tasks.datasets import find_converter
+
+WORKDIR = "/testbed"
+VENV = "/opt/venv"
+
+_STEP_S = 1200.0
+"""Most seconds for one step: the slowest install known takes a twentieth."""
+_SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+)
+_BYPRODUCTS = "__pycache__/\n*.py[cod]\n.pytest_cache/\n.hypothesis/\n.coverage\n"
+"""What tests leave in a work tree; a patch must not carry it."""
+
+_LAYER_GIT = (
+    "git", "-c", "user.name=swerl", "-c", "user.email=swerl@localhost", "-c", "core.autocrlf=false",
+    "-c", "commit.gpgsign=false", "-c", "safe.directory=*",
+)  # fmt: skip
+_DATE = "2000-01-01T00:00:00Z"
+"""Date of the one commit: two builds of one spec give the same commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer in the making."""
+
+    root: Path
+    """Folder on the host that stands for `/`."""
+    python: Python
+    wheels: Path
+    env: Mapping[str, str]
+    """Environment of the image."""
+
+    @property
+    def testbed(self) -> Path:
+        """The host's path of the work tree."""
+        return self.root / WORKDIR.lstrip("/")
+
+    @property
+    def venv(self) -> Path:
+        """The host's path of the virtual environment."""
+        return self.root / VENV.lstrip("/")
+
+
+def make_venv(layer: Layer, requirements: Sequence[str]) -> None:
+    """Fill `/opt/venv` with exactly these pinned packages. Raises ImageError."""
+    layer.venv.mkdir(parents=True)
+    layer.testbed.mkdir(parents=True)
+    run_inside(layer, [str(layer.python.executable), "-m", "venv", VENV])
+    pip = [f"{VENV}/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    tools = [pin for pin in requirements if pin.split("==")[0] in {"pip", "setuptools", "wheel"}]
+    rest = [pin for pin in requirements if pin not in tools]
+    for pins in (tools, rest):
+        if pins:
+            run_inside(layer, [*pip, "--find-links", "/wheels", *pins])
+
+
+def unpack(layer: Layer, archive: Path) -> None:
+    """Unpack a source archive, which holds one folder, as `/testbed`. Raises ImageError."""
+    into = layer.root / "unpack"
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as file:
+                file.extractall(into)
+        else:
+            tarballs.unpack(archive, into)
+        (top,) = into.iterdir()
+        layer.testbed.rmdir()
+        top.rename(layer.testbed)
+        into.rmdir()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ImageError(
+            f"{archive.name} cannot be unpacked: {error}", hint=f"remove {archive} and build again"
+        ) from error
+
+
+def install(layer: Layer, command: str) -> None:
+    """Run the project's install command in `/testbed`, then keep the tree as its only commit."""
+    git = layer.testbed / ".git"
+    if git.exists():  # an archive may bring one
+        shutil.rmtree(git)
+    _commit(layer)
+    if command:
+        run_inside(layer, ["bash", "-c", command])
+        shutil.rmtree(git)
+        _commit(layer)
+
+
+def run_inside(layer: Layer, argv: Sequence[str]) -> None:
+    """Run a command where the layer stands at its final paths, offline. Raises ImageError."""
+    try:
+        done = subprocess.run(
+            [*_bubblewrap(layer), "--", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_STEP_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ImageError(
+            f"`{' '.join(argv):.80}` took over {_STEP_S:g} s",
+            hint="try again on a machine that is less busy",
+        ) from error
+    if done.returncode:
+        said = done.stdout.decode("utf-8", "replace").strip()[-600:]
+        raise ImageError(
+            f"`{' '.join(argv):.80}` failed (exit code {done.returncode}): {said}",
+            hint="correct the instance's requirements or install command",
+        )
+
+
+def _bubblewrap(layer: Layer) -> list[str]:
+    program = shutil.which("bwrap")
+    if program is None:
+        raise ImageError(
+            "building an image needs bubblewrap",
+            hint="install it with `apt-get install bubblewrap`",
+        )
+    argv = [program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for path in _SYSTEM:
+        if Path(path).is_symlink():
+            argv += ["--symlink", str(Path(path).readlink()), path]
+        elif Path(path).exists():
+            argv += ["--ro-bind", path, path]
+    argv += ["--ro-bind", str(layer.python.prefix), str(layer.python.prefix)]
+    argv += ["--ro-bind", str(layer.wheels), "/wheels"]
+    argv += ["--bind", str(layer.venv), VENV, "--bind", str(layer.testbed), WORKDIR]
+    argv += ["--chdir", WORKDIR, "--clearenv"]
+    for name, value in {**layer.env, "HOME": "/tmp"}.items():
+        argv += ["--setenv", name, value]
+    return argv
+
+
+def _commit(layer: Layer) -> None:
+    """Make the work tree a repository of one commit that holds every file."""
+    dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1", **dates}
+    for step in (
+        ["init", "--quiet", "--initial-branch", "main"],
+        ["add", "--all", "--force", "."],
+        ["commit", "--quiet", "--allow-empty", "--no-verify", "--message", "base"],
+    ):
+        done = subprocess.run(
+            [*_LAYER_GIT, *step], cwd=layer.testbed, env=env, capture_output=True, check=False
+        )
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise ImageError(f"git {step[0]} failed in the work tree: {said}", hint="install git")
+    (layer.testbed / ".git" / "info").mkdir(exist_ok=True)
+    (layer.testbed / ".git" / "info" / "exclude").write_text(_BYPRODUCTS)
+
 
 _FORMAT = 1
 """Raised when a build's result changes, so that images of before are built anew."""
-_PATH = f"{layers.VENV}/bin:/usr/local/bin:/usr/bin:/bin"
+_PATH = f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin"
 
 
 class TestException(BaseModel):
@@ -141,7 +300,7 @@ def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
     fetch_wheels(python, spec.pins, wheels)
     env = {
         "PATH": _PATH,
-        "VIRTUAL_ENV": layers.VENV,
+        "VIRTUAL_ENV": VENV,
         "LANG": "C.UTF-8",
         "TZ": "UTC",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -149,14 +308,14 @@ def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
     }
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{home.name}.") as scratch:
         part = Path(scratch) / home.name
-        layer = layers.Layer(part / "layer", python, wheels, env)
+        layer = Layer(part / "layer", python, wheels, env)
         say("make the environment")
-        layers.make_venv(layer, spec.pins)
+        make_venv(layer, spec.pins)
         say("fetch the source archive")
         archive = fetch_sdist(layer.venv / "bin" / "python", spec.sdist, cache_dir() / "sdists")
-        layers.unpack(layer, archive)
+        unpack(layer, archive)
         say("install")
-        layers.install(layer, spec.install)
+        install(layer, spec.install)
         binds = [str(python.prefix)]
         _write_description(part, {"layers": ["layer"], "binds": binds, "env": env}, _digest(spec))
         shutil.rmtree(home, ignore_errors=True)
@@ -190,3 +349,32 @@ def _alone(images: Path, name: str) -> Iterator[None]:
     with (images / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+_GIT = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--check")
+
+
+def misfits(task: Task, testbed: Path) -> list[str]:
+    """Return a line for the test patch and for the solution that does not apply as it stands."""
+    diffs = {"test patch": task.grading.test_patch, "solution": task.gold_patch}
+    return [
+        f"its {name} does not apply: {said}"
+        for name, diff in diffs.items()
+        if diff and (said := _misfit(diff, testbed))
+    ]
+
+
+def _misfit(diff: str, testbed: Path) -> str:
+    said = _objection(diff, testbed)
+    if said and not _objection(diff, testbed, "--reverse"):
+        return "the release has it already"
+    return said
+
+
+def _objection(diff: str, testbed: Path, *flags: str) -> str:
+    text = (diff if diff.endswith("\n") else diff + "\n").encode("utf-8", "surrogateescape")
+    done = subprocess.run(
+        [*_GIT, *flags, "-"], cwd=testbed, input=text, capture_output=True, check=False
+    )
+    said = done.stderr.decode("utf-8", "replace").strip().split("\n")
+    return said[0].removeprefix("error: ") if done.returncode else ""

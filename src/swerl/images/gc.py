@@ -15,8 +15,7 @@ from pathlib import Path
 
 from swerl.core.errors import InputError
 from swerl.core.image_reference import is_local, parse
-from swerl.images.oci.records import Named
-from swerl.images.oci.store import Store
+from swerl.images.store import Named, Store
 from swerl.images.verify import Kind, parts_of, place, present
 
 _Key = tuple[Kind, str]

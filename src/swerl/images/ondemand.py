@@ -12,9 +12,8 @@ from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local
 from swerl.core.sandbox import Limits, LiveSandbox, Mount
-from swerl.images.oci.records import StoredImage
-from swerl.images.oci.store import Store, default_store
 from swerl.images.pull import PullOptions, pull_one
+from swerl.images.store import Store, StoredImage, default_store
 
 
 def on_demand(backend: SandboxBackend, options: BaseModel | None) -> SandboxBackend:

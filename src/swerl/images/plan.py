@@ -14,13 +14,12 @@ from pathlib import Path
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local, parse
-from swerl.images._http import Patience, http_session
-from swerl.images._login import default_config
-from swerl.images._registries import Registries
-from swerl.images._registry import Quota
+from swerl.images.http import Patience, http_session
+from swerl.images.login import default_config
+from swerl.images.manifest import Blob, Manifest, machine_platform
 from swerl.images.mirror import rewritten
-from swerl.images.oci.manifest import Blob, Manifest, machine_platform
-from swerl.images.oci.store import Store
+from swerl.images.registry import Quota, Registries
+from swerl.images.store import Store
 
 
 @dataclass(frozen=True, slots=True)

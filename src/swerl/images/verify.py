@@ -11,12 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from swerl.core.errors import ImageError
+from swerl.images.manifest import sha256
 from swerl.images.mirror import rewritten
-from swerl.images.oci.listing import differences
-from swerl.images.oci.manifest import sha256
-from swerl.images.oci.records import Named
-from swerl.images.oci.store import Store
 from swerl.images.pull import Pulled, PullOptions, pull
+from swerl.images.store import Named, Store, differences
 
 _MAX_NAMED = 3
 """Changed files that a message names."""

@@ -24,8 +24,7 @@ from pathlib import Path
 from swerl.core.errors import ImageError, InputError
 from swerl.core.sandbox import Mount
 from swerl.core.secrets import cache_dir
-from swerl.images.oci.records import StoredImage
-from swerl.images.oci.store import default_store
+from swerl.images.store import StoredImage, default_store
 from swerl.sandboxes._local import files
 
 _PROGRAM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix/store")

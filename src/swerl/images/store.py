@@ -16,18 +16,19 @@ import functools
 import hashlib
 import json
 import os
+import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import parse
 from swerl.core.secrets import cache_dir
-from swerl.images.oci import _owner
-from swerl.images.oci.listing import make_listing
-from swerl.images.oci.manifest import (
+from swerl.images import owners
+from swerl.images.manifest import (
     IMAGE_TYPES,
     Blob,
     Config,
@@ -38,8 +39,7 @@ from swerl.images.oci.manifest import (
     read_config,
     sha256,
 )
-from swerl.images.oci.records import Named, StoredImage, StoredLayer
-from swerl.images.oci.unpack import Unpacked, unpack
+from swerl.images.unpack import Unpacked, unpack
 
 
 class Store:
@@ -48,7 +48,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         """Open a store; its folders are made with the first image."""
         self.root = root
-        self._own: _owner.Owner | None = None
+        self._own: owners.Owner | None = None
 
     # Reading
 
@@ -161,16 +161,16 @@ class Store:
         What is not in use may be renamed away then, never removed in place.
         """
         self.owner()
-        with _owner.locked(self.root, alone=True):
-            yield _owner.used(self.root)
+        with owners.locked(self.root, alone=True):
+            yield owners.used(self.root)
 
-    def owner(self) -> _owner.Owner:
+    def owner(self) -> owners.Owner:
         """Return this process's share, announced on first use. Raises ImageError."""
         if self._own is None or self._own.pid != os.getpid():
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
                 self.root.chmod(0o700)  # images may hold what not every user here should read
-                self._own = _owner.Owner(self.root)
+                self._own = owners.Owner(self.root)
             except OSError as error:
                 message = f"cannot write the image store {self.root}: {error.strerror}"
                 hint = "free some space, correct its rights, or name another in SWERL_CACHE"
@@ -254,7 +254,7 @@ class Store:
         if not self.root.is_dir():
             return 0
         self.owner()
-        return _owner.sweep(self.root)
+        return owners.sweep(self.root)
 
     def _layer(self, layer_id: str, image: str) -> StoredLayer:
         try:
@@ -300,3 +300,100 @@ def _hex(digest: str) -> str:
 
 def _missing(image: str, message: str) -> ImageError:
     return ImageError(message, hint=f"run `swerl images pull {image}`")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image that is ready to run."""
+
+    reference: str
+    """Its full name."""
+    digest: str
+    """Digest of its manifest."""
+    layers: tuple[Path, ...]
+    """Unpacked layers for overlayfs, lowest first, each once."""
+    env: Mapping[str, str]
+    workdir: str
+    user: str
+    """As the image has it: a name or number, with or without a group; empty for root."""
+    size: int
+    """Bytes of its unpacked files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A name of an image in the store."""
+
+    reference: str
+    digest: str
+    """Digest of the manifest for this machine."""
+    source: str = ""
+    """Where it was pulled from, by digest; empty for one that was imported."""
+    pulled_unix_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """What the store notes about an unpacked layer, as `layer.json`."""
+
+    diff_id: str
+    num_bytes: int
+    """Bytes of its files."""
+    num_files: int
+    listing: str
+    """Digest of the file `listing` beside it."""
+
+
+def make_listing(root: Path, sums: Mapping[bytes, str] | None = None) -> str:
+    """Return one line per file: kind, mode, size, mtime, content or target, path.
+
+    `sums` has the SHA-256 of each regular file where known; without it all are read. Raises
+    OSError.
+    """
+    return "".join(f"{line}\n" for line in _lines(str(root), "", sums))
+
+
+def differences(listing: str, root: Path) -> list[str]:
+    """Return the paths that are not as listed: changed, missing or new. Raises OSError."""
+    known = _by_path(listing)
+    found = _by_path(make_listing(root))
+    return sorted(path for path in known.keys() | found if known.get(path) != found.get(path))
+
+
+def _lines(root: str, folder: str, sums: Mapping[bytes, str] | None) -> Iterator[str]:
+    with os.scandir(f"{root}/{folder}") as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        path = folder + entry.name
+        yield _line(entry, path, sums)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _lines(root, path + "/", sums)
+
+
+def _line(entry: os.DirEntry[str], path: str, sums: Mapping[bytes, str] | None) -> str:
+    found = entry.stat(follow_symlinks=False)
+    mode, size, time_s, what = found.st_mode, 0, found.st_mtime_ns // 10**9, "-"
+    if stat.S_ISREG(mode):
+        size = found.st_size
+        what = _sum(entry) if sums is None else sums[os.fsencode(path)]
+    elif stat.S_ISLNK(mode):
+        what = _quoted(str(Path(entry.path).readlink()))
+    elif stat.S_ISDIR(mode):  # a folder without a time of its own was made at an arbitrary one
+        time_s = 0
+        what = ",".join(sorted(n for n in os.listxattr(entry.path) if "overlay" in n)) or "-"
+    elif stat.S_ISCHR(mode):
+        time_s = 0
+    return f"{mode:o} {size} {time_s} {what} {_quoted(path)}"
+
+
+def _sum(entry: os.DirEntry[str]) -> str:
+    with Path(entry.path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _quoted(name: str) -> str:
+    return quote(name, errors="surrogateescape")
+
+
+def _by_path(listing: str) -> dict[str, str]:
+    return {line.rpartition(" ")[2]: line for line in listing.splitlines()}

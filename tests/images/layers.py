@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swerl.images.oci.manifest import IMAGE_TYPES, sha256
-from swerl.images.oci.records import Named
-from swerl.images.oci.store import Store
+from swerl.images.manifest import IMAGE_TYPES, sha256
+from swerl.images.store import Named, Store
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.images.oci.store import Store
-from tests.images.oci.layers import Entry, add_image, folder
+from swerl.images.store import Store
+from tests.images.layers import Entry, add_image, folder
 
 LOW = [Entry("gone", b"x"), Entry("d/old", b"x"), Entry("e/old", b"x"), Entry("kept", b"x")]
 HIGH = [

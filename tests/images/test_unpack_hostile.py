@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import ImageError
-from swerl.images.oci import unpack as unpacking
-from swerl.images.oci.manifest import sha256
-from swerl.images.oci.unpack import Unpacked, unpack
-from tests.images.oci.layers import Entry, folder, hardlink, layer_file, symlink
+from swerl.images import unpack as unpacking
+from swerl.images.manifest import sha256
+from swerl.images.unpack import Unpacked, unpack
+from tests.images.layers import Entry, folder, hardlink, layer_file, symlink
 
 Run = Callable[..., Unpacked]
 

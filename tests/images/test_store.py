@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import ImageError, InputError
-from swerl.images.oci import _owner
-from swerl.images.oci.manifest import sha256
-from swerl.images.oci.records import Named
-from swerl.images.oci.store import Store
-from tests.images.oci.layers import Entry, add_image, layer_file
+from swerl.images import owners
+from swerl.images.manifest import sha256
+from swerl.images.store import Named, Store
+from tests.images.layers import Entry, add_image, layer_file
 
 NAME = "docker.io/swe/task:latest"
 
@@ -137,8 +136,8 @@ def test_damaged_name_is_one_clear_error(store: Store) -> None:
 ADD = """
 import sys
 from pathlib import Path
-from tests.images.oci.layers import Entry, add_image
-from swerl.images.oci.store import Store
+from tests.images.layers import Entry, add_image
+from swerl.images.store import Store
 store = Store(Path(sys.argv[1]))
 print("begun", flush=True)
 for number in range(int(sys.argv[2])):
@@ -189,16 +188,16 @@ def test_sweep_leaves_what_living_processes_do(store: Store) -> None:
 
 def test_used_image_is_seen_by_others_until_it_is_left(store: Store) -> None:
     digest = add_image(store, NAME, [Entry("a")])
-    with store.use(NAME), store.use(NAME), _owner.locked(store.root, alone=True):
-        assert digest in _owner.used(store.root)
-    with _owner.locked(store.root, alone=True):
-        assert _owner.used(store.root) == set()
+    with store.use(NAME), store.use(NAME), owners.locked(store.root, alone=True):
+        assert digest in owners.used(store.root)
+    with owners.locked(store.root, alone=True):
+        assert owners.used(store.root) == set()
 
 
 USE = """
 import sys, time
 from pathlib import Path
-from swerl.images.oci.store import Store
+from swerl.images.store import Store
 with Store(Path(sys.argv[1])).use("swe/task"):
     print("using", flush=True)
     time.sleep(60)
@@ -210,12 +209,12 @@ def test_what_a_killed_process_used_is_free(store: Store) -> None:
     process = child(store, USE)
     assert process.stdout is not None
     process.stdout.readline()
-    with _owner.locked(store.root, alone=True):
-        assert digest in _owner.used(store.root)
+    with owners.locked(store.root, alone=True):
+        assert digest in owners.used(store.root)
     process.kill()
     process.wait()
-    with _owner.locked(store.root, alone=True):
-        assert _owner.used(store.root) == set()
+    with owners.locked(store.root, alone=True):
+        assert owners.used(store.root) == set()
 
 
 def test_forked_child_has_a_share_of_its_own(store: Store) -> None:
@@ -227,8 +226,8 @@ def test_forked_child_has_a_share_of_its_own(store: Store) -> None:
                 pass
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        with _owner.locked(store.root, alone=True):
-            assert _owner.used(store.root)
+        with owners.locked(store.root, alone=True):
+            assert owners.used(store.root)
 
 
 def test_names_say_where_images_came_from(store: Store) -> None:

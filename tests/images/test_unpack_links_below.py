@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import ImageError
-from swerl.images.oci import unpack as unpacking
-from swerl.images.oci.manifest import sha256
-from swerl.images.oci.store import Store
-from swerl.images.oci.unpack import LinksBelowError, Unpacked, unpack
-from tests.images.oci.layers import (
+from swerl.images import unpack as unpacking
+from swerl.images.manifest import sha256
+from swerl.images.store import Store
+from swerl.images.unpack import LinksBelowError, Unpacked, unpack
+from tests.images.layers import (
     Entry,
     add_image,
     folder,
