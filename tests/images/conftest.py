@@ -18,7 +18,7 @@ from aiohttp import web
 from swerl.core.image_reference import parse_target
 from swerl.images.http import Patience, http_session
 from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
-from swerl.images.mirror import MirrorOptions, Report, mirror
+from swerl.images.mirror import MirrorOptions, MirrorReport, mirror
 from swerl.images.pull import Pulled, PullOptions, pull
 from swerl.images.registry import Registry
 from swerl.images.store import Store
@@ -124,10 +124,10 @@ def bring(store: Store, tmp_path: Path) -> Callable[..., Awaitable[list[Pulled]]
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Callable[..., Awaitable[Report]]:
+def copy(tmp_path: Path) -> Callable[..., Awaitable[MirrorReport]]:
     """Mirror images to a target, without long waits and without logins."""
 
-    async def call(images: list[str], to: str, **settings: Any) -> Report:
+    async def call(images: list[str], to: str, **settings: Any) -> MirrorReport:
         settings = {"docker_config": tmp_path / "none.json", **settings}
         options = MirrorOptions(patience=Patience(tries=3, first_wait_s=0.001), **settings)
         return await mirror(images, parse_target(to), tmp_path / "lock.json", options=options)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from swerl.core.errors import ImageError
-from swerl.images.mirror import Report
+from swerl.images.mirror import MirrorReport
 
 
-def failure(report: Report) -> str:
+def failure(report: MirrorReport) -> str:
     """The one error of a report, with its hint."""
     (done,) = report.failed
     assert isinstance(done.error, ImageError)

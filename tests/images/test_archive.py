@@ -135,10 +135,16 @@ def test_image_of_another_platform_is_refused(
     ("harm", "words"),
     [
         (lambda path, image: (path / "index.json").write_text("{"), "is not JSON"),
-        (lambda path, image: (path / "index.json").write_text("[]"), "is garbled"),
+        (lambda path, image: (path / "index.json").write_text("[]"), "is malformed"),
         (lambda path, image: blob(path, image.layers[0]).unlink(), "lacks blobs/sha256"),
-        (lambda path, image: blob(path, image.layers[0]).write_bytes(b"x"), "other content"),
-        (lambda path, image: blob(path, image.manifest.digest).write_bytes(b"{}"), "other content"),
+        (
+            lambda path, image: blob(path, image.layers[0]).write_bytes(b"x"),
+            "does not match its content",
+        ),
+        (
+            lambda path, image: blob(path, image.manifest.digest).write_bytes(b"{}"),
+            "does not match its content",
+        ),
     ],
 )
 def test_damaged_layout_is_one_clear_error(
@@ -165,9 +171,9 @@ def test_file_that_is_no_image_is_your_input(store: Store, tmp_path: Path) -> No
     (tmp_path / "folder").mkdir()
     for path, words in (
         (text, "neither a folder nor a tar"),
-        (tar, "is no image"),
-        (tmp_path / "folder", "is no image"),
-        (tmp_path / "none", "there is no file"),
+        (tar, "is not an image"),
+        (tmp_path / "folder", "is not an image"),
+        (tmp_path / "none", "does not exist"),
     ):
         with pytest.raises(InputError, match=words):
             import_images(path, store, name="swe/task")

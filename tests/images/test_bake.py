@@ -17,10 +17,10 @@ import pytest
 
 from swerl.core.image_reference import parse
 from swerl.core.sandbox import Mount
-from swerl.images.bake import Baked, Layer, bake, make_layer
+from swerl.images.bake import AgentLayer, Baked, bake, make_layer
 from swerl.images.http import http_session
 from swerl.images.manifest import Blob, sha256
-from swerl.images.mirror import Lock, Pinned
+from swerl.images.mirror import LockFile, Pinned
 from swerl.images.registry import Registry
 
 Push = Callable[..., Awaitable[None]]
@@ -42,7 +42,7 @@ def agent(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def layer(agent: Path, tmp_path: Path) -> Layer:
+def layer(agent: Path, tmp_path: Path) -> AgentLayer:
     return make_layer([Mount(agent, TARGET)], ["tool@1.2.3"], tmp_path / "layer.tar.gz")
 
 
@@ -56,14 +56,14 @@ async def fetch(reference: str, folder: Path) -> tuple[dict[str, Any], dict[str,
     return json.loads(manifest.body), json.loads(b"".join(parts))
 
 
-def test_the_same_files_make_the_same_layer(agent: Path, layer: Layer, tmp_path: Path) -> None:
+def test_the_same_files_make_the_same_layer(agent: Path, layer: AgentLayer, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(agent, copy, symlinks=True)
     again = make_layer([Mount(copy, TARGET)], ["tool@1.2.3"], tmp_path / "again.tar.gz")
     assert (again.blob, again.diff_id) == (layer.blob, layer.diff_id)
 
 
-def test_the_layer_holds_the_bundle_for_every_user(layer: Layer) -> None:
+def test_the_layer_holds_the_bundle_for_every_user(layer: AgentLayer) -> None:
     data = layer.path.read_bytes()
     assert layer.blob == Blob(sha256(data), len(data))
     assert layer.diff_id == sha256(gzip.decompress(data))
@@ -82,7 +82,7 @@ def test_the_layer_holds_the_bundle_for_every_user(layer: Layer) -> None:
 
 
 async def test_every_image_gains_one_layer_and_keeps_its_own(
-    registry: Any, push: Push, make_image: Make, layer: Layer, tmp_path: Path
+    registry: Any, push: Push, make_image: Make, layer: AgentLayer, tmp_path: Path
 ) -> None:
     pinned = {}
     for name, image in (("one", make_image("a")), ("two", make_image("a", "b"))):
@@ -94,7 +94,7 @@ async def test_every_image_gains_one_layer_and_keeps_its_own(
     done = await bake(pinned, layer, lock, docker_config=tmp_path / "none.json")
 
     assert [one.error for one in done] == [None, None]
-    for name, baked in Lock(lock).images.items():
+    for name, baked in LockFile(lock).images.items():
         before, old = await fetch(pinned[name].reference, tmp_path)
         after, new = await fetch(baked.reference, tmp_path)
         assert after["layers"][:-1] == before["layers"]
@@ -106,7 +106,7 @@ async def test_every_image_gains_one_layer_and_keeps_its_own(
 
 
 async def test_a_second_run_makes_nothing_anew(
-    registry: Any, faulty: Any, push: Push, make_image: Make, layer: Layer, tmp_path: Path
+    registry: Any, faulty: Any, push: Push, make_image: Make, layer: AgentLayer, tmp_path: Path
 ) -> None:
     image = make_image("a")
     await push(image, "swe/one")
@@ -124,7 +124,7 @@ async def test_a_second_run_makes_nothing_anew(
 
 
 async def test_an_image_that_is_gone_stops_no_other(
-    registry: Any, push: Push, make_image: Make, layer: Layer, tmp_path: Path
+    registry: Any, push: Push, make_image: Make, layer: AgentLayer, tmp_path: Path
 ) -> None:
     image = make_image("a")
     await push(image, "swe/one")
@@ -139,12 +139,12 @@ async def test_an_image_that_is_gone_stops_no_other(
     )
 
     assert [one.error is None for one in done] == [False, True]
-    assert list(Lock(lock).images) == ["here"]
+    assert list(LockFile(lock).images) == ["here"]
     assert {one.image for one in told} == {"gone", "here"}
 
 
 async def test_other_tools_take_a_baked_image(
-    registry: Any, push: Push, make_image: Make, layer: Layer, tmp_path: Path
+    registry: Any, push: Push, make_image: Make, layer: AgentLayer, tmp_path: Path
 ) -> None:
     if shutil.which("skopeo") is None:
         pytest.skip("skopeo is not installed")

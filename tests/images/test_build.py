@@ -18,7 +18,7 @@ from swerl.core import plugins
 from swerl.core.errors import ImageError, InputError, TaskError
 from swerl.core.sandbox import Limits
 from swerl.images.build import (
-    Layer,
+    SourceLayer,
     SourceSpec,
     build,
     make_task,
@@ -133,7 +133,7 @@ def test_a_failed_build_keeps_the_standing_image(image: Path) -> None:
 
 
 def test_steps_have_no_network(image: Path) -> None:
-    layer = Layer(image / "layer", find_python(THIS_PYTHON), image, {"PATH": "/usr/bin:/bin"})
+    layer = SourceLayer(image / "layer", find_python(THIS_PYTHON), image, {"PATH": "/usr/bin:/bin"})
     reach = "import socket; socket.create_connection(('192.0.2.1', 80), 1)"
     with pytest.raises(ImageError, match="Network is unreachable"):
         run_inside(layer, ["/opt/venv/bin/python", "-c", reach])
@@ -166,7 +166,9 @@ def test_diffs_that_do_not_fit_the_release_are_told(image: Path) -> None:
     assert said(fitting, fitting) == []
     (line,) = said(fitting, other)
     assert line.startswith("its solution does not apply: patch failed: pyproject.toml:1")
-    assert said(there, fitting) == ["its test patch does not apply: the release has it already"]
+    assert said(there, fitting) == [
+        "its test patch does not apply: the release already includes it"
+    ]
 
 
 def test_missing_archive_is_one_clear_error(home: Path, tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_missing_python_says_how_to_get_it() -> None:
 def test_broken_archive_is_one_clear_error(tmp_path: Path) -> None:
     archive = tmp_path / "tinycalc-1.0.tar.gz"
     archive.write_bytes(b"no archive")
-    layer = Layer(tmp_path / "layer", find_python(THIS_PYTHON), tmp_path, {})
+    layer = SourceLayer(tmp_path / "layer", find_python(THIS_PYTHON), tmp_path, {})
     with pytest.raises(ImageError, match="cannot be unpacked"):
         unpack(layer, archive)
 
@@ -201,12 +203,12 @@ NO_NAME = '[{"instance_id": "../a", "sdist": "a==1", "python": "3.9", "test_cmd"
 def test_broken_specs_are_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "specs.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="no list of instance specs"):
+    with pytest.raises(InputError, match="not a list of instance specs"):
         read_specs(path)
 
 
 def test_row_of_another_instance_is_refused() -> None:
-    with pytest.raises(TaskError, match="the row is of other"):
+    with pytest.raises(TaskError, match="the row belongs to other"):
         make_task(SPEC, {"instance_id": "other"})
 
 
@@ -217,7 +219,7 @@ def test_rows_of_other_datasets_make_tasks(dataset: str) -> None:
     made = make_task(SPEC.model_copy(update={"instance_id": task.id}), row, dataset)
     assert made.image == f"built:{task.id}" and made.grading.test_command == SPEC.test_cmd
     assert made.grading.expected == task.grading.expected
-    with pytest.raises(TaskError, match="the row is of"):
+    with pytest.raises(TaskError, match="the row belongs to"):
         make_task(SPEC, row, dataset)
 
 

@@ -35,11 +35,11 @@ sys.exit(bool(report.failed))
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (lambda _, body: web.Response(body=b"x" * len(body)), "sent other content than"),
+        (lambda _, body: web.Response(body=b"x" * len(body)), "sent content that does not match"),
         (lambda _, body: web.Response(body=body[: len(body) // 2]), "sent"),
         (lambda _, body: web.Response(status=404), "has no swe/task@"),
         (lambda _, body: web.Response(status=401), "docker login"),
-        (lambda _, body: web.Response(status=503), "answers 503"),
+        (lambda _, body: web.Response(status=503), "answered 503"),
     ],
     ids=["wrong bytes", "half a blob", "404", "401", "503"],
 )
@@ -121,7 +121,7 @@ async def test_manifest_of_another_digest_is_refused(
     report = await copy(
         [f"{faulty.host}/swe/task@{image.manifest.digest}"], f"{start_registry().host}/m"
     )
-    assert "sent other content than" in failure(report)
+    assert "sent content that does not match" in failure(report)
 
 
 async def test_target_that_is_no_registry_is_one_error(copy: Make) -> None:
@@ -170,7 +170,7 @@ async def test_lock_that_cannot_be_written_is_found_before_any_transfer(tmp_path
 
 async def test_file_that_is_no_lock_is_refused_and_kept(copy: Make, tmp_path: Path) -> None:
     (tmp_path / "lock.json").write_text("[]")
-    with pytest.raises(InputError, match="no lock file"):
+    with pytest.raises(InputError, match="not a lock file"):
         await copy(["swe/task"], "127.0.0.1:9/m")
     assert (tmp_path / "lock.json").read_text() == "[]"
 
@@ -202,10 +202,10 @@ async def test_mirror_killed_at_any_moment_goes_on(
     ("answer", "words"),
     [
         (lambda *_: web.Response(status=401), "or correct the login"),
-        (lambda *_: web.Response(status=503), "says 503"),
-        (lambda *_: web.Response(text="<html>"), "answers without a token"),
-        (lambda *_: web.json_response([]), "answers without a token"),
-        (lambda *_: web.json_response({}), "answers without a token"),
+        (lambda *_: web.Response(status=503), "answered 503"),
+        (lambda *_: web.Response(text="<html>"), "answered without a token"),
+        (lambda *_: web.json_response([]), "answered without a token"),
+        (lambda *_: web.json_response({}), "answered without a token"),
     ],
 )
 async def test_token_that_cannot_be_had_is_one_clear_error(

@@ -99,7 +99,7 @@ async def test_open_sandbox_keeps_its_image_in_use(
     image = make_image("a")
     await push(image, "swe/task")
     async with backend().open(f"{registry.host}/swe/task", Limits(), workdir="/"):
-        with owners.locked(store.root, alone=True):
+        with owners.locked(store.root, exclusive=True):
             assert image.manifest.digest in owners.used(store.root)
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from swerl.images.http import Patience
 from swerl.images.manifest import Blob
-from swerl.images.plan import Plan, PlannedImage, PlanOptions, plan
+from swerl.images.plan import ImagePlan, PlannedImage, PlanOptions, plan
 from swerl.images.registry import Quota
 from swerl.images.store import Store
 
@@ -116,10 +116,10 @@ def test_whole_windows_of_a_quota_are_waited_for(
     num_pulls: int, remaining: int, windows: int
 ) -> None:
     images = tuple(PlannedImage(str(number), "hub") for number in range(num_pulls))
-    made = Plan(images, frozenset(), {"hub": Quota(100, remaining, 60)})
+    made = ImagePlan(images, frozenset(), {"hub": Quota(100, remaining, 60)})
     assert made.quota_s("hub") == windows * 60
 
 
 def test_time_is_bits_over_bandwidth() -> None:
-    made = Plan((), frozenset({Blob("a", 1_000_000), Blob("b", 250_000)}))
+    made = ImagePlan((), frozenset({Blob("a", 1_000_000), Blob("b", 250_000)}))
     assert made.transfer_s(10) == 1.0

@@ -22,15 +22,15 @@ def status(code: int, **headers: str) -> Any:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (lambda _, body: web.Response(body=b"x" * len(body)), "sent other content than"),
+        (lambda _, body: web.Response(body=b"x" * len(body)), "sent content that does not match"),
         (lambda _, body: web.Response(body=body[: len(body) // 2]), "bytes of swe/task@"),
         (lambda _, body: web.Response(body=body * 2), "sent more than"),
         (lambda _, body: web.Response(body=b""), "sent 0 of"),
         (status(404), "has no swe/task@"),
         (status(401), "docker login"),
         (status(403), "docker login"),
-        (status(429), "limits how often"),
-        (status(500), "answers 500"),
+        (status(429), "limits the rate of requests"),
+        (status(500), "answered 500"),
     ],
     ids=["bytes", "half", "more", "nothing", "404", "401", "403", "429", "500"],
 )
@@ -53,14 +53,14 @@ async def test_blob_that_cannot_be_had_is_one_clear_error(
     [
         (status(404), "has no swe/task:latest"),
         (status(401), "docker login"),
-        (status(429), "limits how often"),
-        (status(502), "answers 502"),
+        (status(429), "limits the rate of requests"),
+        (status(502), "answered 502"),
         (lambda *_: _manifest(b"{"), "is not JSON"),
-        (lambda *_: _manifest(b"[]"), "no JSON object"),
+        (lambda *_: _manifest(b"[]"), "not a JSON object"),
         (lambda *_: _manifest(b"{}"), "lacks"),
-        (lambda *_: _manifest(b'{"config": 3, "layers": []}'), "is garbled"),
-        (lambda *_: _manifest(_body(digest="sha256:../../../../etc/passwd")), "no SHA-256"),
-        (lambda *_: _manifest(_body(size=-5)), "less than no bytes"),
+        (lambda *_: _manifest(b'{"config": 3, "layers": []}'), "is malformed"),
+        (lambda *_: _manifest(_body(digest="sha256:../../../../etc/passwd")), "not a SHA-256"),
+        (lambda *_: _manifest(_body(size=-5)), "negative size"),
         (lambda *_: web.Response(text="<html>", content_type="text/html"), "text/html"),
         (lambda *_: web.Response(body=bytes(5 << 20)), "larger than 4 MiB"),
     ],
@@ -102,7 +102,7 @@ async def test_manifest_of_another_digest_is_refused(
     await push(image, "swe/task")
     faulty.answers[image.manifest.digest] = lambda _, body: web.Response(body=body + b" ")
     done = await bring(f"{faulty.host}/swe/task@{image.manifest.digest}")
-    assert "sent other content than" in failure(done)
+    assert "sent content that does not match" in failure(done)
 
 
 @pytest.mark.parametrize("body", [b"[]", b"<html>", b"{}"])

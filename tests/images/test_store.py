@@ -147,7 +147,7 @@ for number in range(int(sys.argv[2])):
 
 
 def child(store: Store, program: str, *arguments: str) -> subprocess.Popen[str]:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     return subprocess.Popen(
         [sys.executable, "-c", program, str(store.root), *arguments],
         cwd=root,
@@ -174,7 +174,7 @@ def test_writer_killed_at_any_moment_leaves_a_store_that_works(store: Store) -> 
         process.wait()
     for named in store.names():
         store.find(named.reference)
-    store.sweep()
+    store.remove_leftovers()
     assert list((store.root / "work").iterdir()) == []
     add_image(store, NAME, [Entry("a")])
     assert store.find(NAME)
@@ -182,15 +182,15 @@ def test_writer_killed_at_any_moment_leaves_a_store_that_works(store: Store) -> 
 
 def test_sweep_leaves_what_living_processes_do(store: Store) -> None:
     with store.owner().scratch() as folder:
-        assert Store(store.root).sweep() == 0
+        assert Store(store.root).remove_leftovers() == 0
         assert folder.is_dir()
 
 
 def test_used_image_is_seen_by_others_until_it_is_left(store: Store) -> None:
     digest = add_image(store, NAME, [Entry("a")])
-    with store.use(NAME), store.use(NAME), owners.locked(store.root, alone=True):
+    with store.use(NAME), store.use(NAME), owners.locked(store.root, exclusive=True):
         assert digest in owners.used(store.root)
-    with owners.locked(store.root, alone=True):
+    with owners.locked(store.root, exclusive=True):
         assert owners.used(store.root) == set()
 
 
@@ -209,11 +209,11 @@ def test_what_a_killed_process_used_is_free(store: Store) -> None:
     process = child(store, USE)
     assert process.stdout is not None
     process.stdout.readline()
-    with owners.locked(store.root, alone=True):
+    with owners.locked(store.root, exclusive=True):
         assert digest in owners.used(store.root)
     process.kill()
     process.wait()
-    with owners.locked(store.root, alone=True):
+    with owners.locked(store.root, exclusive=True):
         assert owners.used(store.root) == set()
 
 
@@ -226,7 +226,7 @@ def test_forked_child_has_a_share_of_its_own(store: Store) -> None:
                 pass
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        with owners.locked(store.root, alone=True):
+        with owners.locked(store.root, exclusive=True):
             assert owners.used(store.root)
 
 

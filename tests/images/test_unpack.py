@@ -142,11 +142,11 @@ def test_other_content_than_the_config_says_is_refused(tmp_path: Path, tree: Pat
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda data: data[: len(data) // 2], "ends in the middle"),
+        (lambda data: data[: len(data) // 2], "is cut short"),
         (lambda data: data[:50] + b"\xff" * 20 + data[70:], "damaged"),
         (lambda data: data + b"rubbish", "damaged"),
-        (lambda data: b"rubbish" * 1000, "no tar archive"),
-        (lambda data: gzip.compress(b"rubbish" * 1000), "no tar archive"),
+        (lambda data: b"rubbish" * 1000, "not a tar archive"),
+        (lambda data: gzip.compress(b"rubbish" * 1000), "not a tar archive"),
     ],
     ids=["half", "bits", "rest", "rubbish", "packed rubbish"],
 )
@@ -163,7 +163,7 @@ def test_damage_is_one_clear_error(
 def test_file_cut_short_is_an_error(tmp_path: Path, tree: Path) -> None:
     tar = make_tar(Entry("a", bytes(5000)))[:2000]
     (tmp_path / "layer").write_bytes(tar)
-    with pytest.raises(ImageError, match="no tar archive"):
+    with pytest.raises(ImageError, match="not a tar archive"):
         unpack(tmp_path / "layer", tree, sha256(tar))
 
 

@@ -84,7 +84,7 @@ def test_hard_link_to_a_link_links_the_link(run: Run, tree: Path, tmp_path: Path
 def test_hard_link_to_a_folder_is_refused(run: Run) -> None:
     with pytest.raises(ImageError, match="links a folder") as caught:
         run(folder("d"), hardlink("e", "d"))
-    assert "push the image anew" in caught.value.hint
+    assert "push the image again" in caught.value.hint
 
 
 @pytest.mark.parametrize("size", [2 << 20, 1 << 40])
@@ -93,7 +93,7 @@ def test_header_of_many_bytes_is_not_read(tmp_path: Path, tree: Path, size: int)
     info.type, info.size = tarfile.XHDTYPE, size
     tar = info.tobuf(tarfile.GNU_FORMAT) + bytes(4096)
     (tmp_path / "layer").write_bytes(tar)
-    with pytest.raises(ImageError, match="no tar archive"):
+    with pytest.raises(ImageError, match="not a tar archive"):
         unpack(tmp_path / "layer", tree, sha256(tar))
 
 
@@ -102,7 +102,7 @@ def test_headers_without_end_are_refused(tmp_path: Path, tree: Path) -> None:
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 4
     tar = (info.tobuf(tarfile.GNU_FORMAT) + b"abc".ljust(512, b"\0")) * 3000
     (tmp_path / "layer").write_bytes(tar)
-    with pytest.raises(ImageError, match="no tar archive"):
+    with pytest.raises(ImageError, match="not a tar archive"):
         unpack(tmp_path / "layer", tree, sha256(tar))
 
 
@@ -113,7 +113,7 @@ def test_links_in_a_circle_are_an_error(run: Run) -> None:
 
 @pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh...", "a/.wh..."])
 def test_whiteout_of_nothing_is_refused(run: Run, name: str) -> None:
-    with pytest.raises(ImageError, match="names nothing"):
+    with pytest.raises(ImageError, match="is not a file name"):
         run(Entry(name))
 
 

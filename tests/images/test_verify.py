@@ -11,7 +11,7 @@ import pytest
 
 from swerl.images.pull import PullOptions, pull
 from swerl.images.store import Store
-from swerl.images.verify import Checked, repair, verify
+from swerl.images.verify import CheckedPart, repair, verify
 from tests.images.layers import Entry, add_image, hardlink
 
 Push = Callable[..., Awaitable[None]]
@@ -24,7 +24,7 @@ def options(tmp_path: Path) -> PullOptions:
     return PullOptions(docker_config=tmp_path / "none.json")
 
 
-async def damaged(store: Store, **settings: Any) -> list[Checked]:
+async def damaged(store: Store, **settings: Any) -> list[CheckedPart]:
     return [each for each in await verify(store, store.names(), **settings) if each.problem]
 
 
@@ -60,7 +60,7 @@ def rot(path: Path) -> None:
         (lambda tree: (tree / "d/a").chmod(0o777), "has changed files: d/a"),
         (lambda tree: (tree / "d/gone").unlink(), "has changed files: d/gone"),
         (lambda tree: os.removexattr(tree / "d", "user.overlay.opaque"), "has changed files: d"),
-        (lambda tree: (tree.parent / "listing").write_text(""), "another listing"),
+        (lambda tree: (tree.parent / "listing").write_text(""), "a changed listing"),
         (lambda tree: (tree.parent / "layer.json").unlink(), "is missing"),
         (lambda tree: (tree.parent / "layer.json").write_text("{"), "cannot be read"),
     ],
@@ -84,7 +84,7 @@ async def test_every_kind_of_blob_is_checked(store: Store) -> None:
         rot(store.blob(blobs[which]))
         (found,) = await damaged(store)
         assert found.part.digest == blobs[which]
-        assert "has other content" in found.problem
+        assert "has a different digest" in found.problem
 
 
 async def test_short_blob_is_told_without_reading_it(store: Store) -> None:

@@ -130,9 +130,9 @@ def _settings(lock: Path | None, assets: Path | None) -> Settings:
 
 def _mirrored(lock: Path) -> dict[str, str]:
     from swerl.core.errors import InputError
-    from swerl.images.mirror import Lock
+    from swerl.images.mirror import LockFile
 
-    pinned = Lock(lock).images if lock.is_file() else {}
+    pinned = LockFile(lock).images if lock.is_file() else {}
     if not pinned:
         raise InputError(
             f"{lock} holds no mirrored image", hint="`swerl images mirror` writes a lock file"

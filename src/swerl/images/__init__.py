@@ -1,1 +1,1 @@
-"""Task images: building, storing, mirroring."""
+"""Task images: registries, the store on disk, pulling, mirroring, building."""

@@ -1,8 +1,8 @@
-"""Imports images from files: an OCI layout, what `docker save` writes, or a root file system.
+"""Import images from files: an OCI layout, the output of `docker save`, or a root file system.
 
-An OCI layout is a folder, or the same packed as a tar. Its blobs go into the store as they are.
-Layers of `docker save` become blobs of a manifest made here. A tar that is neither and holds a
-root file system becomes an image of one layer.
+An OCI layout is a folder, or a tar of one; its blobs go into the store unchanged. Layers of `docker
+save` become blobs of a manifest made here. The tar of a root file system becomes an image of one
+layer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 _LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 _NAME_KEYS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 _ROOT = {"bin", "etc", "usr"}
-"""Some of what a root file system has at its top."""
+"""Some names at the top of every root file system."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BLOCK = 1 << 20
 _KINDS = "give an OCI layout, what `docker save` writes, or the tar of a root file system"
@@ -46,7 +46,7 @@ _KINDS = "give an OCI layout, what `docker save` writes, or the tar of a root fi
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An image of an archive, its blobs in the store, and the names that it has there."""
+    """An image of an archive, its blobs in the store, and its names in the archive."""
 
     manifest: Manifest
     names: Sequence[str] = ()
@@ -55,8 +55,8 @@ class _Found:
 def import_images(path: Path, store: Store, *, name: str = "") -> list[StoredImage]:
     """Import a file or folder and return its images under their own names, or one as `name`.
 
-    Raises InputError where it is none of the kinds or its images have no name, ImageError on
-    damage; the store then has none of the names.
+    Raises InputError if it is none of the three kinds or its images have no name, and ImageError if
+    it is damaged; the store then has none of the names.
     """
     if name:
         parse(name)
@@ -74,12 +74,12 @@ def import_images(path: Path, store: Store, *, name: str = "") -> list[StoredIma
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         message = f"cannot import {path}: {error.strerror or error}"
-        hint = "free some space in the store" if full else "check the file and its rights"
+        hint = "free some space in the store" if full else "check the file and its permissions"
         raise ImageError(message, hint=hint) from error
 
 
 class _Import:
-    """Moves files of one archive into a store, where they are in use until `uses` ends."""
+    """Moves files of one archive into a store, and marks them as in use until `uses` ends."""
 
     def __init__(self, store: Store, files: Files, uses: ExitStack) -> None:
         self.store = store
@@ -87,28 +87,28 @@ class _Import:
         self._uses = uses
 
     def document(self, name: str) -> bytes:
-        """Return a small file. Raises ImageError where it is absent or large."""
+        """Return a small file. Raises ImageError if it is absent or large."""
         with self.files.open(name) as file:
             body = file.read(MAX_DOCUMENT + 1)
         if len(body) > MAX_DOCUMENT:
             raise ImageError(
                 f"{name} is larger than {MAX_DOCUMENT >> 20} MiB",
-                hint="no image needs that; save it again",
+                hint="images do not need that much; save it again",
             )
         return body
 
     def blob(self, name: str, wanted: str = "") -> Blob:
-        """Store a file and return it by digest. Raises ImageError unless that is `wanted`."""
+        """Store a file and return it as a blob. Raises ImageError if its digest is not `wanted`."""
         with self.files.open(name) as source:
             return self.keep(source, wanted)
 
     def keep(self, source: IO[bytes], wanted: str = "") -> Blob:
-        """Store what an open file holds."""
+        """Store the content of an open file."""
         with self.store.owner().scratch() as folder:
             digest, size = _copy(source, folder / "blob")
             if wanted not in {"", digest}:
                 raise ImageError(
-                    f"{wanted} of the archive has other content than its name says",
+                    f"{wanted} of the archive does not match its content",
                     hint="it is damaged; save the image again",
                 )
             self._use(digest)
@@ -116,7 +116,6 @@ class _Import:
         return Blob(digest, size)
 
     def put(self, data: bytes) -> Blob:
-        """Store some bytes."""
         self._use(sha256(data))
         return Blob(self.store.put(data), len(data))
 
@@ -132,7 +131,7 @@ def _images(source: _Import, path: Path) -> Iterator[_Found]:
     elif source.files.tops() & _ROOT and path.is_file():
         yield _of_root(source, path)
     else:
-        raise InputError(f"{path} is no image", hint=_KINDS)
+        raise InputError(f"{path} is not an image", hint=_KINDS)
 
 
 def _of_layout(source: _Import, path: Path) -> Iterator[_Found]:
@@ -157,7 +156,7 @@ def _manifest(source: _Import, digest: object, path: Path) -> Manifest:
     body = source.document(_blob_path(digest))
     if sha256(body) != digest:
         raise ImageError(
-            f"{digest} of {path} has other content than its name says",
+            f"{digest} of {path} does not match its content",
             hint="it is damaged; save the image again",
         )
     kind = _json(body, digest).get("mediaType") or IMAGE_TYPES[0]
@@ -202,7 +201,7 @@ def _made(source: _Import, config: Blob, layers: Sequence[Blob]) -> Manifest:
 
 
 def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest]:
-    """Return the images by full name. Raises InputError where they have none."""
+    """Return the images by full name. Raises InputError if they have none."""
     if not found:
         wanted = "/".join(machine_platform())
         raise InputError(
@@ -210,8 +209,8 @@ def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest
         )
     if name and len(found) > 1:
         raise InputError(
-            f"{path} holds {len(found)} images, which cannot all be {name}",
-            hint="leave --name out, or save one image",
+            f"{path} has {len(found)} images, which cannot all be named {name}",
+            hint="omit --name, or save one image",
         )
     pairs = [
         (str(parse(each)), image.manifest)
@@ -258,32 +257,31 @@ def _list(document: Any, key: str) -> list[Mapping[str, Any]]:
     entries = document.get(key) if isinstance(document, dict) else None
     if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
         return entries
-    raise ImageError(f"the archive's list of {key} is garbled", hint="save the image again")
+    raise ImageError(f"the archive's list of {key} is malformed", hint="save the image again")
 
 
 class Files(Protocol):
-    """The files of an archive."""
+    """The files of an archive by name: a folder or a tar."""
 
-    def has(self, name: str) -> bool:
-        """Say whether there is such a file."""
+    def has(self, name: str) -> bool: ...
 
     def tops(self) -> set[str]:
-        """Return the names at its top."""
+        """Return the names at the top."""
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file. Raises ImageError where there is none."""
+        """Open a file. Raises ImageError if it is absent."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Files]:
-    """Open a folder or a tar. Raises InputError where it is neither, OSError."""
+    """Open a folder or a tar. Raises InputError if it is neither, and OSError."""
     if path.is_dir():
         yield _FolderFiles(path)
         return
     try:
         tar = tarfile.open(path)  # noqa: SIM115  closed below
     except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}", hint="check its name") from error
+        raise InputError(f"file {path} does not exist", hint="check its name") from error
     except tarfile.ReadError as error:
         raise InputError(
             f"{path} is neither a folder nor a tar",

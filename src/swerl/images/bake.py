@@ -1,7 +1,7 @@
-"""Adds one layer with agent CLIs to many images of a registry, without running or pulling them.
+"""Add one layer with agent CLIs to many images of a registry, without running or pulling them.
 
-Only a config and a manifest are new in each image; its layers stay where they are, and the agents'
-layer is stored once and shared.
+Each image gets a new config and manifest; its own layers stay, and the agents' layer is stored once
+and shared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from swerl.core.image_reference import Reference, parse
 from swerl.core.sandbox import Mount
 from swerl.images.http import Patience, http_session, patiently
 from swerl.images.manifest import Blob, Manifest, sha256
-from swerl.images.mirror import Lock, Pinned
+from swerl.images.mirror import LockFile, Pinned
 from swerl.images.registry import Registry
 
 if TYPE_CHECKING:
@@ -46,13 +46,16 @@ _LAYER_TYPES = {
         "application/vnd.docker.image.rootfs.diff.tar.gzip"
     ),
 }
-"""Media type of a manifest -> that of a gzip layer in it."""
+"""Media type of a manifest -> media type of its gzip layers."""
 _T = TypeVar("_T")
+_CHUNK = 1 << 20
+_LEVEL = 6
+"""gzip's own default: level 9 takes three times as long for one percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baked:
-    """The end of one image: `pinned`, or the `error` that stopped it."""
+    """The result for one image: `pinned`, or the `error` that stopped it."""
 
     image: str
     pinned: Pinned | None = None
@@ -61,34 +64,34 @@ class Baked:
 
 async def bake(
     images: Mapping[str, Pinned],
-    layer: Layer,
+    layer: AgentLayer,
     lock_file: Path,
     *,
     docker_config: Path,
     workers: int = 4,
     on_done: Callable[[Baked], None] = lambda _: None,
 ) -> list[Baked]:
-    """Give each image a twin with the layer on top, in the image's own repository.
+    """Make a copy of each image with the layer on top, in the image's own repository.
 
-    `images` are task image -> its copy in a registry that takes pushes, as `mirror` keeps them in
-    its lock file. The twins go to `lock_file`. An image that fails is reported and stops no other;
-    a twin that is there is not made again. Raises ImageError where the file cannot be written.
+    `images` are task image -> its copy in a registry that accepts pushes, as in the lock file of
+    `mirror`. The new copies go to `lock_file`. A copy that exists is not made again. An image that
+    fails is reported and stops no other. Raises ImageError if the file cannot be written.
     """
-    lock = Lock(lock_file)
+    lock = LockFile(lock_file)
     lock.save()
     slots = asyncio.Semaphore(workers)
     async with http_session() as http:
-        ovens = _Ovens(http, layer, docker_config)
+        bakers = _Bakers(http, layer, docker_config)
 
         async def one(image: str, pinned: Pinned) -> Baked:
             async with slots:
                 try:
-                    twin = await ovens.at(pinned).bake(pinned)
+                    baked = await bakers.at(pinned).bake(pinned)
                 except ImageError as error:
                     done = Baked(image, error=error)
                 else:
-                    lock.put(image, twin)
-                    done = Baked(image, twin)
+                    lock.put(image, baked)
+                    done = Baked(image, baked)
             on_done(done)
             return done
 
@@ -100,29 +103,29 @@ async def bake(
     return [task.result() for task in tasks]
 
 
-class _Ovens:
-    """One oven a registry."""
+class _Bakers:
+    """One client per registry."""
 
-    def __init__(self, http: aiohttp.ClientSession, layer: Layer, docker_config: Path) -> None:
+    def __init__(self, http: aiohttp.ClientSession, layer: AgentLayer, docker_config: Path) -> None:
         self._http = http
         self._layer = layer
         self._docker_config = docker_config
-        self._ovens: dict[str, _Oven] = {}
+        self._ovens: dict[str, _Baker] = {}
 
-    def at(self, pinned: Pinned) -> _Oven:
+    def at(self, pinned: Pinned) -> _Baker:
         host = parse(pinned.reference).registry
         if host not in self._ovens:
             registry = Registry(host, self._http, self._docker_config)
-            self._ovens[host] = _Oven(registry, self._layer)
+            self._ovens[host] = _Baker(registry, self._layer)
         return self._ovens[host]
 
 
-class _Oven:
-    def __init__(self, registry: Registry, layer: Layer) -> None:
+class _Baker:
+    def __init__(self, registry: Registry, layer: AgentLayer) -> None:
         self._registry = registry
         self._layer = layer
         self._home: str | None = None
-        """Repository that has the agents' layer."""
+        """A repository that already has the agents' layer."""
         self._storing = asyncio.Lock()
 
     async def bake(self, pinned: Pinned) -> Pinned:
@@ -130,21 +133,21 @@ class _Oven:
         repository = place.repository
         base = await _patiently(lambda: self._registry.manifest(repository, pinned.digest))
         config = _with_layer(await self._config(place, base), self._layer)
-        twin = _twin(base, config, self._layer)
-        if not await _patiently(lambda: self._registry.has_manifest(repository, twin.digest)):
+        baked = _manifest_with(base, config, self._layer)
+        if not await _patiently(lambda: self._registry.has_manifest(repository, baked.digest)):
             await self._store_layer(repository)
             await self._store(repository, Blob(sha256(config), len(config)), lambda: [config])
             tag = f"{_short(pinned.digest)}-{_short(self._layer.blob.digest)}"
-            await _patiently(lambda: self._registry.put_manifest(repository, tag, twin))
-        reference = Reference(place.registry, repository, digest=twin.digest)
-        size_bytes = sum(blob.size for blob in twin.blobs())
-        return Pinned(pinned.reference, twin.digest, str(reference), size_bytes)
+            await _patiently(lambda: self._registry.put_manifest(repository, tag, baked))
+        reference = Reference(place.registry, repository, digest=baked.digest)
+        size_bytes = sum(blob.size for blob in baked.blobs())
+        return Pinned(pinned.reference, baked.digest, str(reference), size_bytes)
 
     async def _config(self, place: Reference, base: Manifest) -> dict[str, Any]:
         if base.media_type not in _LAYER_TYPES:
             raise ImageError(
-                f"{place} is of a kind that takes no layer: {base.media_type}",
-                hint="mirror it first, which chooses one platform",
+                f"{place} has a media type that accepts no layer: {base.media_type}",
+                hint="mirror it first: that selects one platform",
             )
         blob = base.blobs()[0]
 
@@ -157,7 +160,7 @@ class _Oven:
             config["rootfs"]["diff_ids"] = [*config["rootfs"]["diff_ids"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ImageError(
-                f"the config of {place} lists no layers", hint="build and push the image anew"
+                f"the config of {place} lists no layers", hint="build and push the image again"
             ) from error
         return dict(config)
 
@@ -178,7 +181,7 @@ class _Oven:
             await _patiently(lambda: self._registry.upload(repository, blob, _stream(read())))
 
 
-def _with_layer(config: dict[str, Any], layer: Layer) -> bytes:
+def _with_layer(config: dict[str, Any], layer: AgentLayer) -> bytes:
     """Return the config's bytes with the layer as the last one."""
     agents = ", ".join(layer.agents)
     config["rootfs"]["diff_ids"].append(layer.diff_id)
@@ -190,7 +193,7 @@ def _with_layer(config: dict[str, Any], layer: Layer) -> bytes:
     return json.dumps(config, separators=(",", ":")).encode()
 
 
-def _twin(base: Manifest, config: bytes, layer: Layer) -> Manifest:
+def _manifest_with(base: Manifest, config: bytes, layer: AgentLayer) -> Manifest:
     document: dict[str, Any] = json.loads(base.body)
     kind = _LAYER_TYPES[base.media_type]
     added = {"mediaType": kind, "size": layer.blob.size, "digest": layer.blob.digest}
@@ -213,24 +216,19 @@ async def _stream(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield part
 
 
-_CHUNK = 1 << 20
-_LEVEL = 6
-"""gzip's own default: level 9 takes three times as long for one percent."""
-
-
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """A compressed tar on disk."""
+class AgentLayer:
+    """A compressed tar of agent CLIs on disk; equal files make equal bytes on every machine."""
 
     path: Path
     blob: Blob
     diff_id: str
     """Digest of the tar before compression, as an image's config lists it."""
     agents: tuple[str, ...]
-    """What it holds, such as `claude-code@2.1.112`."""
+    """Its contents, such as `claude-code@2.1.112`."""
 
 
-def make_layer(mounts: Sequence[Mount], agents: Sequence[str], path: Path) -> Layer:
+def make_layer(mounts: Sequence[Mount], agents: Sequence[str], path: Path) -> AgentLayer:
     """Write the mounted folders as a layer to the file `path`. Raises ImageError."""
     plain = hashlib.sha256()
     try:
@@ -249,18 +247,18 @@ def make_layer(mounts: Sequence[Mount], agents: Sequence[str], path: Path) -> La
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
     blob = Blob(f"sha256:{digest}", path.stat().st_size)
-    return Layer(path, blob, f"sha256:{plain.hexdigest()}", tuple(agents))
+    return AgentLayer(path, blob, f"sha256:{plain.hexdigest()}", tuple(agents))
 
 
-def chunks(layer: Layer) -> Iterator[bytes]:
-    """Yield the layer's bytes."""
+def chunks(layer: AgentLayer) -> Iterator[bytes]:
     with layer.path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             yield chunk
 
 
 def _entries(mounts: Iterable[Mount]) -> Iterator[tuple[Path, str]]:
-    """Yield (host path, name in the tar); of a target's parents only those that are swerl's own."""
+    """Yield (host path, name in the tar). Of a target's parent folders only swerl's own are
+    included."""
     for mount in mounts:
         target = PurePosixPath(mount.target.lstrip("/"))
         yield mount.source, str(target)
@@ -285,7 +283,7 @@ def _add(tar: tarfile.TarFile, source: Path, name: str) -> None:
 
 
 class _Tee(io.RawIOBase):
-    """A file that hashes what is written to it."""
+    """A file that hashes the bytes written to it."""
 
     def __init__(self, file: gzip.GzipFile, update: Callable[[bytes], object]) -> None:
         super().__init__()

@@ -1,7 +1,9 @@
 """Build source images: a project's released source archive, installed and ready for its tests.
 
-`cache_dir()/images/<name>/` then holds `layer/` (`/testbed` as a one-commit repository, and
-`/opt/venv`) and, written last, `image.json`. A Task names it `built:<name>`.
+`cache_dir()/images/<name>/` holds `layer/` (`/testbed` as a one-commit repository, and `/opt/venv`)
+and `image.json`, written last. A Task refers to it as `built:<name>`. Installed scripts and
+editable installs hold absolute paths, so every step runs in bubblewrap with the folders bound at
+their final paths.
 """
 
 from __future__ import annotations
@@ -31,9 +33,8 @@ from swerl.tasks.datasets import find_converter
 
 WORKDIR = "/testbed"
 VENV = "/opt/venv"
-
 _STEP_S = 1200.0
-"""Most seconds for one step: the slowest install known takes a twentieth."""
+"""Time limit of one step: 20 times the slowest install known."""
 _SYSTEM = (
     "/usr",
     "/bin",
@@ -45,155 +46,21 @@ _SYSTEM = (
     "/etc/ld.so.cache",
 )
 _BYPRODUCTS = "__pycache__/\n*.py[cod]\n.pytest_cache/\n.hypothesis/\n.coverage\n"
-"""What tests leave in a work tree; a patch must not carry it."""
-
+"""Files that tests leave in a work tree; a patch must not include them."""
 _LAYER_GIT = (
     "git", "-c", "user.name=swerl", "-c", "user.email=swerl@localhost", "-c", "core.autocrlf=false",
     "-c", "commit.gpgsign=false", "-c", "safe.directory=*",
 )  # fmt: skip
 _DATE = "2000-01-01T00:00:00Z"
-"""Date of the one commit: two builds of one spec give the same commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A layer in the making."""
-
-    root: Path
-    """Folder on the host that stands for `/`."""
-    python: Python
-    wheels: Path
-    env: Mapping[str, str]
-    """Environment of the image."""
-
-    @property
-    def testbed(self) -> Path:
-        """The host's path of the work tree."""
-        return self.root / WORKDIR.lstrip("/")
-
-    @property
-    def venv(self) -> Path:
-        """The host's path of the virtual environment."""
-        return self.root / VENV.lstrip("/")
-
-
-def make_venv(layer: Layer, requirements: Sequence[str]) -> None:
-    """Fill `/opt/venv` with exactly these pinned packages. Raises ImageError."""
-    layer.venv.mkdir(parents=True)
-    layer.testbed.mkdir(parents=True)
-    run_inside(layer, [str(layer.python.executable), "-m", "venv", VENV])
-    pip = [f"{VENV}/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    tools = [pin for pin in requirements if pin.split("==")[0] in {"pip", "setuptools", "wheel"}]
-    rest = [pin for pin in requirements if pin not in tools]
-    for pins in (tools, rest):
-        if pins:
-            run_inside(layer, [*pip, "--find-links", "/wheels", *pins])
-
-
-def unpack(layer: Layer, archive: Path) -> None:
-    """Unpack a source archive, which holds one folder, as `/testbed`. Raises ImageError."""
-    into = layer.root / "unpack"
-    try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as file:
-                file.extractall(into)
-        else:
-            tarballs.unpack(archive, into)
-        (top,) = into.iterdir()
-        layer.testbed.rmdir()
-        top.rename(layer.testbed)
-        into.rmdir()
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ImageError(
-            f"{archive.name} cannot be unpacked: {error}", hint=f"remove {archive} and build again"
-        ) from error
-
-
-def install(layer: Layer, command: str) -> None:
-    """Run the project's install command in `/testbed`, then keep the tree as its only commit."""
-    git = layer.testbed / ".git"
-    if git.exists():  # an archive may bring one
-        shutil.rmtree(git)
-    _commit(layer)
-    if command:
-        run_inside(layer, ["bash", "-c", command])
-        shutil.rmtree(git)
-        _commit(layer)
-
-
-def run_inside(layer: Layer, argv: Sequence[str]) -> None:
-    """Run a command where the layer stands at its final paths, offline. Raises ImageError."""
-    try:
-        done = subprocess.run(
-            [*_bubblewrap(layer), "--", *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_STEP_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ImageError(
-            f"`{' '.join(argv):.80}` took over {_STEP_S:g} s",
-            hint="try again on a machine that is less busy",
-        ) from error
-    if done.returncode:
-        said = done.stdout.decode("utf-8", "replace").strip()[-600:]
-        raise ImageError(
-            f"`{' '.join(argv):.80}` failed (exit code {done.returncode}): {said}",
-            hint="correct the instance's requirements or install command",
-        )
-
-
-def _bubblewrap(layer: Layer) -> list[str]:
-    program = shutil.which("bwrap")
-    if program is None:
-        raise ImageError(
-            "building an image needs bubblewrap",
-            hint="install it with `apt-get install bubblewrap`",
-        )
-    argv = [program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for path in _SYSTEM:
-        if Path(path).is_symlink():
-            argv += ["--symlink", str(Path(path).readlink()), path]
-        elif Path(path).exists():
-            argv += ["--ro-bind", path, path]
-    argv += ["--ro-bind", str(layer.python.prefix), str(layer.python.prefix)]
-    argv += ["--ro-bind", str(layer.wheels), "/wheels"]
-    argv += ["--bind", str(layer.venv), VENV, "--bind", str(layer.testbed), WORKDIR]
-    argv += ["--chdir", WORKDIR, "--clearenv"]
-    for name, value in {**layer.env, "HOME": "/tmp"}.items():
-        argv += ["--setenv", name, value]
-    return argv
-
-
-def _commit(layer: Layer) -> None:
-    """Make the work tree a repository of one commit that holds every file."""
-    dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1", **dates}
-    for step in (
-        ["init", "--quiet", "--initial-branch", "main"],
-        ["add", "--all", "--force", "."],
-        ["commit", "--quiet", "--allow-empty", "--no-verify", "--message", "base"],
-    ):
-        done = subprocess.run(
-            [*_LAYER_GIT, *step], cwd=layer.testbed, env=env, capture_output=True, check=False
-        )
-        if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-            raise ImageError(f"git {step[0]} failed in the work tree: {said}", hint="install git")
-    (layer.testbed / ".git" / "info").mkdir(exist_ok=True)
-    (layer.testbed / ".git" / "info" / "exclude").write_text(_BYPRODUCTS)
-
-
+"""Date of the only commit, so that two builds of one spec give the same commit."""
 _FORMAT = 1
-"""Raised when a build's result changes, so that images of before are built anew."""
+"""Raised when a build's result changes, so that older images are built anew."""
 _PATH = f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin"
+_APPLY = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--check")
 
 
 class TestException(BaseModel):
-    """A declared test that cannot hold in this tree."""
+    """A declared test that cannot pass in this tree."""
 
     __test__ = False
     model_config = ConfigDict(frozen=True)
@@ -203,12 +70,12 @@ class TestException(BaseModel):
 
 
 class SourceSpec(BaseModel):
-    """How to build the image of one instance. Unknown keys are notes to people."""
+    """The recipe for the image of one instance. Unknown keys are notes to people."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     instance_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Also the image's name and that of its folder."""
+    """Also the name of the image and of its folder."""
     sdist: str = Field(pattern=r"^[^=\s]+==[^=\s]+$")
     """The project's source archive as `name==version`."""
     python: str = Field(pattern=r"^\d+\.\d+$")
@@ -216,7 +83,7 @@ class SourceSpec(BaseModel):
     requirements: tuple[str, ...] = ()
     """Pinned packages of the environment."""
     frozen: tuple[str, ...] = ()
-    """The whole environment, pinned; taken in place of `requirements` where given."""
+    """The whole environment, pinned; replaces `requirements` if it is given."""
     install: str = ""
     """Shell command that installs the project, run in its folder without a network."""
     env: Mapping[str, str] = {}
@@ -242,15 +109,15 @@ def read_specs(path: Path) -> list[SourceSpec]:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(
-            f"{path} is no list of instance specs: {where}: {first['msg']}",
+            f"{path} is not a list of instance specs: {where}: {first['msg']}",
             hint="docs/guides/datasets.md shows the fields",
         ) from error
 
 
 def build(spec: SourceSpec, say: Callable[[str], None] = lambda _: None) -> str:
-    """Build the image of a spec unless it stands already, and return its reference.
+    """Build the image of a spec unless it exists, and return its reference.
 
-    `say` hears each step. Two builds of one name wait for each other. Raises ImageError.
+    `say` gets the name of each step. Two builds of one name wait for each other. Raises ImageError.
     """
     images = cache_dir() / "images"
     try:
@@ -262,35 +129,6 @@ def build(spec: SourceSpec, say: Callable[[str], None] = lambda _: None) -> str:
         hint = "free some space and build again" if error.errno == errno.ENOSPC else ""
         raise ImageError(f"cannot build {spec.instance_id}: {error}", hint=hint) from error
     return f"built:{spec.instance_id}"
-
-
-def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-bench") -> Task:
-    """Return the Task of a dataset's row that runs in the spec's image. Raises TaskError."""
-    if (named := row_id(row, dataset)) != spec.instance_id:
-        raise TaskError(
-            f"the row is of {named}, the spec of {spec.instance_id}",
-            hint="pass the rows that the specs were written for",
-        )
-    task = find_converter(dataset).to_task(row)
-    broken = {exception.test for exception in spec.p2p_exceptions}
-    kept = tuple(test for test in task.grading.pass_to_pass if test not in broken)
-    # The dataset's command installs the project again, and its settings of pip are for that.
-    env = {name: value for name, value in task.grading.env.items() if not name.startswith("PIP_")}
-    grading = replace(
-        task.grading, pass_to_pass=kept, test_command=spec.test_cmd, env=env, timeout_s=600.0
-    )
-    # The image's repository has one commit of its own, so the dataset's commit is not in it.
-    return replace(task, image=f"built:{spec.instance_id}", base_commit="", grading=grading)
-
-
-def misfits_of(spec: SourceSpec, task: Task) -> list[str]:
-    """Return what does not fit between a Task's diffs and the image that stands, a line each."""
-    return misfits(task, cache_dir() / "images" / spec.instance_id / "layer" / "testbed")
-
-
-def row_id(row: Mapping[str, Json], dataset: str) -> str:
-    """Return the id of a row's Task. Raises TaskError where only a whole row would tell."""
-    return str(row.get("instance_id") or find_converter(dataset).to_task(row).id)
 
 
 def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
@@ -308,7 +146,7 @@ def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
     }
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{home.name}.") as scratch:
         part = Path(scratch) / home.name
-        layer = Layer(part / "layer", python, wheels, env)
+        layer = SourceLayer(part / "layer", python, wheels, env)
         say("make the environment")
         make_venv(layer, spec.pins)
         say("fetch the source archive")
@@ -328,14 +166,15 @@ def _write_description(home: Path, fields: Mapping[str, object], digest: str) ->
 
 
 def _digest(spec: SourceSpec) -> str:
-    """Name everything that the image depends on; tests and their exceptions are not in it."""
+    """Return a digest of everything that the image depends on; tests and exceptions are
+    excluded."""
     fields = spec.model_dump(mode="json", include={"sdist", "python", "install", "env"})
     text = json.dumps([_FORMAT, fields, sorted(spec.pins)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digest_of(home: Path) -> str:
-    """Return the digest of what stands there, or nothing where the image is not whole."""
+    """Return the digest of the existing image; empty if it is absent or incomplete."""
     try:
         return str(json.loads((home / "image.json").read_text(encoding="utf-8"))["digest"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -351,11 +190,37 @@ def _alone(images: Path, name: str) -> Iterator[None]:
         yield
 
 
-_GIT = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--check")
+def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-bench") -> Task:
+    """Return the Task of a dataset's row, to run in the spec's image. Raises TaskError."""
+    if (named := row_id(row, dataset)) != spec.instance_id:
+        raise TaskError(
+            f"the row belongs to {named}, the spec to {spec.instance_id}",
+            hint="pass the rows that the specs were written for",
+        )
+    task = find_converter(dataset).to_task(row)
+    broken = {exception.test for exception in spec.p2p_exceptions}
+    kept = tuple(test for test in task.grading.pass_to_pass if test not in broken)
+    # The dataset's command installs the project again, and its settings of pip are for that.
+    env = {name: value for name, value in task.grading.env.items() if not name.startswith("PIP_")}
+    grading = replace(
+        task.grading, pass_to_pass=kept, test_command=spec.test_cmd, env=env, timeout_s=600.0
+    )
+    # The image's repository has one commit of its own, so the dataset's commit is not in it.
+    return replace(task, image=f"built:{spec.instance_id}", base_commit="", grading=grading)
+
+
+def row_id(row: Mapping[str, Json], dataset: str) -> str:
+    """Return the id of a row's Task. Raises TaskError if only a whole row contains it."""
+    return str(row.get("instance_id") or find_converter(dataset).to_task(row).id)
+
+
+def misfits_of(spec: SourceSpec, task: Task) -> list[str]:
+    """Return a line for each diff of the Task that does not apply to its built image."""
+    return misfits(task, cache_dir() / "images" / spec.instance_id / "layer" / "testbed")
 
 
 def misfits(task: Task, testbed: Path) -> list[str]:
-    """Return a line for the test patch and for the solution that does not apply as it stands."""
+    """Return a line for the test patch and for the solution if it does not apply unchanged."""
     diffs = {"test patch": task.grading.test_patch, "solution": task.gold_patch}
     return [
         f"its {name} does not apply: {said}"
@@ -367,14 +232,144 @@ def misfits(task: Task, testbed: Path) -> list[str]:
 def _misfit(diff: str, testbed: Path) -> str:
     said = _objection(diff, testbed)
     if said and not _objection(diff, testbed, "--reverse"):
-        return "the release has it already"
+        return "the release already includes it"
     return said
 
 
 def _objection(diff: str, testbed: Path, *flags: str) -> str:
     text = (diff if diff.endswith("\n") else diff + "\n").encode("utf-8", "surrogateescape")
     done = subprocess.run(
-        [*_GIT, *flags, "-"], cwd=testbed, input=text, capture_output=True, check=False
+        [*_APPLY, *flags, "-"], cwd=testbed, input=text, capture_output=True, check=False
     )
     said = done.stderr.decode("utf-8", "replace").strip().split("\n")
     return said[0].removeprefix("error: ") if done.returncode else ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLayer:
+    """A layer while it is built."""
+
+    root: Path
+    """Folder on the host that becomes `/`."""
+    python: Python
+    wheels: Path
+    env: Mapping[str, str]
+    """Environment of the image."""
+
+    @property
+    def testbed(self) -> Path:
+        return self.root / WORKDIR.lstrip("/")
+
+    @property
+    def venv(self) -> Path:
+        return self.root / VENV.lstrip("/")
+
+
+def make_venv(layer: SourceLayer, requirements: Sequence[str]) -> None:
+    """Fill `/opt/venv` with exactly these pinned packages. Raises ImageError."""
+    layer.venv.mkdir(parents=True)
+    layer.testbed.mkdir(parents=True)
+    run_inside(layer, [str(layer.python.executable), "-m", "venv", VENV])
+    pip = [f"{VENV}/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    tools = [pin for pin in requirements if pin.split("==")[0] in {"pip", "setuptools", "wheel"}]
+    rest = [pin for pin in requirements if pin not in tools]
+    for pins in (tools, rest):
+        if pins:
+            run_inside(layer, [*pip, "--find-links", "/wheels", *pins])
+
+
+def unpack(layer: SourceLayer, archive: Path) -> None:
+    """Unpack a source archive, which has one top folder, as `/testbed`. Raises ImageError."""
+    into = layer.root / "unpack"
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as file:
+                file.extractall(into)
+        else:
+            tarballs.unpack(archive, into)
+        (top,) = into.iterdir()
+        layer.testbed.rmdir()
+        top.rename(layer.testbed)
+        into.rmdir()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ImageError(
+            f"{archive.name} cannot be unpacked: {error}", hint=f"remove {archive} and build again"
+        ) from error
+
+
+def install(layer: SourceLayer, command: str) -> None:
+    """Run the project's install command in `/testbed`, then commit the tree. Raises ImageError."""
+    git = layer.testbed / ".git"
+    if git.exists():  # an archive may bring one
+        shutil.rmtree(git)
+    _commit(layer)
+    if command:
+        run_inside(layer, ["bash", "-c", command])
+        shutil.rmtree(git)
+        _commit(layer)
+
+
+def run_inside(layer: SourceLayer, argv: Sequence[str]) -> None:
+    """Run a command offline, with the layer at its final paths. Raises ImageError."""
+    try:
+        done = subprocess.run(
+            [*_bubblewrap(layer), "--", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_STEP_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ImageError(
+            f"`{' '.join(argv):.80}` took more than {_STEP_S:g} s",
+            hint="try again on a less busy machine",
+        ) from error
+    if done.returncode:
+        said = done.stdout.decode("utf-8", "replace").strip()[-600:]
+        raise ImageError(
+            f"`{' '.join(argv):.80}` failed (exit code {done.returncode}): {said}",
+            hint="correct the instance's requirements or install command",
+        )
+
+
+def _bubblewrap(layer: SourceLayer) -> list[str]:
+    program = shutil.which("bwrap")
+    if program is None:
+        raise ImageError(
+            "building an image needs bubblewrap",
+            hint="install it with `apt-get install bubblewrap`",
+        )
+    argv = [program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for path in _SYSTEM:
+        if Path(path).is_symlink():
+            argv += ["--symlink", str(Path(path).readlink()), path]
+        elif Path(path).exists():
+            argv += ["--ro-bind", path, path]
+    argv += ["--ro-bind", str(layer.python.prefix), str(layer.python.prefix)]
+    argv += ["--ro-bind", str(layer.wheels), "/wheels"]
+    argv += ["--bind", str(layer.venv), VENV, "--bind", str(layer.testbed), WORKDIR]
+    argv += ["--chdir", WORKDIR, "--clearenv"]
+    for name, value in {**layer.env, "HOME": "/tmp"}.items():
+        argv += ["--setenv", name, value]
+    return argv
+
+
+def _commit(layer: SourceLayer) -> None:
+    """Make the work tree a repository of one commit that holds every file."""
+    dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1", **dates}
+    for step in (
+        ["init", "--quiet", "--initial-branch", "main"],
+        ["add", "--all", "--force", "."],
+        ["commit", "--quiet", "--allow-empty", "--no-verify", "--message", "base"],
+    ):
+        done = subprocess.run(
+            [*_LAYER_GIT, *step], cwd=layer.testbed, env=env, capture_output=True, check=False
+        )
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise ImageError(f"git {step[0]} failed in the work tree: {said}", hint="install git")
+    (layer.testbed / ".git" / "info").mkdir(exist_ok=True)
+    (layer.testbed / ".git" / "info" / "exclude").write_text(_BYPRODUCTS)

@@ -1,7 +1,7 @@
-"""Images of task folders, built from their Dockerfiles by a Docker daemon.
+"""Build the images of task folders from their Dockerfiles, with a Docker daemon.
 
-A folder's image has the name that its Task asks for. Without a network, which is the default, only
-Dockerfiles build that copy and run what their base image and the folder bring.
+A folder's image gets the name that its Task requires. Without a network, which is the default, a
+Dockerfile can only copy and run files of its base image and of the folder.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from swerl.tasks.datasets import find_converter
 from swerl.tasks.task_folders import folder_row, folders
 
 _NUM_LINES = 6
-"""Last lines of a failed build's log that are shown."""
+"""Lines quoted from the end of a failed build's log."""
 
 
 class Network(StrEnum):
-    """What a Dockerfile's steps reach while it is built."""
+    """The network of a Dockerfile's steps."""
 
     NONE = "none"
-    """Nothing."""
+    """No network."""
     DEFAULT = "default"
-    """What the daemon gives every build: usually the internet, for packages."""
+    """The daemon's default: usually the internet, for packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +37,23 @@ class FolderImage:
     folder: Path
     image: str = ""
     is_new: bool = False
-    """Whether it was built, and did not stand already."""
+    """True if it was built now; False if it existed."""
     error: TaskError | ImageError | None = None
 
 
 def build_folders(
     root: Path, *, network: Network, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[FolderImage]:
-    """Build what the task folders under `root` need, one by one; `say` hears each folder's name.
+    """Build the missing images of the task folders under `root`, one by one.
 
-    Folders that name an image that somebody publishes are passed over. Raises InputError where no
-    folder is a task, ImageError where no daemon answers.
+    `say` gets each folder's name. Folders that name a published image are skipped. Raises
+    InputError if no folder is a task, and ImageError if no daemon answers.
     """
     found = folders(root)
     if not found:
         raise InputError(
-            f"{root} holds no task folder",
-            hint="name a folder with `instruction.md` in it or below it",
+            f"{root} has no task folder",
+            hint="name a folder that has `instruction.md` in it or below it",
         )
     _require_daemon()
     for folder in found:
@@ -83,8 +83,8 @@ def _require_daemon() -> None:
     done = _docker("version", "--format", "{{.Server.Version}}")
     if done.returncode:
         raise ImageError(
-            f"no Docker daemon answers: {_end(done.stderr, 1)}",
-            hint="start dockerd, or set DOCKER_HOST; `swerl doctor` says how",
+            f"no Docker daemon is running: {_end(done.stderr, 1)}",
+            hint="start dockerd, or set DOCKER_HOST; `swerl doctor` shows how",
         )
 
 
@@ -95,7 +95,7 @@ def _stands(image: str) -> bool:
 def _build(context: Path, image: str, network: Network) -> None:
     done = _docker("build", "--network", network, "--tag", image, str(context))
     if done.returncode:
-        hint = "mend its environment/Dockerfile"
+        hint = "fix its environment/Dockerfile"
         if network is Network.NONE:
             hint = "if it fetches packages, allow that with --network default"
         raise ImageError(
@@ -110,7 +110,7 @@ def _docker(*words: str) -> subprocess.CompletedProcess[str]:
     except FileNotFoundError as error:
         raise ImageError(
             "the program `docker` is not installed",
-            hint="install it, with a daemon; `swerl doctor` says how",
+            hint="install it, with a daemon; `swerl doctor` shows how",
         ) from (error)
 
 

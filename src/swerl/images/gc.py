@@ -1,7 +1,7 @@
-"""Frees the store's space: first what is not needed, then what is needed last.
+"""Free space in the store: first the unneeded images, then those needed last.
 
-A task file's order is the order of use. Layers that a kept image shares stay, and so does all
-that an open sandbox uses or a pull is bringing, whoever runs it.
+A task file's order is the order of use. Layers that a kept image shares stay. So does everything
+that an open sandbox of any process uses, or that a pull is downloading.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from pathlib import Path
 from swerl.core.errors import InputError
 from swerl.core.image_reference import is_local, parse
 from swerl.images.store import Named, Store
-from swerl.images.verify import Kind, parts_of, place, present
+from swerl.images.verify import PartKind, parts_of, place, present
 
-_Key = tuple[Kind, str]
+_Key = tuple[PartKind, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """What was removed, or would be."""
+class GcResult:
+    """The parts that were removed, or would be."""
 
     removed: Sequence[Named]
-    """Images that went, in the order of their going."""
+    """Removed images, in order of removal."""
     in_use: Sequence[Named]
-    """Images that would have gone, had no open sandbox used them."""
+    """Images that were kept because an open sandbox uses them."""
     freed_bytes: int
     kept_bytes: int
     num_parts: int
-    """Blobs, layers and half downloads that went."""
+    """Removed blobs, layers and partial downloads."""
 
 
 def collect(
     store: Store, keep: Iterable[str], *, max_bytes: int | None = None, dry_run: bool = False
-) -> Collected:
-    """Remove images from the store by next use; `keep` names those needed, soonest first.
+) -> GcResult:
+    """Remove images from the store by next use; `keep` names the needed ones, soonest first.
 
-    Without `max_bytes` all that is not needed goes; with it images go, whether needed or not,
-    until the store is that small. Parts of no image go in any case. Raises InputError on a name
-    in `keep` that is none.
+    Without `max_bytes`, all unneeded images are removed. With it, images are removed, needed or
+    not, until the store is that small. Parts without an image are removed in both cases. Raises
+    InputError if a name in `keep` is malformed.
     """
     if max_bytes is not None and max_bytes < 0:
         raise InputError(
@@ -50,14 +50,14 @@ def collect(
         )
     next_use = _next_use(keep)
     if not store.root.is_dir():
-        return Collected((), (), 0, 0, 0)
+        return GcResult((), (), 0, 0, 0)
     names = sorted(store.names(), key=lambda named: (-_rank(named, next_use), named.pulled_unix_s))
     needs = {named.reference: _needs(store, named) for named in names}
     if not dry_run:
-        store.sweep()
-    with store.owner().scratch() as bin, store.alone() as used:
+        store.remove_leftovers()
+    with store.owner().scratch() as bin, store.exclusive() as used:
         names = _with_newcomers(store, names, needs)
-        plan = _Plan(store, needs, used)
+        plan = _GcPlan(store, needs, used)
         for named in names:
             if max_bytes is None and _rank(named, next_use) < math.inf:
                 break
@@ -70,11 +70,11 @@ def collect(
                 store.unname(named.reference)
             for number, path in enumerate(gone):
                 path.rename(bin / str(number))
-    return Collected(plan.removed, plan.in_use, plan.freed_bytes, plan.kept_bytes, len(gone))
+    return GcResult(plan.removed, plan.in_use, plan.freed_bytes, plan.kept_bytes, len(gone))
 
 
-class _Plan:
-    """What goes and what stays, image by image."""
+class _GcPlan:
+    """The parts to remove and to keep, image by image."""
 
     def __init__(self, store: Store, needs: dict[str, set[_Key]], used: set[str]) -> None:
         self._store = store
@@ -91,7 +91,7 @@ class _Plan:
             self._drop(key)
 
     def evict(self, named: Named) -> None:
-        """Let an image go, with the parts that nobody else needs."""
+        """Remove an image, with the parts that no other image needs."""
         if named.digest in self._used:
             self.in_use.append(named)
             return
@@ -110,7 +110,7 @@ class _Plan:
 
 
 def _next_use(keep: Iterable[str]) -> dict[str, int]:
-    """Return image name or digest -> when it is used first."""
+    """Return image name or digest -> the position of its first use."""
     found: dict[str, int] = {}
     for number, image in enumerate(image for image in keep if not is_local(image)):
         reference = parse(image)
@@ -129,7 +129,7 @@ def _needs(store: Store, named: Named) -> set[_Key]:
 
 
 def _with_newcomers(store: Store, names: list[Named], needs: dict[str, set[_Key]]) -> list[Named]:
-    """Add to `needs` what came while the others were read; return the names that may go."""
+    """Add images that arrived during the scan to `needs`; return the names that may be removed."""
     current = set(store.names())
     for named in current.difference(names):
         needs[named.reference] = _needs(store, named)
@@ -139,15 +139,15 @@ def _with_newcomers(store: Store, names: list[Named], needs: dict[str, set[_Key]
 def _size(store: Store, key: _Key) -> int:
     kind, digest = key
     try:
-        if kind is Kind.LAYER:
-            return store.note(digest).num_bytes
+        if kind is PartKind.LAYER:
+            return store.layer_record(digest).num_bytes
         return store.blob(digest).stat().st_size
     except (OSError, ValueError, TypeError):
         return 0
 
 
 def _abandoned(store: Store) -> Iterator[Path]:
-    """Yield half downloads that nobody is bringing further."""
+    """Yield partial downloads that no process continues."""
     for path in (store.root / "partial").glob("*"):
         with path.open("rb") as file:
             try:

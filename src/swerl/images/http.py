@@ -1,7 +1,7 @@
-"""Requests to one registry: logins, refusals as errors, and when to try again.
+"""Requests to one registry: authorization, errors and retries.
 
-A request is one attempt, plus one answer to a challenge. What may work a moment later raises an
-ImageError marked retryable; `patiently` is the one place that tries again.
+A request is one attempt, plus one answer to an authentication challenge. An error that may pass is
+an ImageError marked retryable; `patiently` is the only place that retries.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a refusal that may pass is waited out."""
+    """The retry policy for errors that may pass."""
 
     tries: int = 5
     first_wait_s: float = 0.5
-    """Wait before the second try; doubles with each, plus up to half of it at random."""
+    """Wait before the second attempt; doubles each time, plus up to half of it at random."""
     max_wait_s: float = 900.0
-    """Longest wait that a registry may ask for. Docker Hub counts pulls over six hours, so what
-    it asks for is either shorter than this or not worth waiting for."""
+    """Longest wait that a registry may request. Docker Hub counts pulls over six hours, so a longer
+    wait is not worth it."""
 
 
-class BusyError(ImageError):
-    """The registry asks to come back after `wait_s` seconds; None where it does not say."""
+class RegistryBusyError(ImageError):
+    """The registry requests a wait of `wait_s` seconds; None if it gives no time."""
 
     retryable = True
 
@@ -54,40 +54,40 @@ class BusyError(ImageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. `path` is below the API's root, or a whole URL that the registry gave."""
+class ApiCall:
+    """One request. `path` is below the API's root, or a whole URL from the registry."""
 
     method: str
     path: str
     scope: str = ""
-    """Which requests share an authorization: one text per set of rights."""
+    """Requests with the same scope share an authorization."""
     headers: Mapping[str, str] = field(default_factory=dict)
     data: bytes | None = None
 
 
 @asynccontextmanager
 async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """Open the connections that registries share; proxies are taken from the environment."""
+    """Open the connections that registries share; proxies are read from the environment."""
     async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True) as session:
         yield session
 
 
 async def patiently(call: Callable[[], Awaitable[_T]], patience: Patience) -> _T:
-    """Return what `call` returns, trying again after errors marked retryable."""
+    """Return the result of `call`; retry after errors marked retryable."""
     for attempt in range(1, patience.tries + 1):
         try:
             return await call()
         except ImageError as error:
             wait_s = patience.first_wait_s * 2 ** (attempt - 1) * (1 + random.random() / 2)
-            if isinstance(error, BusyError) and error.wait_s is not None:
+            if isinstance(error, RegistryBusyError) and error.wait_s is not None:
                 wait_s = error.wait_s
             if not error.retryable or attempt == patience.tries or wait_s > patience.max_wait_s:
                 raise
             await asyncio.sleep(wait_s)
-    raise ImageError("no try at all", hint="set patience.tries to 1 or more")
+    raise ImageError("no attempt was made", hint="set patience.tries to 1 or more")
 
 
-class Connection:
+class RegistryConnection:
     """Sends requests to one registry."""
 
     def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
@@ -96,8 +96,8 @@ class Connection:
         self._auth = Auth(host, http, docker_config)
 
     @asynccontextmanager
-    async def send(self, ask: Ask) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the answer, whatever its status. Raises ImageError."""
+    async def send(self, ask: ApiCall) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield the response, whatever its status. Raises ImageError."""
         try:
             response = await self._once(ask)
             if response.status == 401:
@@ -108,7 +108,7 @@ class Connection:
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise self._lost(ask, error) from error
 
-    async def _once(self, ask: Ask) -> aiohttp.ClientResponse:
+    async def _once(self, ask: ApiCall) -> aiohttp.ClientResponse:
         url = ask.path if "://" in ask.path else f"{base_url(self.host)}/v2/{ask.path}"
         headers = {**ask.headers, **self._auth.headers(ask.scope)}
         return await self._http.request(
@@ -116,16 +116,16 @@ class Connection:
         )
 
     async def _challenged(
-        self, ask: Ask, response: aiohttp.ClientResponse
+        self, ask: ApiCall, response: aiohttp.ClientResponse
     ) -> aiohttp.ClientResponse:
         self._auth.forget(ask.scope)
         if await self._auth.answer(ask.scope, response.headers.get("WWW-Authenticate", "")):
             return await self._once(ask)
         return response
 
-    def _lost(self, ask: Ask, error: Exception) -> ImageError:
+    def _lost(self, ask: ApiCall, error: Exception) -> ImageError:
         if isinstance(error, aiohttp.ClientPayloadError):
-            message = f"registry {self.host} broke off in the middle of {ask.path}"
+            message = f"registry {self.host} closed the connection within {ask.path}"
             return ImageError(message, hint="run the same command again", retryable=True)
         message = f"registry {self.host} does not answer: {_reason(error)}"
         hint = "check the name and the network, then run the same command again"
@@ -133,7 +133,7 @@ class Connection:
 
 
 def expect(response: aiohttp.ClientResponse, wanted: set[int], *, host: str, what: str) -> None:
-    """Raise the ImageError of an HTTP status unless it is one of those wanted."""
+    """Raise the ImageError of an HTTP status unless the status is wanted."""
     status = response.status
     if status in wanted:
         return
@@ -146,18 +146,20 @@ def expect(response: aiohttp.ClientResponse, wanted: set[int], *, host: str, wha
             hint=f"run `docker login {host}`, or check the name",
         )
     if status == 429:
-        message = f"registry {host} limits how often it may be asked, here for {what}"
-        hint = "log in for a higher limit, or run the same command later: what is done is kept"
-        raise BusyError(message, hint=hint, wait_s=_seconds(response.headers.get("Retry-After")))
+        message = f"registry {host} limits the rate of requests, here for {what}"
+        hint = "log in for a higher limit, or run the same command later: finished images are kept"
+        raise RegistryBusyError(
+            message, hint=hint, wait_s=_seconds(response.headers.get("Retry-After"))
+        )
     raise ImageError(
-        f"registry {host} answers {status} on {what}",
+        f"registry {host} answered {status} for {what}",
         hint="run the same command again",
         retryable=status >= 500,
     )
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong, without the inner words of the HTTP library."""
+    """Return the cause in plain words, without the HTTP library's internals."""
     number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
     return os.strerror(number) if number and number > 0 else str(error) or type(error).__name__
 
@@ -180,7 +182,7 @@ _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Auth:
-    """Answers a registry's challenges and remembers the answers."""
+    """Answers a registry's challenges and keeps the authorization of each scope."""
 
     def __init__(self, registry: str, http: aiohttp.ClientSession, config: Path) -> None:
         self._registry = registry
@@ -189,16 +191,17 @@ class Auth:
         self._headers: dict[str, str] = {}
 
     def headers(self, scope: str) -> dict[str, str]:
-        """Return what is known to open this scope; empty before the first challenge."""
+        """Return the authorization of a scope; empty before the first challenge."""
         value = self._headers.get(scope)
         return {"Authorization": value} if value else {}
 
     def forget(self, scope: str) -> None:
-        """Drop what the registry stopped taking: tokens live for minutes."""
+        """Drop an authorization that the registry rejected: tokens live for minutes."""
         self._headers.pop(scope, None)
 
     async def answer(self, scope: str, challenge: str) -> bool:
-        """Answer a `WWW-Authenticate` header; return whether there is something new to try."""
+        """Answer a `WWW-Authenticate` header; return whether there is a new authorization to
+        try."""
         login = await find_login(self._registry, self._config)
         kind = challenge.partition(" ")[0].lower()
         parameters = dict(_PARAMETER.findall(challenge))
@@ -218,7 +221,7 @@ class Auth:
         async with self._http.get(realm, params=query, headers=headers) as response:
             if response.status != 200:
                 message = (
-                    f"registry {self._registry} gives no token: {realm} says {response.status}"
+                    f"registry {self._registry} gave no token: {realm} answered {response.status}"
                 )
                 busy = response.status == 429 or response.status >= 500
                 hint = f"log in with `docker login {self._registry}`, or correct the login"
@@ -232,7 +235,7 @@ def _read_token(body: bytes, realm: str) -> str:
         return str(answer.get("token") or answer["access_token"])
     except (ValueError, KeyError, AttributeError) as error:
         raise ImageError(
-            f"{realm} answers without a token", hint="a proxy or a login page may be in between"
+            f"{realm} answered without a token", hint="a proxy or a login page may be in between"
         ) from error
 
 

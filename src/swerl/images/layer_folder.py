@@ -1,10 +1,10 @@
-"""Makes files below one folder from names that are not trusted.
+"""Make files below one folder from untrusted names.
 
-A parent is opened component by component from the folder's own descriptor; a link in it is
-followed by hand, as if the folder were `/`. So no name and no link leads out. Files belong to the
-caller, who may always read, change and remove them. Set-user-id bits are dropped: no sandbox
-honours them, and on the host they would be traps. What hides a lower layer's files is written as
-overlayfs wants it: a character device 0:0 for a name, an attribute for a whole folder.
+A parent is opened component by component from the folder's own descriptor. A link in it is followed
+by hand, as if the folder were `/`, so no name and no link leads out. Files belong to the caller,
+who may always read, change and remove them. Set-user-id bits are dropped: sandboxes ignore them,
+and on the host they are dangerous. A hidden file of a lower layer is marked as overlayfs requires:
+a character device 0:0 for a name, an attribute for a whole folder.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_OPEN = 64
 _MAX_DEPTH = 250
 _MAX_TIME_S = 2**33
+_OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
+"""The first is used in a mount by root, the second in one with `userxattr`."""
+MAX_LINKS = 40
+"""Links followed in one path, as in Linux."""
+_CANNOT = {errno.EPERM, errno.EOPNOTSUPP}
+_ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Meta:
-    """What a layer says of a file besides its content."""
+class FileMeta:
+    """The attributes of a file in a layer."""
 
     mode: int
     size: int
@@ -37,8 +43,8 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a file goes: its folder's descriptor, its name, and its path without links."""
+class _Destination:
+    """The destination of a file: its folder's descriptor, its name, and its path without links."""
 
     fd: int
     name: bytes
@@ -46,23 +52,23 @@ class _Place:
 
 
 class Folder:
-    """One folder in the making. Methods raise OSError."""
+    """One folder while it is filled. Methods raise OSError."""
 
     def __init__(self, path: Path, below: Sequence[Path] = ()) -> None:
-        """Open an empty folder; `below` are the layers that a hard link may lead to, highest first.
+        """Open an empty folder. Hard links may lead to the layers `below`, highest first.
 
-        What it leads to there is copied.
+        The target of such a link is copied.
         """
         self.sums: dict[bytes, str] = {}
         """SHA-256 of each regular file by path."""
         self.copied_bytes = 0
-        """Bytes of files that came from layers below."""
+        """Bytes of files copied from the layers below."""
         self.has_copies = False
-        """Whether anything came from a layer below."""
+        """True if a file was copied from a layer below."""
         self._layers = (path, *below)
         self._own = os.fsencode(path) + b"/"
         self._copies: dict[bytes, bytes] = {}
-        """File of a layer below -> its copy here; emptied where one may be gone."""
+        """File of a layer below -> its copy here; cleared when a copy may be gone."""
         self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._open: OrderedDict[bytes, int] = OrderedDict()
         self._times: dict[bytes, float] = {}
@@ -79,9 +85,9 @@ class Folder:
             self._close_all()
             os.close(self._root)
 
-    def write(self, path: bytes, pieces: Iterable[tuple[int, bytes]], meta: Meta) -> None:
+    def write(self, path: bytes, pieces: Iterable[tuple[int, bytes]], meta: FileMeta) -> None:
         """Write a file from (offset, data) in order."""
-        place, fd = self._anew(path, lambda to: os.open(to.name, _CREATE, 0o600, dir_fd=to.fd))
+        place, fd = self._replace(path, lambda to: os.open(to.name, _CREATE, 0o600, dir_fd=to.fd))
         try:
             self.sums[place.path] = fill(fd, pieces, meta.size)
             os.fchmod(fd, meta.mode & 0o1777 | 0o600)
@@ -89,8 +95,8 @@ class Folder:
         finally:
             os.close(fd)
 
-    def make_folder(self, path: bytes, meta: Meta) -> None:
-        """Make a folder, or change the one that is there."""
+    def make_folder(self, path: bytes, meta: FileMeta) -> None:
+        """Make a folder, or change the existing one."""
         if path:
             place = self._place(path)
             found = _kind(place)
@@ -103,13 +109,13 @@ class Folder:
         os.fchmod(self._fd(path), meta.mode & 0o1777 | 0o700)
         self._times[path] = meta.mtime_s
 
-    def symlink(self, path: bytes, target: bytes, meta: Meta) -> None:
-        """Make a symbolic link; where it leads does not matter here."""
-        place, _ = self._anew(path, lambda to: os.symlink(target, to.name, dir_fd=to.fd))
+    def symlink(self, path: bytes, target: bytes, meta: FileMeta) -> None:
+        """Make a symbolic link; its target is not checked here."""
+        place, _ = self._replace(path, lambda to: os.symlink(target, to.name, dir_fd=to.fd))
         os.utime(place.name, ns=_ns(meta.mtime_s), dir_fd=place.fd, follow_symlinks=False)
 
     def link(self, path: bytes, target: bytes) -> None:
-        """Make another name of a file of this folder, or of a copy of one of a layer below."""
+        """Make another name of a file of this folder, or of the copy of a file below."""
         found = find(target, self._layers)
         if stat.S_ISDIR(os.lstat(found).st_mode):
             raise OSError(errno.EISDIR, "a layer links a folder twice", target)
@@ -127,7 +133,7 @@ class Folder:
         try:
             if self._place(path).path == source.path:
                 return
-            place, _ = self._anew(path, lambda to: _link(fd, to))
+            place, _ = self._replace(path, lambda to: _link(fd, to))
         finally:
             os.close(fd)
         if source.path in self.sums:
@@ -137,7 +143,7 @@ class Folder:
         """Copy a file of a layer below."""
         self.has_copies = True
         kind = os.lstat(source)
-        meta = Meta(kind.st_mode, kind.st_size, kind.st_mtime)
+        meta = FileMeta(kind.st_mode, kind.st_size, kind.st_mtime)
         if stat.S_ISLNK(kind.st_mode):
             self.symlink(path, os.readlink(source), meta)  # noqa: PTH115  bytes
         elif stat.S_ISFIFO(kind.st_mode):
@@ -147,13 +153,13 @@ class Folder:
             self.write(path, pieces_of(source), meta)
         self._copies[source] = self._place(path).path
 
-    def fifo(self, path: bytes, meta: Meta) -> None:
+    def fifo(self, path: bytes, meta: FileMeta) -> None:
         """Make a named pipe."""
         mode = meta.mode & 0o777 | 0o600
-        self._anew(path, lambda to: os.mkfifo(to.name, mode, dir_fd=to.fd))
+        self._replace(path, lambda to: os.mkfifo(to.name, mode, dir_fd=to.fd))
 
     def hide(self, path: bytes) -> None:
-        """Hide a name of lower layers; what this layer itself puts there stays."""
+        """Hide a name of lower layers; an entry of this layer itself stays."""
         place = self._place(path)
         found = _kind(place)
         if found is None:
@@ -163,11 +169,11 @@ class Folder:
             set_opaque(self._fd(place.path))
 
     def make_opaque(self, path: bytes) -> None:
-        """Hide all that lower layers have in a folder."""
+        """Hide the content of a folder in lower layers."""
         set_opaque(self._fd(self._real(path)))
 
-    def _place(self, path: bytes) -> _Place:
-        """Find where a file goes, making the folders above it."""
+    def _place(self, path: bytes) -> _Destination:
+        """Return the destination of a file; make the folders above it."""
         above, _, name = path.rpartition(b"/")
         if not name:
             raise OSError(errno.EISDIR, "a layer replaces its root")
@@ -178,10 +184,10 @@ class Folder:
                 raise
             above = self._real(above)
             fd = self._fd(above)
-        return _Place(fd, name, above + b"/" + name if above else name)
+        return _Destination(fd, name, above + b"/" + name if above else name)
 
     def _fd(self, path: bytes) -> int:
-        """Open a folder by a path without links, making what is missing."""
+        """Open a folder by a path without links; make the missing parts."""
         if not path:
             return self._root
         if path in self._open:
@@ -190,7 +196,7 @@ class Folder:
         if path.count(b"/") > _MAX_DEPTH:
             raise OSError(errno.ENAMETOOLONG, "a layer nests its folders too deep", path[:80])
         above, _, name = path.rpartition(b"/")
-        place = _Place(self._fd(above), name, path)
+        place = _Destination(self._fd(above), name, path)
         try:
             fd = os.open(name, _OPEN, dir_fd=place.fd)
         except FileNotFoundError:
@@ -211,12 +217,12 @@ class Folder:
             if part == b"..":
                 del real[-1:]
             elif part not in {b"", b"."}:
-                place = _Place(self._fd(b"/".join(real)), part, b"/".join([*real, part]))
+                place = _Destination(self._fd(b"/".join(real)), part, b"/".join([*real, part]))
                 found = _kind(place)
                 if found is not None and stat.S_ISLNK(found):
                     num_links += 1
                     if num_links > MAX_LINKS:
-                        raise OSError(errno.ELOOP, "links lead in a circle", path)
+                        raise OSError(errno.ELOOP, "the links form a circle", path)
                     target = os.readlink(part, dir_fd=place.fd)
                     real = [] if target.startswith(b"/") else real
                     todo.extendleft(reversed(target.split(b"/")))
@@ -227,14 +233,16 @@ class Folder:
                     real.append(part)
         return b"/".join(real)
 
-    def _mkdir(self, place: _Place) -> None:
+    def _mkdir(self, place: _Destination) -> None:
         os.mkdir(place.name, 0o755, dir_fd=place.fd)
         if place.path in self._hidden:  # removed and made anew in one layer: nothing shows through
             self._hidden.discard(place.path)
             set_opaque(self._fd(place.path))
 
-    def _anew(self, path: bytes, make: Callable[[_Place], int | None]) -> tuple[_Place, int]:
-        """Call `make` with where the file goes, in place of what may be there."""
+    def _replace(
+        self, path: bytes, make: Callable[[_Destination], int | None]
+    ) -> tuple[_Destination, int]:
+        """Call `make` with the destination, in place of an existing file."""
         place = self._place(path)
         try:
             return place, make(place) or 0
@@ -243,8 +251,8 @@ class Folder:
         place = self._place(path)
         return place, make(place) or 0
 
-    def _remove(self, place: _Place) -> None:
-        """Remove what is there; descriptors of folders are stale afterwards."""
+    def _remove(self, place: _Destination) -> None:
+        """Remove the existing file; open descriptors of folders become stale."""
         self._copies.clear()
         found = _kind(place)
         if found is not None and stat.S_ISDIR(found):
@@ -258,7 +266,7 @@ class Folder:
             os.unlink(place.name, dir_fd=place.fd)
 
     def _set_times(self) -> None:
-        """Give folders their times last: making what is in them changes them."""
+        """Set the times of folders last: making files in them changes the times."""
         for path, mtime_s in self._times.items():
             os.utime(self._fd(path), ns=_ns(mtime_s))
 
@@ -267,11 +275,11 @@ class Folder:
             os.close(self._open.popitem()[1])
 
 
-def _link(fd: int, place: _Place) -> None:
+def _link(fd: int, place: _Destination) -> None:
     os.link(f"/proc/self/fd/{fd}", place.name, dst_dir_fd=place.fd, follow_symlinks=True)
 
 
-def _kind(place: _Place) -> int | None:
+def _kind(place: _Destination) -> int | None:
     try:
         return os.stat(place.name, dir_fd=place.fd, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -283,17 +291,11 @@ def _ns(time_s: float) -> tuple[int, int]:
     return (found, found)
 
 
-_OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
-"""The first counts in a mount by root, the second in one with `userxattr`."""
-MAX_LINKS = 40
-"""Links followed in one path, as in Linux."""
-_CANNOT = {errno.EPERM, errno.EOPNOTSUPP}
-
-
 def find(path: bytes, layers: Sequence[Path]) -> bytes:
-    """Return where a file is on the host; a link at the path's end is not followed.
+    """Return the host path of a file in stacked layers; a final link is not followed.
 
-    `layers` come highest first. Raises FileNotFoundError, and OSError on links in a circle.
+    `layers` come highest first. No mount is needed, and links are followed as if the overlay were
+    `/`. Raises FileNotFoundError, and OSError for a circle of links.
     """
     root = [os.fsencode(layer) for layer in layers]
     todo, real, num_links = deque(path.split(b"/")), [root], 0
@@ -306,11 +308,11 @@ def find(path: bytes, layers: Sequence[Path]) -> bytes:
             continue
         places = _look(part, real[-1])
         if not places:
-            raise FileNotFoundError(errno.ENOENT, "no layer holds it", path)
+            raise FileNotFoundError(errno.ENOENT, "no layer has it", path)
         if stat.S_ISLNK(os.lstat(places[0]).st_mode) and todo:
             num_links += 1
             if num_links > MAX_LINKS:
-                raise OSError(errno.ELOOP, "links lead in a circle", path)
+                raise OSError(errno.ELOOP, "the links form a circle", path)
             target = os.readlink(places[0])  # noqa: PTH115  bytes, as below
             real = [root] if target.startswith(b"/") else real
             todo.extendleft(reversed(target.split(b"/")))
@@ -320,7 +322,7 @@ def find(path: bytes, layers: Sequence[Path]) -> bytes:
 
 
 def set_opaque(fd: int) -> None:
-    """Hide all that lower layers have in an open folder. Raises OSError."""
+    """Hide the content of an open folder in all lower layers. Raises OSError."""
     failures = []
     for name in _OPAQUE:
         try:
@@ -334,7 +336,7 @@ def set_opaque(fd: int) -> None:
 
 
 def _look(name: bytes, folders: Sequence[bytes]) -> list[bytes]:
-    """Return what a name stands for in merged folders, highest first: a file, or folders."""
+    """Return the host paths of a name in merged folders, highest first: one file, or folders."""
     found: list[bytes] = []
     for folder in folders:
         place = os.path.join(folder, name)  # noqa: PTH118  bytes: names need not be text
@@ -352,9 +354,6 @@ def _look(name: bytes, folders: Sequence[bytes]) -> list[bytes]:
     return found
 
 
-_ZEROS = bytes(1 << 20)
-
-
 def pieces_of(path: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield a file's content by offset."""
     with Path(os.fsdecode(path)).open("rb") as file:
@@ -363,7 +362,7 @@ def pieces_of(path: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def fill(fd: int, pieces: Iterable[tuple[int, bytes]], size: int) -> str:
-    """Write pieces at their offsets and return the SHA-256 of the whole file, holes as zeros."""
+    """Write pieces at their offsets; return the SHA-256 of the whole file, with holes as zeros."""
     found, end = hashlib.sha256(), 0
     for offset, data in pieces:
         _add_zeros(found, offset - end)

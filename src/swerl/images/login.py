@@ -1,4 +1,4 @@
-"""Registry logins as `docker login` leaves them: in Docker's config file or a helper program."""
+"""Registry logins as `docker login` stores them: in Docker's config file or a helper program."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ _HELPER_TIMEOUT_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user of a registry."""
-
     user: str
     password: str = field(repr=False)
 
 
 def default_config() -> Path:
-    """Return the place where `docker login` keeps its config."""
+    """Return the path of Docker's config file."""
     return Path.home() / ".docker" / "config.json"
 
 
 async def find_login(registry: str, config: Path) -> Login | None:
-    """Return the login for a registry, or None where the config has none.
+    """Return the login for a registry, or None if the config has none.
 
-    Raises ImageError where the config cannot be read or its helper program fails.
+    Raises ImageError if the config cannot be read or its helper program fails.
     """
     settings = _read(config)
     helper = settings.get("credHelpers", {}).get(registry) or settings.get("credsStore")
@@ -48,7 +46,7 @@ async def find_login(registry: str, config: Path) -> Login | None:
 
 
 def logged_in(config: Path) -> list[str]:
-    """Return the registries that the config names, without asking helper programs."""
+    """Return the registries that the config names, without calls to helper programs."""
     try:
         settings = _read(config)
     except ImageError:
@@ -65,7 +63,7 @@ def _read(config: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise ImageError(
             f"cannot read Docker's config {config}: {error}",
-            hint="write it anew with `docker login`",
+            hint="write it again with `docker login`",
         ) from error
     if not isinstance(settings, dict):
         return {}
@@ -94,8 +92,8 @@ async def _ask_helper(name: str, key: str) -> Login | None:
         return Login(entry["Username"], entry["Secret"])
     except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
         raise ImageError(
-            f"Docker's config names the login helper {program}, which gives no login",
-            hint="install it, or give another --docker-config",
+            f"Docker's config names the login helper {program}, which returns no login",
+            hint="install it, or name another --docker-config",
         ) from error
 
 
@@ -114,6 +112,6 @@ def _decode(auth: str, config: Path, key: str) -> Login:
     except (binascii.Error, UnicodeDecodeError) as error:
         raise ImageError(
             f"the login for {key} in {config} is damaged",
-            hint=f"write it anew with `docker login {key}`",
+            hint=f"write it again with `docker login {key}`",
         ) from error
     return Login(user, password.rstrip("\0"))

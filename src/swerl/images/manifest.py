@@ -23,9 +23,9 @@ INDEX_TYPES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 MAX_DOCUMENT = 4 << 20
-"""Most bytes of a manifest, an index or a config: registries refuse larger ones themselves."""
+"""Most bytes of a manifest, an index or a config: registries refuse larger ones too."""
 
-_ANEW = "build and push the image anew"
+_ANEW = "build and push the image again"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -40,14 +40,14 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What an image's config says about its layers and its processes."""
+    """The parts of an image's config that concern its layers and processes."""
 
     diff_ids: tuple[str, ...]
     """Digest of each layer's uncompressed tar, lowest first."""
     env: Mapping[str, str]
     workdir: str
     user: str
-    """As the image has it: a name or number, with or without a group; empty for root."""
+    """As in the image: a name or number, with or without a group; empty for root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,17 @@ class Manifest:
     """A manifest or index, byte for byte as the registry stores it."""
 
     name: str
-    """The image that it was asked for as, for messages."""
+    """The requested image name, for messages."""
     body: bytes
     media_type: str
 
     @property
     def digest(self) -> str:
-        """Digest of its bytes."""
         return sha256(self.body)
 
     @property
     def is_index(self) -> bool:
-        """Whether it lists one manifest a platform."""
+        """True if it lists one manifest per platform."""
         return self.media_type in INDEX_TYPES
 
     def platform_digest(self, wanted: tuple[str, str] = PLATFORM) -> str:
@@ -86,22 +85,22 @@ class Manifest:
         )
 
     def config(self) -> Blob:
-        """Return an image's config. Raises ImageError on what is no image."""
+        """Return an image's config. Raises ImageError if this is not an image."""
         return self._entries()[0]
 
     def layers(self) -> list[Blob]:
-        """Return an image's layers, lowest first; one may come twice. Raises ImageError."""
+        """Return an image's layers, lowest first; one may occur twice. Raises ImageError."""
         return self._entries()[1:]
 
     def blobs(self) -> list[Blob]:
-        """Return an image's config and layers, each once. Raises ImageError on another kind."""
+        """Return an image's config and layers, each once. Raises ImageError for another kind."""
         return list(dict.fromkeys(self._entries()))
 
     def _entries(self) -> list[Blob]:
         if self.media_type not in IMAGE_TYPES:
             raise ImageError(
-                f"{self.name} is of a kind that cannot be read: {self.media_type}",
-                hint="build and push it anew with a current tool",
+                f"{self.name} has an unknown media type: {self.media_type}",
+                hint="build and push it again with a current tool",
             )
         document = self._document()
         try:
@@ -110,21 +109,19 @@ class Manifest:
         except (KeyError, TypeError, ValueError) as error:
             raise self._garbled(error) from error
         if any(blob.size < 0 for blob in blobs):
-            raise ImageError(
-                f"the manifest of {self.name} has a blob of less than no bytes", hint=_ANEW
-            )
+            raise ImageError(f"the manifest of {self.name} has a blob of negative size", hint=_ANEW)
         return blobs
 
     def _document(self) -> dict[str, Any]:
         return _parse(self.body, f"the manifest of {self.name}")
 
     def _garbled(self, error: Exception) -> ImageError:
-        lacks = "lacks" if isinstance(error, KeyError) else "is garbled:"
+        lacks = "lacks" if isinstance(error, KeyError) else "is malformed:"
         return ImageError(f"the manifest of {self.name} {lacks} {error}", hint=_ANEW)
 
 
 def read_config(body: bytes, manifest: Manifest) -> Config:
-    """Read an image's config. Raises ImageError where it does not fit the manifest."""
+    """Read an image's config. Raises ImageError if it does not match the manifest."""
     what = f"the config of {manifest.name}"
     document = _parse(body, what)
     try:
@@ -133,21 +130,18 @@ def read_config(body: bytes, manifest: Manifest) -> Config:
         pairs = [str(pair).partition("=") for pair in own.get("Env") or []]
         workdir, user = str(own.get("WorkingDir") or "/"), str(own.get("User") or "")
     except (KeyError, TypeError, AttributeError) as error:
-        raise ImageError(f"{what} lacks or misnames a field: {error}", hint=_ANEW) from error
+        raise ImageError(f"{what} has a missing or malformed field: {error}", hint=_ANEW) from error
     num_layers = len(manifest.layers())
     if len(diff_ids) != num_layers:
         raise ImageError(
-            f"{what} names {len(diff_ids)} layers, its manifest {num_layers}", hint=_ANEW
+            f"{what} lists {len(diff_ids)} layers, but its manifest {num_layers}", hint=_ANEW
         )
     env = {name: value for name, _, value in pairs if name}
     return Config(tuple(diff_ids), env, workdir, user)
 
 
 def declared_type(body: bytes) -> str:
-    """Return the media type that a manifest says it has; nothing where it does not say.
-
-    Old ones do not, and what is no manifest does not either.
-    """
+    """Return the media type in a manifest; empty if it has none, as in old manifests."""
     try:
         return str(json.loads(body).get("mediaType") or "")
     except (ValueError, AttributeError):
@@ -155,7 +149,7 @@ def declared_type(body: bytes) -> str:
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """Return for each layer the digest that stands for it and all layers below it.
+    """Return for each layer the digest of it and all layers below it.
 
     OCI image spec 1.1, config.md, "Layer ChainID".
     """
@@ -166,19 +160,19 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 def sha256(data: bytes) -> str:
-    """Return the digest of some bytes as registries write it."""
+    """Return the digest of some bytes in a registry's form."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def checked_digest(digest: object, where: str) -> str:
-    """Return a digest that is safe to ask for and to name a file by. Raises ImageError."""
+    """Return a digest that is safe in a request and as a file name. Raises ImageError."""
     if isinstance(digest, str) and _DIGEST.fullmatch(digest):
         return digest
-    raise ImageError(f"{where} names {digest!r:.80}, which is no SHA-256 digest", hint=_ANEW)
+    raise ImageError(f"{where} names {digest!r:.80}, which is not a SHA-256 digest", hint=_ANEW)
 
 
 def machine_platform() -> tuple[str, str]:
-    """Return the OS and architecture of images that run on this machine, as indexes name them."""
+    """Return the OS and architecture of this machine's images, as indexes name them."""
     machine = platform.machine()
     return ("linux", _MACHINES.get(machine, machine))
 
@@ -190,4 +184,4 @@ def _parse(body: bytes, what: str) -> dict[str, Any]:
         raise ImageError(f"{what} is not JSON", hint=_ANEW) from error
     if isinstance(document, dict):
         return document
-    raise ImageError(f"{what} is no JSON object", hint=_ANEW)
+    raise ImageError(f"{what} is not a JSON object", hint=_ANEW)

@@ -1,9 +1,9 @@
-"""Copies task images from registry to registry by digest, so that training never pulls elsewhere.
+"""Copy task images from registry to registry by digest, so that training pulls from one place.
 
-Per image: the manifest is read and reduced to linux/amd64; each blob that the target lacks is
-mounted from a repository of the target that has it, or else streamed across and verified on the
-way; the manifest is stored last, so that an image is there whole or not at all. A lock file keeps
-what is done: the same command goes on where it stopped, and a moved tag changes nothing.
+Per image, the manifest is read and reduced to linux/amd64. Each blob that the target lacks is
+mounted from another repository of the target, or streamed across and verified. The manifest is
+stored last, so an image is complete or absent. A lock file records the results: the same command
+continues where it stopped, and a moved tag changes nothing.
 """
 
 from __future__ import annotations
@@ -29,71 +29,12 @@ from swerl.images.manifest import PLATFORM, Blob
 from swerl.images.registry import Registries
 
 _SAVE_EVERY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """One mirrored image."""
-
-    source: str
-    """Where it was read, by tag or digest."""
-    digest: str
-    """Digest of its linux/amd64 manifest, the same on both sides."""
-    reference: str
-    """Name to pull it by from the mirror."""
-    size_bytes: int
-    """Compressed size of its blobs, shared ones included."""
-
-
-class Lock:
-    """Task image -> Pinned, kept in a JSON file that is replaced as a whole."""
-
-    def __init__(self, path: Path) -> None:
-        """Read the file where it exists. Raises InputError on one that is no lock file."""
-        self.path = path
-        self._saved_s = float("-inf")
-        self.images: dict[str, Pinned] = _read(path)
-
-    def put(self, image: str, pinned: Pinned) -> None:
-        """Add an image. The file follows within a second; `save` ends the wait."""
-        self.images[image] = pinned
-        if time.monotonic() - self._saved_s > _SAVE_EVERY_S:
-            self.save()
-
-    def save(self) -> None:
-        """Write the file under a temporary name, then rename. Raises ImageError."""
-        rows = {image: asdict(pinned) for image, pinned in sorted(self.images.items())}
-        temporary = self.path.with_name(self.path.name + ".part")
-        try:
-            temporary.write_text(json.dumps({"images": rows}, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(self.path)
-        except OSError as error:
-            raise ImageError(
-                f"cannot write lock file {self.path}: {error.strerror}",
-                hint="name another place with --lock",
-            ) from error
-        self._saved_s = time.monotonic()
-
-
-def _read(path: Path) -> dict[str, Pinned]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["images"]
-        return {image: Pinned(**row) for image, row in rows.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} is no lock file of images: {error}",
-            hint="name another file with --lock, or delete it",
-        ) from error
-
-
 _BATCH = 16
 """Manifests of the target read at once."""
 
 
 class Way(StrEnum):
-    """How a blob came to be where it is wanted."""
+    """The way in which a blob reached its repository."""
 
     PRESENT = "present"
     """The repository had it."""
@@ -105,27 +46,27 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """The end of one image: `pinned`, or the `error` that stopped it."""
+    """The result for one image: `pinned`, or the `error` that stopped it."""
 
     image: str
     pinned: Pinned | None = None
     error: ImageError | None = None
     blobs: Mapping[Way, int] = field(default_factory=dict)
-    """Number of blobs by the way they went; empty where the whole image was there."""
+    """Number of blobs by their way; empty if the whole image was there."""
     moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The end of a whole mirror run."""
+class MirrorReport:
+    """The result of a whole mirror run."""
 
     images: tuple[Mirrored, ...]
     num_local: int = 0
-    """Images that live on this machine only and need no mirror."""
+    """Number of images that exist only on this machine and need no mirror."""
 
     @property
     def failed(self) -> tuple[Mirrored, ...]:
-        """Images that did not make it."""
+        """Images that were not mirrored."""
         return tuple(image for image in self.images if image.error)
 
     def num_blobs(self, way: Way) -> int:
@@ -140,12 +81,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class MirrorOptions:
-    """How to mirror."""
-
     workers: int = 4
     """Images at once: enough to fill a gigabit line, few enough for a registry's limits."""
     rewrites: Mapping[str, str] = field(default_factory=dict)
-    """Beginning of an image name -> what to read instead, such as a cache near by."""
+    """Start of an image name -> its replacement, such as a nearby cache."""
     platform: tuple[str, str] = PLATFORM
     """OS and architecture that lists of platforms are reduced to."""
     docker_config: Path = field(default_factory=default_config)
@@ -159,61 +98,34 @@ async def mirror(
     *,
     options: MirrorOptions | None = None,
     on_done: Callable[[Mirrored], None] = lambda _: None,
-) -> Report:
+) -> MirrorReport:
     """Mirror images to `target`; an image that fails is reported and stops no other.
 
-    Raises ImageError where the target itself cannot be used, InputError where two images would
-    land on one name.
+    Raises ImageError if the target itself cannot be used, and InputError if two images would get
+    one name.
     """
     options = options or MirrorOptions()
     names = list(dict.fromkeys(images))
     remote = [name for name in names if not is_local(name)]
     sources = {name: parse(rewritten(name, options.rewrites)) for name in remote}
     _refuse_clashes(sources, target)
-    lock = Lock(lock_file)
+    lock = LockFile(lock_file)
     lock.save()  # a place that cannot be written is better found before hours of transfer
     async with http_session() as http:
-        run = _Run(http, target, lock, options)
+        run = _MirrorRun(http, target, lock, options)
         await run.check_target()
         try:
             done = await run.all(sources, on_done)
         finally:
             lock.save()
-    return Report(tuple(done), num_local=len(names) - len(remote))
+    return MirrorReport(tuple(done), num_local=len(names) - len(remote))
 
 
-def rewrite(tasks: Iterable[Task], lock_file: Path) -> list[Task]:
-    """Return the Tasks with mirrored images, by digest. Raises ImageError on one not mirrored."""
-    pinned = Lock(lock_file).images
-    rewritten = []
-    for task in tasks:
-        if is_local(task.image):
-            rewritten.append(task)
-        elif task.image in pinned:
-            rewritten.append(replace(task, image=pinned[task.image].reference))
-        else:
-            raise ImageError(
-                f"image {task.image} of task {task.id} is not in {lock_file}",
-                hint="mirror it first: run the same command again",
-            )
-    return rewritten
-
-
-def rewritten(image: str, rewrites: Mapping[str, str]) -> str:
-    """Return the name to read in place of `image`; `rewrites` are old beginning -> new."""
-    full = str(parse(image))
-    for name in (image, full):
-        for old, new in rewrites.items():
-            if name.startswith(old):
-                return new + name.removeprefix(old)
-    return image
-
-
-class _Run:
-    """What one mirror run knows: its registries, and which repository of the target has what."""
+class _MirrorRun:
+    """One mirror run: its registries, and the blobs of each repository of the target."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, target: Target, lock: Lock, options: MirrorOptions
+        self, http: aiohttp.ClientSession, target: Target, lock: LockFile, options: MirrorOptions
     ) -> None:
         self._registries = Registries(http, options.docker_config, options.patience)
         self._target = target
@@ -222,14 +134,14 @@ class _Run:
         self._homes: dict[str, str] = {}
         earlier = [parse(pinned.reference) for pinned in lock.images.values()]
         self._unread = [place for place in earlier if place.registry == target.registry]
-        """Images that earlier runs left at the target, whose blobs are not in `_homes` yet."""
+        """Images of earlier runs at the target, whose blobs are not in `_homes` yet."""
         self._reading = asyncio.Lock()
         self._moving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._images = asyncio.Semaphore(options.workers)
         self._blobs = asyncio.Semaphore(options.workers)
 
     async def check_target(self) -> None:
-        """Ask once: a wrong address should be told at once."""
+        """Check the target once, so that a wrong address fails at once."""
         await self._registries.at(self._target.registry).ping()
 
     async def all(
@@ -284,9 +196,9 @@ class _Run:
     async def _each(
         self, source: Reference, repository: str, blobs: Sequence[Blob]
     ) -> Sequence[Way]:
-        """Bring blobs; where one fails the others end first, and are there for the next run.
+        """Copy blobs. If one fails, the others finish first and are ready for the next run.
 
-        An upload that is stopped in the middle of a request may stay behind at the registry.
+        An upload that is cancelled within a request may stay behind at the registry.
         """
         work = (self._blob(source, repository, blob) for blob in blobs)
         ends = await asyncio.gather(*work, return_exceptions=True)
@@ -321,7 +233,7 @@ class _Run:
         )
 
     async def _earlier_home(self, blob: Blob) -> str | None:
-        """Return a repository of an earlier run that has a blob, once all of them were read."""
+        """Return a repository of an earlier run that has a blob; reads all of them first."""
         async with self._reading:
             while self._unread:
                 batch, self._unread = self._unread[:_BATCH], self._unread[_BATCH:]
@@ -352,3 +264,88 @@ def _refuse_clashes(sources: Mapping[str, Reference], target: Target) -> None:
                 f"{other} and {source} would both become {key[0]}",
                 hint="mirror the tasks in two files, to two prefixes",
             )
+
+
+def rewrite(tasks: Iterable[Task], lock_file: Path) -> list[Task]:
+    """Return the Tasks with mirrored images, by digest. Raises ImageError if one is not
+    mirrored."""
+    pinned = LockFile(lock_file).images
+    rewritten = []
+    for task in tasks:
+        if is_local(task.image):
+            rewritten.append(task)
+        elif task.image in pinned:
+            rewritten.append(replace(task, image=pinned[task.image].reference))
+        else:
+            raise ImageError(
+                f"image {task.image} of task {task.id} is not in {lock_file}",
+                hint="mirror it first: run the same command again",
+            )
+    return rewritten
+
+
+def rewritten(image: str, rewrites: Mapping[str, str]) -> str:
+    """Return the name to read in place of `image`; `rewrites` are old start -> new start."""
+    full = str(parse(image))
+    for name in (image, full):
+        for old, new in rewrites.items():
+            if name.startswith(old):
+                return new + name.removeprefix(old)
+    return image
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """One mirrored image."""
+
+    source: str
+    """Source name, by tag or digest."""
+    digest: str
+    """Digest of its linux/amd64 manifest, the same on both sides."""
+    reference: str
+    """Name to pull it by from the mirror."""
+    size_bytes: int
+    """Compressed size of its blobs, shared ones included."""
+
+
+class LockFile:
+    """Task image -> Pinned, in a JSON file that is replaced as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file if it exists. Raises InputError if it is not a lock file."""
+        self.path = path
+        self._saved_s = float("-inf")
+        self.images: dict[str, Pinned] = _read(path)
+
+    def put(self, image: str, pinned: Pinned) -> None:
+        """Add an image. The file is written within a second, or by `save`."""
+        self.images[image] = pinned
+        if time.monotonic() - self._saved_s > _SAVE_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file under a temporary name, then rename. Raises ImageError."""
+        rows = {image: asdict(pinned) for image, pinned in sorted(self.images.items())}
+        temporary = self.path.with_name(self.path.name + ".part")
+        try:
+            temporary.write_text(json.dumps({"images": rows}, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            raise ImageError(
+                f"cannot write lock file {self.path}: {error.strerror}",
+                hint="name another file with --lock",
+            ) from error
+        self._saved_s = time.monotonic()
+
+
+def _read(path: Path) -> dict[str, Pinned]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["images"]
+        return {image: Pinned(**row) for image, row in rows.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is not a lock file of images: {error}",
+            hint="name another file with --lock, or delete it",
+        ) from error

@@ -1,4 +1,4 @@
-"""A backend that pulls an image when a sandbox first wants it, and keeps `gc` off it meanwhile."""
+"""A backend that pulls an image at its first use, and protects it from `gc` meanwhile."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from swerl.images.store import Store, StoredImage, default_store
 
 
 def on_demand(backend: SandboxBackend, options: BaseModel | None) -> SandboxBackend:
-    """Wrap a backend whose settings say `pull`, which those that use the store do."""
+    """Wrap a backend if its settings have `pull`, as those of backends on the store do."""
     pull = getattr(options, "pull", None)
     return backend if pull is None else OnDemand(backend, default_store(), pull=pull == "missing")
 
 
 class OnDemand:
-    """Wraps a SandboxBackend that runs images of the store, and is one."""
+    """A SandboxBackend around another one that runs images of the store."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class OnDemand:
         mounts: Sequence[Mount] = (),
         name: str = "",
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """Create a sandbox of `image`, pulling it first where the store lacks it.
+        """Create a sandbox of `image`; pull it first if the store lacks it.
 
-        Raises ImageError where it cannot be had.
+        Raises ImageError if the image cannot be pulled.
         """
 
         def begin() -> AbstractAsyncContextManager[Sandbox]:
@@ -59,15 +59,12 @@ class OnDemand:
         return begin() if is_local(image) else self._open(image, begin)
 
     async def live(self) -> Sequence[LiveSandbox]:
-        """Return the sandboxes of swerl's that the provider says exist, whoever opened them."""
         return await self._inner.live()
 
     async def remove(self, name: str) -> None:
-        """Remove the sandbox of this name and all that is left of it; nothing where none is."""
         await self._inner.remove(name)
 
     def price(self, limits: Limits) -> float:
-        """Return what such a sandbox costs, in US dollars an hour."""
         return self._inner.price(limits)
 
     @asynccontextmanager
@@ -80,7 +77,7 @@ class OnDemand:
                 yield sandbox
 
     async def _ensure(self, image: str) -> None:
-        """Have the image in the store; whoever asks during a pull waits for that one."""
+        """Pull the image if it is absent; callers during a pull wait for that pull."""
         try:
             self._store.find(image)
         except ImageError:

@@ -1,9 +1,9 @@
-"""Who uses what of a store: one locked file per process.
+"""Track which process uses which parts of a store: one locked file per process.
 
-The file lists what the process uses and marks its temporary files. The kernel drops the lock when
-the process ends, however it ends, so a dead owner is known by an unlocked file. Everybody who
-takes something into use holds the store's own lock shared for a moment; whoever removes things
-holds it alone, so nothing is removed between a look and its use.
+The file lists the parts in use and identifies the process's temporary files. The kernel drops the
+lock when the process ends, so an unlocked file marks a dead owner. A process holds the store's own
+lock, shared, for a moment to take something into use. A process that removes things holds it
+exclusively, so nothing is removed between the check and the use.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-class Owner:
-    """This process's share of a store."""
+class StoreOwner:
+    """This process's entry in a store."""
 
     def __init__(self, root: Path) -> None:
-        """Announce the process. Raises OSError."""
+        """Register the process. Raises OSError."""
         self._root = root
         self._used: Counter[str] = Counter()
         self._guard = threading.Lock()
@@ -33,28 +33,29 @@ class Owner:
         for name in ("owners", "work"):
             (root / name).mkdir(parents=True, exist_ok=True)
         path = root / "owners" / self._name
-        with locked(root, alone=False):
+        with locked(root, exclusive=False):
             self._file = path.open("xb", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX)
         weakref.finalize(self, _leave, path, self.pid)
 
     @contextmanager
     def using(self, digests: Iterable[str]) -> Iterator[None]:
-        """Keep what these digests name from being removed."""
+        """Protect the parts with these digests from removal."""
         held = list(digests)
-        with locked(self._root, alone=False), self._guard:
+        with locked(self._root, exclusive=False), self._guard:
             self._used.update(held)
             self._write()
         try:
             yield
         finally:
-            with locked(self._root, alone=False), self._guard:
+            with locked(self._root, exclusive=False), self._guard:
                 self._used.subtract(held)
                 self._write()
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Make a folder beside what it is for; it goes with the context, or with `sweep`."""
+        """Make a temporary folder in the store; it is removed with the context, or by
+        `remove_leftovers`."""
         path = self._root / "work" / f"{self._name}.{secrets.token_hex(4)}"
         path.mkdir()
         try:
@@ -70,7 +71,7 @@ class Owner:
 
 
 def used(root: Path) -> set[str]:
-    """Return what living processes use. To be called under `locked(root, alone=True)`."""
+    """Return the parts in use by living processes. Call it under `locked(root, exclusive=True)`."""
     found: set[str] = set()
     for path in _files(root):
         if _lives(path):
@@ -78,9 +79,9 @@ def used(root: Path) -> set[str]:
     return found
 
 
-def sweep(root: Path) -> int:
-    """Remove what dead owners left half done; return how many pieces."""
-    with locked(root, alone=True):
+def remove_leftovers(root: Path) -> int:
+    """Remove the temporary files of dead processes; return their number."""
+    with locked(root, exclusive=True):
         dead = [path for path in _files(root) if not _lives(path)]
         living = {path.name for path in _files(root)} - {path.name for path in dead}
         for path in dead:
@@ -92,10 +93,10 @@ def sweep(root: Path) -> int:
 
 
 @contextmanager
-def locked(root: Path, *, alone: bool) -> Iterator[None]:
-    """Hold the store's lock, shared or alone; only for moments."""
+def locked(root: Path, *, exclusive: bool) -> Iterator[None]:
+    """Hold the store's lock, shared or exclusive, for a moment."""
     with (root / "lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
 
 

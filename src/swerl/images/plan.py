@@ -1,7 +1,7 @@
-"""Says what task images cost to fetch before anything is fetched: layers, bytes, pulls, time.
+"""Estimate the cost of fetching task images: layers, bytes, pulls, time.
 
-Only manifests are read. They go into the store, where a later pull finds them: a registry that
-counts pulls counts its manifests.
+Only manifests are read. They go into the store, and a later pull uses them: a registry that counts
+pulls counts its manifests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlannedImage:
     blobs: tuple[Blob, ...] = ()
     """Config and layers, compressed as they travel."""
     is_stored: bool = False
-    """Whether the store has it ready to run."""
+    """True if the store has it ready to run."""
     error: ImageError | None = None
 
     @property
@@ -42,14 +42,14 @@ class PlannedImage:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a set of images takes."""
+class ImagePlan:
+    """The cost of a set of images."""
 
     images: tuple[PlannedImage, ...]
     missing: frozenset[Blob]
     """Blobs that the store lacks, each once."""
     quotas: Mapping[str, Quota] = field(default_factory=dict)
-    """Registry -> how many pulls it allows, where it says so."""
+    """Registry -> the pulls that it allows, if it reports them."""
     num_local: int = 0
     """Images that come from no registry."""
 
@@ -60,12 +60,12 @@ class Plan:
 
     @property
     def unique_bytes(self) -> int:
-        """Bytes of every blob once: what a mirror or store holds in the end."""
+        """Bytes of every blob once: the final size of a mirror or store."""
         return sum(blob.size for blob in self.blobs)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes that sharing saves, against every image fetched alone."""
+        """Bytes saved by sharing, compared with separate images."""
         return sum(image.num_bytes for image in self.images) - self.unique_bytes
 
     @property
@@ -75,15 +75,16 @@ class Plan:
 
     @property
     def failed(self) -> tuple[PlannedImage, ...]:
-        """Images whose manifest could not be had."""
+        """Images whose manifest could not be read."""
         return tuple(image for image in self.images if image.error)
 
     def num_pulls(self, registry: str) -> int:
-        """Count the pulls that a registry will see: one an image that is not stored."""
+        """Count the pulls from a registry: one per image that is not stored."""
         return sum(i.registry == registry and not i.is_stored and not i.error for i in self.images)
 
     def quota_s(self, registry: str) -> float:
-        """Return the seconds that a registry's quota makes the pulls take; 0 without one."""
+        """Return the time in seconds that a registry's quota imposes on the pulls; 0 without a
+        quota."""
         quota = self.quotas.get(registry)
         if quota is None or quota.limit <= 0:
             return 0.0
@@ -91,18 +92,16 @@ class Plan:
         return -(-over // quota.limit) * quota.window_s if over > 0 else 0.0
 
     def transfer_s(self, mbit_s: float) -> float:
-        """Return the seconds that the missing bytes take at this bandwidth, in Mbit/s."""
+        """Return the transfer time of the missing bytes in seconds, at a bandwidth in Mbit/s."""
         return self.missing_bytes * 8 / (mbit_s * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How to plan."""
-
     workers: int = 8
     """Manifests at once; they are small."""
     rewrites: Mapping[str, str] = field(default_factory=dict)
-    """Beginning of an image name -> what to read instead, such as a cache near by."""
+    """Start of an image name -> its replacement, such as a nearby cache."""
     docker_config: Path = field(default_factory=default_config)
     patience: Patience = field(default_factory=Patience)
 
@@ -113,8 +112,8 @@ async def plan(
     *,
     options: PlanOptions | None = None,
     on_done: Callable[[PlannedImage], None] = lambda _: None,
-) -> Plan:
-    """Read the manifests of images and add them up; one that cannot be had stops no other."""
+) -> ImagePlan:
+    """Read the manifests of images and add them up; one that fails stops no other."""
     options = options or PlanOptions()
     names = list(dict.fromkeys(images))
     remote = [name for name in names if not is_local(name)]
@@ -131,7 +130,7 @@ async def plan(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(name)) for name in remote]
         found = tuple(task.result() for task in tasks)
-    return Plan(found, _missing(found, store), registries.quotas(), len(names) - len(remote))
+    return ImagePlan(found, _missing(found, store), registries.quotas(), len(names) - len(remote))
 
 
 async def _image(
@@ -149,7 +148,7 @@ async def _image(
 
 
 def _stored(name: str, store: Store) -> Manifest | None:
-    """Return the manifest of an image that is ready to run."""
+    """Return the manifest of an image that is ready to run, or None."""
     try:
         store.find(name)
         return store.manifest(store.named(name))

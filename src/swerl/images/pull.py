@@ -1,9 +1,9 @@
-"""Pulls images from registries into the store, ready for sandboxes.
+"""Pull images from registries into the store, ready for sandboxes.
 
-Per image: the manifest is read and reduced to this machine's platform; each layer that the store
-lacks is downloaded, verified and unpacked, several at once; the name is written last, so that an
-image is there whole or not at all. Layers that images share come once. The same command goes on
-where it stopped: whole blobs are kept, and half ones are resumed where the registry can.
+Per image, the manifest is read and reduced to this machine's platform. Each layer that the store
+lacks is downloaded, verified and unpacked, several at once. The name is written last, so an image
+is complete or absent. Shared layers are fetched once. The same command continues where it stopped:
+whole blobs are kept, and partial ones resume if the registry can.
 """
 
 from __future__ import annotations
@@ -32,32 +32,35 @@ from swerl.images.registry import Registries, Registry
 from swerl.images.store import Named, Store, StoredImage
 from swerl.images.unpack import LinksBelowError
 
+_BLOCK = 1 << 20
+_LOOK_S = 0.1
+"""Seconds between checks whether another process has downloaded the blob."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """How to pull."""
-
     workers: int = 4
     """Layers at once: enough to fill a gigabit line, few enough for a registry's limits."""
     rewrites: Mapping[str, str] = field(default_factory=dict)
-    """Beginning of an image name -> what to read instead, such as a mirror near by."""
+    """Start of an image name -> its replacement, such as a nearby mirror."""
     refresh: bool = False
-    """Whether to ask the registry again for names that are in the store: tags move."""
+    """True asks the registry again for names that are in the store: tags move."""
     whole: bool = False
-    """Whether to fetch layer files even where the unpacked layer is there."""
+    """True fetches layer files even if the unpacked layer exists."""
     docker_config: Path = field(default_factory=default_config)
     patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The end of one image: `stored`, or the `error` that stopped it."""
+    """The result for one image: `stored`, or the `error` that stopped it."""
 
     image: str
     stored: StoredImage | None = None
     error: ImageError | None = None
     moved_bytes: int = 0
-    """Bytes that came from the registry for it."""
+    """Bytes downloaded for it."""
 
 
 async def pull(
@@ -70,16 +73,16 @@ async def pull(
 ) -> list[Pulled]:
     """Pull images; one that fails is reported and stops no other.
 
-    `on_bytes` hears how many bytes arrived. Raises InputError on what is no image name.
+    `on_bytes` gets the number of bytes of each piece. Raises InputError if a name is malformed.
     """
     options = options or PullOptions()
     names = [name for name in dict.fromkeys(images) if not is_local(name)]
     for name in names:
         parse(name)
-    await asyncio.to_thread(store.sweep)
+    await asyncio.to_thread(store.remove_leftovers)
     async with http_session() as http:
         registries = Registries(http, options.docker_config, options.patience, store)
-        run = _Run(store, registries, options, on_bytes)
+        run = _PullRun(store, registries, options, on_bytes)
 
         async def one(name: str) -> Pulled:
             done = await run.image(name)
@@ -99,8 +102,8 @@ async def pull_one(image: str, store: Store, *, options: PullOptions | None = No
     return store.find(image)
 
 
-class _Run:
-    """What one pull knows: its store, its registries, and who works on which layer."""
+class _PullRun:
+    """One pull: its store, its registries, and the layers under way."""
 
     def __init__(
         self,
@@ -128,8 +131,10 @@ class _Run:
             except ImageError as error:
                 return Pulled(image, error=error)
             except OSError as error:
-                message = f"the store {self._store.root} cannot be written: {error.strerror}"
-                return Pulled(image, error=ImageError(message, hint="check its rights and space"))
+                message = f"cannot write the store {self._store.root}: {error.strerror}"
+                return Pulled(
+                    image, error=ImageError(message, hint="check its permissions and space")
+                )
 
     async def _image(self, image: str) -> int:
         source = parse(rewritten(image, self._options.rewrites))
@@ -198,12 +203,6 @@ class _Run:
         )
 
 
-_BLOCK = 1 << 20
-_LOOK_S = 0.1
-"""Seconds between looks at whether another process has brought the blob."""
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
 async def download(
     registry: Registry,
     repository: str,
@@ -211,10 +210,10 @@ async def download(
     store: Store,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Bring a blob unless it is there; return the bytes moved, which `on_bytes` hears of too.
+    """Download a blob unless it exists; return the bytes moved, which `on_bytes` gets too.
 
-    One attempt. It goes on where an earlier one broke off, where the registry can. A blob of
-    another size or digest leaves nothing. Raises ImageError.
+    One attempt. It resumes an earlier one if the registry can. A blob of another size or digest is
+    discarded. Raises ImageError.
     """
     try:
         async with _alone(store, blob) as file:
@@ -224,7 +223,9 @@ async def download(
     except OSError as error:
         store.partial(blob.digest).unlink(missing_ok=True)
         full = error.errno in _FULL
-        hint = "free some, or run `swerl images gc --keep TASKS`" if full else "check its rights"
+        hint = (
+            "free some, or run `swerl images gc --keep TASKS`" if full else "check its permissions"
+        )
         raise ImageError(
             f"no space is left in {store.root}" if full else f"cannot write a blob: {error}",
             hint=hint,
@@ -264,10 +265,10 @@ async def _download(
 
 @asynccontextmanager
 async def _alone(store: Store, blob: Blob) -> AsyncIterator[BinaryIO | None]:
-    """Open the blob's partial file for this task alone; None where the blob is there.
+    """Open the blob's partial file for this task alone; None if the blob exists.
 
-    The file's lock keeps other tasks and processes waiting, and falls with its owner. Left
-    without an error, the file becomes the blob; left empty, it goes.
+    The file's lock makes other tasks and processes wait, and ends with its owner. If the context
+    ends without an error, the file becomes the blob; an empty file is removed.
     """
     path = store.partial(blob.digest)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -295,7 +296,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Say whether the path still names this file: whoever had it may have renamed it."""
+    """Return whether the path still names this file: its former owner may have renamed it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -312,7 +313,7 @@ def _hash_of(file: BinaryIO) -> hashlib._Hash:
 
 
 def _write(file: BinaryIO, data: bytes) -> None:
-    """Write all of it: on a disk that is almost full a write may take less and say so."""
+    """Write all bytes: on an almost full disk one write may accept fewer."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

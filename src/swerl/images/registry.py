@@ -1,6 +1,6 @@
 """A client of one registry: manifests, blobs, mounts and uploads of the OCI distribution API.
 
-Each method is one attempt; `patiently` tries again where its caller wants that.
+Each method is one attempt; callers use `patiently` to retry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import aiohttp
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference
-from swerl.images.http import Ask, Connection, Patience, expect, patiently
+from swerl.images.http import ApiCall, Patience, RegistryConnection, expect, patiently
 from swerl.images.manifest import (
     IMAGE_TYPES,
     INDEX_TYPES,
@@ -33,15 +33,83 @@ from swerl.images.store import Store
 _ACCEPT = {"Accept": ", ".join(IMAGE_TYPES + INDEX_TYPES)}
 _CHUNK = 1 << 20
 _PART = 16 << 20
-"""Bytes of one upload request: what an upload holds in memory."""
+"""Bytes of one upload request, which are held in memory."""
 _MAX_MANIFEST = 4 << 20
 _RANGE = re.compile(r"bytes (\d+)-")
 _LIMIT = re.compile(r"(\d+)(?:;w=(\d+))?")
+_T = TypeVar("_T")
+
+
+class Registries:
+    """The registries of one run, a client per host. Methods raise ImageError."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        docker_config: Path,
+        patience: Patience,
+        store: Store | None = None,
+    ) -> None:
+        """With a `store`, keep manifests in it and do not request those again.
+
+        Registries count manifests as pulls; the digest of a tag is free.
+        """
+        self._store = store
+        self._http = http
+        self._docker_config = docker_config
+        self._patience = patience
+        self._clients: dict[str, Registry] = {}
+
+    def at(self, host: str) -> Registry:
+        """Return the client of one registry."""
+        if host not in self._clients:
+            self._clients[host] = Registry(host, self._http, self._docker_config)
+        return self._clients[host]
+
+    def quotas(self) -> dict[str, Quota]:
+        """Return the limits that the registries reported, by host."""
+        return {host: client.quota for host, client in self._clients.items() if client.quota}
+
+    async def patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the result of `call`; retry after errors that may pass."""
+        return await patiently(call, self._patience)
+
+    async def manifest(self, source: Reference, platform: tuple[str, str]) -> Manifest:
+        """Return an image's manifest; of an index, the manifest for a platform."""
+        found = await self._manifest(source, source.version)
+        if not found.is_index:
+            return found
+        return await self._manifest(source, found.platform_digest(platform))
+
+    async def _manifest(self, source: Reference, version: str) -> Manifest:
+        registry, repository = self.at(source.registry), source.repository
+        digest = version if ":" in version else ""
+        if self._store and not digest:
+            digest = await self.patiently(lambda: registry.manifest_digest(repository, version))
+        if self._store and (known := _stored(self._store, str(source), digest)):
+            return known
+        found = await self.patiently(lambda: registry.manifest(repository, version))
+        if self._store:
+            self._store.put(found.body)
+        return found
+
+
+def _stored(store: Store, name: str, digest: str) -> Manifest | None:
+    """Return a stored manifest that declares its own media type, or None."""
+    path = store.blob(digest) if digest else None
+    if path is None or not path.is_file():
+        return None
+    body = path.read_bytes()
+    if sha256(body) != digest:  # damaged: what the registry has takes its place
+        path.unlink(missing_ok=True)
+        return None
+    kind = declared_type(body)
+    return Manifest(name, body, kind) if kind else None
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How many manifests a registry gives out in a window of time."""
+    """The manifests that a registry serves in a window of time."""
 
     limit: int
     remaining: int
@@ -50,31 +118,29 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A blob on its way."""
+    """A blob during its download."""
 
     offset: int
-    """Which byte of the blob the first chunk begins with."""
+    """Position in the blob of the first chunk's first byte."""
     chunks: AsyncIterator[bytes]
 
 
 class Registry:
-    """One registry."""
-
     def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
         self.host = host
         self.quota: Quota | None = None
-        """What the registry last said about its limit; None where it says nothing."""
-        self._connection = Connection(host, http, docker_config)
+        """The limit in the registry's last response; None if it has none."""
+        self._connection = RegistryConnection(host, http, docker_config)
 
     async def ping(self) -> None:
-        """Raise ImageError unless a registry answers and takes our login."""
-        async with self._connection.send(Ask("GET", "")) as response:
+        """Raise ImageError unless a registry answers and accepts the login."""
+        async with self._connection.send(ApiCall("GET", "")) as response:
             self._expect(response, {200}, "its API")
 
     async def manifest(self, repository: str, version: str) -> Manifest:
         """Return the manifest of a tag or digest; a digest is verified."""
         what = f"{repository}{'@' if ':' in version else ':'}{version}"
-        ask = Ask("GET", f"{repository}/manifests/{version}", repository, _ACCEPT)
+        ask = ApiCall("GET", f"{repository}/manifests/{version}", repository, _ACCEPT)
         body = b""
         async with self._connection.send(ask) as response:
             self._expect(response, {200}, what)
@@ -84,12 +150,12 @@ class Registry:
                 if len(body) > _MAX_MANIFEST:
                     raise ImageError(
                         f"the manifest of {self.host}/{what} is larger than 4 MiB",
-                        hint="no image needs that; check the registry",
+                        hint="images do not need that much; check the registry",
                     )
             found = Manifest(f"{self.host}/{what}", body, response.content_type)
         if ":" in version and found.digest != version:
             raise ImageError(
-                f"registry {self.host} sent other content than {what}: {found.digest}",
+                f"registry {self.host} sent content that does not match {what}: {found.digest}",
                 hint="a proxy or cache in between may be broken",
             )
         return found
@@ -97,25 +163,28 @@ class Registry:
     async def manifest_digest(self, repository: str, version: str) -> str:
         """Return the digest of a tag's manifest, which no registry counts as a pull.
 
-        Empty where the registry does not tell.
+        Empty if the registry does not report it.
         """
         what = f"{repository}{'@' if ':' in version else ':'}{version}"
-        ask = Ask("HEAD", f"{repository}/manifests/{version}", repository, _ACCEPT)
+        ask = ApiCall("HEAD", f"{repository}/manifests/{version}", repository, _ACCEPT)
         async with self._connection.send(ask) as response:
             self._expect(response, {200}, what)
             self.quota = _quota(response) or self.quota
             return response.headers.get("Docker-Content-Digest", "")
 
     async def has_manifest(self, repository: str, digest: str) -> bool:
-        """Say whether a repository holds this manifest."""
-        return await self._has(Ask("HEAD", f"{repository}/manifests/{digest}", repository, _ACCEPT))
+        return await self._has(
+            ApiCall("HEAD", f"{repository}/manifests/{digest}", repository, _ACCEPT)
+        )
 
     async def has_blob(self, repository: str, digest: str) -> bool:
-        """Say whether a repository that we push to holds this blob."""
-        return await self._has(Ask("HEAD", f"{repository}/blobs/{digest}", f"{repository} push"))
+        """Return whether a repository that we push to has this blob."""
+        return await self._has(
+            ApiCall("HEAD", f"{repository}/blobs/{digest}", f"{repository} push")
+        )
 
     async def blob(self, repository: str, blob: Blob) -> AsyncGenerator[bytes]:
-        """Yield a blob's bytes; the last ones only after size and digest proved right."""
+        """Yield a blob's bytes; the last ones only after the size and digest are verified."""
         digest, size, held = hashlib.sha256(), 0, b""
         async with self.open_blob(repository, blob) as body:
             async for chunk in body.chunks:
@@ -129,14 +198,14 @@ class Registry:
 
     @asynccontextmanager
     async def open_blob(self, repository: str, blob: Blob, start: int = 0) -> AsyncIterator[Body]:
-        """Ask for a blob from byte `start` on; a registry may answer from 0 on all the same.
+        """Request a blob from byte `start` on; a registry may still answer from byte 0.
 
-        Chunks never amount to more than the blob's size; nothing else about them is checked.
+        The chunks never exceed the blob's size; nothing else is checked.
         """
         headers = {"Range": f"bytes={start}-"} if start else {}
         # Packed once more on the way, bytes would neither be counted nor resumed rightly.
         headers["Accept-Encoding"] = "identity"
-        ask = Ask("GET", f"{repository}/blobs/{blob.digest}", repository, headers)
+        ask = ApiCall("GET", f"{repository}/blobs/{blob.digest}", repository, headers)
         async with self._connection.send(ask) as response:
             self._expect(response, {200, 206, 416} if start else {200}, _named(repository, blob))
             if response.status != 416:
@@ -147,7 +216,7 @@ class Registry:
             yield body
 
     def check(self, repository: str, blob: Blob, size: int, digest: str) -> None:
-        """Raise ImageError unless this is the size and the digest of what arrived."""
+        """Raise ImageError unless the size and digest match the blob."""
         what = _named(repository, blob)
         if size < blob.size:
             raise ImageError(
@@ -157,8 +226,8 @@ class Registry:
             )
         if digest != blob.digest or size > blob.size:
             raise ImageError(
-                f"registry {self.host} sent other content than {what}",
-                hint="its copy is damaged; push the image there anew",
+                f"registry {self.host} sent content that does not match {what}",
+                hint="its copy is damaged; push the image there again",
             )
 
     async def _bounded(
@@ -174,10 +243,10 @@ class Registry:
             yield chunk
 
     async def mount(self, repository: str, digest: str, *, home: str) -> bool:
-        """Let `repository` share a blob that `home` holds here; return whether it worked."""
+        """Share a blob of the repository `home` with `repository`; return whether it worked."""
         query = urlencode({"mount": digest, "from": home})
         scope = f"{repository} push, {home} pull"
-        ask = Ask("POST", f"{repository}/blobs/uploads/?{query}", scope)
+        ask = ApiCall("POST", f"{repository}/blobs/uploads/?{query}", scope)
         async with self._connection.send(ask) as response:
             self._expect(response, {201, 202}, repository)
             if response.status == 201:
@@ -187,13 +256,13 @@ class Registry:
         return False
 
     async def upload(self, repository: str, blob: Blob, chunks: AsyncIterator[bytes]) -> None:
-        """Store a blob. Where `chunks` or the connection fails, nothing of it stays.
+        """Store a blob. If `chunks` or the connection fails, nothing of it stays.
 
-        The blob goes in parts, each a whole request, so that a failure of the source never meets
-        a request under way: a registry cannot cancel an upload that it is still reading.
+        The blob goes in parts, each a whole request, so an error of the source never interrupts a
+        request: a registry cannot cancel an upload that it is still reading.
         """
         scope = f"{repository} push"
-        location = await self._step(Ask("POST", f"{repository}/blobs/uploads/", scope), {202})
+        location = await self._step(ApiCall("POST", f"{repository}/blobs/uploads/", scope), {202})
         try:
             offset = 0
             async for part in _parts(chunks):
@@ -201,19 +270,19 @@ class Registry:
                     "Content-Range": f"{offset}-{offset + len(part) - 1}",
                     "Content-Type": "application/octet-stream",
                 }
-                location = await self._step(Ask("PATCH", location, scope, headers, part), {202})
+                location = await self._step(ApiCall("PATCH", location, scope, headers, part), {202})
                 offset += len(part)
             digest = urlencode({"digest": blob.digest})
             whole = f"{location}{'&' if '?' in location else '?'}{digest}"
-            await self._step(Ask("PUT", whole, scope), {201, 204})
+            await self._step(ApiCall("PUT", whole, scope), {201, 204})
         except BaseException:
             await asyncio.shield(self._cancel(location, scope))
             raise
 
     async def put_manifest(self, repository: str, version: str, manifest: Manifest) -> None:
-        """Store a manifest under a tag or digest; its blobs must be there."""
+        """Store a manifest under a tag or digest; its blobs must exist."""
         what = f"{repository}:{version}"
-        ask = Ask(
+        ask = ApiCall(
             "PUT",
             f"{repository}/manifests/{version}",
             f"{repository} push",
@@ -226,23 +295,23 @@ class Registry:
         if stored != manifest.digest:
             raise ImageError(
                 f"registry {self.host} stored {what} as {stored}",
-                hint=f"expected {manifest.digest}; is a proxy in between?",
+                hint=f"expected {manifest.digest}; check for a proxy in between",
             )
 
-    async def _has(self, ask: Ask) -> bool:
+    async def _has(self, ask: ApiCall) -> bool:
         async with self._connection.send(ask) as response:
             self._expect(response, {200, 404}, ask.path)
             return response.status == 200
 
-    async def _step(self, ask: Ask, wanted: set[int]) -> str:
-        """Take one step of an upload and return where the next one goes."""
+    async def _step(self, ask: ApiCall, wanted: set[int]) -> str:
+        """Do one step of an upload and return the URL of the next one."""
         async with self._connection.send(ask) as response:
             self._expect(response, wanted, ask.scope.removesuffix(" push"))
             return _location(response)
 
     async def _cancel(self, location: str, scope: str) -> None:
         try:
-            async with self._connection.send(Ask("DELETE", location, scope)):
+            async with self._connection.send(ApiCall("DELETE", location, scope)):
                 pass
         except ImageError:
             return  # the registry drops abandoned uploads by itself; the first error is the news
@@ -272,7 +341,7 @@ def _quota(response: aiohttp.ClientResponse) -> Quota | None:
 
 
 def _offset(response: aiohttp.ClientResponse) -> int:
-    """Return where an answer begins: `Content-Range` tells it of a part."""
+    """Return the start of a partial response, from its `Content-Range`."""
     if response.status != 206:
         return 0
     found = _RANGE.match(response.headers.get("Content-Range", ""))
@@ -285,73 +354,3 @@ def _named(repository: str, blob: Blob) -> str:
 
 def _location(response: aiohttp.ClientResponse) -> str:
     return urljoin(str(response.url), response.headers.get("Location", ""))
-
-
-_T = TypeVar("_T")
-
-
-class Registries:
-    """Clients by host. Methods raise ImageError."""
-
-    def __init__(
-        self,
-        http: aiohttp.ClientSession,
-        docker_config: Path,
-        patience: Patience,
-        store: Store | None = None,
-    ) -> None:
-        """Keep manifests in `store`, where one is given, and ask for none of those there.
-
-        Registries count manifests as pulls; what a tag stands for may be asked freely.
-        """
-        self._store = store
-        self._http = http
-        self._docker_config = docker_config
-        self._patience = patience
-        self._clients: dict[str, Registry] = {}
-
-    def at(self, host: str) -> Registry:
-        """Return the client of one registry."""
-        if host not in self._clients:
-            self._clients[host] = Registry(host, self._http, self._docker_config)
-        return self._clients[host]
-
-    def quotas(self) -> dict[str, Quota]:
-        """Return what the registries said about their limits, by host."""
-        return {host: client.quota for host, client in self._clients.items() if client.quota}
-
-    async def patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Return what `call` returns, trying again after errors that may pass."""
-        return await patiently(call, self._patience)
-
-    async def manifest(self, source: Reference, platform: tuple[str, str]) -> Manifest:
-        """Return an image's manifest, out of an index the one for a platform."""
-        found = await self._manifest(source, source.version)
-        if not found.is_index:
-            return found
-        return await self._manifest(source, found.platform_digest(platform))
-
-    async def _manifest(self, source: Reference, version: str) -> Manifest:
-        registry, repository = self.at(source.registry), source.repository
-        digest = version if ":" in version else ""
-        if self._store and not digest:
-            digest = await self.patiently(lambda: registry.manifest_digest(repository, version))
-        if self._store and (known := _stored(self._store, str(source), digest)):
-            return known
-        found = await self.patiently(lambda: registry.manifest(repository, version))
-        if self._store:
-            self._store.put(found.body)
-        return found
-
-
-def _stored(store: Store, name: str, digest: str) -> Manifest | None:
-    """Return a manifest of the store that says itself of which kind it is."""
-    path = store.blob(digest) if digest else None
-    if path is None or not path.is_file():
-        return None
-    body = path.read_bytes()
-    if sha256(body) != digest:  # damaged: what the registry has takes its place
-        path.unlink(missing_ok=True)
-        return None
-    kind = declared_type(body)
-    return Manifest(name, body, kind) if kind else None

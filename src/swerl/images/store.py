@@ -42,18 +42,60 @@ from swerl.images.manifest import (
 from swerl.images.unpack import Unpacked, unpack
 
 
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image that is ready to run."""
+
+    reference: str
+    """Its full name."""
+    digest: str
+    """Digest of its manifest."""
+    layers: tuple[Path, ...]
+    """Unpacked layers for overlayfs, lowest first, each once."""
+    env: Mapping[str, str]
+    workdir: str
+    user: str
+    """As in the image: a name or number, with or without a group; empty for root."""
+    size: int
+    """Bytes of its unpacked files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A name of an image in the store."""
+
+    reference: str
+    digest: str
+    """Digest of the manifest for this machine."""
+    source: str = ""
+    """Where it was pulled from, by digest; empty if it was imported."""
+    pulled_unix_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """The record of an unpacked layer, stored as `layer.json`."""
+
+    diff_id: str
+    num_bytes: int
+    """Bytes of its files."""
+    num_files: int
+    listing: str
+    """Digest of the file `listing` beside it."""
+
+
 class Store:
-    """One store. Methods raise ImageError on what is not there, OSError on a broken disk."""
+    """One store. Methods raise ImageError for absent parts, and OSError for a broken disk."""
 
     def __init__(self, root: Path) -> None:
         """Open a store; its folders are made with the first image."""
         self.root = root
-        self._own: owners.Owner | None = None
+        self._own: owners.StoreOwner | None = None
 
     # Reading
 
     def find(self, image: str) -> StoredImage:
-        """Return an image by any of its names. Raises ImageError where a part is missing."""
+        """Return an image by any of its names. Raises ImageError if a part is missing."""
         named = self.named(image)
         manifest = self.manifest(named)
         config = self.config(manifest)
@@ -69,7 +111,7 @@ class Store:
         )
 
     def named(self, image: str) -> Named:
-        """Return what a name stands for. Raises ImageError, InputError on what is no name."""
+        """Return a name's record. Raises ImageError, and InputError if the name is malformed."""
         reference = parse(image)
         with suppress(FileNotFoundError, NotADirectoryError):
             return _read_named(self._name_file(str(reference)))
@@ -83,16 +125,15 @@ class Store:
         return sorted(found, key=lambda named: (named.pulled_unix_s, named.reference))
 
     def manifest(self, named: Named) -> Manifest:
-        """Return the manifest that a name stands for."""
+        """Return the manifest of a name."""
         body = self.read(named.digest, named.reference)
         return Manifest(named.reference, body, declared_type(body) or IMAGE_TYPES[0])
 
     def config(self, manifest: Manifest) -> Config:
-        """Return the config of an image."""
         return read_config(self.read(manifest.config().digest, manifest.name), manifest)
 
     def read(self, digest: str, image: str) -> bytes:
-        """Return a small blob of `image`, which messages name. Its digest is verified."""
+        """Return a small blob of `image` (for messages). Its digest is verified."""
         try:
             body = self.blob(digest).read_bytes()
         except FileNotFoundError as error:
@@ -105,75 +146,75 @@ class Store:
         return body
 
     def blob(self, digest: str) -> Path:
-        """Return where a blob is, present or not."""
+        """Return the path of a blob, present or not."""
         return self.root / "blobs" / "sha256" / _hex(digest)
 
     def partial(self, digest: str) -> Path:
-        """Return where a blob is while it comes."""
+        """Return the path of a blob during its download."""
         return self.root / "partial" / _hex(digest)
 
     def layer_ids(self, diff_ids: Sequence[str]) -> list[str]:
-        """Return the ids that an image's layers have here, lowest first.
+        """Return the store's ids of an image's layers, lowest first.
 
-        A layer's id is its diff id; or its chain id, where it links to files of the layers below
-        and so holds copies of them.
+        A layer's id is its diff id. It is its chain id if the layer links to files of the layers
+        below, and so holds copies of them.
         """
         pairs = zip(diff_ids, chain_ids(diff_ids), strict=True)
         return [chain if self.has_layer(chain) else diff_id for diff_id, chain in pairs]
 
     def layer(self, layer_id: str) -> Path:
-        """Return where the folder of an unpacked layer is, present or not."""
+        """Return the folder of an unpacked layer, present or not."""
         return self.root / "layers" / _hex(layer_id)
 
     def layer_tree(self, layer_id: str) -> Path:
         """Return the lower directory of an unpacked layer, present or not."""
         return self.layer(layer_id) / "tree"
 
-    def note(self, layer_id: str) -> StoredLayer:
-        """Return what the store notes about a layer. Raises OSError, ValueError, TypeError."""
+    def layer_record(self, layer_id: str) -> StoredLayer:
+        """Return a layer's record. Raises OSError, ValueError, TypeError."""
         return StoredLayer(**json.loads((self.layer(layer_id) / "layer.json").read_bytes()))
 
     def has_blob(self, blob: Blob) -> bool:
-        """Say whether a blob is there in full; `verify` reads its bytes."""
+        """Return whether a blob has its full size; `verify` reads its bytes."""
         try:
             return self.blob(blob.digest).stat().st_size == blob.size
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def has_layer(self, layer_id: str) -> bool:
-        """Say whether a layer is there unpacked."""
+        """Return whether an unpacked layer exists."""
         return (self.layer(layer_id) / "layer.json").is_file()
 
     # Using
 
     @contextmanager
     def use(self, image: str) -> Iterator[StoredImage]:
-        """Find an image and keep `gc` from its layers meanwhile. Raises ImageError."""
+        """Find an image and protect its layers from `gc` meanwhile. Raises ImageError."""
         named = self.named(image)
         config = self.config(self.manifest(named))
         with self.owner().using([named.digest, *self.layer_ids(config.diff_ids)]):
             yield self.find(image)
 
     @contextmanager
-    def alone(self) -> Iterator[set[str]]:
-        """Keep everybody from taking things into use for a moment; yield what is in use.
+    def exclusive(self) -> Iterator[set[str]]:
+        """Block other processes from taking parts into use for a moment; yield the parts in use.
 
-        What is not in use may be renamed away then, never removed in place.
+        Other parts may then be renamed away, but never removed in place.
         """
         self.owner()
-        with owners.locked(self.root, alone=True):
+        with owners.locked(self.root, exclusive=True):
             yield owners.used(self.root)
 
-    def owner(self) -> owners.Owner:
-        """Return this process's share, announced on first use. Raises ImageError."""
+    def owner(self) -> owners.StoreOwner:
+        """Return this process's entry, registered on first use. Raises ImageError."""
         if self._own is None or self._own.pid != os.getpid():
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
                 self.root.chmod(0o700)  # images may hold what not every user here should read
-                self._own = owners.Owner(self.root)
+                self._own = owners.StoreOwner(self.root)
             except OSError as error:
                 message = f"cannot write the image store {self.root}: {error.strerror}"
-                hint = "free some space, correct its rights, or name another in SWERL_CACHE"
+                hint = "free some space, correct its permissions, or name another in SWERL_CACHE"
                 raise ImageError(message, hint=hint) from error
         return self._own
 
@@ -189,7 +230,7 @@ class Store:
         return digest
 
     def adopt(self, file: Path, digest: str) -> None:
-        """Take a file whose digest the caller has checked as a blob, by renaming it."""
+        """Rename a file, whose digest the caller has checked, to a blob."""
         path = self.blob(digest)
         path.parent.mkdir(parents=True, exist_ok=True)
         file.replace(path)
@@ -202,11 +243,11 @@ class Store:
         below: Sequence[str] = (),
         stop: threading.Event | None = None,
     ) -> None:
-        """Unpack a stored layer unless it is there. Raises ImageError and leaves nothing.
+        """Unpack a stored layer unless it exists. Raises ImageError and leaves nothing.
 
-        `below` are the diff ids of the layers below it, lowest first, all unpacked. Without them
-        a layer that links to their files is a LinksBelowError. Setting `stop`, from another
-        thread, makes it fail soon.
+        `below` are the diff ids of the layers below it, lowest first, all unpacked. Without them, a
+        layer that links to their files raises LinksBelowError. Another thread can set `stop` to
+        make it fail soon.
         """
         *under, layer_id = self.layer_ids([*below, diff_id])
         if self.has_layer(layer_id):
@@ -222,11 +263,11 @@ class Store:
         if not self.has_layer(layer_id):
             raise ImageError(
                 f"layer {diff_id} cannot be put into {self.root}",
-                hint="check the folder's rights and run it again",
+                hint="check the folder's permissions and run it again",
             )
 
     def _place_layer(self, folder: Path, done: Unpacked, diff_id: str, place: Path) -> None:
-        """Complete a layer's folder and move it to its place."""
+        """Complete a layer's folder and move it to its final path."""
         listing = make_listing(folder / "tree", done.sums)
         (folder / "listing").write_text(listing)
         note = StoredLayer(diff_id, done.num_bytes, listing.count("\n"), sha256(listing.encode()))
@@ -238,7 +279,7 @@ class Store:
             folder.rename(place)
 
     def name(self, named: Named) -> None:
-        """Give an image a name, in place of what had it."""
+        """Give an image a name; an earlier owner loses it."""
         path = self._name_file(named.reference)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.owner().scratch() as folder:
@@ -246,19 +287,19 @@ class Store:
             (folder / "name").replace(path)
 
     def unname(self, reference: str) -> None:
-        """Forget a name; its blobs and layers stay until `gc`."""
+        """Remove a name; its blobs and layers stay until `gc`."""
         self._name_file(reference).unlink(missing_ok=True)
 
-    def sweep(self) -> int:
-        """Remove what killed processes left half done; return how many pieces."""
+    def remove_leftovers(self) -> int:
+        """Remove the temporary files of killed processes; return their number."""
         if not self.root.is_dir():
             return 0
         self.owner()
-        return owners.sweep(self.root)
+        return owners.remove_leftovers(self.root)
 
     def _layer(self, layer_id: str, image: str) -> StoredLayer:
         try:
-            return self.note(layer_id)
+            return self.layer_record(layer_id)
         except (FileNotFoundError, ValueError, TypeError) as error:
             raise _missing(image, f"image {image} lacks a layer on this machine") from error
 
@@ -277,7 +318,8 @@ def _open(root: Path) -> Store:
 
 
 def _each_once(layer_ids: Iterable[str]) -> list[str]:
-    """Keep the highest of equal layers: overlayfs takes a folder once, and it decides anyway."""
+    """Keep the highest of equal layers: overlayfs accepts a folder once, and the highest
+    decides."""
     return list(reversed(dict.fromkeys(reversed(list(layer_ids)))))
 
 
@@ -286,7 +328,8 @@ def _read_named(path: Path) -> Named:
         return Named(**json.loads(path.read_bytes()))
     except PermissionError as error:
         raise ImageError(
-            f"the image store keeps {path} from you", hint="name a store of your own in SWERL_CACHE"
+            f"no permission to read {path} in the image store",
+            hint="name your own store in SWERL_CACHE",
         ) from error
     except (ValueError, TypeError) as error:
         raise ImageError(
@@ -302,59 +345,17 @@ def _missing(image: str, message: str) -> ImageError:
     return ImageError(message, hint=f"run `swerl images pull {image}`")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredImage:
-    """An image that is ready to run."""
-
-    reference: str
-    """Its full name."""
-    digest: str
-    """Digest of its manifest."""
-    layers: tuple[Path, ...]
-    """Unpacked layers for overlayfs, lowest first, each once."""
-    env: Mapping[str, str]
-    workdir: str
-    user: str
-    """As the image has it: a name or number, with or without a group; empty for root."""
-    size: int
-    """Bytes of its unpacked files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A name of an image in the store."""
-
-    reference: str
-    digest: str
-    """Digest of the manifest for this machine."""
-    source: str = ""
-    """Where it was pulled from, by digest; empty for one that was imported."""
-    pulled_unix_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLayer:
-    """What the store notes about an unpacked layer, as `layer.json`."""
-
-    diff_id: str
-    num_bytes: int
-    """Bytes of its files."""
-    num_files: int
-    listing: str
-    """Digest of the file `listing` beside it."""
-
-
 def make_listing(root: Path, sums: Mapping[bytes, str] | None = None) -> str:
     """Return one line per file: kind, mode, size, mtime, content or target, path.
 
-    `sums` has the SHA-256 of each regular file where known; without it all are read. Raises
+    `sums` has the known SHA-256 of each regular file; without it all files are read. Raises
     OSError.
     """
     return "".join(f"{line}\n" for line in _lines(str(root), "", sums))
 
 
 def differences(listing: str, root: Path) -> list[str]:
-    """Return the paths that are not as listed: changed, missing or new. Raises OSError."""
+    """Return the paths that differ from the listing: changed, missing or new. Raises OSError."""
     known = _by_path(listing)
     found = _by_path(make_listing(root))
     return sorted(path for path in known.keys() | found if known.get(path) != found.get(path))

@@ -1,7 +1,8 @@
-"""Unpacks a layer into a folder that overlayfs takes as a lower directory.
+"""Unpack a layer into a folder that overlayfs can use as a lower directory.
 
-Names and links of a layer are not trusted: see `_folder.py`. Devices and extended attributes are
-left out: a sandbox brings its own devices, and an attribute could forge what overlayfs reads.
+Names and links of a layer are untrusted: see `layer_folder.py`. Devices and extended attributes are
+dropped: a sandbox has its own devices, and an attribute could forge overlayfs's marks. A thread
+decompresses and hashes ahead of the reader; both release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -18,43 +19,47 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from swerl.core.errors import ImageError
-from swerl.images.layer_folder import Folder, Meta
+from swerl.images.layer_folder import FileMeta, Folder
 
 BOMB_RATIO = 64
-"""Most bytes that a compressed byte may stand for. Layers of programs have 2 to 5."""
+"""Most bytes per compressed byte. Layers of programs have 2 to 5."""
 BOMB_FLOOR = 1 << 30
-"""Bytes that any layer may unpack to: a small layer of a few zeroed files is no bomb."""
-
+"""Bytes that any layer may unpack to: a small layer of a few zeroed files is not a bomb."""
 _BLOCK = 1 << 20
 _EXTENSIONS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
 _MAX_EXTENSION = 1 << 20
-"""Most bytes of one: Linux lets a file have 64 KiB of attributes and a name of 4 KiB."""
+"""Most bytes of one: Linux allows 64 KiB of attributes and a name of 4 KiB."""
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 _MALFORMED = {
     errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR,
 }  # fmt: skip
-"""Errors that the content of a layer makes, not the disk."""
-_UNTRUSTED = "do not trust this image; its other layers may hold worse"
+"""Errors caused by the content of a layer, not by the disk."""
+_UNTRUSTED = "do not trust this image; other layers may be worse"
+_PIECE = 1 << 20
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_DAMAGED = "fetch it again with `swerl images verify --repair`; else push the image again"
+_END = b""
 
 
 class LinksBelowError(ImageError):
-    """A layer links to a file that neither it nor the layers given below it hold."""
+    """A layer links to a file that neither it nor the given layers below have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The outcome of one layer."""
+    """The result for one layer."""
 
     num_bytes: int
     """Bytes of its files, holes included."""
     sums: Mapping[bytes, str]
-    """SHA-256 of each regular file by path, as it was written."""
+    """SHA-256 of each regular file by path, as written."""
     has_copies: bool = False
-    """Whether files were copied from layers below, so that it fits on no others."""
+    """True if files were copied from the layers below: it then fits only on those."""
 
 
 def unpack(
@@ -68,9 +73,9 @@ def unpack(
     """Unpack a layer file (a tar, plain or gzip or zstd) into an empty folder.
 
     `below` are the unpacked layers below it, highest first: a hard link may lead to a file there,
-    which is then copied. Raises LinksBelowError where a link leads to no file, ImageError on
-    damage, on content of another diff id, on names that lead out, and where the disk is full, or
-    once `stop` is set; the folder then holds part of the layer.
+    which is then copied. Raises LinksBelowError if a link leads to no file. Raises ImageError for
+    damage, another diff id, names that lead out, a full disk, or once `stop` is set; the folder
+    then holds part of the layer.
     """
     max_bytes = max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size)
     stream = LayerStream(file, max_bytes=max_bytes, stop=stop)
@@ -80,7 +85,7 @@ def unpack(
             found = stream.finish()
     except (tarfile.TarError, ValueError, RecursionError) as error:
         raise ImageError(
-            f"a layer is no tar archive: {error}", hint="push the image anew"
+            f"a layer is not a tar archive: {error}", hint="push the image again"
         ) from error
     except OSError as error:
         raise _failed(error, into) from error
@@ -89,7 +94,7 @@ def unpack(
     if found != diff_id:
         raise ImageError(
             f"a layer unpacks to {found}, not to {diff_id} as the image's config says",
-            hint="its config belongs to another image; push it anew",
+            hint="its config belongs to another image; push it again",
         )
     return Unpacked(num_bytes + folder.copied_bytes, folder.sums, folder.has_copies)
 
@@ -131,7 +136,7 @@ def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
 
 
 class _Entry(tarfile.TarInfo):
-    """An entry whose long names and attributes, which are read at once, have a bounded size."""
+    """An entry with bounded long names and attributes, which are read at once."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> Any:
         if self.type in _EXTENSIONS and not 0 <= self.size <= _MAX_EXTENSION:
@@ -140,7 +145,7 @@ class _Entry(tarfile.TarInfo):
 
 
 def _special(folder: Folder, path: bytes, entry: tarfile.TarInfo) -> None:
-    """Make what is no plain file."""
+    """Make an entry that is not a regular file."""
     if entry.isdir():
         folder.make_folder(path, _meta(entry))
     elif entry.issym():
@@ -156,7 +161,7 @@ def _link(folder: Folder, path: bytes, target: str) -> None:
         folder.link(path, _path(target))
     except FileNotFoundError as error:
         raise LinksBelowError(
-            f"a layer links to {target!r:.120}, which no layer holds", hint="push the image anew"
+            f"a layer links to {target!r:.120}, which no layer has", hint="push the image again"
         ) from error
 
 
@@ -166,13 +171,13 @@ def _whiteout(folder: Folder, path: bytes, name: bytes) -> None:
     if name == _OPAQUE:
         folder.make_opaque(parent)
     elif hidden in {b"", b".", b".."}:
-        raise ImageError(f"a layer removes {name!r}, which names nothing", hint=_UNTRUSTED)
+        raise ImageError(f"a layer removes {name!r}, which is not a file name", hint=_UNTRUSTED)
     elif not hidden.startswith(_WHITEOUT):  # other double marks are notes of one old driver
         folder.hide(b"/".join(filter(None, (parent, hidden))))
 
 
 def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[tuple[int, bytes]]:
-    """Yield the data of a file by offset; what lies between is a hole."""
+    """Yield the data of a file by offset; gaps are holes."""
     stream = cast(Any, tar.fileobj)
     stream.seek(entry.offset_data)
     segments = cast(Any, entry.sparse) or [(0, entry.size)]
@@ -181,22 +186,20 @@ def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[tuple[int
         while done < size:
             data = stream.read(min(size - done, _BLOCK))
             if not data:
-                raise tarfile.ReadError("it ends in the middle of a file")
+                raise tarfile.ReadError("it ends within a file")
             yield start + done, data
             done += len(data)
 
 
-def _meta(entry: tarfile.TarInfo) -> Meta:
-    return Meta(entry.mode, entry.size if entry.isreg() else 0, entry.mtime)
+def _meta(entry: tarfile.TarInfo) -> FileMeta:
+    return FileMeta(entry.mode, entry.size if entry.isreg() else 0, entry.mtime)
 
 
 def _path(name: str) -> bytes:
-    """Return a name's path below the folder. Raises ImageError on one that leads out."""
+    """Return a name's path below the folder. Raises ImageError if it leads out."""
     parts = [part for part in _encoded(name).split(b"/") if part not in {b"", b"."}]
     if b".." in parts:
-        raise ImageError(
-            f"a layer holds {name!r:.120}, a name that leads out of it", hint=_UNTRUSTED
-        )
+        raise ImageError(f"a layer has {name!r:.120}, a name that leads out of it", hint=_UNTRUSTED)
     return b"/".join(parts)
 
 
@@ -217,25 +220,18 @@ def _failed(error: OSError, into: Path) -> ImageError:
         return ImageError(message, hint="free some, or run `swerl images gc --keep TASKS`")
     message = f"a layer cannot be unpacked: {error}"
     if error.errno in _MALFORMED:
-        return ImageError(message, hint="push the image anew: its names or links do not fit")
+        return ImageError(message, hint="push the image again: its names or links are inconsistent")
     if error.errno in {errno.EOPNOTSUPP, errno.EPERM}:
         hint = "overlays need attributes and Linux 5.8: set SWERL_CACHE to a folder on ext4 or xfs"
         return ImageError(message, hint=hint)
-    return ImageError(message, hint=f"check the disk and the rights of {into.parent}")
-
-
-_PIECE = 1 << 20
-_GZIP = b"\x1f\x8b"
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_DAMAGED = "fetch it again with `swerl images verify --repair`; else push the image anew"
-_END = b""
+    return ImageError(message, hint=f"check the disk and the permissions of {into.parent}")
 
 
 class LayerStream:
-    """Reads the tar of a layer file: gzip, zstd or plain, told apart by the first bytes."""
+    """Reads the tar of a layer file: gzip, zstd or plain, identified by its first bytes."""
 
     def __init__(self, file: Path, *, max_bytes: int, stop: threading.Event | None = None) -> None:
-        """Begin to read. More than `max_bytes` uncompressed is an ImageError, and so is `stop`."""
+        """Start to read. Raises ImageError after `max_bytes` uncompressed bytes or `stop`."""
         self._file = file
         self._max_bytes = max_bytes
         self._sum = hashlib.sha256()
@@ -247,7 +243,7 @@ class LayerStream:
         self._thread.start()
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes, none at the end. Raises ImageError on damage."""
+        """Return up to `size` bytes, none at the end. Raises ImageError for damage."""
         if not self._rest and not self._ended:
             piece = self._pieces.get()
             if isinstance(piece, Exception):
@@ -259,13 +255,13 @@ class LayerStream:
         return bytes(taken)
 
     def finish(self) -> str:
-        """Read what is left and return the digest of everything. Raises ImageError."""
+        """Read the rest and return the digest of everything. Raises ImageError."""
         while self.read(_PIECE):
             pass
         return "sha256:" + self._sum.hexdigest()
 
     def close(self) -> None:
-        """Stop the thread, whatever is left."""
+        """Stop the thread at any point."""
         self._stopped.set()
         while self._thread.is_alive():
             try:
@@ -286,9 +282,7 @@ class LayerStream:
         size = 0
         for piece in _decompressed(file):
             if self._stopped.is_set():
-                raise ImageError(
-                    "the work on a layer was stopped", hint="run the same command again"
-                )
+                raise ImageError("unpacking a layer was stopped", hint="run the same command again")
             size += len(piece)
             if size > self._max_bytes:
                 message = f"a layer unpacks to more than {self._max_bytes >> 20} MiB"
@@ -309,7 +303,7 @@ def _decompressed(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _gunzip(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the content of gzip members in a row; zeros may follow them, as gzip allows."""
+    """Yield the content of consecutive gzip members; zeros may follow, as gzip allows."""
     decoder = zlib.decompressobj(wbits=31)
     data = b""
     try:
@@ -326,7 +320,7 @@ def _gunzip(file: BinaryIO) -> Iterator[bytes]:
     except zlib.error as error:
         raise ImageError(f"a layer's gzip data is damaged: {error}", hint=_DAMAGED) from error
     if not decoder.eof:
-        raise ImageError("a layer's gzip data ends in the middle", hint=_DAMAGED)
+        raise ImageError("a layer's gzip data is cut short", hint=_DAMAGED)
 
 
 def _unzstd(file: BinaryIO) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""A given release line of Python on this machine, and what its pip can fetch."""
+"""Find a Python of a given release line on this machine, and fetch packages with its pip."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from swerl.core.errors import ImageError
 from swerl.core.secrets import child_environment
 
 _FETCH_S = 1200.0
-"""Most seconds for one pip command: a slow index and a dozen large wheels."""
+"""Time limit of one pip command: a slow index and a dozen large wheels."""
 _SHADOWS = ("PYTHON", "PYENV_VERSION", "VIRTUAL_ENV", "__PYVENV")
-"""Variables of this process's own Python that would mislead another."""
+"""Variables of this process's own Python that would mislead another one."""
 _ASK = (
     "import os, sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix,"
     " os.path.realpath(sys.executable))"
@@ -25,17 +25,15 @@ _ASK = (
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """One installed Python."""
-
     version: str
     """Release line, such as `3.9`."""
     executable: Path
     prefix: Path
-    """Folder that holds all of it."""
+    """Its installation folder."""
 
 
 def find_python(version: str) -> Python:
-    """Return a Python of this release line. Raises ImageError where there is none."""
+    """Return a Python of this release line. Raises ImageError if there is none."""
     for candidate in _candidates(version):
         if found := _ask(candidate, version):
             return found
@@ -46,9 +44,9 @@ def find_python(version: str) -> Python:
 
 
 def fetch_wheels(python: Python, requirements: Sequence[str], folder: Path) -> None:
-    """Bring a wheel of every pinned requirement into the folder; those there are kept.
+    """Download a wheel of every pinned requirement into the folder; existing ones are kept.
 
-    The index is the one that the user's pip is configured with. Raises ImageError.
+    The user's pip configuration chooses the index. Raises ImageError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [pin for pin in requirements if not _has_wheel(folder, pin)]
@@ -59,10 +57,10 @@ def fetch_wheels(python: Python, requirements: Sequence[str], folder: Path) -> N
 
 
 def fetch_sdist(python: Path, pin: str, folder: Path) -> Path:
-    """Bring a project's source archive `name==version` into the folder and return its path.
+    """Download a project's source archive `name==version` into the folder and return its path.
 
-    pip builds the archive's metadata before it lets go of it, so `python` must hold what that
-    takes. Raises ImageError.
+    pip builds the archive's metadata before it stores the archive, so `python` must have its build
+    requirements. Raises ImageError.
     """
     if found := _sdist(folder, pin):
         return found
@@ -76,13 +74,13 @@ def fetch_sdist(python: Path, pin: str, folder: Path) -> Path:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without what would mislead another Python."""
+    """Return this process's environment without variables that would mislead another Python."""
     ours = child_environment(PIP_DISABLE_PIP_VERSION_CHECK="1")
     return {name: value for name, value in ours.items() if not name.startswith(_SHADOWS)}
 
 
 def _candidates(version: str) -> Iterator[Path]:
-    """Yield where a Python of this line may be: PATH first, then pyenv's folders."""
+    """Yield candidate paths of a Python of this line: PATH first, then pyenv's folders."""
     if on_path := shutil.which(f"python{version}"):
         yield Path(on_path)
     environment = child_environment()
@@ -97,7 +95,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _ask(candidate: Path, version: str) -> Python | None:
-    """Return the Python behind a name; a pyenv shim may stand there and answer for none."""
+    """Return the Python behind a path, or None; a pyenv shim may exist without a Python."""
     try:
         done = subprocess.run(
             [candidate, "-c", _ASK],
@@ -116,9 +114,9 @@ def _ask(candidate: Path, version: str) -> Python | None:
 
 
 def _isolated(python: Path) -> list[str]:
-    """Return what has every archive built in an environment of its own, where pip knows that.
+    """Return the flags that make pip build every archive in an environment of its own.
 
-    Without it an archive of before PEP 517 needs `wheel` in that Python itself.
+    Old releases of pip lack them; an archive from before PEP 517 then needs `wheel` in that Python.
     """
     done = subprocess.run(
         [python, "-m", "pip", "--version"],
@@ -144,8 +142,8 @@ def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise ImageError(
-            f"fetching {wanted} took over {_FETCH_S:g} s",
-            hint="try again; what is there is kept",
+            f"fetching {wanted} took more than {_FETCH_S:g} s",
+            hint="try again; finished files are kept",
             retryable=True,
         ) from error
     if done.returncode:
@@ -156,10 +154,10 @@ def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:
 
 
 def _errors_of(said: str) -> str:
-    """Return the lines of pip's output that name an error, else its last one."""
+    """Return the lines of pip's output that name an error, else its last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror:", line, re.IGNORECASE)]
-    return " | ".join(errors or lines[-1:] or ["pip said nothing"])[:400]
+    return " | ".join(errors or lines[-1:] or ["pip printed nothing"])[:400]
 
 
 def _has_wheel(folder: Path, pin: str) -> bool:
