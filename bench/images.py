@@ -29,12 +29,12 @@ from pathlib import Path
 
 from swerl.core.image_reference import Target
 from swerl.images.http import http_session
-from swerl.images.registry import Registry
-from swerl.images.mirror import mirror
 from swerl.images.manifest import IMAGE_TYPES, Blob, Manifest, sha256
-from swerl.images.store import Store
+from swerl.images.mirror import mirror
 from swerl.images.plan import plan
 from swerl.images.pull import pull
+from swerl.images.registry import Registry
+from swerl.images.store import Store
 
 NUM_IMAGES = 20
 NUM_SHARED = 3

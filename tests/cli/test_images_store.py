@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from tests.images.layers import Entry, add_image, make_tar
 from typer.testing import CliRunner
 
 from swerl.cli._images import images_of, read_size
@@ -16,6 +15,7 @@ from swerl.cli.images import app
 from swerl.core.errors import ImageError, InputError, TaskError
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.images.store import Store, default_store
+from tests.images.layers import Entry, add_image, make_tar
 
 
 @pytest.fixture

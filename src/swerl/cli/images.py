@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swerl.core.task import Task
-    from swerl.images.mirror import Mirrored, MirrorOptions, Report
-    from swerl.images.plan import Plan, PlanOptions
+    from swerl.images.mirror import Mirrored, MirrorOptions, MirrorReport
+    from swerl.images.plan import ImagePlan, PlanOptions
 
 _MIB = 2**20
 
@@ -56,7 +56,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _make(images: list[str], options: PlanOptions) -> Plan:
+def _make(images: list[str], options: PlanOptions) -> ImagePlan:
     from rich.progress import MofNCompleteColumn, Progress
 
     from swerl.cli._output import stderr
@@ -74,7 +74,7 @@ def _make(images: list[str], options: PlanOptions) -> Plan:
         return run(job, after="manifests that were read are kept")
 
 
-def _table(made: Plan, mbit: float) -> Table:
+def _table(made: ImagePlan, mbit: float) -> Table:
     from rich.table import Table
 
     stored = sum(image.is_stored for image in made.images)
@@ -99,7 +99,7 @@ def _table(made: Plan, mbit: float) -> Table:
     return table
 
 
-def _json(made: Plan, mbit: float) -> str:
+def _json(made: ImagePlan, mbit: float) -> str:
     import json
     from dataclasses import asdict
 
@@ -137,7 +137,7 @@ def _json(made: Plan, mbit: float) -> str:
     )
 
 
-def _registries(made: Plan) -> list[str]:
+def _registries(made: ImagePlan) -> list[str]:
     return sorted({image.registry for image in made.images if image.registry})
 
 
@@ -216,7 +216,7 @@ def _platform(text: str) -> tuple[str, str]:
     return system, architecture
 
 
-def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> Report:
+def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> MirrorReport:
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from swerl.cli._output import stderr
@@ -239,7 +239,7 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> R
         )
 
 
-def _show(report: Report, lock: Path) -> None:
+def _show(report: MirrorReport, lock: Path) -> None:
     from swerl.cli._images import show_failures, shown_bytes
     from swerl.cli._output import console, counted
     from swerl.images.mirror import Way

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from swerl.core.task import Task
-    from swerl.images.bake import Layer
-    from swerl.images.mirror import Pinned
-    from swerl.images.bake import Baked
+    from swerl.images.bake import AgentLayer, Baked
     from swerl.images.build import SourceSpec
+    from swerl.images.mirror import Pinned
     from swerl.tasks.datasets import Row
 
 
@@ -195,10 +194,10 @@ def bake(
 def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pinned]:
     from swerl.core.errors import InputError
     from swerl.core.image_reference import is_local
-    from swerl.images.mirror import Lock
+    from swerl.images.mirror import LockFile
 
     lock = lock or tasks.with_suffix(".images.json")
-    known = Lock(lock).images
+    known = LockFile(lock).images
     remote = {image for image in wanted if not is_local(image)}
     if missing := sorted(remote - known.keys()):
         more = f", and {len(missing) - 1} more are not" if missing[1:] else ""
@@ -208,7 +207,7 @@ def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pin
     return {image: known[image] for image in sorted(remote)}
 
 
-def _layer(agents: list[str], path: Path) -> Layer:
+def _layer(agents: list[str], path: Path) -> AgentLayer:
     from swerl.cli._output import stderr
     from swerl.core import plugins
     from swerl.core.errors import InputError
@@ -233,7 +232,7 @@ def _layer(agents: list[str], path: Path) -> Layer:
 
 def _bake(
     images: Mapping[str, Pinned],
-    layer: Layer,
+    layer: AgentLayer,
     lock: Path,
     workers: int,
     docker_config: Path | None,
@@ -259,7 +258,7 @@ def _bake(
         return run(job, after="the same command skips what is there already")
 
 
-def _show(done: list[Baked], layer: Layer, lock: Path) -> None:
+def _show(done: list[Baked], layer: AgentLayer, lock: Path) -> None:
     from swerl.cli._images import show_failures, shown_bytes
     from swerl.cli._output import console, counted
 

@@ -27,8 +27,8 @@ def pull(
     from swerl.cli._images import images_of, read_rewrites, show_failures, shown_bytes
     from swerl.cli._output import console, counted
     from swerl.images.login import default_config
-    from swerl.images.store import default_store
     from swerl.images.pull import PullOptions
+    from swerl.images.store import default_store
 
     options = PullOptions(
         workers=workers,
@@ -80,8 +80,8 @@ def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.core.image_reference import is_local
-    from swerl.images.store import default_store
     from swerl.images.pull import pull as pull_images
+    from swerl.images.store import default_store
 
     total = sum(not is_local(image) for image in images)
     columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn())

@@ -10,9 +10,9 @@ import typer
 from swerl.cli._images import DockerConfigOption, RewritesOption
 
 if TYPE_CHECKING:
-    from swerl.images.store import Named
     from swerl.images.pull import PullOptions
-    from swerl.images.verify import Checked, Part
+    from swerl.images.store import Named
+    from swerl.images.verify import CheckedPart, StorePart
 
 _ALL = "all"
 
@@ -64,8 +64,8 @@ def verify(
     from swerl.cli._images import read_rewrites
     from swerl.cli._output import console
     from swerl.images.login import default_config
-    from swerl.images.store import default_store
     from swerl.images.pull import PullOptions
+    from swerl.images.store import default_store
 
     everything = not images or images == [_ALL]
     store = default_store()
@@ -134,7 +134,7 @@ def _names(arguments: Sequence[str]) -> list[Named]:
     return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
 
 
-def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Checked]:
+def _verify(names: list[Named], *, everything: bool, workers: int) -> list[CheckedPart]:
     from rich.markup import escape
     from rich.progress import Progress
 
@@ -167,7 +167,7 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
     return damaged
 
 
-def _repair(damaged: Sequence[Checked], options: PullOptions) -> None:
+def _repair(damaged: Sequence[CheckedPart], options: PullOptions) -> None:
     from swerl.cli._images import show_failures
     from swerl.cli._output import console, counted, stderr
     from swerl.cli._run import run
@@ -187,7 +187,7 @@ def _repair(damaged: Sequence[Checked], options: PullOptions) -> None:
     console().print(f"{counted(count, 'image')} fetched again")
 
 
-def _shown(part: Part) -> str:
+def _shown(part: StorePart) -> str:
     of = f" of {part.images[0]}" if part.images else ", which no image needs,"
     more = f" and {len(part.images) - 1} more" if len(part.images) > 1 else ""
     return f"{part.kind} {part.digest}{of}{more}"
