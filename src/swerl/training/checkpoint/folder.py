@@ -29,6 +29,13 @@ _MARGIN = 1.02
 """Disk space of a checkpoint over that of its tensors: metadata and file system overhead."""
 
 
+FORMAT = 1
+"""Version of the checkpoint format."""
+META = "meta.json"
+OLDER = "`swerl train rewind RUN --step N` goes back to an older checkpoint"
+"""Hint for a checkpoint that cannot be used."""
+
+
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
     step: int
@@ -147,13 +154,6 @@ async def wait_until_whole(
     if outcome.error:
         raise TrainerError(outcome.error, hint=outcome.hint)
     return CheckpointRef(step, outcome.num_bytes, outcome.write_s, outcome.warning)
-
-
-FORMAT = 1
-"""Version of the checkpoint format."""
-META = "meta.json"
-OLDER = "`swerl train rewind RUN --step N` goes back to an older checkpoint"
-"""Hint for a checkpoint that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

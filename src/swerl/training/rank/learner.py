@@ -2,6 +2,9 @@
 
 The loss of a micro-batch is a sum over its rows of weight times row loss, and the weights of a
 whole batch sum to one. So gradients of micro-batches and of ranks are summed, never averaged.
+
+Megatron-Core's schedule runs the micro-batches, with or without pipeline stages. Only the last
+stage has log-probabilities and the loss; one of the ranks with the same rows reports the figures.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -42,6 +45,12 @@ from swerl.training.rank.step_stats import (
     sum_over_ranks,
     to_stats,
 )
+
+Figures = Mapping[str, float]
+MicroLoss = Callable[[MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Figures]]
+"""(micro-batch, its log-probabilities, the reference's) -> loss, figures."""
+_NO_TOKENS = torch.tensor(0, dtype=torch.int)
+"""Megatron's divisor of gradients; the rows' weights already hold it."""
 
 
 class Learner:
@@ -186,11 +195,6 @@ class Learner:
         return grad_norm
 
 
-Figures = Mapping[str, float]
-MicroLoss = Callable[[MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Figures]]
-"""(micro-batch, its log-probabilities, the reference's) -> loss, figures."""
-
-
 def own_share() -> RowShare:
     return RowShare(
         context_ranks=parallel_state.get_context_parallel_world_size(),
@@ -266,7 +270,3 @@ def _with_loss(
         return value, _NO_TOKENS, figures
 
     return model(micro.rows), of_output
-
-
-_NO_TOKENS = torch.tensor(0, dtype=torch.int)
-"""Megatron's divisor of gradients; the rows' weights already hold it."""

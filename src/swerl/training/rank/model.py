@@ -35,6 +35,10 @@ from swerl.training.rank.microbatch import PackedRows
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+ToLogits = Callable[[torch.Tensor], torch.Tensor]
+"""The output layer: (C, H) to (C, V)."""
+
+
 class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no types
     temperature = 1.0
     """Divisor of the logits."""
@@ -170,10 +174,6 @@ def _check_layout(transformer: Mapping[str, Json], options: TrainerOptions) -> N
             "trains wrong weights: experts' gradients are not summed over all ranks",
             hint=f"set expert_tensor_parallel={tensor}",
         )
-
-
-ToLogits = Callable[[torch.Tensor], torch.Tensor]
-"""The output layer: (C, H) to (C, V)."""
 
 
 def chunked_log_probs(

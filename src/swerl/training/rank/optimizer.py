@@ -20,6 +20,8 @@ from torch.optim.adamw import adamw
 from swerl.training.options import TrainerOptions
 from swerl.training.rank.model import TokenModel
 
+_HOST = torch.device("cpu")
+
 
 def wrap(model: TokenModel) -> DistributedDataParallel:
     """Wrap a model: gradients are summed in one fp32 buffer that the ranks share."""
@@ -76,9 +78,6 @@ def build_scheduler(
         wd_incr_steps=0,
         wd_incr_style="constant",
     )
-
-
-_HOST = torch.device("cpu")
 
 
 def move_to_host(optimizer: MegatronOptimizer) -> None:

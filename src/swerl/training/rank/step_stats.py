@@ -17,6 +17,9 @@ from swerl.training.rank.microbatch import MicroBatch
 Item = TypeVar("Item")
 
 
+_GIB = 2**30
+
+
 def compare(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
     """Return the difference between the trainer's and the engine's log-probabilities.
 
@@ -76,9 +79,6 @@ def to_stats(
             "trained_tokens_per_s": num_tokens / duration_s,
         },
     )
-
-
-_GIB = 2**30
 
 
 class PhaseTimer:
