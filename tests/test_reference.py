@@ -47,10 +47,10 @@ def test_every_recipe_section_is_on_one_page() -> None:
 
 
 def test_every_command_and_every_recipe_key_has_a_meaning() -> None:
-    for name, make in GENERATOR.PAGES.items():
+    for name in set(GENERATOR.PAGES) - {"contracts"}:
+        make = GENERATOR.PAGES[name]
         rows = [line for line in make().splitlines() if line.startswith("| `")]
-        if name.startswith(("cli", "recipe-plug")):
-            assert not [row for row in rows if row.endswith("|  |")]
+        assert not [row for row in rows if row.endswith("|  |")]
 
 
 ROOT = HERE.parents[1]

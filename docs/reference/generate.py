@@ -20,6 +20,10 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from swerl.core import contracts, plugins
+from swerl.core.grade import Grade
+from swerl.core.learning import LossInputs, LossResult
+from swerl.core.sandbox import Exec, Limits
+from swerl.core.task import GradingSpec, Task
 from swerl.recipe import schema
 from swerl.recipe.schema import Recipe
 
@@ -158,22 +162,25 @@ The Protocols below are `swerl.core.contracts`, the dataclasses are in `swerl.co
     )
     names["rewards"] = "`solved`, `solved-in-time`; a function `(Grade, Status) -> float`"
     head += "\n".join(f"| `swerl.{kind}` | {found} |" for kind, found in names.items())
-    found = [
+    found: list[tuple[str, str]] = [
         (f"`{name}`", _protocol(value))
         for name, value in vars(contracts).items()
         if getattr(value, "_is_protocol", False) and value.__module__ == contracts.__name__
     ]
+    values = [Task, GradingSpec, Exec, Limits, Grade, LossInputs, LossResult]
+    values += [contracts.Endpoint, contracts.Exit, contracts.EngineSetup]
+    found += [(f"`{value.__module__}.{value.__name__}`", _protocol(value)) for value in values]
     return _page(f"{head}\n\n{NOTE}", found)
 
 
 def _protocol(protocol: type) -> str:
-    """Return a Protocol's docstring and a table of its members."""
+    """Return the docstring of a Protocol or a dataclass, and a table of its members."""
     [node] = ast.parse(inspect.getsource(protocol)).body
     assert isinstance(node, ast.ClassDef)
     rows = []
     for member, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
-            text = after.value.value if isinstance(after, ast.Expr) else ""  # type: ignore[attr-defined]
+            text = getattr(after.value, "value", "") if isinstance(after, ast.Expr) else ""
             rows.append((f"{member.target.id}: {ast.unparse(member.annotation)}", str(text)))
         elif isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
             mark = "async " if isinstance(member, ast.AsyncFunctionDef) else ""
@@ -235,6 +242,9 @@ def _table(model: type[BaseModel], keys: Iterable[str]) -> str:
             continue
         meaning = " ".join(meanings.get((model.__name__, name), "").split())
         default = model.model_fields[name].get_default(call_default_factory=True)
+        if isinstance(default, schema.PluginSection):
+            page = "recipe-algorithm" if name == "algorithm" else "recipe-plug-ins"
+            meaning = f"The plug-in of `[{name}]` and its [keys]({page}.md)."
         rows.append(f"| `{name}` | {_shown(default)} | {meaning} |")
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows]) if rows else ""
 
