@@ -187,6 +187,7 @@ class MessageTree:
             parent, place, num_steps, num_messages = there.replies[-1], there, len(steps), step.end
             if len(step.messages) == 1:
                 known.append((step.end - 1, parent))
+        # The parent is the last known reply; every step after it is new.
         keys = tuple(step.key for step in steps)
         new = request.messages[num_messages:]
         match = Match(parent, new, root, place, keys[num_steps:], tuple(known))
@@ -201,6 +202,7 @@ class MessageTree:
         place = self._end(match.root, match.place, match.keys)
         content = self._reply_key(message)
         if message.tool_calls:
+            # Found by its minted ids or, if the client makes its own, by content.
             owner = _owner_key(message)
             minted = ((call.id, (owner, n)) for n, call in enumerate(message.tool_calls))
             self._minted.update(minted)
@@ -208,6 +210,7 @@ class MessageTree:
         else:
             there = place.next.setdefault(content, _Point())
             there.replies.append(node)
+        # The client may replay its prefill and the reply as one message: both keys lead here.
         if match.prefill:
             before = self._end(match.root, match.prefill.place, match.prefill.keys)
             whole = _joined((match.prefill.message, message))

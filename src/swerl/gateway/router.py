@@ -90,24 +90,30 @@ class Router:
             return await self._answer(request, stream, route, session.conversation)
 
     async def _answer(
-        self, request: web.BaseRequest, stream: EventStream, route: _Route, talk: Conversation
+        self,
+        request: web.BaseRequest,
+        stream: EventStream,
+        route: _Route,
+        conversation: Conversation,
     ) -> web.StreamResponse:
-        most, encoding = talk.limits.max_body_bytes, request.headers.get("Content-Encoding", "")
-        async with talk.admission.reading:
+        most = conversation.limits.max_body_bytes
+        encoding = request.headers.get("Content-Encoding", "")
+        async with conversation.admission.reading:
             body = await read_body(request, most)
+        # From here to the first wait the loop serves no other request.
         await self._admission.parsing.wait()
-        asked = route.dialect.parse(read_object(body, encoding, most))
+        chat_request = route.dialect.parse(read_object(body, encoding, most))
         del body
         if route.operation == "count_tokens":
             # Both vendors' clients can read this object.
-            num_tokens = await talk.count(asked)
+            num_tokens = await conversation.count(chat_request)
             count: Json = {"object": "response.input_tokens", "input_tokens": num_tokens}
             return await send_json(request, count)
-        async with talk.answer(asked, read_requester(request.headers)) as answer:
-            while asked.stream and not await answer.ready(PING_S):
+        async with conversation.answer(chat_request, read_requester(request.headers)) as answer:
+            while chat_request.stream and not await answer.ready(PING_S):
                 await stream.ping()
             reply = await answer.reply()
-            if asked.stream:
+            if chat_request.stream:
                 response = await stream.finish(route.dialect.events(reply))
             else:
                 response = await send_json(request, route.dialect.reply(reply))

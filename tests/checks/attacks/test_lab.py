@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from swerl.checks.attacks import _machine, catalogue, sheet
+from swerl.checks.attacks import catalogue, sheet
 from swerl.checks.attacks._services import Greeter
 from swerl.checks.attacks.finding import Finding, Result
 from swerl.checks.attacks.inside import greedy
 from swerl.checks.attacks.sheet import Subject
 from swerl.core.errors import SandboxLostError
+from swerl.core.liveness import BOOT_ID
 from swerl.core.sandbox import Exec, Limits
 from swerl.gateway.sessions import Session
 
@@ -63,7 +64,7 @@ async def test_interfaces_are_read_without_python_too(
 async def test_rights_over_a_kernel_of_its_own_are_no_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(monkeypatch, _machine.BOOT_ID, Exec(0, b"another-boot\n", b""))
+    answer(monkeypatch, str(BOOT_ID), Exec(0, b"another-boot\n", b""))
     found = await finding("mounts", tmp_path)
     assert found.result is Result.CANNOT
     assert "kernel of its own" in found.seen
