@@ -95,14 +95,14 @@ def test_a_half_that_never_acknowledges_is_refused(monkeypatch: pytest.MonkeyPat
     ],
 )
 async def test_a_half_that_breaks_the_rules_is_refused(frames: list[Frame], complaint: str) -> None:
-    door = ListenerSocket()
-    joined = RelayedConnections(door, lambda _: None)
+    listening = ListenerSocket()
+    joined = RelayedConnections(listening, lambda _: None)
     try:
         with pytest.raises(ValueError, match=complaint):
             for frame in frames:
                 joined.handle(frame)
     finally:
-        door.close()
+        listening.close()
         await joined.close()
 
 

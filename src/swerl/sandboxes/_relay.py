@@ -77,12 +77,12 @@ async def open_relay(
     running = None
     try:
         await relay.serve()
-        await relay.door.give_to(listener)
+        await relay.socket.give_to(listener)
         running = asyncio.ensure_future(relay.keep_linked())
         running.add_done_callback(lambda task: _report_end(task, on_lost))
         yield f"http://127.0.0.1:{relay.port}"
     finally:
-        relay.door.close()
+        relay.socket.close()
         if running:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -92,13 +92,13 @@ async def open_relay(
 class _Relay:
     """The controller's half of one relay."""
 
-    def __init__(self, sandbox: Sandbox, door: ListenerSocket) -> None:
-        self.door = door
+    def __init__(self, sandbox: Sandbox, listening: ListenerSocket) -> None:
+        self.socket = listening
         self.port = 0
         self._sandbox = sandbox
         self._name = f"swerl-relay-{secrets.token_hex(16)}"
         self._wire = Wire()
-        self.connections = RelayedConnections(door, self._wire.push)
+        self.connections = RelayedConnections(listening, self._wire.push)
         self._received_at = 0.0
         self._error_output = b""
         self._protocol_errors = 0
@@ -289,8 +289,8 @@ class Frame:
 class RelayedConnections:
     """All open connections of one relay."""
 
-    def __init__(self, door: ListenerSocket, push: Callable[[Frame], None]) -> None:
-        self._door = door
+    def __init__(self, listening: ListenerSocket, push: Callable[[Frame], None]) -> None:
+        self._socket = listening
         self._push = push
         self._open: dict[int, _RelayedConnection] = {}
         self._last = 0
@@ -306,7 +306,7 @@ class RelayedConnections:
             self._last = frame.connection
             opened = _RelayedConnection(frame.connection, self._push)
             self._open[frame.connection] = opened
-            opened.task = asyncio.ensure_future(opened.run(self._door))
+            opened.task = asyncio.ensure_future(opened.run(self._socket))
             opened.task.add_done_callback(lambda _: self._open.pop(frame.connection, None))
         elif connection := self._open.get(frame.connection):
             connection.handle(frame)
@@ -356,11 +356,11 @@ class _RelayedConnection:
                 if self.task:
                     self.task.cancel()
 
-    async def run(self, door: ListenerSocket) -> None:
+    async def run(self, listening: ListenerSocket) -> None:
         """Carry both directions to their ends."""
         writer = None
         try:
-            reader, writer = await door.connect()
+            reader, writer = await listening.connect()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._inward(writer))
                 group.create_task(self._outward(reader))

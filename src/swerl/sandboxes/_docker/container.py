@@ -33,7 +33,7 @@ _FIRST_PROCESSES = 8
 _LOSS_TIMEOUT_S = 2.0
 """Time after a broken stream in which the daemon may report the container's end."""
 _MARK_TOP = 1 << 40
-_MOST_WAITING_BYTES = 1 << 16
+_MAX_PENDING_BYTES = 1 << 16
 PERIOD_S = 10.0
 """Pause between two measurements of disk usage; a fast writer can exceed its limit in between."""
 _REFUSALS = (ContainerGoneError, NameTakenError, StreamRefusedError, SandboxUnavailableError)
@@ -253,7 +253,7 @@ class Signaller:
                 *lines, text = (text + read[0]).split(b"\n")
                 for line in lines:
                     await self._read(line.decode("ascii", "replace").split())
-                text = text[-_MOST_WAITING_BYTES:]
+                text = text[-_MAX_PENDING_BYTES:]
         finally:
             if not self.ready.done():
                 self.ready.set_result(None)

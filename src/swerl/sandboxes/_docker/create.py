@@ -33,7 +33,7 @@ _OVERHEAD_PROCESSES = 8
 _CLOCK_SLACK_S = 5
 _REMOVAL_ROUNDS = 200
 _REMOVAL_PAUSE_S = 0.05
-_LEAST_MEMORY = 6 << 20
+_MIN_MEMORY_BYTES = 6 << 20
 _CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 
 _MASKED = (
@@ -189,8 +189,8 @@ def _request(client: Any, plan: ContainerPlan, *, with_quota: bool) -> str:
         network_mode="none",
         cap_drop=["ALL"],
         security_opt=["no-new-privileges", *plan.security],
-        mem_limit=max(limits.memory_mib << 20, _LEAST_MEMORY),
-        memswap_limit=max(limits.memory_mib << 20, _LEAST_MEMORY),
+        mem_limit=max(limits.memory_mib << 20, _MIN_MEMORY_BYTES),
+        memswap_limit=max(limits.memory_mib << 20, _MIN_MEMORY_BYTES),
         pids_limit=limits.num_processes + _OVERHEAD_PROCESSES,
         nano_cpus=int(limits.num_cpus * 1e9),
         shm_size=max(limits.memory_mib << 19, 1 << 20),

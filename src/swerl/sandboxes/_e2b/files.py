@@ -22,13 +22,13 @@ from swerl.sandboxes._e2b.runner import INLINE_BYTES, Runner, new_folder
 from swerl.sandboxes._e2b.sdk import RemoteSandbox
 
 _MISSING, _NOT_PLAIN, _LARGE, _FULL, _HOLES = 44, 45, 46, 47, 48
-_MOST_HOLES = 256 << 20
+_MAX_SPARSE_BYTES = 256 << 20
 """Largest sparse file that is read: the size of such a file is not bounded by a disk."""
 _READ = f"""
 [ -e "$1" ] || exit {_MISSING}
 [ -f "$1" ] || exit {_NOT_PLAIN}
 set -- "$1" $(stat -L -c '%s %b %B' -- "$1")
-[ "$2" -le {_MOST_HOLES} ] || [ $(($3 * $4)) -ge "$2" ] || exit {_HOLES}
+[ "$2" -le {_MAX_SPARSE_BYTES} ] || [ $(($3 * $4)) -ge "$2" ] || exit {_HOLES}
 [ "$2" -le {INLINE_BYTES} ] || exit {_LARGE}
 exec cat -- "$1"
 """

@@ -40,7 +40,7 @@ INLINE_BYTES = 60_000
 _REPORT = re.compile(r"x (\d+) ([01]) (\d+) (\d+)")
 
 
-class DefiedError(SandboxLostError):
+class UnkillableError(SandboxLostError):
     """The sandbox answers, but a command in it cannot be killed."""
 
 
@@ -100,7 +100,7 @@ class Runner:
         async def attempt() -> bool:
             nonlocal fruitless
             before = list(output.offsets)
-            async with self._stream(job, output, facts_file, takes_input=False) as shell:
+            async with self._stream(job, output, facts_file, accepts_input=False) as shell:
                 await shell.wait()
             self.require_accepted(output)
             fruitless = 0 if output.offsets > before else fruitless + 1
@@ -120,7 +120,7 @@ class Runner:
         """
         job, facts_file = await self._upload_large(job)
         try:
-            async with self._stream(job, output, facts_file, takes_input=True) as shell:
+            async with self._stream(job, output, facts_file, accepts_input=True) as shell:
                 yield shell
         finally:
             await asyncio.shield(self.abandon(job))
@@ -132,7 +132,7 @@ class Runner:
     async def abandon(self, job: ShellJob) -> bool:
         """Kill a job and all processes that it started; return whether the sandbox still answers.
 
-        Raises DefiedError if the job does not die, and SandboxLostError if the sandbox is gone.
+        Raises UnkillableError if the job does not die, and SandboxLostError if the sandbox is gone.
         """
         answered = False
         if not self.ended.done():
@@ -182,14 +182,14 @@ class Runner:
 
         async def attempt() -> bool:
             async with self._remote.shell(
-                RUN, env={"SWERL_JOB": text}, user=job.user, takes_input=False, show=(take, take)
+                RUN, env={"SWERL_JOB": text}, user=job.user, accepts_input=False, show=(take, take)
             ) as shell:
                 await shell.wait()
             return True
 
         await self.persist(attempt)
         if any(line.startswith("! ") for line in "".join(detail).splitlines()):
-            raise DefiedError(
+            raise UnkillableError(
                 f"sandbox {self._remote.id} is gone: a command could not be killed",
                 hint="open a new sandbox",
                 from_inside=True,
@@ -197,7 +197,7 @@ class Runner:
 
     @asynccontextmanager
     async def _stream(
-        self, job: ShellJob, output: JobOutput, facts_file: str, *, takes_input: bool
+        self, job: ShellJob, output: JobOutput, facts_file: str, *, accepts_input: bool
     ) -> AsyncIterator[ShellStream]:
         output.begin()
         stale = self._stale.pop(job.user, [])
@@ -207,7 +207,7 @@ class Runner:
                 RUN,
                 env={"SWERL_JOB": text},
                 user=job.user,
-                takes_input=takes_input,
+                accepts_input=accepts_input,
                 show=(output.stdout, output.stderr),
             ) as shell:
                 yield shell

@@ -16,7 +16,7 @@ from swerl.core.sandbox import TIMED_OUT, CappedOutput, Chunk, Exec, Mount
 from swerl.sandboxes._e2b.direct import Direct, open_direct
 from swerl.sandboxes._e2b.files import UNPACK, SandboxFiles, upload_folder
 from swerl.sandboxes._e2b.process import E2BProcess
-from swerl.sandboxes._e2b.runner import DefiedError, JobOutput, JobResult, Runner, ShellJob
+from swerl.sandboxes._e2b.runner import JobOutput, JobResult, Runner, ShellJob, UnkillableError
 from swerl.sandboxes._e2b.sdk import CutError, E2BAccess, E2BProvider, RemoteSandbox
 from swerl.sandboxes._relay import open_relay
 
@@ -258,7 +258,7 @@ class E2BSandbox:
         """
         try:
             answered = await self._runner.abandon(job)
-        except DefiedError as error:
+        except UnkillableError as error:
             answered = True
             self._runner.lose(error)
         if not answered:

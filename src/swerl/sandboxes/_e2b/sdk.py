@@ -167,7 +167,7 @@ class RemoteSandbox:
         *,
         env: Mapping[str, str],
         user: str | None,
-        takes_input: bool,
+        accepts_input: bool,
         show: Sequence[Show],
     ) -> AsyncIterator[ShellStream]:
         """Run a shell script; `show` receives its standard output and standard error.
@@ -183,11 +183,11 @@ class RemoteSandbox:
                 envs=dict(env),
                 user=user,
                 cwd="/",
-                stdin=takes_input,
+                stdin=accepts_input,
                 timeout=0,
                 on_stdout=show[0],
                 on_stderr=show[1],
-                **{name: each for name, each in options.items() if _takes(run, name)},
+                **{name: each for name, each in options.items() if _accepts(run, name)},
             )
         try:
             yield ShellStream(self._made, handle, self.id)
@@ -210,7 +210,7 @@ class RemoteSandbox:
                 data,
                 user=user,
                 request_timeout=_UPLOAD_TIMEOUT_S,
-                **{name: each for name, each in options.items() if _takes(write, name)},
+                **{name: each for name, each in options.items() if _accepts(write, name)},
             )
 
     def _errors(self, user: str | None) -> AbstractContextManager[None]:
@@ -241,7 +241,7 @@ class ShellStream:
                 return
 
 
-def _takes(function: Any, name: str) -> bool:
+def _accepts(function: Any, name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
