@@ -357,7 +357,6 @@ class _RelayedConnection:
                     self.task.cancel()
 
     async def run(self, listening: ListenerSocket) -> None:
-        """Carry both directions to their ends."""
         writer = None
         try:
             reader, writer = await listening.connect()
@@ -405,7 +404,6 @@ class Wire:
         self.reset()
 
     def reset(self) -> None:
-        """Start over with a new server."""
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._sent = 0
@@ -438,7 +436,6 @@ class Wire:
         return piece
 
     def ping(self) -> None:
-        """Request an acknowledgement."""
         self._put(b"P\n")
 
     def take(self, data: bytes) -> Iterator[Frame]:

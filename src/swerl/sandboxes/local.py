@@ -245,7 +245,6 @@ async def _boot(sandbox: LocalSandbox) -> None:
 
 
 def _stop_spawner(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End the spawner, and with it all of its sandboxes."""
     channel.close()
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)

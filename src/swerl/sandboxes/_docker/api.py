@@ -79,7 +79,6 @@ class Api:
         return loop.run_in_executor(self._threads, self._call, request)
 
     def path(self, rest: str) -> str:
-        """Return the path of a request outside the SDK."""
         return f"/v{self._client.api_version}{rest}"
 
     def _connect(self) -> None:

@@ -76,7 +76,6 @@ class Container:
         task.add_done_callback(self._tasks.discard)
 
     def require_alive(self) -> None:
-        """Raise SandboxLostError if it is gone."""
         if self.lost.done():
             raise self.lost.result()
 

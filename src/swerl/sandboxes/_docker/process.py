@@ -129,7 +129,6 @@ class DockerProcess:
         self._stream.close()
 
     async def _run(self) -> None:
-        """Read both streams to their ends."""
         ends: set[bool] = set()
         while read := await self._stream.read():
             if self._take(*read):

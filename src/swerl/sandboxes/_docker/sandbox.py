@@ -44,7 +44,6 @@ class DockerSandbox:
 
     @property
     def pid(self) -> int:
-        """Pid of its init process on the daemon's machine."""
         return self._container.pid
 
     async def boot(self) -> None:

@@ -26,7 +26,6 @@ _CONNECT_S = 30.0
 
 @asynccontextmanager
 async def open_direct(access: E2BAccess, sandbox_id: str) -> AsyncIterator[Direct]:
-    """Yield a connection to one sandbox."""
     import aiohttp
 
     headers = {"X-API-Key": access.api_key, "E2b-Sandbox-Id": sandbox_id}
@@ -68,11 +67,9 @@ class Direct:
         return Exec(**result)
 
     async def read(self, path: str) -> bytes:
-        """Return a file. Raises FileNotFoundError."""
         return await self._request("GET", "/swerl/file", params={"path": path})
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file and create its parents."""
         await self._request("PUT", "/swerl/file", params={"path": path}, data=data)
 
     async def _request(self, method: str, path: str, **more: Any) -> bytes:

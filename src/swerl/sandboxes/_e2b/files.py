@@ -81,7 +81,6 @@ class SandboxFiles:
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file and create its parents. Raises SandboxError."""
         path = _absolute(path)
         argv = ["sh", "-c", _WRITE, "swerl", path, self.owner]
         if len(data) <= INLINE_BYTES // 2:

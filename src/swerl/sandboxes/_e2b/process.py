@@ -34,7 +34,6 @@ class E2BProcess:
         self._sending = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Start it. Raises SandboxError if it cannot start."""
         self._carrier = asyncio.ensure_future(self._carry())
         launched = asyncio.ensure_future(self._job_output.launched.wait())
         either: set[asyncio.Future[Any]] = {launched, self._code}
@@ -44,7 +43,6 @@ class E2BProcess:
             await self.wait()
 
     async def close(self) -> None:
-        """Kill it and all processes that it started."""
         self._released.set()
         if self._carrier:
             if not self._code.done():

@@ -126,7 +126,6 @@ class Runner:
             await asyncio.shield(self.abandon(job))
 
     async def signal(self, job: ShellJob, number: int) -> None:
-        """Send a signal to a job's whole process tree."""
         await self._step(job, "signal", number)
 
     async def abandon(self, job: ShellJob) -> bool:
@@ -166,7 +165,6 @@ class Runner:
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1])
 
     def require_accepted(self, output: JobOutput) -> None:
-        """Raise SandboxError if a job was refused."""
         if output.refusal:
             message = f"sandbox {self._remote.id}: {output.refusal}"
             hint = "raise disk_mib, or the template's disk"
@@ -336,7 +334,6 @@ class JobOutput:
         return self.result is not None and self.result.sizes == tuple(self.offsets)
 
     def begin(self) -> None:
-        """Start to read another stream."""
         self._partial = ["", ""]
         self._begun = [False, False]
         self.result: JobResult | None = None

@@ -78,7 +78,6 @@ class E2BSandbox:
         self._direct: Direct | None = None
 
     async def go_direct(self, access: E2BAccess) -> None:
-        """Use the direct requests of a run's own server."""
         self._direct = await self._open.enter_async_context(open_direct(access, self.id))
 
     async def set_up(self, mounts: Sequence[Mount]) -> None:

@@ -100,7 +100,6 @@ class E2BProvider:
         return RemoteSandbox(made)
 
     async def kill(self, sandbox_id: str) -> None:
-        """End a sandbox, if it exists."""
         from e2b import AsyncSandbox
 
         try:

@@ -74,7 +74,6 @@ def unshare(flags: int, password: int = 0) -> None:
 
 
 def setns(fd: int, kind: int = 0) -> None:
-    """Move this process into the namespace behind `fd`."""
     _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
 
 
@@ -106,7 +105,6 @@ def view(source: str, user_namespace: int, *, recursive: bool) -> int:
 
 
 def attach(view: int, target: str) -> None:
-    """Attach a mount that `view` returned."""
     flags = _MOVE_FROM_EMPTY_PATH | _MOVE_TO_LINKED
     _call(_SYS_MOVE_MOUNT, view, b"", _AT_FDCWD, _text(target), flags)
 
@@ -138,7 +136,6 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 
 def prctl(option: int, value: int, extra: bytes | int = 0) -> None:
-    """Set one of the process's own properties."""
     third = extra if isinstance(extra, bytes) else ctypes.c_ulong(extra)
     _check(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), third, 0, 0), "prctl")
 
@@ -166,7 +163,6 @@ def openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
 
 
 def set_hostname(name: str) -> None:
-    """Name the machine in this UTS namespace."""
     _check(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name))), "sethostname")
 
 

@@ -160,7 +160,6 @@ class DiskWatcher:
 
 
 def watch(plan: SandboxPlan) -> DiskWatcher:
-    """Start to measure the sandbox's folder."""
     alarm, alarm_inside = os.pipe()
     supervisor = os.getpid()
     pid = kernel.retry_at_process_limit(os.fork)

@@ -301,7 +301,6 @@ class Link:
             self.hang_up()
 
     def require_alive(self) -> None:
-        """Raise SandboxLostError if the sandbox is gone."""
         if self.ended.done():
             raise self._lost()
 

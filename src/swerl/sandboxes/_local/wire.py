@@ -94,7 +94,6 @@ def send(
 
 
 def failure(error: OSError) -> dict[str, Json]:
-    """Return the message for a sandbox that cannot start."""
     text = error.strerror or str(error)
     if error.filename:
         text = f"{text}: {error.filename}"
