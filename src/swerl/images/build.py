@@ -223,17 +223,17 @@ def misfits(task: Task, testbed: Path) -> list[str]:
     """Return a line for the test patch and for the solution if it does not apply unchanged."""
     diffs = {"test patch": task.grading.test_patch, "solution": task.gold_patch}
     return [
-        f"its {name} does not apply: {said}"
+        f"its {name} does not apply: {complaint}"
         for name, diff in diffs.items()
-        if diff and (said := _misfit(diff, testbed))
+        if diff and (complaint := _misfit(diff, testbed))
     ]
 
 
 def _misfit(diff: str, testbed: Path) -> str:
-    said = _objection(diff, testbed)
-    if said and not _objection(diff, testbed, "--reverse"):
+    complaint = _objection(diff, testbed)
+    if complaint and not _objection(diff, testbed, "--reverse"):
         return "the release already includes it"
-    return said
+    return complaint
 
 
 def _objection(diff: str, testbed: Path, *flags: str) -> str:
@@ -241,8 +241,8 @@ def _objection(diff: str, testbed: Path, *flags: str) -> str:
     done = subprocess.run(
         [*_APPLY, *flags, "-"], cwd=testbed, input=text, capture_output=True, check=False
     )
-    said = done.stderr.decode("utf-8", "replace").strip().split("\n")
-    return said[0].removeprefix("error: ") if done.returncode else ""
+    complaint = done.stderr.decode("utf-8", "replace").strip().split("\n")
+    return complaint[0].removeprefix("error: ") if done.returncode else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +326,9 @@ def run_inside(layer: SourceLayer, argv: Sequence[str]) -> None:
             hint="try again on a less busy machine",
         ) from error
     if done.returncode:
-        said = done.stdout.decode("utf-8", "replace").strip()[-600:]
+        complaint = done.stdout.decode("utf-8", "replace").strip()[-600:]
         raise ImageError(
-            f"`{' '.join(argv):.80}` failed (exit code {done.returncode}): {said}",
+            f"`{' '.join(argv):.80}` failed (exit code {done.returncode}): {complaint}",
             hint="correct the instance's requirements or install command",
         )
 
@@ -369,7 +369,9 @@ def _commit(layer: SourceLayer) -> None:
             [*_LAYER_GIT, *step], cwd=layer.testbed, env=env, capture_output=True, check=False
         )
         if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-            raise ImageError(f"git {step[0]} failed in the work tree: {said}", hint="install git")
+            complaint = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise ImageError(
+                f"git {step[0]} failed in the work tree: {complaint}", hint="install git"
+            )
     (layer.testbed / ".git" / "info").mkdir(exist_ok=True)
     (layer.testbed / ".git" / "info" / "exclude").write_text(_BYPRODUCTS)

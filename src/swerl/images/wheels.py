@@ -153,9 +153,9 @@ def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:
         )
 
 
-def _errors_of(said: str) -> str:
+def _errors_of(complaint: str) -> str:
     """Return the lines of pip's output that name an error, else its last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror:", line, re.IGNORECASE)]
     return " | ".join(errors or lines[-1:] or ["pip printed nothing"])[:400]
 

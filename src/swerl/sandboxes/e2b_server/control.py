@@ -17,7 +17,7 @@ from swerl.core.sandbox import SandboxOrder
 from swerl.sandboxes.e2b_server import views
 from swerl.sandboxes.e2b_server.connect import Message, get_integer, get_table, get_text, read_body
 from swerl.sandboxes.e2b_server.failure import Code, WireError
-from swerl.sandboxes.e2b_server.served import CreateRequest, ServedSandboxes, ServerOptions
+from swerl.sandboxes.e2b_server.served import SandboxRequest, ServedSandboxes, ServerOptions
 from swerl.sandboxes.e2b_server.views import ListQuery, page, wanted_metadata
 
 _MAX_BODY_BYTES = 1 << 20
@@ -70,7 +70,7 @@ class Control:
         metadata = get_table(body, "metadata")
         template = get_text(body, "templateID")
         order = self._order(metadata)
-        wanted = CreateRequest(
+        wanted = SandboxRequest(
             template=template,
             image=order.image if order else choose(template, metadata, self._options),
             timeout_s=self._timeout_s(body, _DEFAULT_TIMEOUT_S[request.path.rstrip("/")]),

@@ -96,8 +96,7 @@ async def _answer_rest(
         case "GET", "/envs":
             return _json(dict(served.created.env))
         case "GET", "/metrics":
-            message = "the backend does not measure its sandboxes"
-            raise WireError(Code.UNIMPLEMENTED, message)
+            raise WireError(Code.UNIMPLEMENTED, "the backend does not measure its sandboxes")
     raise WireError(Code.UNIMPLEMENTED, "the method is not allowed here", status=405)
 
 
@@ -139,8 +138,7 @@ async def _in_time(call: RpcCall, work: Awaitable[Message]) -> Message:
         async with asyncio.timeout(call.timeout_s):
             return await work
     except TimeoutError as error:
-        message = "the call exceeded its timeout"
-        raise WireError(Code.DEADLINE_EXCEEDED, message) from error
+        raise WireError(Code.DEADLINE_EXCEEDED, "the call exceeded its timeout") from error
 
 
 def _wire_error(served: ServedSandbox, error: SwerlError) -> WireError:

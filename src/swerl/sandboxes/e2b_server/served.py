@@ -52,7 +52,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateRequest:
+class SandboxRequest:
     """The arguments of a client's create call."""
 
     template: str
@@ -103,8 +103,7 @@ class ServedSandboxes:
         for candidate in [served] if served else self.all():
             if access.same(token, candidate.token):
                 return candidate
-        message = "the sandbox's access token is missing or wrong"
-        raise WireError(Code.UNAUTHENTICATED, message)
+        raise WireError(Code.UNAUTHENTICATED, "the sandbox's access token is missing or wrong")
 
     def open_port_with(self, sandbox_id: str, traffic_token: str, token: str) -> ServedSandbox:
         """Return the sandbox whose ports one of the tokens opens. Raises WireError as `open_with`
@@ -114,7 +113,7 @@ class ServedSandboxes:
             return served
         return self.open_with(sandbox_id, token)
 
-    async def create(self, request: CreateRequest) -> ServedSandbox:
+    async def create(self, request: SandboxRequest) -> ServedSandbox:
         """Create a sandbox, or return the one that an equal request with the same key created."""
         if holder := self._made_by(request):
             await asyncio.wait([holder.task, holder.ready], return_when=asyncio.FIRST_COMPLETED)
@@ -158,7 +157,7 @@ class ServedSandboxes:
                 holder.task.cancel()
         await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
 
-    def _made_by(self, request: CreateRequest) -> _Holder | None:
+    def _made_by(self, request: SandboxRequest) -> _Holder | None:
         if not request.idempotency_key:
             return None
         for holder in self._holders.values():
@@ -220,7 +219,7 @@ class _Holder:
 class ServedSandbox:
     """One sandbox, with its token, deadline, commands and watchers."""
 
-    def __init__(self, request: CreateRequest, limits: Limits, workdir: str) -> None:
+    def __init__(self, request: SandboxRequest, limits: Limits, workdir: str) -> None:
         self.id = access.new_sandbox_id()
         self.token = access.new_token()
         """Opens everything in it."""

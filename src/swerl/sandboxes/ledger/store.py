@@ -213,7 +213,7 @@ class Ledger:
             db.execute("COMMIT")
 
     def notices(self) -> list[str]:
-        """Return what a user of this folder should be told, a line each."""
+        """Return warnings for the user of this folder, one line each."""
         found = []
         old = [*self.folder.glob("*.jsonl"), *self.folder.glob("archive/*.jsonl")]
         if old:
