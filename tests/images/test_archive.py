@@ -44,7 +44,7 @@ async def copied(
 
 
 @pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive"])
-def test_what_skopeo_writes_is_imported(
+def test_the_output_of_skopeo_is_imported(
     copied: Callable[[str], Path], store: Store, kind: str
 ) -> None:
     (found,) = import_images(copied(kind), store, name="swe/mine")
@@ -89,7 +89,7 @@ def layout(folder: Path, image: Any, **entry: Any) -> Path:
     return folder
 
 
-def test_name_of_a_layout_is_taken_where_it_is_whole(
+def test_the_name_of_a_layout_is_used_if_it_is_whole(
     store: Store, make_image: Make, tmp_path: Path
 ) -> None:
     notes = {"io.containerd.image.name": "ghcr.io/swe/task:v2", "org.opencontainers.x": "v2"}

@@ -105,7 +105,7 @@ async def test_every_image_gains_one_layer_and_keeps_its_own(
     assert registry.half_written() == []
 
 
-async def test_a_second_run_makes_nothing_anew(
+async def test_a_second_run_makes_nothing_again(
     registry: Any, faulty: Any, push: Push, make_image: Make, layer: AgentLayer, tmp_path: Path
 ) -> None:
     image = make_image("a")

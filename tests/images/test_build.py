@@ -150,7 +150,7 @@ async def test_sandbox_runs_the_image_at_its_paths(image: Path) -> None:
     assert done.text == "/opt/venv 2 yes\n"
 
 
-def test_diffs_that_do_not_fit_the_release_are_told(image: Path) -> None:
+def test_diffs_that_do_not_apply_are_reported(image: Path) -> None:
     fitting = (
         "--- a/pyproject.toml\n+++ b/pyproject.toml\n@@ -1,3 +1,3 @@\n [build-system]\n"
         '-requires = []\n+requires = [1]\n build-backend = "backend"\n'
@@ -227,9 +227,7 @@ def test_rows_of_other_datasets_make_tasks(dataset: str) -> None:
     ("said", "flags"),
     [("pip 18.1 from x", []), ("pip 23.0.1 from x", ["--use-pep517"]), ("no pip", [])],
 )
-def test_old_pips_are_not_asked_what_they_do_not_know(
-    tmp_path: Path, said: str, flags: list[str]
-) -> None:
+def test_old_pips_get_no_unknown_flags(tmp_path: Path, said: str, flags: list[str]) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{said}'\n")
     python.chmod(0o755)

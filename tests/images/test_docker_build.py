@@ -85,7 +85,7 @@ def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
         list(build_folders(tmp_path, network=Network.NONE))
 
 
-def test_the_command_builds_tells_what_failed_and_what_is_next(
+def test_the_command_builds_and_prints_failures_and_the_next_step(
     daemon: str, docker_image: str, tmp_path: Path
 ) -> None:
     make_folder(tmp_path, "bad", f"FROM {docker_image}\nCOPY absent /absent\n")

@@ -54,7 +54,7 @@ def test_layers_with_copies_stay_with_their_image(tmp_path: Path) -> None:
     assert len(list((store.root / "layers").iterdir())) == 2
 
 
-def test_what_is_not_needed_goes(store: Store) -> None:
+def test_unneeded_images_are_removed(store: Store) -> None:
     before = disk(store)
     done = collect(store, ["swe/b"])
     assert there(store) == "b"

@@ -55,7 +55,7 @@ async def test_helper_that_is_not_installed_is_named(tmp_path: Path) -> None:
         await find_login("ghcr.io", config(tmp_path, credsStore="absent"))
 
 
-async def test_helper_that_nobody_waits_for_is_killed(
+async def test_a_helper_is_killed_when_its_caller_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = tmp_path / "pid"

@@ -77,7 +77,7 @@ async def test_index_is_reduced_to_linux_amd64(
     assert report.num_blobs(Way.MOVED) == 2
 
 
-async def test_index_without_amd64_names_what_it_has(
+async def test_an_index_without_amd64_lists_its_platforms(
     registry: Any, push: Push, make_image: Make, make_index: Make, copy: Make
 ) -> None:
     arm = make_image("arm")
@@ -143,7 +143,7 @@ async def test_tasks_are_rewritten_to_pinned_mirror_names(
         rewrite([_task("swe/other")], tmp_path / "lock.json")
 
 
-async def test_result_of_every_image_is_told_as_it_ends(
+async def test_the_result_of_every_image_is_reported_as_it_ends(
     registry: Any, push: Push, make_image: Make, tmp_path: Path
 ) -> None:
     await push(make_image("a"), "swe/task")

@@ -175,7 +175,7 @@ async def test_file_that_is_no_lock_is_refused_and_kept(copy: Make, tmp_path: Pa
     assert (tmp_path / "lock.json").read_text() == "[]"
 
 
-async def test_mirror_killed_at_any_moment_goes_on(
+async def test_a_mirror_killed_at_any_moment_continues(
     faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make, tmp_path: Path
 ) -> None:
     second, names = start_registry(), []

@@ -50,7 +50,7 @@ async def opened(backend: OnDemand, image: str) -> str:
         return str(sandbox)
 
 
-async def test_missing_image_is_pulled_once_for_all_who_wait(
+async def test_a_missing_image_is_pulled_once_for_all_callers(
     faulty: Any, push: Push, make_image: Make, backend: Callable[..., OnDemand]
 ) -> None:
     image = make_image("a")
@@ -61,7 +61,7 @@ async def test_missing_image_is_pulled_once_for_all_who_wait(
     assert sum(line.startswith("GET") and "manifests" in line for line in faulty.asked) == 1
 
 
-async def test_failed_pull_is_told_to_all_and_tried_again_later(
+async def test_a_failed_pull_fails_all_callers_and_is_retried_later(
     faulty: Any, push: Push, make_image: Make, backend: Callable[..., OnDemand]
 ) -> None:
     await push(make_image("a"), "swe/task")

@@ -90,7 +90,7 @@ async def test_an_image_that_is_missing_stops_no_other(
     assert {image.image for image in told} == set(names)
 
 
-async def test_a_quota_is_read_and_told_in_time(
+async def test_a_quota_is_read_and_reported_in_time(
     faulty: Any, push: Push, make_image: Make, store: Store, options: PlanOptions
 ) -> None:
     image = make_image("a")

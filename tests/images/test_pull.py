@@ -116,7 +116,7 @@ async def test_local_images_are_left_alone(bring: Bring) -> None:
     assert await bring("host", "built:a", "dir:/b") == []
 
 
-async def test_name_that_is_no_name_is_refused(bring: Bring) -> None:
+async def test_a_malformed_name_is_refused(bring: Bring) -> None:
     with pytest.raises(InputError, match="is not an image name"):
         await bring("Not/A Name")
 

@@ -128,7 +128,7 @@ def child(store: Store, *images: str) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
-async def test_pull_killed_at_any_moment_goes_on(
+async def test_a_pull_killed_at_any_moment_continues(
     registry: Any, push: Push, make_image: Make, store: Store
 ) -> None:
     image = make_image(*(os.urandom(400_000).hex() for _ in range(6)))

@@ -180,7 +180,7 @@ async def test_registry_without_ranges_is_asked_for_all(
     assert done.stored is not None
 
 
-async def test_rotten_beginning_is_fetched_anew(
+async def test_a_damaged_partial_download_is_fetched_again(
     registry: Any, push: Push, bring: Bring, make_image: Make, store: Store
 ) -> None:
     image = make_image(os.urandom(300_000).hex())

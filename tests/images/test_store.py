@@ -61,7 +61,7 @@ def test_missing_image_says_how_to_get_it(store: Store) -> None:
     assert not store.root.exists()
 
 
-def test_name_that_is_no_name_is_refused(store: Store) -> None:
+def test_a_malformed_name_is_refused(store: Store) -> None:
     with pytest.raises(InputError, match="is not an image name"):
         store.find("../../etc")
 
@@ -92,7 +92,7 @@ def test_damaged_document_is_not_believed(store: Store, rotten: str) -> None:
     assert "verify --repair" in caught.value.hint
 
 
-def test_layer_that_lost_its_note_is_unpacked_anew(store: Store) -> None:
+def test_a_layer_without_its_record_is_unpacked_again(store: Store) -> None:
     add_image(store, NAME, [Entry("a", b"x")])
     (layer,) = (store.root / "layers").iterdir()
     (layer / "layer.json").unlink()
@@ -156,7 +156,7 @@ def child(store: Store, program: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_processes_that_write_the_same_images_do_not_meet(store: Store) -> None:
+def test_processes_may_write_the_same_images_at_once(store: Store) -> None:
     children = [child(store, ADD, "10") for _ in range(3)]
     assert [each.wait(60) for each in children] == [0, 0, 0]
     for number in range(10):
@@ -180,7 +180,7 @@ def test_writer_killed_at_any_moment_leaves_a_store_that_works(store: Store) -> 
     assert store.find(NAME)
 
 
-def test_sweep_leaves_what_living_processes_do(store: Store) -> None:
+def test_remove_leftovers_keeps_the_files_of_living_processes(store: Store) -> None:
     with store.owner().scratch() as folder:
         assert Store(store.root).remove_leftovers() == 0
         assert folder.is_dir()
@@ -204,7 +204,7 @@ with Store(Path(sys.argv[1])).use("swe/task"):
 """
 
 
-def test_what_a_killed_process_used_is_free(store: Store) -> None:
+def test_the_parts_of_a_killed_process_are_free(store: Store) -> None:
     digest = add_image(store, NAME, [Entry("a")])
     process = child(store, USE)
     assert process.stdout is not None
@@ -217,7 +217,7 @@ def test_what_a_killed_process_used_is_free(store: Store) -> None:
         assert owners.used(store.root) == set()
 
 
-def test_forked_child_has_a_share_of_its_own(store: Store) -> None:
+def test_a_forked_child_has_its_own_entry(store: Store) -> None:
     add_image(store, NAME, [Entry("a")])
     with store.use(NAME):
         pid = os.fork()
@@ -230,7 +230,7 @@ def test_forked_child_has_a_share_of_its_own(store: Store) -> None:
             assert owners.used(store.root)
 
 
-def test_names_say_where_images_came_from(store: Store) -> None:
+def test_names_record_the_source_of_images(store: Store) -> None:
     digest = add_image(store, NAME, [Entry("a")])
     store.name(Named(NAME, digest, source="cache.lan/swe/task", pulled_unix_s=5.0))
     (named,) = store.names()

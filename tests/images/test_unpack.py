@@ -77,7 +77,7 @@ def test_whiteout_becomes_a_device_and_opaque_an_attribute(run: Run, tree: Path)
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_is_removed_and_made_anew_hides_what_was_below(
+def test_a_folder_removed_and_made_again_hides_the_one_below(
     run: Run, tree: Path, order: int
 ) -> None:
     run(*(Entry(".wh.d"), Entry("d/f", b"new"))[::order])

@@ -71,7 +71,7 @@ def test_names_of_one_file_share_one_copy(run: Run, tree: Path) -> None:
     assert (tree / "a").stat().st_nlink == 3
 
 
-def test_copy_that_was_overwritten_is_made_anew(run: Run, tree: Path) -> None:
+def test_an_overwritten_copy_is_made_again(run: Run, tree: Path) -> None:
     run(hardlink("a", "usr/bin/git"), Entry("a", b"other"), hardlink("b", "usr/bin/git"))
     assert ((tree / "a").read_bytes(), (tree / "b").read_bytes()) == (b"other", b"program")
 
@@ -95,7 +95,7 @@ def test_own_file_comes_before_one_below(run: Run, tree: Path) -> None:
         [Entry("usr", b"a file hides the folder")],
     ],
 )
-def test_what_the_layer_hides_cannot_be_linked(run: Run, before: list[Entry]) -> None:
+def test_a_hidden_file_cannot_be_linked(run: Run, before: list[Entry]) -> None:
     with pytest.raises(LinksBelowError, match="usr/bin/git"):
         run(*before, hardlink("a", "usr/bin/git"))
 

@@ -87,7 +87,7 @@ async def test_every_kind_of_blob_is_checked(store: Store) -> None:
         assert "has a different digest" in found.problem
 
 
-async def test_short_blob_is_told_without_reading_it(store: Store) -> None:
+async def test_a_short_blob_is_reported_without_reading_it(store: Store) -> None:
     add_image(store, NAME, [Entry("a")])
     blob = store.manifest(store.named(NAME)).layers()[0]
     os.truncate(store.blob(blob.digest), 3)

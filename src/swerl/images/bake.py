@@ -185,7 +185,7 @@ def _with_layer(config: dict[str, Any], layer: AgentLayer) -> bytes:
     """Return the config's bytes with the layer as the last one."""
     agents = ", ".join(layer.agents)
     config["rootfs"]["diff_ids"].append(layer.diff_id)
-    if history := config.get("history"):  # a step for each layer, or none at all
+    if history := config.get("history"):  # one step per layer, or none
         step = {"created_by": f"swerl images bake {agents}", "created": config.get("created")}
         config["history"] = [*history, step]
     inner = config["config"] = dict(config.get("config") or {})
@@ -273,7 +273,7 @@ def _add(tar: tarfile.TarFile, source: Path, name: str) -> None:
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = "root"
     member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-    if member.islnk():  # a second name of a file that the tar has under another: give it again
+    if member.islnk():  # a hard link: store the content again
         member.type, member.linkname, member.size = tarfile.REGTYPE, "", source.stat().st_size
     if not member.isreg():
         tar.addfile(member)

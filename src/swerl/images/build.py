@@ -107,9 +107,9 @@ def read_specs(path: Path) -> list[SourceSpec]:
         ) from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        field = ".".join(str(part) for part in first["loc"])
         raise InputError(
-            f"{path} is not a list of instance specs: {where}: {first['msg']}",
+            f"{path} is not a list of instance specs: {field}: {first['msg']}",
             hint="docs/guides/datasets.md shows the fields",
         ) from error
 
@@ -200,7 +200,7 @@ def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-ben
     task = find_converter(dataset).to_task(row)
     broken = {exception.test for exception in spec.p2p_exceptions}
     kept = tuple(test for test in task.grading.pass_to_pass if test not in broken)
-    # The dataset's command installs the project again, and its settings of pip are for that.
+    # The dataset's command would install the project again; its pip settings serve only that.
     env = {name: value for name, value in task.grading.env.items() if not name.startswith("PIP_")}
     grading = replace(
         task.grading, pass_to_pass=kept, test_command=spec.test_cmd, env=env, timeout_s=600.0

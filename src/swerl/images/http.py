@@ -174,7 +174,7 @@ def _seconds(retry_after: str | None) -> float | None:
         until = parsedate_to_datetime(retry_after)
     except ValueError:
         return None
-    until = until if until.tzinfo else until.replace(tzinfo=UTC)  # as `-0000` is read
+    until = until if until.tzinfo else until.replace(tzinfo=UTC)  # as for `-0000`
     return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 

@@ -235,7 +235,7 @@ class Folder:
 
     def _mkdir(self, place: _Destination) -> None:
         os.mkdir(place.name, 0o755, dir_fd=place.fd)
-        if place.path in self._hidden:  # removed and made anew in one layer: nothing shows through
+        if place.path in self._hidden:  # removed and made again: hide the lower one
             self._hidden.discard(place.path)
             set_opaque(self._fd(place.path))
 

@@ -67,7 +67,7 @@ def _read(config: Path) -> Mapping[str, Any]:
         ) from error
     if not isinstance(settings, dict):
         return {}
-    return {key: value for key, value in settings.items() if value}  # null stands for nothing
+    return {key: value for key, value in settings.items() if value}  # null means absent
 
 
 async def _ask_helper(name: str, key: str) -> Login | None:

@@ -164,11 +164,11 @@ def sha256(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def checked_digest(digest: object, where: str) -> str:
+def checked_digest(digest: object, owner: str) -> str:
     """Return a digest that is safe in a request and as a file name. Raises ImageError."""
     if isinstance(digest, str) and _DIGEST.fullmatch(digest):
         return digest
-    raise ImageError(f"{where} names {digest!r:.80}, which is not a SHA-256 digest", hint=_ANEW)
+    raise ImageError(f"{owner} names {digest!r:.80}, which is not a SHA-256 digest", hint=_ANEW)
 
 
 def machine_platform() -> tuple[str, str]:

@@ -110,7 +110,7 @@ async def mirror(
     sources = {name: parse(rewritten(name, options.rewrites)) for name in remote}
     _refuse_clashes(sources, target)
     lock = LockFile(lock_file)
-    lock.save()  # a place that cannot be written is better found before hours of transfer
+    lock.save()  # fail before hours of transfer if it cannot be written
     async with http_session() as http:
         run = _MirrorRun(http, target, lock, options)
         await run.check_target()
@@ -241,7 +241,7 @@ class _MirrorRun:
         return self._homes.get(blob.digest)
 
     async def _read(self, place: Reference) -> None:
-        with suppress(ImageError):  # what cannot be read is no home
+        with suppress(ImageError):  # an unreadable repository is no home
             registry = self._registries.at(place.registry)
             manifest = await registry.manifest(place.repository, place.digest)
             for blob in manifest.blobs():

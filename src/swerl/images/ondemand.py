@@ -93,4 +93,4 @@ class OnDemand:
     def _forget(self, image: str, done: asyncio.Task[StoredImage]) -> None:
         del self._pulls[image]
         if not done.cancelled():
-            done.exception()  # somebody who waited has it, or nobody wants it any more
+            done.exception()  # mark the error as seen: its callers have it, or are gone

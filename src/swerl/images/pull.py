@@ -170,7 +170,7 @@ class _PullRun:
             if self._store.has_layer(layer_id) and not needs_blob:
                 return 0
             moved = await self._blob(source, blob)
-            with suppress(LinksBelowError):  # `_link` does those, once all others are there
+            with suppress(LinksBelowError):  # `_link` unpacks those after all others
                 await self._unpack(blob, diff_id)
             return moved
 
@@ -241,7 +241,7 @@ async def _download(
 ) -> int:
     found = await asyncio.to_thread(_hash_of, file)
     start, moved = file.tell(), 0
-    if start >= blob.size:  # whole but not renamed, or nonsense: it costs little to begin anew
+    if start >= blob.size:  # whole but not renamed, or too long: start again
         start, found = _rewind(file)
     async with registry.open_blob(repository, blob, start) as body:
         if body.offset != start:
@@ -257,7 +257,7 @@ async def _download(
         if start + moved < blob.size:
             raise
         _rewind(file)
-        if start:  # the earlier part may be what is wrong
+        if start:  # the earlier part may be the damaged one
             raise ImageError(str(error), hint=error.hint, retryable=True) from error
         raise
     return moved

@@ -100,7 +100,7 @@ def _stored(store: Store, name: str, digest: str) -> Manifest | None:
     if path is None or not path.is_file():
         return None
     body = path.read_bytes()
-    if sha256(body) != digest:  # damaged: what the registry has takes its place
+    if sha256(body) != digest:  # damaged: the registry's copy replaces it
         path.unlink(missing_ok=True)
         return None
     kind = declared_type(body)
@@ -203,7 +203,7 @@ class Registry:
         The chunks never exceed the blob's size; nothing else is checked.
         """
         headers = {"Range": f"bytes={start}-"} if start else {}
-        # Packed once more on the way, bytes would neither be counted nor resumed rightly.
+        # Compressed again on the way, the bytes could not be counted or resumed.
         headers["Accept-Encoding"] = "identity"
         ask = ApiCall("GET", f"{repository}/blobs/{blob.digest}", repository, headers)
         async with self._connection.send(ask) as response:
@@ -314,7 +314,7 @@ class Registry:
             async with self._connection.send(ApiCall("DELETE", location, scope)):
                 pass
         except ImageError:
-            return  # the registry drops abandoned uploads by itself; the first error is the news
+            return  # the registry drops abandoned uploads itself; keep the first error
 
     def _expect(self, response: aiohttp.ClientResponse, wanted: set[int], what: str) -> None:
         expect(response, wanted, host=self.host, what=what)

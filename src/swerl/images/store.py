@@ -210,7 +210,7 @@ class Store:
         if self._own is None or self._own.pid != os.getpid():
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
-                self.root.chmod(0o700)  # images may hold what not every user here should read
+                self.root.chmod(0o700)  # images may hold files that other users must not read
                 self._own = owners.StoreOwner(self.root)
             except OSError as error:
                 message = f"cannot write the image store {self.root}: {error.strerror}"
@@ -273,7 +273,7 @@ class Store:
         note = StoredLayer(diff_id, done.num_bytes, listing.count("\n"), sha256(listing.encode()))
         (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
         place.parent.mkdir(parents=True, exist_ok=True)
-        if place.exists() and not (place / "layer.json").is_file():  # it lost its note
+        if place.exists() and not (place / "layer.json").is_file():  # its record is missing
             place.rename(folder / "damaged")
         with suppress(OSError):  # not empty: another process was faster
             folder.rename(place)
@@ -379,7 +379,7 @@ def _line(entry: os.DirEntry[str], path: str, sums: Mapping[bytes, str] | None) 
         what = _sum(entry) if sums is None else sums[os.fsencode(path)]
     elif stat.S_ISLNK(mode):
         what = _quoted(str(Path(entry.path).readlink()))
-    elif stat.S_ISDIR(mode):  # a folder without a time of its own was made at an arbitrary one
+    elif stat.S_ISDIR(mode):  # an implied folder's time is arbitrary
         time_s = 0
         what = ",".join(sorted(n for n in os.listxattr(entry.path) if "overlay" in n)) or "-"
     elif stat.S_ISCHR(mode):

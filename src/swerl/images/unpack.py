@@ -110,7 +110,7 @@ def diff_id_of(file: Path) -> str:
 
 def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
     num_bytes = 0
-    source = cast(Any, stream)  # of a file, a tar stream uses `read` only
+    source = cast(Any, stream)  # tarfile needs only `read` for a stream
     with tarfile.open(
         fileobj=source,
         mode="r|",
@@ -120,7 +120,7 @@ def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
         tarinfo=_Entry,
     ) as tar:
         while (entry := tar.next()) is not None:
-            cast(Any, tar).members.clear()  # kept for random access, they grow without bound
+            cast(Any, tar).members.clear()  # else they grow without bound
             path = _path(entry.name)
             name = path.rpartition(b"/")[2]
             if name.startswith(_WHITEOUT):
@@ -172,7 +172,7 @@ def _whiteout(folder: Folder, path: bytes, name: bytes) -> None:
         folder.make_opaque(parent)
     elif hidden in {b"", b".", b".."}:
         raise ImageError(f"a layer removes {name!r}, which is not a file name", hint=_UNTRUSTED)
-    elif not hidden.startswith(_WHITEOUT):  # other double marks are notes of one old driver
+    elif not hidden.startswith(_WHITEOUT):  # other double marks belong to an old driver
         folder.hide(b"/".join(filter(None, (parent, hidden))))
 
 

@@ -145,7 +145,7 @@ def _parts(store: Store, named: Named) -> Iterator[tuple[PartKind, str, int | No
     except ImageError:
         return
     for blob in manifest.layers():
-        if store.blob(blob.digest).exists():  # an unpacked layer does without
+        if store.blob(blob.digest).exists():  # an unpacked layer does not need it
             yield PartKind.BLOB, blob.digest, blob.size
     for layer_id in store.layer_ids(config.diff_ids):
         yield PartKind.LAYER, layer_id, None

@@ -136,7 +136,7 @@ def test_a_host_name_that_starts_with_numbers_is_the_servers_own(service: Servic
     assert httpx.get(f"{service.url}/sandboxes", headers=headers).status_code == 200
 
 
-def test_a_sandbox_that_is_gone_is_told_as_the_sdk_expects(service: Service) -> None:
+def test_a_sandbox_that_is_gone_is_reported_as_the_sdk_expects(service: Service) -> None:
     with service.client(**{"E2b-Sandbox-Id": "gone", "X-Access-Token": "x"}) as client:
         answer = client.get("/health")
     assert answer.status_code == 502

@@ -18,7 +18,7 @@ from swerl.sandboxes import local
 from .helpers import KEY, LIMITS, Service, eventually, serving
 
 
-def test_info_tells_what_was_asked_for(service: Service) -> None:
+def test_info_returns_the_create_arguments(service: Service) -> None:
     sandbox = Sandbox.create(timeout=77, metadata={"image": "host", "ü": "ä=&"}, **service.sdk)
     info = sandbox.get_info()
     assert info.metadata == {"image": "host", "ü": "ä=&"}
@@ -75,7 +75,7 @@ def test_connect_opens_the_same_sandbox_and_never_cuts_its_time(service: Service
         Sandbox.connect(sandbox.sandbox_id, **service.sdk)
 
 
-def test_what_the_server_cannot_do_it_says(service: Service, sandbox: Sandbox) -> None:
+def test_unsupported_calls_are_refused(service: Service, sandbox: Sandbox) -> None:
     with pytest.raises(SandboxException, match="cannot pause"):
         sandbox.pause()
     with pytest.raises(SandboxException, match="501"):
@@ -96,7 +96,7 @@ def test_what_the_server_cannot_do_it_says(service: Service, sandbox: Sandbox) -
     [("no-such-image", 404), ("dir:/etc", 403), ("/etc", 403), ("../x", 403), ("dir%3A%2Fetc", 403),
      ("file:/etc", 403), ("", 400), ("x\0y", 400)],
 )  # fmt: skip
-def test_a_template_that_is_none_is_refused(service: Service, template: str, status: int) -> None:
+def test_an_unknown_template_is_refused(service: Service, template: str, status: int) -> None:
     with service.client(**{"X-API-Key": KEY}) as client:
         answer = client.post("/sandboxes", json={"templateID": template})
     assert answer.status_code == status

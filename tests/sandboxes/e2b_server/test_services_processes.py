@@ -91,7 +91,7 @@ def test_a_timeout_ends_the_call_and_the_command(sandbox: Sandbox) -> None:
     assert sandbox.commands.list() == []
 
 
-def test_a_command_outlives_its_client_and_keeps_what_nobody_heard(sandbox: Sandbox) -> None:
+def test_a_command_outlives_its_client_and_keeps_unread_output(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("echo one; read x; echo two; read x", background=True, stdin=True)
     assert next(iter(handle))[0] == "one\n"
     handle.disconnect()

@@ -98,7 +98,7 @@ async def test_a_sandbox_that_no_ledger_holds_goes_by_the_owner_in_its_name(
     assert machines.names() == sorted([mine, elsewhere, foreign])
 
 
-async def test_what_was_not_seen_to_close_goes_while_its_owner_lives(
+async def test_a_sandbox_without_confirmed_close_is_removed_while_its_owner_lives(
     ledger: Ledger, machines: Machines
 ) -> None:
     machines.flag("lose-answer")
@@ -157,7 +157,7 @@ async def test_an_unreachable_provider_fails_its_sandboxes_and_no_others(
     assert (await states(ledger))[cut_off] is SandboxState.UNKNOWN
 
 
-async def test_a_backend_that_is_gone_or_takes_other_settings_is_a_warning(
+async def test_a_backend_that_is_absent_or_rejects_its_settings_is_a_warning(
     ledger: Ledger, dead: ProcessIdentity, write: Write
 ) -> None:
     for change in ("backend = 'no-such'", """settings = replace(settings, 'folder"', 'fodler"')"""):
@@ -182,7 +182,7 @@ async def test_a_removal_that_fails_is_reported_and_tried_again(
     assert await outcomes(ledger) == {name: Outcome.REMOVED}
 
 
-async def test_a_rehearsal_changes_nothing(
+async def test_a_dry_run_changes_nothing(
     ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:
     name = machines.add(write(dead).name)

@@ -42,7 +42,7 @@ async def test_the_intent_is_written_before_the_machine_exists(
     assert (seen.why, machines.names()) == ("closed", [])
 
 
-async def test_the_file_tells_how_to_reach_the_provider_and_no_secret(
+async def test_the_ledger_keeps_how_to_reach_the_provider_and_no_secret(
     ledger: Ledger, machines: Machines
 ) -> None:
     backend = machines.backend(
@@ -118,7 +118,9 @@ async def test_a_machine_whose_answer_got_lost_is_removed_at_once(
     assert seen.in_doubt == (price > 0), "a paid one might still appear; reap looks again"
 
 
-async def test_what_cannot_be_removed_stays_in_doubt(ledger: Ledger, machines: Machines) -> None:
+async def test_a_sandbox_that_cannot_be_removed_stays_in_doubt(
+    ledger: Ledger, machines: Machines
+) -> None:
     machines.flag("stuck")
     with pytest.raises(SandboxError, match="answers 500"):
         async with machines.backend().open("img", LIMITS, workdir="/w"):
@@ -128,9 +130,7 @@ async def test_what_cannot_be_removed_stays_in_doubt(ledger: Ledger, machines: M
     assert "answers 500" in seen.why
 
 
-async def test_a_close_that_was_interrupted_is_made_good(
-    ledger: Ledger, machines: Machines
-) -> None:
+async def test_an_interrupted_close_is_completed(ledger: Ledger, machines: Machines) -> None:
     context = machines.backend().open("img", LIMITS, workdir="/w")
     await context.__aenter__()
     machines.flag("stuck-once")
