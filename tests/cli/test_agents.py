@@ -27,8 +27,8 @@ def test_what_is_no_release_is_refused_before_anybody_is_asked(
     assert run(monkeypatch, agent, "--version", version) == 2
 
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"error: --version {version!r} is no release of {agent}"
-    assert told[1].startswith("hint:  give all of it, such as ")
+    assert told[0] == f"error: --version {version!r} is not a release of {agent}"
+    assert told[1].startswith("hint:  give the exact version, such as ")
 
 
 def test_a_release_that_cannot_be_run_is_refused_with_the_reason(
@@ -38,7 +38,7 @@ def test_a_release_that_cannot_be_run_is_refused_with_the_reason(
 
     assert run(monkeypatch, "mini-swe-agent", "--version", "1.17.5") == 2
 
-    assert "1.17.5 reads commands from text" in capsys.readouterr().err
+    assert "1.17.5 has no tool calls" in capsys.readouterr().err
 
 
 def test_an_agent_of_swerls_own_needs_no_fetching(

@@ -81,7 +81,7 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "G", "5X", "nan", "inf", "1e999"])
 def test_size_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="is no size"):
+    with pytest.raises(InputError, match="is not a size"):
         read_size(text)
 
 
@@ -89,7 +89,7 @@ def test_failed_pull_tells_what_to_do(store: Store, empty_registry: str) -> None
     add_image(store, f"{empty_registry}/swe/a:latest", [Entry("a")])
     out = images("pull", f"{empty_registry}/swe/a", f"{empty_registry}/swe/b", code=1)
     assert "1 image ready (1 already there), 1 failed" in out
-    assert "next: the same command" in out
+    assert "next: run the same command again" in out
 
 
 def test_import_then_list_then_verify_then_free(store: Store, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_turns_used_up_at_the_gateway_are_a_limit_and_the_work_is_graded(run: Ru
         (["--engine", "scriptd:gold"], "unknown engine 'scriptd'", "scripted"),
         (["--engine", "scripted:silver"], "is not an engine", "scripted:gold"),
         (["--engine", "torch-cpu"], "needs --model", "newest weights"),
-        (["--engine", "torch-cpu", "--model", "nowhere"], "holds no model", "Hugging Face"),
+        (["--engine", "torch-cpu", "--model", "nowhere"], "is not a model folder", "Hugging Face"),
         (["--agent", "claude-cod"], "unknown harness", "claude-code"),
         (["--set", "harnes.bare=true"], "unknown recipe key", "harness"),
         (["--agent", "claude-code", "--set", "harness.bar=true"], "unknown recipe key", "bare"),

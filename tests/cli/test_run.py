@@ -41,7 +41,7 @@ def test_a_signal_closes_everything_and_says_what_comes_after(
     output, errors = command.communicate(timeout=60)
     assert (command.returncode, output) == (code, "closed\n")
     first, last = errors.splitlines()
-    assert first.startswith("ending what runs") and last == "interrupted: it goes on"
+    assert first.startswith("stopping") and last == "interrupted: it goes on"
 
 
 def test_a_second_ctrl_c_does_not_wait_for_what_is_being_closed() -> None:

@@ -140,7 +140,7 @@ def test_a_bill_adds_up_by_run_backend_and_day() -> None:
 @pytest.mark.parametrize(
     ("words", "kind", "said"),
     [
-        (("bill", "--since", "soon"), InputError, "no span of time"),
+        (("bill", "--since", "soon"), InputError, "not a time span"),
         (("ps", "--set", "a=b"), InputError, "--set needs --backend"),
         (("ps", "--backend", "dokcer"), UnknownNameError, "unknown sandbox 'dokcer'"),
         (("reap", "--backend", "local", "--set", "isolatr=x"), RecipeError, "isolatr"),

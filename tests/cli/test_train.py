@@ -130,7 +130,7 @@ def test_an_unknown_run_names_the_nearest(root: Path) -> None:
 
 
 def test_a_run_that_may_not_be_looked_at_is_one_error(root: Path) -> None:
-    with pytest.raises(RunError, match=r"cannot look into .*File name too long"):
+    with pytest.raises(RunError, match=r"cannot read .*File name too long"):
         swerl("status", "x" * 300, "--runs", str(root.parent))
 
 

@@ -147,7 +147,7 @@ def test_the_command_exports_and_shows(run: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("export", "{run}", "--step", "7"), "holds no samples of step 7"),
-        (("export", "{run}", "--format", "trl"), "no rows of the format 'trl'"),
+        (("export", "{run}", "--format", "trl"), "unknown format 'trl'"),
         (("export", "{tmp}"), "holds no samples"),
         (("show", "{tmp}"), "holds no samples"),
     ],

@@ -1,1 +1,1 @@
-"""The command line: the only layer that prints."""
+"""The command line: the only room that prints."""

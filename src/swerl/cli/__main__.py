@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, in which Ctrl-C is no error from the first import on."""
+    """Run the command line; Ctrl-C during imports ends it without a traceback."""
     try:
         from swerl.cli.main import app
 

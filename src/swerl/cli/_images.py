@@ -1,4 +1,4 @@
-"""What commands about images share: which images are meant, and how one that failed is told."""
+"""Options and helpers of the image commands: image arguments, sizes, failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ImagesArgument = Annotated[
 ]
 RewritesOption = Annotated[
     list[str] | None,
-    typer.Option("--from", metavar="OLD=NEW", help="Read names beginning with OLD from NEW."),
+    typer.Option("--from", metavar="OLD=NEW", help="Replace the prefix OLD of image names by NEW."),
 ]
 DockerConfigOption = Annotated[
     Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
@@ -27,9 +27,9 @@ _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def images_of(arguments: Sequence[str]) -> list[str]:
-    """Return the images of task files and those that are named, each once, in order of use.
+    """Return the images of task files and named images, each once, in order of use.
 
-    Raises TaskError on a file that has no tasks, InputError on what is no image name.
+    Raises TaskError on a file without tasks, InputError on an invalid image name.
     """
     from swerl.cli._options import tasks_in
     from swerl.core.image_reference import is_local, parse
@@ -46,13 +46,13 @@ def images_of(arguments: Sequence[str]) -> list[str]:
 
 
 def is_file(argument: str) -> bool:
-    """Say whether an argument means a file, present or not, and no image."""
+    """Whether an argument is a file name, not an image name."""
     path = Path(argument)
     return path.is_file() or path.suffix in _ENDINGS or argument.startswith(("/", ".", "~"))
 
 
 def read_size(text: str) -> int:
-    """Read a number of bytes with an optional ending K, M, G or T. Raises InputError."""
+    """Read a number of bytes with an optional suffix K, M, G or T. Raises InputError."""
     from swerl.core.errors import InputError
 
     number = text.strip().lower().removesuffix("b").removesuffix("i")
@@ -62,12 +62,12 @@ def read_size(text: str) -> int:
         if not 0 <= size < float("inf"):
             raise ValueError
     except ValueError as error:
-        raise InputError(f"{text!r} is no size", hint="for example 500G, or 0") from error
+        raise InputError(f"{text!r} is not a size", hint="for example 500G, or 0") from error
     return int(size)
 
 
 def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:
-    """Print what failed and what to do about it."""
+    """Print an image's failure and its remedy."""
     from rich.markup import escape
 
     from swerl.cli._output import stderr
@@ -78,12 +78,12 @@ def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:
 
 
 def shown_bytes(count: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes in a readable unit."""
     return f"{count / 2**30:,.1f} GiB" if count >= 10 * 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 def read_rewrites(texts: Iterable[str] | None) -> dict[str, str]:
-    """Return old beginning -> new. Raises InputError on a text that is not OLD=NEW."""
+    """Return old prefix -> new prefix. Raises InputError on a text that is not OLD=NEW."""
     return dict(map(_rewrite, texts or ()))
 
 

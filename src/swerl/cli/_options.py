@@ -1,4 +1,4 @@
-"""What every command that opens sandboxes takes: the backend, and its settings."""
+"""Options that several commands share: sandbox backend, task file, engine and model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swerl.core.contracts import SandboxBackend
+    from swerl.core.sandbox import Limits
     from swerl.core.task import Task
     from swerl.recipe.schema import Recipe
 
@@ -36,10 +37,9 @@ SettingsOption = Annotated[
 def open_backend(
     backend: str, settings: Sequence[str] | None = None, *, run: str = ""
 ) -> SandboxBackend:
-    """Build a backend from a command line; `run` names in the ledger what it is used for.
+    """Build a backend from a command line; `run` is its use in the ledger.
 
-    Raises UnknownNameError on a backend that is not installed, RecipeError on a setting that it
-    does not take.
+    Raises UnknownNameError on an unknown backend, RecipeError on a setting that it refuses.
     """
     from swerl.cli._output import stderr
     from swerl.rollout import wiring
@@ -51,7 +51,7 @@ def open_backend(
 
 
 def backend_options(backend: str, settings: Sequence[str] | None = None) -> BaseModel | None:
-    """Return a backend's validated settings, None where it has none. Raises as `open_backend`."""
+    """Return a backend's validated settings, or None if it has none. Raises as `open_backend`."""
     from swerl.recipe.check import plugin_options
     from swerl.recipe.load import read_settings
     from swerl.recipe.schema import PluginSection
@@ -60,8 +60,31 @@ def backend_options(backend: str, settings: Sequence[str] | None = None) -> Base
     return plugin_options("sandboxes", chosen, section="sandbox")
 
 
+def split_limits(settings: Sequence[str], **defaults: float) -> tuple[Limits, list[str]]:
+    """Return the limits in `limits.KEY=VALUE` settings, and the settings of the backend.
+
+    `defaults` replace those of `Limits`. Raises RecipeError.
+    """
+    from dataclasses import asdict
+
+    from swerl.core.errors import RecipeError
+    from swerl.core.sandbox import Limits
+    from swerl.recipe.load import load, read_settings
+
+    own = [each for each in settings if each.startswith("limits.")]
+    rest = [each for each in settings if each not in own]
+    base = {**asdict(Limits()), **defaults}
+    # A recipe has the lifetime among its budgets, so only the other limits are checked as recipe.
+    lifetime_s = read_settings(own).get("limits", {}).get("lifetime_s", base.pop("lifetime_s"))
+    if not isinstance(lifetime_s, int | float) or not lifetime_s > 0:
+        raise RecipeError(f"limits.lifetime_s = {lifetime_s!r}", hint="give seconds above 0")
+    own = [each for each in own if not each.startswith("limits.lifetime_s=")]
+    recipe = load([], ["name=limits", *(f"limits.{name}={base[name]}" for name in base), *own])
+    return Limits(**recipe.limits.model_dump(), lifetime_s=lifetime_s), rest
+
+
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches the address."""
+    """Whether only this machine reaches the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -69,13 +92,13 @@ def is_loopback(host: str) -> bool:
 
 
 def tasks_in(path: Path) -> list[Task]:
-    """Return a file's Tasks. Raises TaskError where it cannot be read or holds none."""
+    """Return a file's Tasks. Raises TaskError if it is unreadable or empty."""
     from swerl.core.errors import TaskError
     from swerl.core.task import read_tasks
 
     if found := list(read_tasks(path)):
         return found
-    raise TaskError(f"{path} has no task", hint="`swerl convert` says why rows were rejected")
+    raise TaskError(f"{path} has no task", hint="`swerl convert` lists why rows were rejected")
 
 
 SETTINGS = (
@@ -88,34 +111,34 @@ SETTINGS = (
     "budgets.episode_s=3700",
     "budgets.sandbox_s=7200",
 )
-"""Limits of a real agent on a real repository; the recipe's defaults suit a small model."""
+"""Settings for a real agent on a real repository; a recipe's defaults fit a small model."""
 _SERVERS = "torch-cpu, sglang=URL, or openai=URL to debug"
 _REPLY_SHARE = 4
-"""A model's context is this many times its longest reply."""
+"""Context size divided by the maximum reply."""
 _DEFAULT_CONTEXT = 32768
-"""Tokens, for a model folder that does not say."""
+"""Context size in tokens if a model folder gives none."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """What `--engine` says."""
+    """The value of `--engine`."""
 
     text: str
     type: str
     script: str | None = None
-    """Name of a script that the command brings."""
+    """Name of a built-in script."""
     file: Path | None = None
-    """File with a script."""
+    """Script file."""
     url: str | None = None
 
     @property
     def trainable(self) -> bool:
-        """Whether it tells the tokens that it samples."""
+        """Whether it returns token ids."""
         return self.type != "openai"
 
 
 def kinds(scripts: Sequence[str], *, files: bool = False) -> str:
-    """Return what `--engine` takes where these scripts are known, for help and hints."""
+    """Return the valid values of `--engine` as text for help and hints."""
     written = ["scripted=FILE"] if files else []
     return ", ".join([*(f"scripted:{name}" for name in scripts), *written, _SERVERS])
 
@@ -145,7 +168,7 @@ def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> En
 def recipe_of(
     engine: EngineChoice, model: str | None, *, made: Sequence[str], settings: Sequence[str]
 ) -> Recipe:
-    """Return a recipe with this engine and model: `made` are its settings, then the user's.
+    """Return a recipe with this engine and model; `made` settings come before the user's.
 
     Raises RecipeError, InputError and UnknownNameError.
     """
@@ -166,22 +189,22 @@ def recipe_of(
 
 
 def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
-    """Return where the model lies and what fits its context."""
+    """Return the settings of a model: its folder and its context size."""
     from swerl.core.errors import InputError
 
     if model is None:
         if engine.type == "scripted":
             return []
         raise InputError(
-            f"--engine {engine.text} needs --model with the model's folder",
-            hint="a run's folder will do: its newest weights are taken",
+            f"--engine {engine.text} needs --model with a model folder",
+            hint="a run folder works, too: its newest weights are used",
         )
     folder = _newest_weights(Path(model))
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"--model {model} holds no model: {error}",
+            f"--model {model} is not a model folder: {error}",
             hint="give a folder in Hugging Face format, or a run",
         ) from error
     context = int(config.get("max_position_embeddings", _DEFAULT_CONTEXT))
@@ -193,6 +216,6 @@ def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
 
 
 def _newest_weights(folder: Path) -> Path:
-    """Return a run's newest published weights, or the folder itself where it is no run."""
+    """Return a run's newest published weights, or the folder itself if it is not a run."""
     published = sorted(path for path in folder.glob("weights/*") if path.name.isdigit())
     return published[-1] if published else folder

@@ -1,4 +1,4 @@
-"""The consoles that commands print to."""
+"""The consoles of all commands, and formatting of numbers and untrusted text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PIPED_WIDTH = 120
-"""Columns where no terminal says how many there are: names in tables stay whole in logs."""
+"""Columns without a terminal: names in tables stay whole in logs."""
 
 
 @cache
@@ -33,12 +33,12 @@ def stderr() -> Console:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number of things; the plural ends with s unless it is given."""
+    """Return a number with its noun; the plural adds an s unless it is given."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def safe(text: str) -> str:
-    """Return text that neither rich nor the terminal takes for a command."""
+    """Return text without control sequences of rich or the terminal."""
     from rich.markup import escape
 
     shown = text.expandtabs(4)

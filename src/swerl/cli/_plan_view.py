@@ -1,4 +1,4 @@
-"""What `swerl train RECIPE --dry-run` shows: the plan, its costs, and what stands in the way."""
+"""Print the plan of `swerl train RECIPE --dry-run`, its cost, obstacles, and a simulated run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show_plan(recipe: Recipe) -> None:
-    """Print the plan of a recipe. Raises RecipeError where it contradicts itself."""
+    """Print the plan of a recipe. Raises RecipeError if it contradicts itself."""
     from swerl.plan.plan import plan
 
     found = plan(recipe)
@@ -30,7 +30,7 @@ def show_plan(recipe: Recipe) -> None:
 
 
 def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[RenderableType]:
-    """Yield the plan's tables and lines, but for what this version lacks."""
+    """Yield the plan's tables and lines, without the obstacles."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -70,7 +70,7 @@ def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
 
 
 def _dollars_by(recipe: Recipe, found: Simulation) -> str:
-    """Return what the run costs by the simulation, which knows neither low nor high case."""
+    """Return the cost by the simulation, which has no low and high case."""
     from swerl.plan.cost import estimate, from_recipe
 
     minutes, seconds = found.own.step_s / 60, found.own.sandbox_s
@@ -85,7 +85,7 @@ def _dollars_by(recipe: Recipe, found: Simulation) -> str:
 def _show_ending(plan: RecipePlan) -> None:
     out = console()
     out.print(
-        "checked: every key, time budgets inside each other, the parallel layout against the "
+        "checked: every key, nested time budgets, the parallel layout against the "
         "model's sizes, memory of every phase against the GPU, engines against nodes"
     )
     if not plan.obstacles:
@@ -226,7 +226,7 @@ def _count(number: int) -> str:
 
 
 def memory_table(planned: MemoryPlan) -> Table:
-    """Return what one GPU holds in each phase, in GiB."""
+    """Return the memory of one GPU in each phase, in GiB."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -248,7 +248,7 @@ def memory_table(planned: MemoryPlan) -> Table:
 
 
 def host_and_cache(planned: MemoryPlan) -> Iterator[str]:
-    """Yield what the engine's cache is good for, and what lies in the host's memory."""
+    """Yield the capacity of the engine's cache, and the use of host memory."""
     cache = planned.cache
     yield (
         f"an engine's cache: {cache.tokens:,} tokens = {cache.contexts:.1f} full contexts, for "
@@ -259,7 +259,7 @@ def host_and_cache(planned: MemoryPlan) -> Iterator[str]:
 
 
 def show_simulation(recipe: Recipe, found: Simulation) -> None:
-    """Print what a run rests on and comes to."""
+    """Print the assumptions and the result of a simulated run."""
     out = console()
     out.print(_assumptions(found))
     out.print(outcome_table(recipe, found))
@@ -269,7 +269,7 @@ def show_simulation(recipe: Recipe, found: Simulation) -> None:
 
 
 def outcome_table(recipe: Recipe, found: Simulation) -> Table:
-    """Return hours and what they went to, the recipe's own schedule first."""
+    """Return hours and their shares, the recipe's own schedule first."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -289,7 +289,7 @@ def outcome_table(recipe: Recipe, found: Simulation) -> Table:
 
 
 def remarks(recipe: Recipe, found: Simulation) -> Iterator[str]:
-    """Yield what the numbers say."""
+    """Yield one sentence per finding."""
     own = found.own
     name, share = next(iter(own.parts.items()))
     yield f"the run waits longest for {name}: {share:.0%} of its time"
@@ -358,7 +358,7 @@ def _assumptions(found: Simulation) -> Table:
 
 
 def cases_table(result: Estimate) -> Table:
-    """Return the table of the low, middle and high case."""
+    """Return a table of the low, middle and high case."""
     from rich.box import SIMPLE
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""One Episode without a trainer: recipe and Task in, Episode and its folder out."""
+"""Run one Episode without a trainer and write it to a folder."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ GOLD, NOOP = "gold", "noop"
 async def attempt(
     recipe: Recipe, task: Task, folder: Path, *, script: str | None, emit: Emit
 ) -> Episode:
-    """Attempt the Task once and keep everything in `folder`; `script` is `gold`, `noop` or none.
+    """Attempt the Task once and write the Episode to `folder`; `script` is `gold`, `noop` or none.
 
-    Raises TaskError for `gold` where the Task has no known solution.
+    Raises TaskError for `gold` if the Task has no known solution.
     """
     harness = wiring.harness_of(recipe)
     said = None if script is None else replies(script, harness, task)
@@ -53,12 +53,12 @@ async def attempt(
 
 
 def replies(script: str, harness: Harness, task: Task) -> Sequence[Message]:
-    """Return the lines of a script for a Task. Raises TaskError where it has no known solution."""
+    """Return the replies of a script. Raises TaskError if the Task has no known solution."""
     if script == NOOP:
         return harness.script([], task.workdir)
     if not task.gold_patch:
         raise TaskError(
-            f"{task.id} brings no known solution for scripted:gold",
+            f"{task.id} has no known solution for scripted:gold",
             hint="use --engine scripted:noop, or a model",
         )
     return harness.script(patch.edits(task.gold_patch), task.workdir)

@@ -1,4 +1,4 @@
-"""Run a command's coroutine; Ctrl-C and SIGTERM stop it and are no errors. Show its progress."""
+"""Run a command's coroutine with clean Ctrl-C and SIGTERM; show its progress."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from swerl.cli._output import stderr
 
 T = TypeVar("T")
 INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C ended: 128 + SIGINT."""
+"""Exit code after Ctrl-C: 128 + SIGINT."""
 TERMINATED = 143
-"""Exit code of a program that was asked to end: 128 + SIGTERM."""
+"""Exit code after SIGTERM: 128 + SIGTERM."""
 
 
 class _ToldToEndError(Exception):
-    """Ctrl-C, or SIGTERM from a scheduler, a container's end or a service manager."""
+    """Ctrl-C, or SIGTERM from a scheduler, container runtime or service manager."""
 
     def __init__(self, code: int) -> None:
         super().__init__()
@@ -29,9 +29,9 @@ class _ToldToEndError(Exception):
 
 
 def run(work: Coroutine[Any, Any, T], *, after: str) -> T:
-    """Run to the end. On Ctrl-C or SIGTERM close everything, say `after`, exit with 130 or 143.
+    """Run to the end. On Ctrl-C or SIGTERM close everything, print `after`, exit with 130 or 143.
 
-    A second Ctrl-C does not wait for what is being closed.
+    A second Ctrl-C does not wait for the cleanup.
     """
     try:
         return asyncio.run(_until_told(work))
@@ -44,14 +44,14 @@ def run(work: Coroutine[Any, Any, T], *, after: str) -> T:
 
 
 async def _until_told(work: Coroutine[Any, Any, T]) -> T:
-    """Await work, which a signal cancels. Raises _ToldToEndError once it has closed everything."""
+    """Await work; a signal cancels it. Raises _ToldToEndError after its cleanup."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     told: list[int] = []
 
     def end(code: int) -> None:
         if not told:
-            stderr().print("[yellow]ending[/] what runs; Ctrl-C ends it at once", soft_wrap=True)
+            stderr().print("[yellow]stopping[/]; Ctrl-C again stops at once", soft_wrap=True)
         told.append(code)
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, end_at_once)
@@ -79,7 +79,7 @@ async def _until_told(work: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def progress_bar(title: str, total: int, *, note: str = "") -> Iterator[Callable[..., None]]:
-    """Show a bar on stderr; yield the function that advances it and takes fields of `note`."""
+    """Show a progress bar on stderr; yield the function that advances it with `note`'s fields."""
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = [*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()]

@@ -1,4 +1,4 @@
-"""What `swerl train` shows: stages, live rollouts, one line a step, and the closing summary."""
+"""Print the progress of `swerl train`: stages, live rollouts, one line per step, a summary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REFRESH_S = 0.25
 
 
 class TrainView:
-    """Listens to a run's events; a live line on a terminal, plain lines everywhere else."""
+    """Prints a run's events: a live line on a terminal, plain lines elsewhere."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -68,7 +68,7 @@ class TrainView:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Print one event."""
         match event:
             case PhaseStarted(phase=phase):
                 self._open_phases[phase] += 1
@@ -125,7 +125,7 @@ class TrainView:
     def _step_line(self, event: StepEnded) -> str:
         m = event.metrics
         own_s = m["step_s"]
-        if self._recipe.schedule.mode == "sync":  # else rollouts go on while others work
+        if self._recipe.schedule.mode == "sync":  # otherwise rollouts continue in parallel
             own_s -= m.get("train_s", 0.0) + m.get("publish_s", 0.0)
         rollout_s = max(own_s, 1e-9)
         return (
@@ -137,7 +137,7 @@ class TrainView:
 
 
 def show_summary(folder: Path, past: RunHistory) -> None:
-    """Print what a finished run came to, its reward curve, and what to look at next."""
+    """Print a finished run's result, its reward curve, and the next command."""
     from rich.table import Table
 
     out = console()
@@ -182,7 +182,7 @@ def _accounts(past: RunHistory) -> Iterator[str]:
 
 
 def _machines(past: RunHistory) -> Iterator[str]:
-    """Yield what only a run that was paid for, or ran on GPUs, has measured."""
+    """Yield the figures of a paid run or a run on GPUs."""
     if planned := past.series(PLANNED):
         told = compare_memory(planned[-1], max(past.series(MEASURED)))
         yield f"memory          {told}, tensors of the trainer's fullest GPU"
@@ -194,7 +194,7 @@ def _machines(past: RunHistory) -> Iterator[str]:
 
 
 def _shares(metrics: Mapping[str, float]) -> str:
-    """Say what part of the sampled tokens was trained, by tenths of the Episodes' length."""
+    """Return the fraction of sampled tokens that was trained, by deciles of Episode length."""
     tenths = [
         (metrics.get(f"trained_tokens_d{n}", 0), metrics.get(f"sampled_tokens_d{n}", 0))
         for n in range(1, 11)

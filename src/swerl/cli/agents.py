@@ -1,4 +1,4 @@
-"""`swerl agents`: the agent CLIs that sandboxes mount."""
+"""`swerl agents`: fetch agent CLIs for sandboxes, and test them offline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NARROW = {
     "trained": "trai-\nned",
     "outside": "out-\nside",
 }
-"""Headings in two lines, so that the table fits into 80 columns."""
+"""Headings in two lines: the table fits into 80 columns."""
 _COLOURS = {"done": "green", "limit": "green", "gave up": "yellow", "failed": "bold red"}
 _LOG_CHARS = 400
 
@@ -40,14 +40,15 @@ def compat(
     ] = "",
     cases: Annotated[str, typer.Option(help="Cases, separated by commas. All by default.")] = "",
     families: Annotated[
-        str, typer.Option(help="Families; the first meets every agent, others the first agent.")
+        str,
+        typer.Option(help="Families; the first one with every agent, others with the first agent."),
     ] = "tiny",
     models: Annotated[
         Path | None,
         typer.Option(help="Folder of model folders (tokenizer, chat template) named by family."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Every family with every agent.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials at the same time.")] = 1,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write the report here: .md or .json.")
     ] = None,
@@ -63,7 +64,7 @@ def compat(
     if models and not models.is_dir():
         raise InputError(
             f"there is no folder {models}",
-            hint="name one that holds a model folder for each family",
+            hint="give a folder with one model folder per family",
         )
     trials = _trials(agents, cases, families, full=full)
     if show:
@@ -137,7 +138,7 @@ def _table(rows: list[TrialResult]) -> Table:
 
 
 def _print_reasons(found: TrialResults) -> None:
-    """Print why trials failed or were impossible, and what agents tried to reach outside."""
+    """Print why trials failed or were impossible, and contact attempts to the outside."""
     from swerl.checks.compat.report import attempts, reasons
     from swerl.cli._output import console
 
@@ -182,7 +183,7 @@ def fetch(
 
 
 def _release(agent: str, module: Any, version: str | None) -> str:
-    """Return the release to fetch. Raises InputError on what the agent's settings refuse."""
+    """Return the release to fetch. Raises InputError if the agent's settings refuse it."""
     from pydantic import ValidationError
 
     from swerl.core.errors import InputError
@@ -191,10 +192,10 @@ def _release(agent: str, module: Any, version: str | None) -> str:
     try:
         module.Options(version=version or default)
     except ValidationError as error:
-        message = f"--version {version!r} is no release of {agent}"
+        message = f"--version {version!r} is not a release of {agent}"
         if (why := error.errors()[0])["type"] == "value_error":
             message = f"{agent} cannot be run here: {why['ctx']['error']}"
-        raise InputError(message, hint=f"give all of it, such as {default}") from error
+        raise InputError(message, hint=f"give the exact version, such as {default}") from error
     return version or default
 
 

@@ -1,4 +1,4 @@
-"""`swerl convert`: from a public dataset's rows to Tasks."""
+"""`swerl convert`: convert a public dataset's rows to Tasks; `swerl tasks export`: back."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 _NUM_REASONS = 20
 _TELL_EVERY = 100
-"""Rows between two looks at the progress bar: a look costs as much as a row."""
+"""Rows between updates of the progress bar: an update costs as much as a row."""
 
 
 def convert(
-    name: Annotated[str, typer.Argument(help="Dataset; `swerl convert list` names them.")],
+    name: Annotated[str, typer.Argument(help="Dataset; `swerl convert list` prints all.")],
     *,
     rows: Annotated[
         Path | None,
-        typer.Option(help="JSONL, Parquet, or a folder of them or of tasks; the hub by default."),
+        typer.Option(help="JSONL, Parquet, a folder of those or of tasks; the hub by default."),
     ] = None,
     repo_id: Annotated[
-        str, typer.Option(help="Hub id to read in place of the dataset's main one.")
+        str, typer.Option(help="Hub id to read instead of the dataset's main one.")
     ] = "",
     split: Annotated[
-        str, typer.Option(help="Split on the hub, the main one by default, or in a folder.")
+        str, typer.Option(help="Split on the hub or in a folder; the main one by default.")
     ] = "",
     out: Annotated[
         Path | None,
@@ -42,17 +42,17 @@ def convert(
         Path | None, typer.Option(help="Lock file of a mirror: use its images, by digest.")
     ] = None,
     assets: Annotated[
-        Path | None, typer.Option(help="Folder with what the rows lack (swe-bench-pro).")
+        Path | None, typer.Option(help="Folder with data that the rows lack (swe-bench-pro).")
     ] = None,
     to: Annotated[
         str,
         typer.Option("--format", help="slime, harbor or verl-parquet: another trainer's format."),
     ] = "",
 ) -> None:
-    """Convert a dataset's rows to Tasks; rows that cannot be used go to a rejects file.
+    """Convert a dataset's rows to Tasks; unusable rows go to a rejects file.
 
-    A conversion that was broken off goes on with the same command. With --format the tasks stay
-    beside what is written for the other trainer.
+    The same command resumes an interrupted conversion. With --format the tasks are kept beside the
+    files for the other trainer.
     """
     from swerl.cli._output import stderr
     from swerl.cli._run import INTERRUPTED
@@ -71,7 +71,7 @@ def convert(
         with _progress(source) as tell:
             summary = converting.convert(converter, source, tasks, settings=settings, tell=tell)
     except KeyboardInterrupt:
-        stderr().print("[yellow]interrupted[/]: the same command goes on where this one stopped")
+        stderr().print("[yellow]interrupted[/]: run the same command again to resume")
         raise typer.Exit(INTERRUPTED) from None
     _print(summary, tasks, converting.rejects_path(tasks))
     if not summary.num_tasks:
@@ -84,9 +84,9 @@ def convert(
 
 
 def _tasks_file(out: Path | None, to: str) -> Path:
-    """Return where the Tasks go: to `out`, or beside it where that is for another trainer.
+    """Return the task file: `out`, or a file beside it if `out` is for another trainer.
 
-    Raises InputError where there is no such place, UnknownNameError on an unknown format.
+    Raises InputError on an unusable path, UnknownNameError on an unknown format.
     """
     from swerl.core.errors import InputError
 
@@ -95,7 +95,7 @@ def _tasks_file(out: Path | None, to: str) -> Path:
     check_format(to)
     if out is None:
         raise InputError(
-            f"--format {to} writes a file of its own",
+            f"--format {to} writes a second file",
             hint="name it with -o; the tasks stay beside it",
         )
     if to == "harbor" and out.exists():
@@ -123,7 +123,8 @@ def _settings(lock: Path | None, assets: Path | None) -> Settings:
 
     if assets and not assets.is_dir():
         raise InputError(
-            f"--assets {assets} is no folder", hint="pass a checkout of the benchmark's repository"
+            f"--assets {assets} is not a folder",
+            hint="pass a checkout of the benchmark's repository",
         )
     return Settings(_mirrored(lock) if lock else {}, assets)
 
@@ -135,7 +136,7 @@ def _mirrored(lock: Path) -> dict[str, str]:
     pinned = LockFile(lock).images if lock.is_file() else {}
     if not pinned:
         raise InputError(
-            f"{lock} holds no mirrored image", hint="`swerl images mirror` writes a lock file"
+            f"{lock} has no mirrored image", hint="`swerl images mirror` writes a lock file"
         )
     return {image: each.reference for image, each in pinned.items()}
 
@@ -149,29 +150,27 @@ def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -
         raise InputError("--rows names a file, --repo-id the hub", hint="pass one of them")
     if rows is not None and rows.is_dir() and not split and len(found := splits_in(rows)) > 1:
         raise InputError(
-            f"folder {rows} holds the splits {', '.join(found)}",
-            hint="choose one with --split: Tasks to train on and to test on",
+            f"folder {rows} has the splits {', '.join(found)}",
+            hint="choose one with --split, so that training and test tasks stay apart",
         )
     if rows is not None:
         return file_rows(rows, split=split)
     repo_id = repo_id or converter.source
     if not repo_id:
         raise InputError(
-            f"{converter.name} has no dataset on the hub of its own",
+            f"{converter.name} has no dataset on the hub",
             hint="pass --rows with a folder of tasks",
         )
     if converter.files:
         if split:
-            raise InputError(
-                f"the files of {converter.name} have no splits", hint="leave --split out"
-            )
+            raise InputError(f"the files of {converter.name} have no splits", hint="remove --split")
         return hub_file_rows(repo_id, converter.files)
     return hub_rows(repo_id, split or converter.splits[0])
 
 
 @contextmanager
 def _progress(source: RowSource) -> Iterator[Callable[[int], None]]:
-    """Show a bar, and yield what moves it."""
+    """Show a progress bar and yield the function that advances it."""
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     from swerl.cli._output import stderr
@@ -230,7 +229,7 @@ def export(
 
 
 def check_format(to: str) -> None:
-    """Raise UnknownNameError where no trainer's format has this name."""
+    """Raise UnknownNameError on an unknown format."""
     from swerl.core.errors import unknown
     from swerl.tasks.export import FORMATS
 
@@ -239,7 +238,7 @@ def check_format(to: str) -> None:
 
 
 def export_file(tasks: Path, out: Path, to: str) -> None:
-    """Write a task file in a format, and say what became of it. Raises TaskError on nothing."""
+    """Write a task file in a format and print the result. Raises TaskError if it is empty."""
     from rich.markup import escape
 
     from swerl.cli._output import console, counted, stderr
@@ -249,7 +248,7 @@ def export_file(tasks: Path, out: Path, to: str) -> None:
 
     if out.resolve() == tasks.resolve():
         raise InputError(
-            f"{out} is the task file itself, and {to} does not keep all that is in it",
+            f"{out} is the task file itself, and {to} loses some of its fields",
             hint="pass -o with another file",
         )
     done = FORMATS[to]((task for _, task in select.lines(tasks)), out)

@@ -1,4 +1,4 @@
-"""`swerl cost`: what a run costs before it starts."""
+"""`swerl cost`: estimate the cost of a run before it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Say what a run costs before it sta
 
 @app.callback()
 def _cost() -> None:
-    """Say what a run costs before it starts."""
+    """Estimate the cost of a run before it starts."""
 
 
 @app.command("estimate")
@@ -58,7 +58,7 @@ def simulate_run(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 20,
 ) -> None:
-    """Simulate a run in discrete events: its hours, what it waits for, and other schedules."""
+    """Simulate a run by discrete events: its hours, its bottleneck, and other schedules."""
     from swerl.cli._plan_view import show_simulation
     from swerl.core.errors import RecipeError
     from swerl.plan.plan import plan
@@ -70,8 +70,8 @@ def simulate_run(
     planned = plan(recipe)
     if planned.memory is None:
         raise RecipeError(
-            f"{recipe.name} runs on CPU: there is nothing to simulate",
-            hint="set cluster.gpus_per_node, or measure a few steps",
+            f"{recipe.name} runs on CPU, which the simulation does not cover",
+            hint="set cluster.gpus_per_node, or run a few steps",
         )
     found = simulate(
         recipe,

@@ -1,4 +1,4 @@
-"""`swerl doctor`: what works on this machine, and what mends the rest."""
+"""`swerl doctor`: check this machine and print what to fix."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 
 def doctor(
-    runs: Annotated[Path, typer.Option(help="Folder that would keep the runs.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what of swerl works on this machine; exit code 1 where the twin cannot run."""
+    """Check this machine and print what to fix; exit code 1 if the twin cannot run."""
     import asyncio
 
     from swerl.checks.doctor import examine, twin_runs
@@ -64,4 +64,4 @@ def _show(checks: list[Check], good: bool) -> None:
     if good:
         console().print("next: swerl train recipes/twin_cpu.toml")
     else:
-        console().print("[red]the twin cannot run here[/]: mend what is missing first")
+        console().print("[red]the twin cannot run here[/]: fix the missing parts first")

@@ -1,4 +1,4 @@
-"""`swerl export`: the model of a run's checkpoint, for transformers and SGLang."""
+"""`swerl export`: a checkpoint as model folder; `swerl samples`: the trained rows of a run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run folder, or its name under --runs.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; it must not exist.")],
     *,
-    step: Annotated[int | None, typer.Option(help="Step to take; the newest by default.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Take the best evaluated step.")] = False,
+    step: Annotated[int | None, typer.Option(help="Step; the newest by default.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Use the best evaluated step.")] = False,
     dtype: Annotated[
         str, typer.Option(help="bf16, fp32, or auto for the type in training.")
     ] = "auto",
-    shard_size: Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")] = "5GB",
+    shard_size: Annotated[str, typer.Option(help="Maximum file size, such as 5GB.")] = "5GB",
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
 ) -> None:
-    """Write a checkpoint as a model folder in Hugging Face format, at any step of a run."""
+    """Write a checkpoint of a run as a model folder in Hugging Face format."""
     from swerl.cli._output import console
     from swerl.core.errors import InputError, unknown
 
@@ -58,18 +58,18 @@ def _bytes(text: str) -> int:
     except ValueError:
         size = 0
     if size <= 0:
-        raise InputError(f"{text!r} is no size of a file", hint="write it as 5GB or 500MB")
+        raise InputError(f"{text!r} is not a file size", hint="write it as 5GB or 500MB")
     return size
 
 
 def _peak_gib() -> float:
-    """Return the most memory that this process had resident."""
+    """Return the peak resident memory of this process in GiB."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-samples_app = typer.Typer(no_args_is_help=True, help="Look at what a run trained, and export it.")
+samples_app = typer.Typer(no_args_is_help=True, help="Show and export the rows that a run trained.")
 
 _RUN = Annotated[Path, typer.Argument(help="Folder of a run: runs/NAME.")]
 _STEP = Annotated[int | None, typer.Option(min=0, help="One step; all by default.")]
@@ -81,7 +81,7 @@ def show(
     step: _STEP = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead.")] = False,
 ) -> None:
-    """Say what the rows of each step hold."""
+    """Print the figures of each step's rows."""
     from swerl.cli._output import console
     from swerl.runs.export import steps_of
 
@@ -110,7 +110,7 @@ def export_samples(
 
     if format not in set(ExportFormat):
         raise UnknownNameError(
-            f"no rows of the format {format!r}", hint=f"--format takes {', '.join(ExportFormat)}"
+            f"unknown format {format!r}", hint=f"use one of {', '.join(ExportFormat)}"
         )
     done = export(run, output, ExportFormat(format), step)
     console().print(
@@ -121,7 +121,7 @@ def export_samples(
 
 
 def _summary(run: Path, step: int) -> Mapping[str, Any]:
-    """Return the figures of a step."""
+    """Return the figures of one step."""
     from swerl.runs.export import step_rows
 
     rewards: dict[str, float] = {}

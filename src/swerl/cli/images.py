@@ -1,4 +1,4 @@
-"""`swerl images`: wires its commands; `mirror` is here, the others have files of their own."""
+"""`swerl images`: `plan` and `mirror`; the other commands are registered here."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def plan(
     *,
     rewrites: RewritesOption = None,
     mbit: Annotated[float, typer.Option(min=0.001, help="Bandwidth in Mbit/s.")] = 1000.0,
-    workers: Annotated[int, typer.Option(min=1, help="Manifests at once.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Manifests at the same time.")] = 8,
     docker_config: DockerConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
-    """Add up the layers, bytes, pulls and time of a task file's images. Reads manifests only."""
+    """Add up layers, bytes, pulls and time of a task file's images; reads only manifests."""
     from swerl.cli._images import read_rewrites
     from swerl.cli._options import tasks_in
     from swerl.cli._output import console, stderr
@@ -168,22 +168,22 @@ def _images() -> None:
 @app.command("mirror")
 def mirror_images(
     tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
-    to: Annotated[str, typer.Option(metavar="HOST:PORT/PREFIX", help="Where images go.")],
+    to: Annotated[str, typer.Option(metavar="HOST:PORT/PREFIX", help="Destination registry.")],
     *,
     rewrites: RewritesOption = None,
-    workers: Annotated[int, typer.Option(min=1, help="Images and blobs at once.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Images and blobs at the same time.")] = 4,
     platform: Annotated[
-        str, typer.Option(metavar="OS/ARCH", help="What lists of platforms are reduced to.")
+        str, typer.Option(metavar="OS/ARCH", help="Platform to keep of multi-platform images.")
     ] = "linux/amd64",
     lock: Annotated[
         Path | None, typer.Option(help="Lock file of digests; TASKS.images.json by default.")
     ] = None,
     tasks_out: Annotated[
-        Path | None, typer.Option(help="Write the tasks anew, with the mirrored images by digest.")
+        Path | None, typer.Option(help="Write the tasks again with the mirrored images by digest.")
     ] = None,
     docker_config: DockerConfigOption = None,
 ) -> None:
-    """Copy the images of a task file to another registry, by digest; goes on where it stopped."""
+    """Copy the images of a task file to another registry, by digest; resumes if interrupted."""
     from swerl.cli._images import read_rewrites
     from swerl.cli._options import tasks_in
     from swerl.images.login import default_config
@@ -255,7 +255,7 @@ def _show(report: MirrorReport, lock: Path) -> None:
     )
     console().print(f"digests: {lock}", soft_wrap=True)
     if report.failed:
-        console().print("next: the same command tries the failed images again")
+        console().print("next: run the same command again to retry the failed images")
 
 
 def _write_rewritten(tasks: list[Task], lock: Path, out: Path) -> None:

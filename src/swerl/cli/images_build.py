@@ -1,4 +1,4 @@
-"""`swerl images build`: images from released sources, or from task folders' Dockerfiles."""
+"""`swerl images build`: images from releases or Dockerfiles; `bake`: images with agents."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def build(
         list[str] | None, typer.Option("--instance", help="Build this one; all by default.")
     ] = None,
     dataset: Annotated[
-        str, typer.Option(help="Whose rows they are; `swerl convert list` names datasets.")
+        str, typer.Option(help="Dataset of the rows; `swerl convert list` prints all.")
     ] = "swe-bench",
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
     network: Annotated[
-        str, typer.Option(help="Task folders: what a Dockerfile reaches, none or default.")
+        str, typer.Option(help="Task folders: network of a Dockerfile, none or default.")
     ] = "none",
 ) -> None:
     """Build instances from their projects' released source archives, and write their Tasks.
@@ -68,7 +68,7 @@ def _build_folders(root: Path, network: str) -> None:
             num_built, num_stood = num_built + one.is_new, num_stood + (not one.is_new)
             console().print(one.image, soft_wrap=True, markup=False)
     if num_failed and not num_built + num_stood:
-        raise ImageError("no image could be built", hint="the reasons stand above")
+        raise ImageError("no image could be built", hint="the reasons are above")
     console().print(f"{counted(num_built, 'image')} built, {num_stood} stood, {num_failed} failed")
     console().print(f"next: swerl convert harbor --rows {root}", soft_wrap=True, markup=False)
     if num_failed:
@@ -92,7 +92,7 @@ def _build_sources(
             console().print(f"[red]{spec.instance_id}[/]: {error}", soft_wrap=True)
             console().print(f"  {error.hint}", soft_wrap=True)
     if not tasks:
-        raise ImageError("no image could be built", hint="the reasons stand above")
+        raise ImageError("no image could be built", hint="the reasons are above")
     count = write_tasks(out, tasks)
     console().print(f"{count} tasks: {out}", soft_wrap=True)
     console().print(f"next: swerl rollout --tasks {out} --instance {tasks[0].id}", soft_wrap=True)
@@ -113,7 +113,7 @@ def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
 
 
 def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
-    """Return the rows by the ids of their Tasks; rows without one are left out."""
+    """Return rows by the ids of their Tasks, without rows that make none."""
     from swerl.core.errors import InputError, TaskError
     from swerl.images.build import row_id
     from swerl.tasks.rows import file_rows
@@ -152,21 +152,21 @@ def _build_one(spec: SourceSpec, rows: dict[str, Row], dataset: str) -> Task:
 
 
 def bake(
-    tasks: Annotated[Path, typer.Argument(help="Task file whose images are mirrored.")],
+    tasks: Annotated[Path, typer.Argument(help="Task file with mirrored images.")],
     agents: Annotated[
-        list[str], typer.Option("--agent", metavar="NAME[@VERSION]", help="What to add.")
+        list[str], typer.Option("--agent", metavar="NAME[@VERSION]", help="Agent to add.")
     ],
     *,
     mirror_lock: Annotated[
         Path | None, typer.Option(help="The mirror's lock file; TASKS.images.json by default.")
     ] = None,
     lock: Annotated[
-        Path | None, typer.Option(help="Lock file of the twins; TASKS.baked.json by default.")
+        Path | None, typer.Option(help="Lock file of the new images; TASKS.baked.json by default.")
     ] = None,
     tasks_out: Annotated[
-        Path | None, typer.Option(help="Write the tasks anew, with the baked images by digest.")
+        Path | None, typer.Option(help="Write the tasks again with the baked images by digest.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Images at once.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Images at the same time.")] = 4,
     docker_config: DockerConfigOption = None,
 ) -> None:
     """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
@@ -219,7 +219,7 @@ def _layer(agents: list[str], path: Path) -> AgentLayer:
         module = plugins.module("harnesses", name)
         if not hasattr(module, "fetch"):
             raise InputError(
-                f"{name} runs outside the sandbox: there is nothing to bake",
+                f"{name} runs outside of the sandbox and needs no image",
                 hint="bake an agent that is a CLI, such as claude-code",
             )
         version = version or module.DEFAULT_VERSION
@@ -271,4 +271,4 @@ def _show(done: list[Baked], layer: AgentLayer, lock: Path) -> None:
     )
     console().print(f"digests: {lock}", soft_wrap=True)
     if failed:
-        console().print("next: the same command tries the failed images again")
+        console().print("next: run the same command again to retry the failed images")

@@ -1,4 +1,4 @@
-"""`swerl images pull` and `import`: bring images into the store of this machine."""
+"""`swerl images pull` and `import`: add images to the store of this machine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def pull(
     images: ImagesArgument,
     *,
     rewrites: RewritesOption = None,
-    workers: Annotated[int, typer.Option(min=1, help="Layers at once.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Layers at the same time.")] = 4,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Ask again where a tag stands that is here already.")
+        bool, typer.Option("--refresh", help="Check again if a stored tag has changed.")
     ] = False,
     docker_config: DockerConfigOption = None,
 ) -> None:
-    """Bring images into the store, unpacked for the local sandbox; goes on where it stopped."""
+    """Pull images into the store, unpacked for local sandboxes; resumes if interrupted."""
     from swerl.cli._images import images_of, read_rewrites, show_failures, shown_bytes
     from swerl.cli._output import console, counted
     from swerl.images.login import default_config
@@ -48,7 +48,7 @@ def pull(
     )
     console().print(f"store: {default_store().root}", soft_wrap=True)
     if failed:
-        console().print("next: the same command tries the failed images again")
+        console().print("next: run the same command again to retry the failed images")
         raise typer.Exit(1)
     console().print("next: swerl images ls, or swerl sandbox smoke TASKS")
 
@@ -60,7 +60,7 @@ def import_image(
     *,
     name: Annotated[str, typer.Option(help="Name of the image; its own by default.")] = "",
 ) -> None:
-    """Bring an image from a file or folder into the store."""
+    """Import an image from a file or folder into the store."""
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console, counted, stderr
     from swerl.images.archive import import_images
@@ -71,7 +71,7 @@ def import_image(
     for image in found:
         layers = f"{counted(len(image.layers), 'layer')}, {shown_bytes(image.size)}"
         console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)
-    console().print("next: name it as the image of a task, or see swerl images ls")
+    console().print("next: use it as the image of a task, or run swerl images ls")
 
 
 def _pull(images: list[str], options: PullOptions) -> list[Pulled]:

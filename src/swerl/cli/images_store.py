@@ -1,4 +1,4 @@
-"""`swerl images ls`, `verify` and `gc`: what the store holds, if it is whole, and what goes."""
+"""`swerl images ls`, `verify` and `gc`: list the store, check it, free its space."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def verify(
         typer.Argument(metavar="[TASKS...|all]", help="Task files, or names of images."),
     ] = None,
     *,
-    repair: Annotated[bool, typer.Option("--repair", help="Fetch again what is damaged.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Blobs and layers at once.")] = 4,
+    repair: Annotated[bool, typer.Option("--repair", help="Fetch damaged parts again.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Blobs and layers at the same time.")] = 4,
     rewrites: RewritesOption = None,
     docker_config: DockerConfigOption = None,
 ) -> None:
-    """Read every blob and every unpacked file, and name what is not as it was stored."""
+    """Read every blob and unpacked file, and list the damaged ones."""
     from swerl.cli._images import read_rewrites
     from swerl.cli._output import console
     from swerl.images.login import default_config
@@ -88,17 +88,19 @@ def verify(
 def gc(
     keep: Annotated[
         list[str],
-        typer.Option(metavar="TASKS", help="Task files or images still needed, soonest first."),
+        typer.Option(metavar="TASKS", help="Task files or images to keep, most urgent first."),
     ],
     *,
     max_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Shrink the store to this size, such as 500G.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed.")
+    ] = False,
 ) -> None:
-    """Free space: first what --keep does not need, then what it needs last.
+    """Free space: first images outside of --keep, then the least urgent ones of it.
 
-    `--keep host` needs nothing of the store.
+    `--keep host` keeps no image of the store.
     """
     from swerl.cli._images import images_of, is_file, read_size, shown_bytes
     from swerl.cli._output import console, counted
@@ -108,7 +110,7 @@ def gc(
     limit = read_size(max_bytes) if max_bytes else None
     for argument in keep:
         if not is_file(argument):
-            _names([argument])  # a mistyped file name must not free everything
+            _names([argument])  # a mistyped file name must not remove everything
     done = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
     for named in done.removed:
         console().print(f"{named.reference}  [dim]{named.digest[7:19]}[/]", soft_wrap=True)
@@ -121,12 +123,12 @@ def gc(
         f"{shown_bytes(done.kept_bytes)} kept"
     )
     if limit is not None and done.kept_bytes > limit:
-        console().print("what is left is in use by open sandboxes; run it again later")
+        console().print("the rest is in use by open sandboxes; run it again later")
         raise typer.Exit(1)
 
 
 def _names(arguments: Sequence[str]) -> list[Named]:
-    """Return the images meant, all of which must be in the store. Raises ImageError."""
+    """Return the named images. Raises ImageError if one is not in the store."""
     from swerl.cli._images import images_of
     from swerl.core.image_reference import is_local
     from swerl.images.store import default_store

@@ -1,4 +1,4 @@
-"""The `swerl` command: wires the commands, and turns every error into one clear line or two."""
+"""The `swerl` command: registers all commands, and prints every error in two lines or less."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from swerl.cli import (
 HELP = "Train coding agents by reinforcement learning, from a dataset to a checkpoint."
 
 typer_app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False)
-typer_app.add_typer(train.app, name="train", help="Train by a recipe; look at runs, stop, resume.")
+typer_app.add_typer(train.app, name="train", help="Train by a recipe; show, stop and resume runs.")
 typer_app.command("rollout")(rollout.rollout)
 typer_app.command("serve")(serve.serve)
 typer_app.command("convert")(convert.convert)
 typer_app.command("export")(export.export)
 typer_app.command("doctor")(doctor.doctor)
 typer_app.add_typer(sandbox.app, name="sandbox", help="Start, check and measure sandboxes.")
-typer_app.add_typer(tasks.app, name="tasks", help="Look into task files, and choose tasks.")
+typer_app.add_typer(tasks.app, name="tasks", help="Show, check and select tasks.")
 typer_app.add_typer(images.app, name="images", help="Plan, fetch, check and build task images.")
 typer_app.add_typer(agents.app, name="agents", help="Fetch coding agents for offline use.")
 typer_app.add_typer(
-    export.samples_app, name="samples", help="Look at what a run trained, and export it."
+    export.samples_app, name="samples", help="Show and export the rows that a run trained."
 )
-typer_app.add_typer(cost.app, name="cost", help="Say what a run costs before it starts.")
+typer_app.add_typer(cost.app, name="cost", help="Estimate the cost of a run before it starts.")
 
 
 def _version(show: bool) -> None:
@@ -56,7 +56,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Take the options that come before a command."""
+    """Read the options before a command."""
 
 
 def app() -> None:

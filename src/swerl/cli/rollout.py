@@ -1,4 +1,4 @@
-"""`swerl rollout`: one Episode with everything shown while it happens, and kept afterwards."""
+"""`swerl rollout`: run one Episode, print it live, and keep its files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SETTINGS = (
     "limits.num_cpus=2",
     "limits.disk_mib=4096",
 )
-"""One Episode is looked at, not trained on: the sandbox is that of a real repository."""
+"""Limits for a real repository: one Episode is inspected, not trained."""
 _SCRIPTS = ("gold", "noop")
 _ARTEFACTS = {
     "transcript": "transcript.json",
@@ -60,7 +60,7 @@ def rollout(
     ] = None,
     tasks: Annotated[
         Path | None,
-        typer.Option(help="JSONL file written by `swerl convert`; generated tasks by default."),
+        typer.Option(help="Task file written by `swerl convert`; generated tasks by default."),
     ] = None,
     agent: Annotated[
         str, typer.Option(help="An agent: builtin, claude-code, codex, …")
@@ -75,11 +75,11 @@ def rollout(
         typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for what the episode leaves.")
+        Path | None, typer.Option("-o", "--output", help="Folder for the episode's files.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Attempt one task once, show everything, and say the verdict."""
+    """Attempt one task once, print every turn, and print the verdict."""
     chosen = _read_engine(engine)
     recipe = _recipe(agent, chosen, model, settings or ())
     task = _find(instance, tasks)
@@ -117,7 +117,7 @@ def _find(instance: str | None, file: Path | None) -> Task:
 
 
 def _warn_uncertified(task: Task) -> None:
-    """Say so where a Task of a file may be broken; generated ones are right as they are made."""
+    """Warn if a Task of a file is not certified; generated ones need no certificate."""
     from swerl.cli._output import stderr
     from swerl.core.certificate import objection
 
@@ -127,7 +127,7 @@ def _warn_uncertified(task: Task) -> None:
 
 
 def _generated(count: int | None) -> list[Task]:
-    """Return held-out generated tasks; None for the number that recipes evaluate on."""
+    """Return held-out generated tasks; None: as many as recipes evaluate."""
     from swerl.core.secrets import cache_dir
     from swerl.recipe.schema import TasksSection
     from swerl.tasks import twin
@@ -137,7 +137,7 @@ def _generated(count: int | None) -> list[Task]:
 
 
 def _new_folder(task: Task) -> Path:
-    """Return a folder that no earlier Episode of this Task has."""
+    """Return a new folder for an Episode of this Task."""
     base = Path("runs", "rollouts")
     name = task.id.replace("/", "_")
     taken = {path.name for path in base.glob(f"{name}.*")} if base.is_dir() else set()
@@ -196,7 +196,7 @@ def _print_json(episode: Episode, folder: Path) -> None:
 
 
 def _kept(folder: Path) -> dict[str, Path]:
-    """Return what the Episode left; not every agent writes its session down."""
+    """Return the Episode's files; not every agent writes session files."""
     paths = {name: folder / file for name, file in _ARTEFACTS.items()}
     return {name: path for name, path in paths.items() if path.exists()}
 
@@ -219,11 +219,11 @@ _PHASES = {
     "test": "of which tests",
 }
 _MAX_FAILING = 10
-"""Tests named under a verdict; more are counted."""
+"""Maximum tests listed under a verdict."""
 
 
 class RolloutView:
-    """Listens to one Episode's events; on a terminal the open phase spins below the lines."""
+    """Prints one Episode's events; on a terminal with a spinner for the current phase."""
 
     def __init__(self, out: Console | None = None, *, trainable: bool = True) -> None:
         self._out = out or console()
@@ -242,7 +242,7 @@ class RolloutView:
         self._spin(None)
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Print one event."""
         match event:
             case PhaseStarted(phase=phase):
                 self._spin(_PHASES.get(phase, phase))
@@ -285,13 +285,13 @@ class RolloutView:
 
 
 def show_start(task_id: str, *, agent: str, engine: str, trainable: bool) -> None:
-    """Print what is about to run."""
+    """Print the task, agent and engine."""
     note = "" if trainable else "  [yellow](for debugging: no token ids, not trainable)[/]"
     console().print(f"[bold]{safe(task_id)}[/]  {agent} on {safe(engine)}{note}")
 
 
 def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str) -> None:
-    """Print the verdict in a clear line, where everything lies, and what to run next."""
+    """Print the verdict, the files and the next command."""
     out = console()
     trajectory = episode.trajectory
     trained = sum(len(turn.output_ids) for turn in trajectory.turns if turn.trainable)

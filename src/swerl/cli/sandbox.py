@@ -1,4 +1,4 @@
-"""`swerl sandbox`: one file for each of its commands; this one registers them."""
+"""`swerl sandbox`: register its commands; each has its own file."""
 
 from __future__ import annotations
 

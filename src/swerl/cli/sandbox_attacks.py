@@ -22,21 +22,24 @@ def attacks(
     *,
     backend: BackendOption = "local",
     settings: SettingsOption = None,
-    image: Annotated[str, typer.Option(help="Image of the sandboxes that are attacked.")] = "host",
+    image: Annotated[str, typer.Option(help="Image of the attacked sandboxes.")] = "host",
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run this probe; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Run this attack; may be repeated.")
     ] = None,
     external: Annotated[
-        bool, typer.Option("--external", help="Let packets leave this machine, to real addresses.")
+        bool,
+        typer.Option(
+            "--external", help="Also send packets to real addresses outside of this machine."
+        ),
     ] = False,
     run: Annotated[
-        Path | None, typer.Option(help="Keep the sheet in this run folder, as probe.json.")
+        Path | None, typer.Option(help="Write the results to this run folder, as probe.json.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Keep the sheet in this file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    show: Annotated[bool, typer.Option("--list", help="List the probes and run none.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the attacks and run none.")] = False,
 ) -> None:
-    """Attack a sandbox of one's own and print a sheet; exit code 1 where an attack worked."""
+    """Attack a sandbox and print the results; exit code 1 if an attack worked."""
     from swerl.checks.attacks import catalogue, sheet
     from swerl.checks.attacks.finding import Result
     from swerl.cli._output import console, stderr
@@ -60,11 +63,13 @@ def attacks(
 
 
 def _place(run: Path | None, out: Path | None) -> Path | None:
-    """Return where the sheet is to be kept; None for the state folder."""
+    """Return the file for the results; None: the state folder."""
     from swerl.core.errors import InputError
 
     if run and out:
-        raise InputError("both --run and --out name a place for the sheet", hint="give one of them")
+        raise InputError(
+            "both --run and --out name a file for the results", hint="give one of them"
+        )
     if run and not run.is_dir():
         raise InputError(
             f"there is no run folder {run}", hint="name a folder under runs/, or use --out FILE"

@@ -1,4 +1,4 @@
-"""`swerl sandbox ps | reap | bill`: what exists, what nobody owns any more, what it cost."""
+"""`swerl sandbox ps | reap | bill`: list sandboxes, remove orphans, add up costs."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _LEAST_WIDTH = 140
-"""Columns of the table of sandboxes: a narrower terminal wraps whole lines, not cells."""
+"""Width of the table in columns; a narrower terminal wraps whole lines, not cells."""
 _AFTER = "what is done is done; the same command goes on"
 
 OnlyOption = Annotated[
     str | None,
     typer.Option("--backend", help="Only this kind of sandbox, with the settings of --set."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def ps(
     show_all: Annotated[
-        bool, typer.Option("--all", help="Show those that ended lately, too.")
+        bool, typer.Option("--all", help="Include recently ended sandboxes.")
     ] = False,
     backend: OnlyOption = None,
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the sandboxes of every backend: whose they are, how old, what they cost."""
+    """List the sandboxes of every backend with owner, age and cost."""
     from rich.console import Console
 
     from swerl.cli._output import console, counted, stderr
@@ -61,7 +61,8 @@ def ps(
         wide.print(ps_table(rows))
     left_over = sum(bool(row.reason_to_go(time.time())) for row in found.sandboxes)
     console().print(
-        f"{counted(len(rows), 'sandbox', 'sandboxes')}; `swerl sandbox reap` would take {left_over}"
+        f"{counted(len(rows), 'sandbox', 'sandboxes')}; "
+        f"`swerl sandbox reap` would remove {left_over}"
     )
     if left_over:
         stderr().print("next: `swerl sandbox reap`, or first with --dry-run")
@@ -72,15 +73,18 @@ def reap(
         str | None, typer.Option("--run", metavar="NAME", help="Only the sandboxes of this run.")
     ] = None,
     remove_all: Annotated[
-        bool, typer.Option("--all", help="Those in use, too, also of other hosts. Needs --yes.")
+        bool,
+        typer.Option("--all", help="Include sandboxes in use, also of other hosts. Needs --yes."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm --all.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed.")
+    ] = False,
     backend: OnlyOption = None,
     settings: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove sandboxes whose owner is dead or whose deadline passed; exit code 1 if one stays."""
+    """Remove sandboxes with a dead owner or a passed deadline; exit code 1 if one stays."""
     from swerl.cli._output import stderr
     from swerl.cli._run import run
     from swerl.core.errors import InputError
@@ -90,7 +94,7 @@ def reap(
     if remove_all and not (yes or dry_run):
         raise InputError(
             "--all removes sandboxes that are in use",
-            hint="look with --all --dry-run, then add --yes",
+            hint="check with --all --dry-run, then add --yes",
         )
     work = reap_them(
         _ledger(),
@@ -117,12 +121,12 @@ def bill(
         str | None, typer.Option("--run", metavar="NAME", help="Only the sandboxes of this run.")
     ] = None,
     since: Annotated[
-        str, typer.Option(metavar="7d", help="Only what began within: 90m, 12h, 7d or 4w.")
+        str, typer.Option(metavar="7d", help="Only sandboxes started within 90m, 12h, 7d or 4w.")
     ] = "",
-    by: Annotated[By, typer.Option(help="What to add up by.")] = By.RUN,
+    by: Annotated[By, typer.Option(help="Grouping of the sums.")] = By.RUN,
     as_json: JsonOption = False,
 ) -> None:
-    """Say how many sandboxes were used, for how long, and what they cost."""
+    """Add up number, time and cost of sandboxes."""
     from swerl.cli._output import console, counted, stderr
     from swerl.sandboxes.ledger import bill as bills
 
@@ -153,7 +157,7 @@ def _ledger() -> Ledger:
 
 
 def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
-    """Return the one provider that the command line names. Raises InputError."""
+    """Return the provider of --backend and --set. Raises InputError."""
     import json
 
     from swerl.core.errors import InputError
@@ -162,7 +166,7 @@ def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
 
     if backend is None:
         if settings:
-            raise InputError("--set needs --backend", hint="say whose settings these are")
+            raise InputError("--set needs --backend", hint="name the backend of these settings")
         return None
     provider = Provider(backend, json.dumps(read_settings(settings or ()), sort_keys=True))
     provider.build()
@@ -175,7 +179,7 @@ def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise InputError(
-            f"--since {text!r} is no span of time", hint="for example 90m, 12h, 7d or 4w"
+            f"--since {text!r} is not a time span", hint="for example 90m, 12h, 7d or 4w"
         )
     return float(match[1]) * _UNITS_S[match[2]]
 
@@ -200,7 +204,7 @@ _COLOURS = {
 
 
 def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
-    """Print a line of warning for each provider that could not be asked."""
+    """Print a warning for each unreachable provider."""
     from rich.markup import escape
 
     from swerl.cli._output import stderr
@@ -211,7 +215,7 @@ def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
 
 
 def ps_table(rows: Sequence[ListedSandbox]) -> Table:
-    """Lay out sandboxes, a line each."""
+    """Return a table with one line per sandbox."""
     from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table
@@ -273,12 +277,12 @@ def row_json(row: ListedSandbox) -> dict[str, Any]:
 
 
 def _host(row: ListedSandbox) -> str:
-    """Return the host name of a sandbox's owner; empty if no ledger holds it."""
+    """Return the host name of a sandbox's owner; empty if no ledger has it."""
     return row.entry.use.owner.host.partition("/")[0]
 
 
 def tell_of(done: Reaped) -> None:
-    """Print what became of one sandbox."""
+    """Print the result for one sandbox."""
     from rich.markup import escape
 
     from swerl.cli._output import console
@@ -290,13 +294,13 @@ def tell_of(done: Reaped) -> None:
 
 
 def reaped_json(done: Reaped) -> dict[str, Any]:
-    """Return a sandbox and what became of it as JSON."""
+    """Return a sandbox and its result as JSON."""
     said = {"outcome": done.outcome, "reason": done.reason, "problem": done.problem}
     return {**row_json(done.sandbox), **said}
 
 
 def bill_table(found: Bill, by: By) -> Table:
-    """Lay out a bill, with its total below."""
+    """Return a bill as a table with its total."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -317,7 +321,7 @@ def bill_table(found: Bill, by: By) -> Table:
 
 
 def _span(seconds: float) -> str:
-    """Return a span of time in its two largest units."""
+    """Return a time span in its two largest units."""
     whole = int(seconds)
     for (unit, size), (smaller, small) in pairwise(_AGE_UNITS_S):
         if whole >= size:

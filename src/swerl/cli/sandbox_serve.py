@@ -1,4 +1,4 @@
-"""`swerl sandbox serve`: E2B's interfaces over sandboxes of this machine."""
+"""`swerl sandbox serve`: E2B's API over sandboxes of this machine."""
 
 from __future__ import annotations
 
@@ -9,63 +9,72 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import BackendOption, SettingsOption, is_loopback
+from swerl.cli._options import BackendOption, is_loopback
 
 if TYPE_CHECKING:
     from swerl.core.contracts import SandboxBackend
     from swerl.sandboxes.e2b_server.served import ServerOptions
 
 _LOCAL_TEMPLATES = {"base": "host"}
-"""What the SDK's default template is where no other image is named."""
+"""Image of the SDK's default template."""
+_LIFETIME_S = 24 * 3600.0
+"""Default maximum lifetime of a sandbox in seconds."""
 
 
 def serve(
     *,
     backend: BackendOption = "local",
-    settings: SettingsOption = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the backend, or a limit such as limits.memory_mib=4096.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 49000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")
+    ] = 49000,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the API key. By default one is made and printed.")
+        Path | None, typer.Option(help="File with the API key. By default a new key is printed.")
     ] = None,
     template: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=IMAGE", help="Image behind a template id; can be repeated."),
+        typer.Option(metavar="NAME=IMAGE", help="Image of a template id; can be repeated."),
     ] = None,
     image_key: Annotated[
-        str, typer.Option(help="Metadata key that names the image in place of the template.")
+        str, typer.Option(help="Metadata key that names the image instead of the template.")
     ] = "image",
     workdir: Annotated[str, typer.Option(help="Folder where commands start.")] = "/home/user",
-    memory_mib: Annotated[int, typer.Option(min=16, help="Memory of a sandbox, MiB.")] = 2048,
-    cpus: Annotated[float, typer.Option(min=0.01, help="CPUs of a sandbox.")] = 1.0,
-    processes: Annotated[int, typer.Option(min=4, help="Processes of a sandbox.")] = 256,
-    disk_mib: Annotated[int, typer.Option(min=1, help="Disk of a sandbox, MiB.")] = 4096,
-    max_sandboxes: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 256,
-    max_hours: Annotated[float, typer.Option(min=0.01, help="Longest life of a sandbox.")] = 24.0,
-    max_file_mib: Annotated[int, typer.Option(min=1, help="Largest file, MiB.")] = 512,
+    max_sandboxes: Annotated[int, typer.Option(min=1, help="Maximum sandboxes.")] = 256,
+    max_file_mib: Annotated[int, typer.Option(min=1, help="Maximum file size in MiB.")] = 512,
 ) -> None:
-    """Serve sandboxes to E2B's SDK, and to tools written for it, until Ctrl-C."""
-    from swerl.cli._options import open_backend
+    """Serve sandboxes to E2B's SDK, and to tools written for it, until Ctrl-C.
+
+    `--set limits.lifetime_s=…` sets the maximum lifetime of a sandbox; the default is 24 hours.
+    """
+    from swerl.cli._options import open_backend, split_limits
     from swerl.cli._run import run
-    from swerl.core.sandbox import Limits
     from swerl.sandboxes.e2b_server.served import ServerOptions
 
     key = _key(api_key_file, host)
     _require_absolute(workdir)
+    limits, own = split_limits(settings or (), lifetime_s=_LIFETIME_S)
     options = ServerOptions(
         host=host,
         port=port,
         templates={**(_LOCAL_TEMPLATES if backend == "local" else {}), **_templates(template)},
         image_key=image_key,
         workdir=workdir,
-        limits=Limits(memory_mib, processes, cpus, disk_mib),
-        max_lifetime_s=max_hours * 3600,
+        limits=limits,
+        max_lifetime_s=limits.lifetime_s,
         max_sandboxes=max_sandboxes,
         max_file_mib=max_file_mib,
     )
     shown = f'"$(cat {shlex.quote(str(api_key_file))})"' if api_key_file else key
     run(
-        _serve(open_backend(backend, settings, run="serve"), key, options, shown),
+        _serve(open_backend(backend, own, run="serve"), key, options, shown),
         after="every sandbox is removed",
     )
 
@@ -87,7 +96,7 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
             f"export E2B_API_KEY={shown}",
         ):
             console().print(line, markup=False, soft_wrap=True)
-        console().file.flush()  # whoever started it in the background waits for these lines
+        console().file.flush()  # a script that starts it in the background waits for these lines
         stderr().print("serving until Ctrl-C, which removes every sandbox", markup=False)
         await stopped.wait()
 
@@ -99,8 +108,8 @@ def _key(path: Path | None, host: str) -> str:
     if path is None:
         if not is_loopback(host):
             raise InputError(
-                f"{host} can be reached from other machines, and the key would be printed",
-                hint="put a key of your own in a file: --api-key-file FILE",
+                f"{host} is reachable from other machines, so the key must not be printed",
+                hint="write a key to a file and pass --api-key-file FILE",
             )
         return new_key()
     try:
@@ -108,12 +117,12 @@ def _key(path: Path | None, host: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"cannot read the key in {path}: {error}",
-            hint="--api-key-file takes a file with one line",
+            hint="--api-key-file needs a file with one line",
         ) from error
     if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
         raise InputError(
-            f"{path} holds no key: it takes 16 printable characters or more",
-            hint="`openssl rand -hex 20` makes one",
+            f"{path} has no valid key: a key has 16 printable characters or more",
+            hint="create one with `openssl rand -hex 20`",
         )
     return key
 
@@ -135,6 +144,6 @@ def _templates(given: Sequence[str] | None) -> Mapping[str, str]:
     for text in given or ():
         name, _, image = text.partition("=")
         if not name or not image:
-            raise InputError(f"{text!r} is no template", hint="write --template NAME=IMAGE")
+            raise InputError(f"{text!r} is not a template", hint="write --template NAME=IMAGE")
         found[name] = image
     return found

@@ -22,7 +22,7 @@ def smoke(
     *,
     backend: BackendOption = "local",
     settings: SettingsOption = None,
-    workers: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
     out: Annotated[
         Path | None,
         typer.Option(help="Append each result to this file; the same command resumes from it."),
@@ -30,9 +30,7 @@ def smoke(
     again: Annotated[
         bool, typer.Option("--again", help="Try again what failed in --out's file.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON in place of a table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Boot every image of a task file, and check its git work tree and its interpreter."""
     from swerl.cli._options import tasks_in

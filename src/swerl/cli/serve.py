@@ -1,4 +1,4 @@
-"""`swerl serve`: the gateway in front of an engine, for one's own agents and SDKs."""
+"""`swerl serve`: the gateway in front of an engine, for the user's own agents and SDKs."""
 
 from __future__ import annotations
 
@@ -27,26 +27,24 @@ def serve(
         typer.Option(help="Folder of a model or of a run; for openai=URL the model's name there."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8780,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8780,
     key_file: Annotated[
         Path | None,
-        typer.Option(
-            help="File with API keys, one a line: a session each. By default one is made."
-        ),
+        typer.Option(help="File with API keys, one per line and session. By default a new key."),
     ] = None,
     idle_minutes: Annotated[
         float,
-        typer.Option(min=0.001, help="A session without a reply for so long is written and freed."),
+        typer.Option(min=0.001, help="Write and close a session after this idle time."),
     ] = 30.0,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for what is recorded.")
+        Path | None, typer.Option("-o", "--output", help="Folder for the records.")
     ] = None,
 ) -> None:
-    """Answer your own agents from an engine, show each request, and keep the exact tokens."""
+    """Serve your own agents from an engine, print each request, and record the exact tokens."""
     from swerl.cli._output import stderr
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._serve_desk import Plan
@@ -88,14 +86,14 @@ def _script(engine: EngineChoice) -> Sequence[Message] | None:
 
 
 def _keys(path: Path | None, host: str) -> list[str]:
-    """Return the keys in a file; without one the gateway makes a key."""
+    """Return the keys in a file; without a file the gateway creates one."""
     from swerl.core.errors import InputError
 
     if path is None:
         if not is_loopback(host):
             raise InputError(
-                f"{host} can be reached from other machines, and the key would be printed",
-                hint="put keys of your own in a file: --key-file FILE",
+                f"{host} is reachable from other machines, so the key must not be printed",
+                hint="write keys to a file and pass --key-file FILE",
             )
         return []
     try:
@@ -103,25 +101,25 @@ def _keys(path: Path | None, host: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"cannot read the keys in {path}: {error}",
-            hint="--key-file takes a file with one key a line",
+            hint="--key-file needs a file with one key per line",
         ) from error
     keys = keys[:-1] if keys[-1] == "" else keys
     for number, key in enumerate(keys, 1):
         if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
             raise InputError(
-                f"line {number} of {path} is no key of {_SHORTEST_KEY} printable characters",
-                hint="`openssl rand -hex 20` makes one",
+                f"line {number} of {path} is not a key of {_SHORTEST_KEY} printable characters",
+                hint="create one with `openssl rand -hex 20`",
             )
     if not keys or len(set(keys)) < len(keys):
         raise InputError(
             f"{path} holds no key" if not keys else f"{path} holds a key twice",
-            hint="write one key a line; each has a session of its own",
+            hint="write one key per line; each has its own session",
         )
     return keys
 
 
 def _folder(output: Path | None) -> Path:
-    """Return a folder that holds nothing yet."""
+    """Return an empty folder."""
     from swerl.core.errors import InputError
 
     if output is None:
@@ -130,8 +128,8 @@ def _folder(output: Path | None) -> Path:
         return base / next(str(n) for n in range(len(taken) + 1) if str(n) not in taken)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(
-            f"-o {output} holds something already",
-            hint="choose another folder, or leave it out to get a new one",
+            f"-o {output} is not empty",
+            hint="choose another folder, or remove -o to get a new one",
         )
     return output
 
@@ -149,9 +147,9 @@ _LINES = (
     "DIR`. Ctrl-C in swerl's window shows what was recorded.",
 )
 _ROUNDS = 10_000
-"""How often the demo says its lines, which is as good as for ever."""
+"""Repetitions of the demo's replies: practically endless."""
 _MOST_SHOWN = 80
-"""Characters of a wrong reply that an error shows."""
+"""Maximum characters of a wrong reply in an error."""
 
 
 def demo() -> list[Message]:
@@ -162,7 +160,7 @@ def demo() -> list[Message]:
 def read(path: Path) -> list[Message]:
     """Read replies from a JSON list, or from JSON lines, of replies or of a transcript's turns.
 
-    Raises InputError on a file that holds none.
+    Raises InputError on a file without replies.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -174,7 +172,7 @@ def read(path: Path) -> list[Message]:
             hint="give a transcript, or a JSON list of replies",
         ) from error
     if not items:
-        raise InputError(f"{path} holds no reply", hint='write [{"text": "Hello."}]')
+        raise InputError(f"{path} has no reply", hint='write [{"text": "Hello."}]')
     return [_reply(item, f"{path}: reply {number}") for number, item in enumerate(items, 1)]
 
 

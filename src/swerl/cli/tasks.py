@@ -1,4 +1,4 @@
-"""`swerl tasks`: one file for each of its commands; this one registers them."""
+"""`swerl tasks`: register its commands; each has its own file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swerl.cli import (
 )
 from swerl.cli._run import add_old_name
 
-app = typer.Typer(no_args_is_help=True, help="Look into the tasks of a file, and choose some.")
+app = typer.Typer(no_args_is_help=True, help="Show, check and select the tasks of a file.")
 
 app.command("show")(tasks_show.show)
 app.command("stats")(tasks_show.stats)
@@ -33,4 +33,4 @@ add_old_name(app, "sweep", "tasks scan-leaks", tasks_scan_leaks.scan_leaks)
 
 @app.callback()
 def _tasks() -> None:
-    """Look into the tasks of a file, and choose some."""
+    """Show, check and select the tasks of a file."""

@@ -28,7 +28,7 @@ def redteam(
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Run this policy; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 4,
+    jobs: Annotated[int, typer.Option(min=1, help="Episodes at the same time.")] = 4,
     naive: Annotated[
         bool, typer.Option("--naive", help="Also grade each policy without defences.")
     ] = False,

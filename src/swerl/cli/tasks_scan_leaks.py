@@ -1,4 +1,4 @@
-"""`swerl tasks scan-leaks`: find what images reveal of their tasks' solutions."""
+"""`swerl tasks scan-leaks`: find leaked solutions in task images."""
 
 from __future__ import annotations
 
@@ -23,24 +23,22 @@ def scan_leaks(
     *,
     backend: BackendOption = "local",
     settings: SettingsOption = None,
-    workers: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
     raw: Annotated[
         bool | None, typer.Option("--raw/--scrubbed", help="Only one of the two scans.")
     ] = None,
     history: Annotated[
-        str, typer.Option(help="The past that an agent keeps: auto, full or none.")
+        str, typer.Option(help="Git history that an agent keeps: auto, full or none.")
     ] = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Append each result to this file; the same command resumes from it."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON in place of a table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Find what an image reveals of the solution, as it is and as an agent gets it.
+    """Find leaked solutions in task images, before and after the future is hidden.
 
-    Exit code 1 if an agent would find something, or if a scan failed.
+    Exit code 1 if an agent would find one, or if a scan failed.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""`swerl tasks filter`, `sample` and `split`: fewer Tasks, chosen by what they are or by chance."""
+"""`swerl tasks filter`, `sample` and `split`: select Tasks by expression or at random."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 TasksArgument = Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")]
 OutOption = Annotated[Path, typer.Option("-o", "--out", help="File to write.")]
-SeedOption = Annotated[int, typer.Option(help="The same seed makes the same choice.")]
+SeedOption = Annotated[int, typer.Option(help="The same seed selects the same tasks.")]
 
 
 def filter_tasks(
@@ -20,14 +20,14 @@ def filter_tasks(
     *,
     out: OutOption,
     solve_rate: Annotated[
-        str, typer.Option(metavar="LOW..HIGH", help="Probed solve rate, for example 0.1..0.9.")
+        str, typer.Option(metavar="LOW..HIGH", help="Measured solve rate, for example 0.1..0.9.")
     ] = "",
 ) -> None:
-    """Keep the tasks that an expression fits, or whose solve rate does.
+    """Keep the tasks that match an expression or a solve rate.
 
     Names: id, repo, dataset, image, grader, log_parser, language, difficulty, solve_rate,
     prompt_chars, patch_lines, patch_files, num_fail_to_pass, num_pass_to_pass, timeout_s, and
-    meta.NAME for what else a dataset says.
+    meta.NAME for other metadata.
     """
     from swerl.tasks import select
     from swerl.tasks.select import compile_where
@@ -36,7 +36,7 @@ def filter_tasks(
     if not wanted:
         from swerl.core.errors import InputError
 
-        raise InputError("nothing says which tasks to keep", hint="pass WHERE or --solve-rate")
+        raise InputError("no condition is given", hint="pass WHERE or --solve-rate")
     num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(" and ".join(wanted)))
     _say(num_chosen, num_all, out)
 
@@ -48,7 +48,7 @@ def sample(
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Tasks to keep.")],
     seed: SeedOption = 0,
 ) -> None:
-    """Keep a number of tasks, chosen by chance; a larger sample holds every smaller one."""
+    """Keep a random sample; a larger sample contains every smaller one."""
     from swerl.tasks import select
 
     _say(*select.sample_tasks(tasks, out, number, seed=seed), out)
@@ -57,7 +57,7 @@ def sample(
 def split(
     tasks: TasksArgument,
     parts: Annotated[
-        list[str], typer.Argument(metavar="NAME=SHARE...", help="Shares add up to 1.")
+        list[str], typer.Argument(metavar="NAME=SHARE...", help="Fractions with sum 1.")
     ],
     *,
     by_repo: Annotated[
@@ -65,7 +65,7 @@ def split(
     ] = False,
     seed: SeedOption = 0,
 ) -> None:
-    """Part a file by chance; each part goes to a file beside it."""
+    """Split a file at random; each part is a file beside it."""
     from swerl.cli._output import console, counted
     from swerl.tasks import select
 
@@ -73,7 +73,7 @@ def split(
     if len(shares) < len(parts):
         from swerl.core.errors import InputError
 
-        raise InputError("two parts have one name", hint="for example train=0.9 test=0.1")
+        raise InputError("two parts have the same name", hint="for example train=0.9 test=0.1")
     done = select.split_tasks(tasks, shares, by_repo=by_repo, seed=seed)
     for path, count in done.values():
         note = "" if count else " (none fell to it: try another --seed, or larger shares)"
@@ -93,7 +93,7 @@ def _rates(text: str) -> list[str]:
         return [f"{float(low)} <= solve_rate <= {float(high)}"]
     except ValueError as error:
         raise InputError(
-            f"--solve-rate {text!r:.80} is no range", hint="for example --solve-rate 0.1..0.9"
+            f"--solve-rate {text!r:.80} is not a range", hint="for example --solve-rate 0.1..0.9"
         ) from error
 
 
@@ -107,7 +107,7 @@ def _share(text: str) -> tuple[str, float]:
         return name, float(share)
     except ValueError as error:
         raise InputError(
-            f"{text!r:.80} is no part of a split", hint="for example train=0.9 test=0.1"
+            f"{text!r:.80} is not a part of a split", hint="for example train=0.9 test=0.1"
         ) from error
 
 

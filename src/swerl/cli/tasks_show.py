@@ -1,4 +1,4 @@
-"""`swerl tasks show` and `stats`: what a task file holds, for people."""
+"""`swerl tasks show` and `stats`: print the tasks of a file, and count them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _COLUMNS = {
     "difficulty": "difficulty",
     "solve_rate": "solved",
 }
-"""Fact -> title; one that no listed Task answers is left out."""
+"""Fact -> title; facts that no listed Task has are left out."""
 _NUMBERS = {"mend", "keep", "lines", "solved"}
 _NUM_VALUES = 12
-"""Values of a group that are named; the rest are counted."""
+"""Maximum values listed per group; the rest are counted."""
 
 
 def show(
     tasks: TasksArgument,
-    instance: Annotated[str, typer.Argument(metavar="[ID]", help="One task to show whole.")] = "",
+    instance: Annotated[str, typer.Argument(metavar="[ID]", help="Show this task in full.")] = "",
     *,
     hidden: Annotated[
-        bool, typer.Option("--hidden", help="Show the solution and the tests too.")
+        bool, typer.Option("--hidden", help="Also show the solution and the tests.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Tasks to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum tasks to list.")] = 20,
 ) -> None:
     """List the tasks of a file, or show one of them."""
     from swerl.cli._output import console, counted
@@ -57,9 +57,9 @@ def show(
 def stats(
     tasks: TasksArgument,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Count what a file holds: repositories, sizes, graders, difficulty."""
+    """Count the tasks of a file by repository, size, grader and difficulty."""
     import json
     from collections import Counter
     from dataclasses import asdict, replace

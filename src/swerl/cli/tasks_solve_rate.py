@@ -62,9 +62,7 @@ def solve_rate(
         typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON in place of a table.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Attempt each task several times, and write its solve rate into its row.
 

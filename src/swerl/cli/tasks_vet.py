@@ -1,4 +1,4 @@
-"""`swerl tasks vet`: prove Tasks, and write the good ones with a certificate."""
+"""`swerl tasks vet`: prove Tasks, and write the valid ones with a certificate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import BackendOption
+from swerl.cli._options import BackendOption, split_limits
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
@@ -36,17 +36,15 @@ def vet(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Tasks at once; by default as many as this machine has cores for."
-        ),
+        typer.Option(min=1, help="Tasks at the same time; by default one per core."),
     ] = None,
     gold_runs: Annotated[
-        int, typer.Option(min=1, help="Runs in which the known solution must solve a task.")
+        int, typer.Option(min=1, help="Required successful runs of the known solution.")
     ] = 3,
     drop_flaky: Annotated[
         bool,
         typer.Option(
-            "--drop-flaky", help="Drop unsteady tests to keep from a task, and vet the rest."
+            "--drop-flaky", help="Drop flaky pass-to-pass tests from a task, and vet the rest."
         ),
     ] = False,
     backend: BackendOption = "local",
@@ -58,7 +56,7 @@ def vet(
             help="A setting of the backend, or a limit such as limits.memory_mib=8192.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Prove that each task fails without its solution, passes with it, and resists cheap cheats.
 
@@ -70,7 +68,7 @@ def vet(
     out = out or tasks.with_name(f"{tasks.stem}.certified.jsonl")
     _require_other(out, tasks)
     journal = vet_files.journal_path(out)
-    limits, options = _split(settings or [])
+    limits, options = split_limits(settings or (), memory_mib=4096, num_processes=512)
     chosen = _instances(tasks, instance or [])
     with vet_files.locked(journal):
         vetting = VetSettings(
@@ -88,18 +86,6 @@ def vet(
     _say_why(tasks, found)
     if any(each.failure for each in found):
         _fail()
-
-
-def _split(settings: Sequence[str]) -> tuple[Limits, list[str]]:
-    """Return the sandboxes' limits, and the settings of the backend. Raises RecipeError."""
-    from swerl.core.sandbox import Limits
-    from swerl.recipe.load import load
-
-    own = [each for each in settings if each.startswith("limits.")]
-    defaults = ("name=vet", "limits.memory_mib=4096", "limits.num_processes=512")
-    recipe = load([], [*defaults, f"limits.disk_mib={Limits().disk_mib}", *own])
-    limits = Limits(**recipe.limits.model_dump())
-    return limits, [each for each in settings if each not in own]
 
 
 def _print(found: Sequence[Vetted], *, as_json: bool) -> None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 RUN = "run"
-"""The command that is meant where none is named: `swerl train RECIPE`."""
+"""The default command: `swerl train RECIPE`."""
 
 
 class _RunsByDefault(TyperGroup):
-    """A group that takes a recipe in place of a command."""
+    """A group that accepts a recipe instead of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before arguments that begin with none of the commands."""
+        """Insert `run` if the first argument is not a command."""
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
             args = [RUN, *args]
         return super().parse_args(ctx, args)
@@ -49,13 +49,13 @@ def train(
     runs: RunsOption = Path("runs"),
     allow_uncertified: Annotated[
         bool,
-        typer.Option("--allow-uncertified", help="Train on tasks that were not vetted, too."),
+        typer.Option("--allow-uncertified", help="Also train on tasks without a certificate."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe, print its plan, start nothing.")
     ] = False,
 ) -> None:
-    """Train a model by a recipe; the same command resumes an interrupted run."""
+    """Train a model by a recipe; run the same command again to resume."""
     from swerl.recipe.load import load
 
     allowed = ["tasks.uncertified=true"] if allow_uncertified else []
@@ -104,7 +104,7 @@ def resume(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Go on with a run by the recipe that its folder keeps."""
+    """Resume a run with the recipe in its folder."""
     from swerl.cli.train_status import called, find_run, stored_recipe
 
     root = find_run(run, runs)
@@ -116,13 +116,13 @@ def stop(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
     now: Annotated[
-        bool, typer.Option("--now", help="End at once, not after the step under way.")
+        bool, typer.Option("--now", help="Stop at once, not after the current step.")
     ] = False,
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds to wait for the end.")
+        float, typer.Option("--wait", min=0, help="Maximum seconds to wait.")
     ] = 3600.0,
 ) -> None:
-    """End a run after its step under way; from any machine that shares the run folder."""
+    """Stop a run after its current step, from any machine that shares the run folder."""
     from swerl.cli._output import console, stderr
     from swerl.cli.train_status import called, find_run
     from swerl.core.errors import RunError
@@ -136,7 +136,7 @@ def stop(
         raise RunError(f"{root} is not running: {before.status}", hint=hint)
     request_stop(root, StopRequest.NOW if now else StopRequest.STEP)
     when = "at once" if now else "after its step"
-    console().print(f"asked {root.name} to end {when}", soft_wrap=True)
+    console().print(f"requested {root.name} to stop {when}", soft_wrap=True)
     after = _wait(root, wait_s)
     if after.status is RunStatus.RUNNING:
         message = f"{root} still runs after {wait_s:g} s; the stop request stays"
@@ -161,17 +161,17 @@ def _wait(root: Path, wait_s: float) -> StatusReport:
 @app.command("rewind")
 def rewind(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
-    step: Annotated[int, typer.Option(help="Step whose checkpoint to go on from.")],
+    step: Annotated[int, typer.Option(help="Step of the checkpoint.")],
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
 ) -> None:
-    """Set a run back to an earlier checkpoint; `swerl train resume` then goes on from there."""
+    """Set a run back to an earlier checkpoint; `swerl train resume` continues there."""
     from swerl.cli._output import console
     from swerl.cli.train_status import called, find_run
     from swerl.runs.layout import rewind as go_back
 
     root = find_run(run, runs)
     aside = go_back(root, step)
-    console().print(f"{root} stands at step {step}", soft_wrap=True)
+    console().print(f"{root} is at step {step}", soft_wrap=True)
     if aside is not None:
         console().print(f"later episodes  {aside}", soft_wrap=True)
     console().print(f"next            swerl train resume {called(root)}", soft_wrap=True)
@@ -189,7 +189,7 @@ def preflight(
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check machines, folders, clocks, collectives and sandboxes; exit code 1 where one fails."""
+    """Check machines, folders, clocks, collectives and sandboxes; exit code 1 if one fails."""
     import json
     from dataclasses import asdict
 
@@ -238,7 +238,7 @@ def _close(found: list[MachineFinding]) -> None:
 
 
 class Kind(StrEnum):
-    """Who is to start the run."""
+    """Launcher of the manifest."""
 
     KUBERAY = "kuberay"
     SLURM = "slurm"
@@ -256,14 +256,14 @@ def manifest(
         str, typer.Option(help="kuberay: container image with swerl and Ray.")
     ] = "registry.example/swerl:latest",
     volume: Annotated[
-        str, typer.Option(help="kuberay: claim of the volume that all pods share.")
+        str, typer.Option(help="kuberay: claim of the shared volume.")
     ] = "swerl-shared",
     secret: Annotated[
-        str, typer.Option(help="kuberay: secret whose keys the controller gets as variables.")
+        str, typer.Option(help="kuberay: secret with the controller's variables.")
     ] = "swerl-keys",
-    hours: Annotated[int, typer.Option(min=1, help="slurm: longest run time.")] = 48,
+    hours: Annotated[int, typer.Option(min=1, help="slurm: maximum hours.")] = 48,
 ) -> None:
-    """Print a manifest for the machines that a recipe asks for."""
+    """Print a manifest for the machines of a recipe."""
     from swerl.cluster.manifests import RecipeSource, kuberay, slurm
     from swerl.recipe.load import load
 

@@ -1,4 +1,4 @@
-"""`swerl train status`: what runs do, and how those that are over ended."""
+"""`swerl train status`: state, progress and cost of runs; finding run folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def status(
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a run does, or list all; from the run folder alone, on any machine."""
+    """Show a run's state, or list all runs; reads only run folders, on any machine."""
     from swerl.cli._output import console
 
     if run is None:
@@ -47,7 +47,7 @@ def status(
 
 
 def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
-    """Return everything that is known of a run; `waits` for a sign of another machine."""
+    """Return all facts about a run; `waits` for a heartbeat from another machine."""
     from dataclasses import asdict
 
     from swerl.cli._output import stderr
@@ -75,9 +75,9 @@ def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
 
 
 def _dollars(recipe: Recipe, progress: RunProgress, seen: StatusReport) -> dict[str, float]:
-    """Return what was paid so far for sandboxes, by this machine's ledger, and for GPUs.
+    """Return the cost so far: sandboxes by this machine's ledger, and GPUs.
 
-    `run` is both by the run's own account, which `cost.max_dollars` goes by.
+    `run` is the run's own account of both, which `cost.max_dollars` limits.
     """
     from swerl.plan.cost import price_book
     from swerl.sandboxes.ledger.bill import bill
@@ -193,15 +193,15 @@ RECIPE = "recipe.resolved.json"
 
 
 def all_runs(runs: Path) -> list[Path]:
-    """Return every run folder in `runs`, the one used last first."""
+    """Return every run folder in `runs`, the newest first."""
     found = [path.parent for path in runs.glob(f"*/{RECIPE}")]
     return sorted(found, key=_last_use, reverse=True)
 
 
 def find_run(run: str, runs: Path) -> Path:
-    """Return the folder of a run given by its name or its folder.
+    """Return the folder of a run, given its name or folder.
 
-    Raises UnknownNameError, and RunError where it may not be looked at.
+    Raises UnknownNameError, and RunError if it is not readable.
     """
     for folder in (runs / run, Path(run)):
         try:
@@ -209,14 +209,14 @@ def find_run(run: str, runs: Path) -> Path:
                 return folder
         except OSError as error:
             raise RunError(
-                f"cannot look into {folder}: {error.strerror}",
-                hint="give the name or the folder of a run of yours",
+                f"cannot read {folder}: {error.strerror}",
+                hint="give the name or the folder of your own run",
             ) from error
     raise unknown("run", run, [path.name for path in all_runs(runs)])
 
 
 def called(root: Path) -> str:
-    """Return what a command names a run by: its name where that is enough, else its folder."""
+    """Return the argument that names a run: its name if that is enough, else its folder."""
     return root.name if root == Path("runs") / root.name else str(root)
 
 

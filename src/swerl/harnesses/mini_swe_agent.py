@@ -68,7 +68,7 @@ class Options(BaseModel):
     def _calls_tools(cls, version: str) -> str:
         if int(version.split(".")[0]) < _FIRST_WITH_TOOLS:
             raise ValueError(
-                f"{version} reads commands from text; releases from 2.0.0 on call a tool"
+                f"{version} has no tool calls; use 2.0.0 or newer"
             )
         return version
 
