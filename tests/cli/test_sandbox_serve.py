@@ -62,7 +62,14 @@ def test_nothing_is_left_however_it_ends(how: signal.Signals) -> None:
 def test_a_key_of_ones_own_is_used_and_never_printed(tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("e2b_my-very-own-key\n")
-    options = ("--api-key-file", str(key_file), "--template", "mine=host", "--set", "limits.memory_mib=300")
+    options = (
+        "--api-key-file",
+        str(key_file),
+        "--template",
+        "mine=host",
+        "--set",
+        "limits.memory_mib=300",
+    )
     with serve(*options) as (process, told):
         sandbox = Sandbox.create("mine", **connect(told, key="e2b_my-very-own-key"))
         assert sandbox.get_info().memory_mb == 300

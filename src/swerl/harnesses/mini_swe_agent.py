@@ -67,9 +67,7 @@ class Options(BaseModel):
     @classmethod
     def _calls_tools(cls, version: str) -> str:
         if int(version.split(".")[0]) < _FIRST_WITH_TOOLS:
-            raise ValueError(
-                f"{version} has no tool calls; use 2.0.0 or newer"
-            )
+            raise ValueError(f"{version} has no tool calls; use 2.0.0 or newer")
         return version
 
 
