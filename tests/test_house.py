@@ -22,12 +22,9 @@ def _house() -> ModuleType:
 HOUSE = _house()
 FOUND = HOUSE.static()
 STILL = {
-    "lines": 70_500,
-    "class names in several modules": 30,
+    "lines": 69_800,
     "longest function": 64,
-    "long files": 1,
-    "where per 1,000 words": 2.0,
-    "docstrings that begin with What": 75,
+    "docstrings that begin with What": 35,
     "most options of a command": 15,
 }
 """Measures that are over their bound, and the value that they may not exceed until then."""

@@ -86,6 +86,15 @@ def test_an_unknown_reward_is_an_error_that_names_the_known_ones(
     assert "test-share" in wrong.stdout + wrong.stderr
 
 
+def test_an_unknown_reward_is_found_before_a_run_starts(site: Path, tmp_path: Path) -> None:
+    recipe = PACKAGE.parents[1] / "recipes" / "twin_cpu.toml"
+    for reward, code in (("test-share", 0), ("test-shares", 2)):
+        done = swerl(
+            site, tmp_path, "train", str(recipe), "--dry-run", "--set", f"rollout.reward={reward}"
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+
+
 TRAIN = """
 import sys
 from pathlib import Path

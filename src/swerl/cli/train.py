@@ -57,9 +57,11 @@ def train(
 ) -> None:
     """Train a model by a recipe; run the same command again to resume."""
     from swerl.recipe.load import load
+    from swerl.rollout.reward import rule
 
     allowed = ["tasks.uncertified=true"] if allow_uncertified else []
     recipe = load(recipes, [*(settings or ()), *allowed])
+    rule(recipe.rollout.reward)  # an unknown name is an error now, not after the warm start
     if dry_run:
         from swerl.cli._plan_view import show_plan
 
