@@ -124,7 +124,7 @@ class E2BBackend:
         self._options = options
         self._own = own
         self._provider = provider
-        self._creator = Creator(
+        self._creator = _Creator(
             provider, concurrency=options.create_concurrency, per_s=options.creates_per_s
         )
         self._settings = SandboxSettings(
@@ -186,11 +186,11 @@ class E2BBackend:
             return self._options.price_per_hour
         return limits.num_cpus * _VCPU_HOUR + limits.memory_mib / 1024 * _GIB_HOUR
 
-    def _request(self, image: str, limits: Limits, name: str) -> CreateRequest:
+    def _request(self, image: str, limits: Limits, name: str) -> _RemotePlan:
         options = self._options
         routed: Mapping[str, str] = {options.image_key: image} if options.image_key else {}
         host = urlsplit(options.public_url).hostname
-        return CreateRequest(
+        return _RemotePlan(
             template=options.template if options.image_key else image,
             metadata={**options.metadata, **routed, **_MARK, NAME: name},
             marks={NAME: name},
@@ -200,7 +200,7 @@ class E2BBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateRequest:
+class _RemotePlan:
     """A sandbox to create."""
 
     template: str
@@ -212,7 +212,7 @@ class CreateRequest:
     """Outside hosts that it may reach."""
 
 
-class Creator:
+class _Creator:
     """Creates sandboxes no faster than the provider allows."""
 
     def __init__(self, provider: sdk.E2BProvider, *, concurrency: int, per_s: float) -> None:
@@ -222,9 +222,7 @@ class Creator:
         self._next_at = 0.0
 
     @asynccontextmanager
-    async def created(
-        self, request: CreateRequest, timeout_s: float
-    ) -> AsyncIterator[RemoteSandbox]:
+    async def created(self, request: _RemotePlan, timeout_s: float) -> AsyncIterator[RemoteSandbox]:
         """Create a sandbox; leaving the context removes sandboxes of requests without an answer.
 
         The caller ends the sandbox itself. Raises SandboxError after `timeout_s`.
@@ -243,7 +241,7 @@ class Creator:
             await self._provider.kill(found.id)
 
     async def _create(
-        self, request: CreateRequest, timeout_s: float, attempts: _Attempts
+        self, request: _RemotePlan, timeout_s: float, attempts: _Attempts
     ) -> RemoteSandbox:
         try:
             async with asyncio.timeout(timeout_s) as timer:
@@ -266,7 +264,7 @@ class Creator:
             hint = (attempts.last and attempts.last.hint) or "raise boot_timeout_s"
             raise SandboxError(message, hint=hint, retryable=True) from error
 
-    async def _attempt(self, request: CreateRequest, attempts: _Attempts) -> RemoteSandbox:
+    async def _attempt(self, request: _RemotePlan, attempts: _Attempts) -> RemoteSandbox:
         attempts.count += 1
         attempts.uncertain = True  # until an answer says whether there is a sandbox
         making = asyncio.ensure_future(
@@ -290,7 +288,7 @@ class Creator:
         attempts.uncertain = attempts.left_over
         return remote
 
-    async def _clean_up(self, request: CreateRequest, attempts: _Attempts) -> None:
+    async def _clean_up(self, request: _RemotePlan, attempts: _Attempts) -> None:
         """Remove the sandbox of an attempt without an answer; it may still appear later."""
         if attempts.uncertain:
             attempts.left_over = True
