@@ -238,7 +238,7 @@ async def test_settings_that_would_train_on_wrong_numbers_are_refused(
 
 
 async def test_samples_that_are_no_tasks_are_refused(task: Task, args: Namespace) -> None:
-    with pytest.raises(TaskError, match="lacks or misnames"):
+    with pytest.raises(TaskError, match="missing or unknown field"):
         await slime.generate(args, Sample(index=0, prompt="hi", label="x"), PARAMS)
     chat = sample_of(task)
     chat.prompt = [{"role": "user", "content": "hi"}]
