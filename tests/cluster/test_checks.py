@@ -43,7 +43,7 @@ def test_too_few_or_another_kind_fails(wanted: GpuNeed) -> None:
     assert f"asks for {wanted.num_gpus} x {wanted.kind}" in first.fix
 
 
-def test_a_machine_without_the_program_fails_only_where_gpus_are_wanted(
+def test_a_machine_without_nvidia_smi_fails_only_if_gpus_are_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")

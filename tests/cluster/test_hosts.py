@@ -1,4 +1,4 @@
-"""A Ray cluster of the run's own on a host list; the host is this machine.
+"""A Ray cluster for one run on a host list; the host is this machine.
 
 There is no ssh server here: a stand-in takes what ssh takes, a host and a command for its shell,
 and runs it as sshd does, with its standard input open until the other side closes it.
@@ -67,7 +67,7 @@ def _processes(marker: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_host_list_becomes_a_cluster_as_often_as_asked_and_nothing_is_left(
+def test_a_host_list_becomes_a_cluster_repeatedly_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("ray", reason="needs the extra swerl[cluster]")

@@ -1,4 +1,4 @@
-"""Manifests that others read: parsed as YAML and bash, and compared with what the recipe asks."""
+"""Manifests, parsed as YAML and bash and compared with the recipe."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_cpus_of_sandboxes_come_on_top_of_the_others(recipe: Recipe) -> None:
     assert _job(recipe).count('cpu: "64"') == 2
 
 
-def test_a_ray_jobs_command_is_what_a_shell_reads_on_the_shared_volume(job: Any) -> None:
+def test_a_ray_jobs_command_runs_in_a_shell_on_the_shared_volume(job: Any) -> None:
     shell, option, command = shlex.split(job["spec"]["entrypoint"])
     assert (shell, option) == ("bash", "-c")
     change, _, train = command.partition(" && ")
@@ -87,7 +87,7 @@ def test_a_ray_jobs_volumes_are_mounted_by_every_pod_and_parameters_are_text(job
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "claim"}
 
 
-def test_a_model_outside_of_the_volume_is_said(recipe: Recipe) -> None:
+def test_a_model_outside_the_volume_is_remarked(recipe: Recipe) -> None:
     assert "model.path = /models/Qwen3.6-35B-A3B is not on it" in _job(recipe)
     model = recipe.model.model_copy(update={"path": Path("/shared/models/q")})
     assert "is not on it" not in _job(recipe.model_copy(update={"model": model}))

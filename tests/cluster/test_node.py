@@ -1,4 +1,4 @@
-"""The kernel's count of processes that it killed for want of memory, wherever it keeps it."""
+"""The kernel's count of out-of-memory kills, in every place where it is kept."""
 
 from __future__ import annotations
 

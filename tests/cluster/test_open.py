@@ -1,4 +1,4 @@
-"""From a recipe's cluster section to machines: what does not fit is refused before it starts."""
+"""A recipe's cluster section becomes machines; misfits are refused at start."""
 
 from __future__ import annotations
 

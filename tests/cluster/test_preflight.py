@@ -91,7 +91,7 @@ def test_a_port_in_use_is_named() -> None:
     assert (found.check, "in use" in found.found) == (f"port {port}", True)
 
 
-async def test_too_little_disk_says_how_much_is_needed(tmp_path: Path) -> None:
+async def test_too_little_disk_is_reported_with_the_size_needed(tmp_path: Path) -> None:
     asked = checks.MachineNeed("n1", "127.0.0.1", checks.GpuNeed(0, ""), tmp_path, 1 << 60)
     disk = checks._check_disk(asked)
     assert disk.state is FindingState.FAIL

@@ -1,4 +1,4 @@
-"""Ranks and servers on two nodes of a real Ray cluster: the same step, and what dies or hangs."""
+"""Ranks and servers on two nodes of a real Ray cluster: equal steps, crashes and hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes on the nodes of a run, real: servers, Episodes on both machines, and what dies."""
+"""Real sandboxes on the nodes of a run: servers, Episodes on two machines, crashes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_a_sandbox_is_as_ordered_and_is_lost_with_its_server(tmp_path: Pat
     assert not await _open_rows("ordered")
 
 
-async def test_a_machine_that_is_gone_is_told_of_and_waited_for_no_longer(tmp_path: Path) -> None:
+async def test_a_lost_machine_is_reported_and_not_waited_for(tmp_path: Path) -> None:
     told: list[Event] = []
     recipe = _recipe("gone")
     async with serve_sandboxes([Lost(name="n1")], recipe, logs=tmp_path, emit=told.append) as one:
@@ -139,7 +139,7 @@ async def test_a_server_that_does_not_start_is_an_error_with_its_words(tmp_path:
     assert not _servers(tmp_path)
 
 
-async def test_a_machine_that_can_hold_no_sandbox_says_so_at_once(tmp_path: Path) -> None:
+async def test_a_machine_that_can_hold_no_sandbox_fails_at_once(tmp_path: Path) -> None:
     sandbox = {"type": "docker", "base_url": "unix:///no/such/daemon"}
     recipe = Recipe.model_validate({"name": "none", "sandbox": sandbox})
     async with serve_sandboxes([LocalNode(name="n1")], recipe, logs=tmp_path, emit=ignore) as one:
@@ -315,7 +315,7 @@ def _open(spread: SpreadBackend) -> Any:
     return spread.open("host", Limits(), workdir="/w")
 
 
-async def test_each_sandbox_goes_where_the_fewest_are() -> None:
+async def test_each_sandbox_goes_to_the_emptiest_machine() -> None:
     spread, sites, _ = _two()
     async with AsyncExitStack() as stack:
         for _ in range(4):
@@ -326,7 +326,7 @@ async def test_each_sandbox_goes_where_the_fewest_are() -> None:
     assert [site.num_open for site in sites] == [0, 0]
 
 
-async def test_one_that_is_being_opened_counts_where_it_will_be() -> None:
+async def test_a_sandbox_that_is_being_opened_counts_for_its_machine() -> None:
     spread, sites, backends = _two()
     backends[0].may_open.clear()
     async with asyncio.TaskGroup() as group:
@@ -369,7 +369,7 @@ async def test_an_opening_ends_with_the_server_that_it_waits_for() -> None:
     assert sites[0].num_open == 0
 
 
-async def test_without_a_server_it_waits_for_one_and_fails_where_none_will_come() -> None:
+async def test_without_a_server_it_waits_for_one_and_fails_if_none_will_come() -> None:
     spread, sites, backends = _two()
     sites[0].lose("killed", for_good=True)
     sites[1].lose("killed")

@@ -97,7 +97,7 @@ async def test_a_server_that_does_not_come_up_is_an_error_with_its_words(
             pass
 
 
-async def test_a_server_whose_machine_is_gone_is_told_of_and_the_others_serve_on(
+async def test_a_lost_server_is_reported_and_the_others_continue(
     options: Options, tmp_path: Path
 ) -> None:
     told: list[str] = []
@@ -150,7 +150,7 @@ async def test_requests_of_a_nodes_server_that_dies_are_begun_anew(tmp_path: Pat
     assert {len(reply.ids) for reply in replies} == {900}
 
 
-async def test_servers_that_run_end_where_another_cannot_be_started(
+async def test_running_servers_end_if_another_cannot_start(
     options: Options, tmp_path: Path
 ) -> None:
     began = LocalNode(name="began")

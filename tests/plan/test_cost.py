@@ -1,4 +1,4 @@
-"""The arithmetic of an estimate, and that nothing it rests on is hidden or fixed."""
+"""The arithmetic of an estimate; every assumption is visible and can be changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def recipe(**sections: object) -> Recipe:
     return Recipe.model_validate({"name": "r", **sections})
 
 
-def test_e2b_sandbox_costs_what_its_vcpus_and_memory_cost() -> None:
+def test_an_e2b_sandbox_costs_its_vcpus_and_memory() -> None:
     per_second = arithmetic.sandbox_dollars_per_second(
         vcpus=4, memory_gib=8, vcpu_second=0.000014, gib_second=0.0000045
     )
@@ -118,7 +118,7 @@ def test_evaluations_of_generated_tasks_are_counted() -> None:
     assert rows["eval_episodes"].value == 4 * 300
 
 
-def test_gpu_without_a_price_says_how_to_give_one() -> None:
+def test_a_gpu_without_a_price_is_an_error_with_a_remedy() -> None:
     assumed = from_recipe(recipe(cluster={"gpus_per_node": 8, "gpu": "h10"}))
     with pytest.raises(InputError, match="h10_hour") as caught:
         estimate(assumed)
@@ -134,7 +134,7 @@ def test_every_price_has_a_unit_a_source_and_a_date() -> None:
         assert len(found.date) == len("2026-09")
 
 
-def test_assumptions_say_where_they_are_from() -> None:
+def test_assumptions_name_their_sources() -> None:
     assert all(isinstance(row, Assumption) and row.source and row.unit for row in example())
 
 
@@ -195,7 +195,7 @@ def test_lost_episodes_are_tried_again_as_often_as_allowed() -> None:
     assert attempts(RolloutSection(refills=2), 0.1) == pytest.approx(1.11)
 
 
-def test_estimate_counts_what_is_left_out_and_tried_again() -> None:
+def test_an_estimate_counts_rejected_and_retried_episodes() -> None:
     plain = Recipe.model_validate({"name": "r", "sandbox": {"type": "e2b"}})
     rollout = {"group_filter": "mixed-verdicts", "oversample": 2.0, "refill_rounds": 0}
     filtered = plain.model_copy(update={"rollout": RolloutSection.model_validate(rollout)})

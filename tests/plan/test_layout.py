@@ -1,4 +1,4 @@
-"""Every layout that must be refused before money is spent, and the nearest that would do."""
+"""Layouts that must be refused before money is spent, and the nearest legal ones."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def test_nearest_layout_that_an_error_names_is_legal(setting: str) -> None:
     laid_out(setting, *(f"{key}={size}" for key, size in sizes))
 
 
-def test_nearest_layout_keeps_what_it_can() -> None:
+def test_the_nearest_layout_changes_as_little_as_possible() -> None:
     told = refused("trainer.expert_parallel=1")
     assert told.endswith("The nearest layout that fits: trainer.expert_parallel = 2")
 
 
-def test_no_nearest_layout_is_named_where_none_is_legal() -> None:
+def test_no_nearest_layout_is_named_if_none_is_legal() -> None:
     assert "nearest" not in refused("cluster.gpus_per_engine=5")
 
 

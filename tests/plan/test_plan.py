@@ -1,4 +1,4 @@
-"""The 8-node recipe's plan: its layout, its memory, its bill, and what stands in its way."""
+"""The 8-node recipe's plan: layout, memory, cost, and obstacles."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_plan_shows_every_phase_within_the_gpu() -> None:
     assert not any("of a GPU" in note for note in planned().notes)
 
 
-def test_layout_that_needs_more_than_the_gpu_has_is_refused_with_what_would_fit() -> None:
+def test_a_layout_that_exceeds_the_gpu_is_refused_with_one_that_fits() -> None:
     told = refused("trainer.expert_parallel=2", "trainer.offload_optimizer=false")
     assert "train needs" in told
     assert "of the 79.1 GiB of an H100" in told
@@ -122,7 +122,7 @@ def test_twin_recipe_has_a_plan_without_gpus() -> None:
     assert (found.layout.num_gpus, found.layout.data, found.memory) == (0, 1, None)
 
 
-def test_shape_is_read_from_the_model_folder_where_there_is_one(tmp_path: Path) -> None:
+def test_the_shape_is_read_from_the_model_folder_if_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"text_config": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, '
         '"vocab_size": 100, "intermediate_size": 128, "tie_word_embeddings": true}}'

@@ -1,4 +1,4 @@
-"""A stand-in for slime: its Sample, and what it does with what hooks return.
+"""A stand-in for slime: its Sample, and its use of the hooks' results.
 
 Written to slime's contract as of August 2026 (slime/utils/types.py, slime/ray/rollout.py and
 slime/rollout/sglang_rollout.py): the fields, how a group is rolled out, how rewards are normalised

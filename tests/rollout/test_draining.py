@@ -1,4 +1,4 @@
-"""Replies under way when weights change: kept, finished first or asked for anew; a real engine."""
+"""Running replies when weights change: kept, finished or retried; on a real engine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def versions(completion: Completion) -> list[str]:
     return [completion.weight_version, *(each.version for each in completion.weight_changes)]
 
 
-async def test_kept_replies_go_on_with_the_new_weights_and_say_from_where(
+async def test_kept_replies_continue_on_the_new_weights_and_record_the_position(
     engine: HttpEngine, weights: dict[str, WeightRef]
 ) -> None:
     await engine.load(weights["a"])
@@ -115,7 +115,7 @@ async def test_retried_replies_are_whole_ones_of_the_new_weights(
     assert 0 < draining.num_lost_tokens < 900
 
 
-async def test_a_reply_that_its_client_gives_up_is_not_asked_for_again(
+async def test_a_reply_aborted_by_its_client_is_not_retried(
     engine: HttpEngine, weights: dict[str, WeightRef]
 ) -> None:
     draining = DrainingEngine(engine, "retry")

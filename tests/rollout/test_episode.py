@@ -213,7 +213,9 @@ async def test_commits_of_the_agent_are_part_of_the_patch(task: Task) -> None:
     assert "+hi" in result.patch
 
 
-async def test_what_the_machinery_lost_is_tried_again_alone(task: Task, tmp_path: Path) -> None:
+async def test_an_episode_lost_to_infrastructure_is_retried_alone(
+    task: Task, tmp_path: Path
+) -> None:
     backend = BrokenBackend(local.build(local.Options()), failures=1)
     engine = Replies(*gold(task))
     with open_run(tmp_path / "run", {}) as folder:
@@ -316,7 +318,7 @@ async def test_a_program_that_answers_for_the_tests_is_no_part_of_the_work(task:
     assert (result.verdict, result.reward) == ("unsolved", 0.0)
 
 
-async def test_the_agents_commands_reach_nobody_and_hold_no_key(task: Task) -> None:
+async def test_the_agents_commands_have_no_network_and_no_key(task: Task) -> None:
     result = await after(task, CONNECT, "env | grep -ci 'sk-swerl'")
     told = [json.loads(line)["content"][0]["content"] for line in result.log.splitlines()[2:5:2]]
     assert told == ["['lo']\nnobody there", "0\nexit code 1"]
@@ -327,7 +329,7 @@ async def test_work_that_was_never_handed_in_is_graded(task: Task) -> None:
     assert (result.verdict, result.status) == ("solved", Status.COMPLETED)
 
 
-async def test_a_command_that_kills_what_it_can_is_the_models_own_doing(task: Task) -> None:
+async def test_a_command_that_kills_all_processes_counts_as_unsolved(task: Task) -> None:
     result = await after(task, "kill -9 -1")
     assert result.verdict == "unsolved", result.error
 

@@ -1,4 +1,4 @@
-"""An agent's sandbox has no future; a grading sandbox is as the image is."""
+"""An agent's sandbox has no future commits; a grading sandbox equals the image."""
 
 from __future__ import annotations
 

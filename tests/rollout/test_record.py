@@ -73,7 +73,7 @@ def _in_memory(episode: Episode) -> Episode:
     return replace(episode, trajectory=replace(episode.trajectory, turns=tuple(turns)))
 
 
-def test_experts_lie_beside_the_trajectory_wherever_the_folder_goes(tmp_path: Path) -> None:
+def test_experts_stay_beside_the_trajectory_when_the_folder_moves(tmp_path: Path) -> None:
     episode = _episode("", -1.0)
     record.write(tmp_path / "t.0", episode)
     assert (tmp_path / "t.0" / "experts.bin").read_bytes() == b"\x00\xff\x80\x01"
@@ -129,7 +129,7 @@ def test_an_episode_killed_while_it_replaces_another_is_not_finished(
     assert not record.is_finished(tmp_path)
 
 
-def test_the_weights_that_sampled_an_episode_are_told_without_its_tokens(tmp_path: Path) -> None:
+def test_the_versions_of_an_episode_are_read_without_its_tokens(tmp_path: Path) -> None:
     record.write(tmp_path, _episode("", -1.0))
     (tmp_path / "trajectory.json").unlink()
     assert record.read_versions(tmp_path) == ("v1", "v2")
@@ -173,7 +173,7 @@ def _written(root: Path) -> list[Path]:
     return list((root / "episodes").glob("*/*/episode.json"))
 
 
-async def test_tokens_of_attempts_that_machinery_lost_are_counted(
+async def test_tokens_of_attempts_lost_to_infrastructure_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = [episode(f"00000/t.0+{n}", "a", verdict=Verdict.INFRA, tokens=3) for n in range(3)]

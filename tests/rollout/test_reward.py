@@ -1,4 +1,4 @@
-"""What length and format take off a reward."""
+"""Penalties for length and format."""
 
 from __future__ import annotations
 

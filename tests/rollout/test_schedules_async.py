@@ -1,4 +1,4 @@
-"""The standing pool, with Groups that end when a test says so."""
+"""The asynchronous pool, with Groups that end on command."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_the_pool_goes_on_while_the_trainer_learns_and_ends_with_the_run(r
         assert schedule.cursor() == Cursor(12, ())
 
 
-async def test_dropping_does_not_wait_and_counts_what_was_sampled(rollouts) -> None:
+async def test_dropping_does_not_wait_and_counts_the_sampled_tokens(rollouts) -> None:
     async with opened(max_staleness=1, pool=2.0, too_stale="drop") as schedule:
         rollouts.end(*range(1, 12))
         assert await taken(schedule, 0) == [ORDER[1], ORDER[2]]
@@ -219,7 +219,7 @@ async def test_groups_that_the_filter_refuses_are_replaced_by_the_next_ones(roll
         assert [one.task_id for one in groups.left_out] == [ORDER[0]]
 
 
-async def test_where_no_group_passes_the_step_ends_and_trains_without_advantage(rollouts) -> None:
+async def test_if_no_group_passes_the_step_ends_and_trains_without_advantage(rollouts) -> None:
     rollouts.verdicts = lambda task: ("unsolved", "unsolved")
     rollouts.end(*range(12))
     told: list[Event] = []
@@ -232,7 +232,7 @@ async def test_where_no_group_passes_the_step_ends_and_trains_without_advantage(
     assert Notice("0 of 2 groups pass rollout.group_filter") in told
 
 
-async def test_rollouts_that_fail_stop_who_waits_for_them_with_their_own_error(
+async def test_a_failed_rollout_stops_the_loop_with_its_own_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run_one(task, stage, parts, **_) -> Group:
@@ -245,7 +245,7 @@ async def test_rollouts_that_fail_stop_who_waits_for_them_with_their_own_error(
             await taken(schedule, 0)
 
 
-async def test_an_episode_lost_to_machinery_is_tried_again_alone_while_others_go_on(
+async def test_a_lost_episode_is_retried_alone_while_others_continue(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tried: list[str] = []

@@ -1,4 +1,4 @@
-"""One step off: what runs while the trainer learns, and which weights serve it."""
+"""One step off: rollouts during the optimizer step, and the weights that serve them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue's rules, and what they do to slow Tasks over a simulated run."""
+"""The queue's rules, and their effect on slow Tasks over a simulated run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_step_waits_for_as_many_groups_as_it_wants() -> None:
     assert choose_groups([Group(4, True), Group(4, False)], BOUNDS, version=4, wanted=2) is None
 
 
-def test_what_is_over_the_bound_is_overdue() -> None:
+def test_a_group_over_the_bound_is_too_old() -> None:
     old, young = Group(1, False), Group(2, True)
     assert too_old([old, young], BOUNDS, version=4) == [old]
 
@@ -145,7 +145,7 @@ def test_whoever_finishes_first_starves_the_long_ones_and_the_queue_does_not() -
     assert shares[True][-1] < 0.3
 
 
-def test_what_a_window_trains_is_what_the_tasks_are() -> None:
+def test_a_window_of_steps_trains_the_mix_of_its_tasks() -> None:
     """The first steps take short Groups earlier; over a window as many long ones come."""
     lengths = durations(800)
     ledger = simulate(QueueBounds(groups=4, staleness=3, pool=8), lengths, 200, greedy=False)

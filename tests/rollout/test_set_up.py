@@ -1,4 +1,4 @@
-"""What a Task asks of its sandboxes is there in both; what only grading may know is not."""
+"""A Task's set-up exists in both sandboxes; hidden grading data does not."""
 
 from __future__ import annotations
 

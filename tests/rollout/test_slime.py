@@ -280,7 +280,7 @@ def test_experts_of_whole_rows_are_replayed_and_others_lose_the_rollout() -> Non
     assert plain.rollout_routed_experts is None
 
 
-def test_a_row_keeps_its_versions_and_says_that_it_was_cut() -> None:
+def test_a_row_keeps_its_versions_and_is_marked_as_cut() -> None:
     base = Sample(index=4, group_index=2, prompt="p", session_id="s", metadata={"mine": 1})
     [sample] = to_train_samples(base, recorded(FIRST, SECOND), arguments(), tiny.build(None))
     assert sample.weight_versions == ["1", "2"]

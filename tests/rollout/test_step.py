@@ -136,7 +136,7 @@ async def test_groups_without_signal_are_replaced_by_groups_of_other_tasks(playe
     assert [group.task_id for group in groups.left_out] == [first]
 
 
-async def test_a_group_lost_to_machinery_has_no_signal(played) -> None:
+async def test_a_group_lost_to_infrastructure_has_no_signal(played) -> None:
     first = choose_tasks(TASKS, 0, 2, seed=0)[0].id
     rounds = played(lambda task: ("solved", "infra") if task == first else MIXED)
     await _step(_parts([], group_filter="zero-variance"))
@@ -163,7 +163,7 @@ async def test_a_restart_tries_the_same_tasks_again(played) -> None:
     assert len(tried) == len(set(tried))
 
 
-async def test_refills_end_and_the_step_goes_on_with_what_there_is(played) -> None:
+async def test_refills_end_and_the_step_continues_with_fewer_groups(played) -> None:
     good = choose_tasks(TASKS, 0, 2, seed=0)[1].id
     told: list[Event] = []
     rounds = played(lambda task: MIXED if task == good else ("unsolved", "unsolved"))
@@ -173,7 +173,7 @@ async def test_refills_end_and_the_step_goes_on_with_what_there_is(played) -> No
     assert Notice("1 of 2 groups pass rollout.group_filter") in told
 
 
-async def test_where_no_group_passes_the_first_are_trained_without_an_advantage(played) -> None:
+async def test_if_no_group_passes_the_first_are_trained_without_an_advantage(played) -> None:
     rounds = played(lambda task: ("unsolved", "unsolved"))
     groups = await _step(_parts([], group_filter="zero-variance", refill_rounds=20))
     assert sum(len(each) for each in rounds) == len(TASKS)
@@ -191,5 +191,5 @@ async def test_only_mixed_verdicts_looks_through_a_shaped_reward(played) -> None
 
 
 def test_oversampling_without_a_filter_is_refused() -> None:
-    with pytest.raises(ValidationError, match="only throw Groups away"):
+    with pytest.raises(ValidationError, match="only discards Groups"):
         RolloutSection(oversample=2.0)

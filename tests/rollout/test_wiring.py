@@ -1,4 +1,4 @@
-"""The rollout parts of a recipe: what a single Episode needs, and nothing of the trainer."""
+"""The rollout parts of a recipe: a single Episode imports no trainer."""
 
 from __future__ import annotations
 

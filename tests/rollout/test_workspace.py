@@ -1,4 +1,4 @@
-"""The patch is what the agent changed, whatever state the image's work tree was in."""
+"""The patch holds the agent's changes, in every state of the image's work tree."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def sh(sandbox: Sandbox, script: str) -> str:
     return done.stdout.decode()
 
 
-async def test_a_patch_leaves_out_what_the_image_had_changed(sandbox: Sandbox) -> None:
+async def test_a_patch_leaves_out_the_changes_of_the_image(sandbox: Sandbox) -> None:
     start = await workspace.start(sandbox, WORKDIR)
     await sh(sandbox, "echo two >>code.py; echo more >>notes.txt; echo new >new.py; rm staged.py")
     patch = await workspace.take_patch(sandbox, WORKDIR, start)
@@ -99,7 +99,7 @@ async def test_no_setting_of_the_agents_spoils_its_patch(
         "rm .git/index",
     ],
 )
-async def test_what_an_agent_leaves_of_git_costs_no_patch(
+async def test_a_damaged_git_folder_costs_no_patch(
     sandbox: Sandbox, image: Path, left: str
 ) -> None:
     start = await workspace.start(sandbox, WORKDIR)

@@ -1,4 +1,4 @@
-"""A run's rows for others: read back, they are what the run trained."""
+"""Exported rows, read back, equal the rows that the run trained."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_verls_rows_keep_its_tensors_rules(run: Path, tmp_path: Path) -> None:
     assert len({row["uid"] for row in found}) == 1
 
 
-def test_row_groups_bound_what_is_held(
+def test_row_groups_bound_the_memory(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "_GROUP_TOKENS", 9)
@@ -152,7 +152,7 @@ def test_the_command_exports_and_shows(run: Path, tmp_path: Path) -> None:
         (("show", "{tmp}"), "holds no samples"),
     ],
 )
-def test_what_is_not_there_is_said(
+def test_missing_data_is_one_clear_error(
     run: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     told = [word.format(run=run, tmp=tmp_path) for word in words]

@@ -23,7 +23,7 @@ def test_a_step_done_twice_counts_once_and_a_torn_line_is_passed_over(tmp_path: 
     assert past.evals == {"heldout": [(2, 0.5)]}
 
 
-def test_what_a_run_does_is_in_the_file_at_once(tmp_path: Path) -> None:
+def test_progress_events_are_flushed_at_once(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl") as log:
         log(Progress("starting", 0, 1))
         assert "starting" in (tmp_path / "events.jsonl").read_text()

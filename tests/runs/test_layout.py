@@ -31,7 +31,7 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path: Path) -> 
     assert "ranks" not in str(caught.value)
 
 
-def test_what_changes_nothing_that_is_learned_may_differ(tmp_path: Path) -> None:
+def test_settings_that_do_not_affect_learning_may_differ(tmp_path: Path) -> None:
     for restarts in (0, 3):
         recipe = {"trainer": {"lr": 1.0, "restarts": restarts, "recompute": bool(restarts)}}
         with open_run(tmp_path / "run", recipe):
@@ -54,7 +54,7 @@ def test_a_lock_that_may_not_be_opened_is_one_error(tmp_path: Path) -> None:
         pass
 
 
-def test_a_damaged_state_says_what_to_do(tmp_path: Path) -> None:
+def test_a_damaged_state_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", {}) as folder:
         (folder.root / "state.json").write_text('{"step": ')
         with pytest.raises(RunError) as caught:
@@ -79,7 +79,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_is_one_error_that_says_the_run_resumes(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_error_with_a_hint_to_resume(tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught, disk_errors(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert "No space left" in str(caught.value)

@@ -111,7 +111,7 @@ def test_prompts_are_read_one_after_the_other_and_stall_replies() -> None:
     assert found.replies_at_once == pytest.approx(2.0)
 
 
-def test_replies_slow_each_other_down_as_the_engine_says() -> None:
+def test_replies_slow_each_other_down_at_the_engines_rate() -> None:
     load = EpisodeLoad((TurnLoad(1, 10, 0.0),), 0.0, 0.0)
     longer = EpisodeLoad((TurnLoad(1, 30, 0.0),), 0.0, 0.0)
     machine = replace(MACHINE, speed=Steady(each=0.1))

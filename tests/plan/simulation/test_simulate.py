@@ -1,4 +1,4 @@
-"""A recipe's simulation: it agrees with what the recipe assumes, and moves where it should."""
+"""A recipe's simulation agrees with the recipe's assumptions and reacts to changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def simulated(
     )
 
 
-def test_8_node_run_lies_within_what_its_recipe_assumes() -> None:
+def test_the_8_node_run_lies_within_its_recipes_assumptions() -> None:
     found = simulated().own
     low, _, high = load([RECIPE]).cost.step_minutes
     assert low <= found.step_s / 60 <= high
@@ -82,9 +82,7 @@ def test_training_time_is_arithmetic_over_rate() -> None:
         (("rollout.group_filter=zero-variance",), ()),
     ],
 )
-def test_what_makes_a_run_harder_makes_it_longer(
-    settings: tuple[str, ...], assume: tuple[str, ...]
-) -> None:
+def test_a_harder_run_takes_longer(settings: tuple[str, ...], assume: tuple[str, ...]) -> None:
     hard, plain = simulated(*settings, assume=assume, num_steps=2), simulated(num_steps=2)
     assert hard.own.seconds > plain.own.seconds
 

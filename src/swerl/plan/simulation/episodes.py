@@ -56,10 +56,6 @@ class EpisodeLoad:
         if length:
             yield length
 
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(turn.output_tokens for turn in self.turns)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
