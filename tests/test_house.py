@@ -21,12 +21,7 @@ def _house() -> ModuleType:
 
 HOUSE = _house()
 FOUND = HOUSE.static()
-STILL = {
-    "lines": 69_800,
-    "longest function": 64,
-    "docstrings that begin with What": 35,
-    "most options of a command": 15,
-}
+STILL = {"lines": 69_600}
 """Measures that are over their bound, and the value that they may not exceed until then."""
 
 

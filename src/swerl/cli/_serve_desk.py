@@ -49,21 +49,21 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to serve."""
+    """Settings of the served gateway."""
 
     recipe: Recipe
     folder: Path
     keys: Sequence[str]
     """One session each; none makes one fresh key."""
     script: Sequence[Message] | None
-    """What a scripted engine says."""
+    """Replies of a scripted engine."""
     idle_s: float
     """Seconds without a reply after which a session is written and its key goes on."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """What all sessions came to."""
+    """Sums over all sessions."""
 
     turns: int = 0
     branches: int = 0

@@ -43,9 +43,7 @@ def vet(
     ] = 3,
     drop_flaky: Annotated[
         bool,
-        typer.Option(
-            "--drop-flaky", help="Drop flaky pass-to-pass tests from a task, and vet the rest."
-        ),
+        typer.Option("--drop-flaky", help="Drop flaky pass-to-pass tests, then vet the rest."),
     ] = False,
     backend: BackendOption = "local",
     settings: Annotated[

@@ -21,7 +21,7 @@ from swerl.engines._torch_model import Draws, Qwen3Model, Qwen3Weights, draw
 
 
 class PauseMode(StrEnum):
-    """What a pause does to running requests."""
+    """Effect of a pause on running requests."""
 
     ABORT = "abort"
     """They end with what they have."""
@@ -92,7 +92,7 @@ class FinishedReply:
 
 @dataclass(slots=True)
 class Counters:
-    """What the batch has done since it began."""
+    """Work of the batch since its start."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0

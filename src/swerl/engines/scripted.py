@@ -20,7 +20,7 @@ from swerl.core.learning import WeightRef
 from swerl.core.turn import Completion, Sampling
 
 _AFTER = Message(Role.ASSISTANT, "Done.")
-"""What is said once a script is over."""
+"""The reply after the end of a script."""
 
 
 class Options(BaseModel):

@@ -1,4 +1,4 @@
-"""What a model is made of, read from its config.json: one ModelPlan covers every trained line."""
+"""Layers and sizes of a model, read from its config.json: one ModelPlan for every trained line."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ SPECIAL_TOKENS = (PAD, START, END, CALL, CALL_END, RESPONSE, RESPONSE_END, THINK
 _SPLIT = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 _NUM_BYTES = 256
 _WORDS = r"\n?</?(?:function|parameter)[^>\n]*>\n| ?\w+| ?[^\s\w]+|\s+"
-"""What may become one token. A tag of a tool call, with its line ends, is one word: written out it
+"""Candidates for one token. A tag of a tool call with its line ends is one word: otherwise such tags
 would take two thirds of all tokens that a tiny model samples."""
 
 CHAT_TEMPLATE = """\
@@ -72,7 +72,7 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
-"""What `engines/families/tiny.py` renders, for programs that read a model folder's own template."""
+"""The rendering of this family, for programs that read a model folder's own template."""
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """What to serve. It carries the key because other users can read a command line."""
+    """Settings of the server. They include the key, because other users can read a command line."""
 
     key: str
     run: str
