@@ -40,7 +40,7 @@ SPECIAL_TOKENS = (PAD, START, END, CALL, CALL_END, RESPONSE, RESPONSE_END, THINK
 _SPLIT = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 _NUM_BYTES = 256
 _WORDS = r"\n?</?(?:function|parameter)[^>\n]*>\n| ?\w+| ?[^\s\w]+|\s+"
-"""Candidates for one token. A tag of a tool call with its line ends is one word: otherwise such tags
+"""Candidates for one token. A tag of a tool call with its line ends is one word: otherwise tags
 would take two thirds of all tokens that a tiny model samples."""
 
 CHAT_TEMPLATE = """\
