@@ -144,5 +144,6 @@ def test_every_recipe_key_in_the_docs_exists(page: Path) -> None:
                 section = f"{match[1]}."
             elif (match := re.match(r"([a-z_]+) *=", line)) and section:
                 used.add(f"{section}{match[1]}")
-    assumptions = ("sandbox_seconds.", "tool_s.", "cost.prices.")  # of `swerl cost`
-    assert not [key for key in used - KEYS if not key.startswith(assumptions)]
+    # Assumptions of `swerl cost`, and a limit that only `swerl sandbox serve` has.
+    others = ("sandbox_seconds.", "tool_s.", "cost.prices.", "limits.lifetime_s")
+    assert not [key for key in used - KEYS if not key.startswith(others)]
