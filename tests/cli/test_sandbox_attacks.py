@@ -68,13 +68,12 @@ def test_a_run_that_is_not_there_is_your_input(tmp_path: Path) -> None:
 
 
 def test_an_attack_that_works_is_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swerl.checks.attacks import catalogue
-    from swerl.checks.attacks.finding import Finding, failed
-    from swerl.checks.attacks.lab import Lab
-    from swerl.checks.attacks.registry import probe as as_probe
+    from swerl.checks.attacks import runner as catalogue
+    from swerl.checks.attacks.attack import AttackContext, AttackFinding, failed
+    from swerl.checks.attacks.attack import probe as as_probe
 
     @as_probe("Walks through an open door.")
-    async def open_door(lab: Lab) -> Finding:
+    async def open_door(ctx: AttackContext) -> AttackFinding:
         return failed("it stood open")
 
     monkeypatch.setattr(catalogue, "choose", lambda names: [open_door])

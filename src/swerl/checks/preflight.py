@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from swerl.checks import smoke
-from swerl.checks.attacks._services import Greeter
+from swerl.checks.attacks._targets import WordServer
 from swerl.cluster.checks import FindingState, MachineFinding, check_ports, check_result
 from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import check_nodes
@@ -123,7 +123,7 @@ async def _look(
 async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend) -> MachineFinding:
     word = secrets.token_hex(8)
     page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
-    listener = Greeter(page)
+    listener = WordServer(page)
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
     try:
         async with backend.open(task.image, limits, workdir=task.workdir) as sandbox:

@@ -12,8 +12,8 @@ from swerl.cli._options import BackendOption, SettingsOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.checks.attacks.registry import Probe
-    from swerl.checks.attacks.sheet import Sheet, Subject
+    from swerl.checks.attacks.attack import Attack
+    from swerl.checks.attacks.runner import AttackReport, Subject
 
 _COLOURS = {"PASS": "green", "FAIL": "bold red", "CANNOT": "yellow"}
 
@@ -40,8 +40,9 @@ def attacks(
     show: Annotated[bool, typer.Option("--list", help="List the attacks and run none.")] = False,
 ) -> None:
     """Attack a sandbox and print the results; exit code 1 if an attack worked."""
-    from swerl.checks.attacks import catalogue, sheet
-    from swerl.checks.attacks.finding import Result
+    from swerl.checks.attacks import runner
+    from swerl.checks.attacks import runner as catalogue
+    from swerl.checks.attacks.attack import AttackOutcome
     from swerl.cli._output import console, stderr
 
     probes = catalogue.choose(only or ())
@@ -50,7 +51,7 @@ def attacks(
         return
     place = _place(run, out)
     found = _attack(_subject(backend, settings, image), probes, external)
-    kept = sheet.keep(found, place)
+    kept = runner.keep(found, place)
     if as_json:
         _print_json(found)
     else:
@@ -58,7 +59,7 @@ def attacks(
     console_of = stderr() if as_json else console()
     console_of.print(_summary(found), soft_wrap=True)
     console_of.print(f"kept in {kept}", soft_wrap=True, markup=False)
-    if found.counts[Result.FAIL]:
+    if found.counts[AttackOutcome.FAIL]:
         raise typer.Exit(1)
 
 
@@ -78,7 +79,7 @@ def _place(run: Path | None, out: Path | None) -> Path | None:
 
 
 def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
-    from swerl.checks.attacks.sheet import Subject
+    from swerl.checks.attacks.runner import Subject
     from swerl.cli._options import open_backend
     from swerl.recipe.load import read_settings
 
@@ -86,23 +87,23 @@ def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
     return Subject(open_backend(backend, settings, run="probe"), backend, image, options=options)
 
 
-def _attack(subject: Subject, probes: list[Probe], external: bool) -> Sheet:
+def _attack(subject: Subject, probes: list[Attack], external: bool) -> AttackReport:
     from rich.progress import MofNCompleteColumn, Progress
 
-    from swerl.checks.attacks import sheet
+    from swerl.checks.attacks import runner
     from swerl.cli._output import stderr
     from swerl.cli._run import run
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(*columns, console=stderr(), transient=True) as progress:
         bar = progress.add_task("probes", total=len(probes))
-        attacking = sheet.attack(
+        attacking = runner.attack(
             subject, probes, external=external, tell=lambda _: progress.advance(bar)
         )
         return run(attacking, after="every sandbox is closed")
 
 
-def _list(probes: list[Probe]) -> None:
+def _list(probes: list[Attack]) -> None:
     from swerl.cli._output import console
 
     table = _empty_table("probe", "what it tries")
@@ -111,26 +112,26 @@ def _list(probes: list[Probe]) -> None:
     console().print(table)
 
 
-def _print_json(sheet: Sheet) -> None:
+def _print_json(report: AttackReport) -> None:
     import json
 
-    typer.echo(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False))
+    typer.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
 
 
-def _table(sheet: Sheet) -> Table:
+def _table(report: AttackReport) -> Table:
     from rich.markup import escape
 
     table = _empty_table("probe", "what it tries", "result", "what was seen")
-    for row in sheet.rows:
+    for row in report.rows:
         result = row.finding.result.value
         colour = f"[{_COLOURS[result]}]{result}[/]"
         table.add_row(row.name, escape(row.sentence), colour, escape(row.finding.seen))
     return table
 
 
-def _summary(sheet: Sheet) -> str:
-    counts = ", ".join(f"{count} {result.value}" for result, count in sheet.counts.items())
-    return f"{sheet.backend}, image {sheet.image}: {counts} in {sheet.duration_s:.1f} s"
+def _summary(report: AttackReport) -> str:
+    counts = ", ".join(f"{count} {result.value}" for result, count in report.counts.items())
+    return f"{report.backend}, image {report.image}: {counts} in {report.duration_s:.1f} s"
 
 
 def _empty_table(*names: str) -> Table:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swerl.checks.attacks import catalogue, life, resources, sheet
-from swerl.checks.attacks.finding import Result
-from swerl.checks.attacks.sheet import Subject
+from swerl.checks.attacks import life, resources, runner
+from swerl.checks.attacks import runner as catalogue
+from swerl.checks.attacks.attack import AttackOutcome
+from swerl.checks.attacks.runner import Subject
 from swerl.gateway.router import Router
 
 from .weak import WeakBackend, WeakSandbox
@@ -19,15 +20,15 @@ from .weak import WeakBackend, WeakSandbox
 HANDLE = Router.handle
 
 
-async def result(name: str, folder: Path, backend: Any = None) -> Result:
+async def result(name: str, folder: Path, backend: Any = None) -> AttackOutcome:
     subject = Subject(backend or WeakBackend(), "weak", workdir=str(folder))
-    found = await sheet.attack(subject, catalogue.choose([name]))
+    found = await runner.attack(subject, catalogue.choose([name]))
     return found.rows[0].finding.result
 
 
 @pytest.mark.parametrize("name", ["session-keys", "engine-admin", "gateway-as-proxy"])
 async def test_the_gateway_as_it_is_holds(tmp_path: Path, name: str) -> None:
-    assert await result(name, tmp_path) is Result.PASS
+    assert await result(name, tmp_path) is AttackOutcome.PASS
 
 
 async def test_a_gateway_that_goes_by_the_key_alone_fails(
@@ -39,7 +40,7 @@ async def test_a_gateway_that_goes_by_the_key_alone_fails(
         )
 
     monkeypatch.setattr(Router, "handle", by_key)
-    assert await result("session-keys", tmp_path) is Result.FAIL
+    assert await result("session-keys", tmp_path) is AttackOutcome.FAIL
 
 
 async def test_a_gateway_that_answers_the_engines_paths_fails(
@@ -51,7 +52,7 @@ async def test_a_gateway_that_answers_the_engines_paths_fails(
         return await HANDLE(self, alone, request)
 
     monkeypatch.setattr(Router, "handle", open_door)
-    assert await result("engine-admin", tmp_path) is Result.FAIL
+    assert await result("engine-admin", tmp_path) is AttackOutcome.FAIL
 
 
 async def test_a_gateway_that_fetches_for_others_fails(
@@ -64,14 +65,14 @@ async def test_a_gateway_that_fetches_for_others_fails(
         return web.Response(body=await reader.read(100))
 
     monkeypatch.setattr(Router, "handle", fetch)
-    assert await result("gateway-as-proxy", tmp_path) is Result.FAIL
+    assert await result("gateway-as-proxy", tmp_path) is AttackOutcome.FAIL
 
 
 async def test_a_sandbox_without_a_bound_on_open_files_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "_MOST_DESCRIPTORS", 100)
-    assert await result("descriptor-exhaustion", tmp_path) is Result.FAIL
+    assert await result("descriptor-exhaustion", tmp_path) is AttackOutcome.FAIL
 
 
 async def test_a_command_that_is_held_by_its_child_fails(
@@ -86,4 +87,4 @@ async def test_a_command_that_is_held_by_its_child_fails(
 
     monkeypatch.setattr(life, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(WeakSandbox, "run", patient)
-    assert await result("held-output", tmp_path) is Result.FAIL
+    assert await result("held-output", tmp_path) is AttackOutcome.FAIL

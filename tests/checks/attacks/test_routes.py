@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swerl.checks.attacks import _routes
+from swerl.checks.attacks import network as _routes
 
 TABLE4 = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 eth0\t00000000\t010011AC\t0003\t0\t0\t0\t00000000\t0\t0\t0

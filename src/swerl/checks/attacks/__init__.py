@@ -1,1 +1,1 @@
-"""Attacks on a sandbox of its own, and the sheet of what they met."""
+"""Attack a sandbox, and report which attacks worked."""

@@ -9,10 +9,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from swerl.checks.attacks._services import new_word
-from swerl.checks.attacks.finding import CannotError, Finding, failed, judge, passed
-from swerl.checks.attacks.lab import Lab
-from swerl.checks.attacks.registry import probe
+from swerl.checks.attacks._targets import new_word
+from swerl.checks.attacks.attack import (
+    AttackContext,
+    AttackFinding,
+    CannotError,
+    failed,
+    judge,
+    passed,
+    probe,
+)
 from swerl.core.errors import SandboxError, SandboxLostError
 
 _UP = "../" * 12
@@ -26,7 +32,7 @@ _ODD_NAMES = (
 
 
 @probe("Makes links to a host's file and has them read and written through.")
-async def links_out(lab: Lab) -> Finding:
+async def links_out(ctx: AttackContext) -> AttackFinding:
     with _host_folder() as (folder, word):
         target = f"{folder}/secret"
         links = {
@@ -38,43 +44,43 @@ async def links_out(lab: Lab) -> Finding:
         }
         holes = []
         for number, (name, leads) in enumerate(links.items()):
-            path = f"{lab.workdir}/link{number}"
-            await _make_link(lab, leads, path)
-            holes += await _touch(lab, path, word, name)
+            path = f"{ctx.workdir}/link{number}"
+            await _make_link(ctx, leads, path)
+            holes += await _touch(ctx, path, word, name)
         holes += _changes(folder, word)
     return judge(holes, f"none of {len(links)} links leads out")
 
 
 @probe("Asks for paths that climb above the root or pass through /proc.")
-async def climbing_paths(lab: Lab) -> Finding:
+async def climbing_paths(ctx: AttackContext) -> AttackFinding:
     with _host_folder() as (folder, word):
         target = f"{folder}/secret"
         paths = [
-            target, f"/{_UP}{target[1:]}", f"{lab.workdir}/{_UP}{target[1:]}", f"{_UP}{target[1:]}",
+            target, f"/{_UP}{target[1:]}", f"{ctx.workdir}/{_UP}{target[1:]}", f"{_UP}{target[1:]}",
             f"/proc/self/root{target}", f"/proc/1/root{target}", f"//..//..{target}",
         ]  # fmt: skip
         holes = []
         for path in paths:
-            holes += await _touch(lab, path, word, path)
+            holes += await _touch(ctx, path, word, path)
         holes += _changes(folder, word)
     return judge(holes, f"none of {len(paths)} paths leads out")
 
 
 @probe("Swaps a folder for a link to the host's while a file is written into it.")
-async def folder_swap_race(lab: Lab) -> Finding:
+async def folder_swap_race(ctx: AttackContext) -> AttackFinding:
     with _host_folder() as (folder, word):
         swapping = asyncio.ensure_future(
-            lab.box.attack("race.swap", lab.workdir, str(folder), _RACE_S)
+            ctx.box.attack("race.swap", ctx.workdir, str(folder), _RACE_S)
         )
         holes: list[str] = []
         num_tried = 0
         while not swapping.done():
             num_tried += 1
-            path = f"{lab.workdir}/spot/{num_tried}"
+            path = f"{ctx.workdir}/spot/{num_tried}"
             with _refusals():
-                await lab.box.sandbox.write(path, b"x")
+                await ctx.box.sandbox.write(path, b"x")
             with _refusals():
-                if word.encode() in await lab.box.sandbox.read(f"{lab.workdir}/spot/secret"):
+                if word.encode() in await ctx.box.sandbox.read(f"{ctx.workdir}/spot/secret"):
                     holes.append("the host's file was read")
             await asyncio.sleep(0)
         swaps = (await swapping)["swaps"]
@@ -85,16 +91,16 @@ async def folder_swap_race(lab: Lab) -> Finding:
 
 
 @probe("Has pipes, endless devices and sockets read and written, to hang the controller.")
-async def files_that_hang(lab: Lab) -> Finding:
-    made = await lab.box.sh(f"mkfifo {lab.workdir}/pipe")
+async def files_that_hang(ctx: AttackContext) -> AttackFinding:
+    made = await ctx.box.sh(f"mkfifo {ctx.workdir}/pipe")
     if made.exit_code != 0:
         raise CannotError(f"cannot make a pipe: {made.text.strip()[:100]}")
-    sandbox = lab.box.sandbox
+    sandbox = ctx.box.sandbox
     calls: dict[str, Callable[[], Awaitable[object]]] = {
-        "reading a pipe": lambda: sandbox.read(f"{lab.workdir}/pipe"),
-        "writing a pipe": lambda: sandbox.write(f"{lab.workdir}/pipe", b"x"),
+        "reading a pipe": lambda: sandbox.read(f"{ctx.workdir}/pipe"),
+        "writing a pipe": lambda: sandbox.write(f"{ctx.workdir}/pipe", b"x"),
         "reading a device": lambda: sandbox.read("/dev/urandom"),
-        "reading a folder": lambda: sandbox.read(lab.workdir),
+        "reading a folder": lambda: sandbox.read(ctx.workdir),
     }
     holes = []
     for name, call in calls.items():
@@ -109,35 +115,35 @@ async def files_that_hang(lab: Lab) -> Finding:
 
 
 @probe("Has a file read that says it is larger than any disk, to fill the controller's memory.")
-async def giant_file(lab: Lab) -> Finding:
-    made = await lab.box.sh(f"truncate -s {_GIANT_MIB}M {lab.workdir}/giant")
+async def giant_file(ctx: AttackContext) -> AttackFinding:
+    made = await ctx.box.sh(f"truncate -s {_GIANT_MIB}M {ctx.workdir}/giant")
     if made.exit_code != 0:
         return passed(f"it cannot be made: {made.text.strip()[:100]}")
     try:
         async with asyncio.timeout(_GIANT_S):
-            data = await lab.box.sandbox.read(f"{lab.workdir}/giant")
+            data = await ctx.box.sandbox.read(f"{ctx.workdir}/giant")
     except TimeoutError:
         return failed(f"it was still being read after {_GIANT_S:.0f} s")
     except (SandboxError, FileNotFoundError) as error:
         return passed(f"refused: {error}"[:160])
     size = len(data) >> 20
     return failed(
-        f"{size} MiB came into memory, of a sandbox with {lab.limits.disk_mib} MiB of disk"
+        f"{size} MiB came into memory, of a sandbox with {ctx.limits.disk_mib} MiB of disk"
     )
 
 
 @probe("Reads and writes files whose names are commands, or hold what a shell would change.")
-async def odd_names(lab: Lab) -> Finding:
+async def odd_names(ctx: AttackContext) -> AttackFinding:
     holes = []
     for name in _ODD_NAMES:
-        path = f"{lab.workdir}/{name}"
+        path = f"{ctx.workdir}/{name}"
         try:
-            await lab.box.sandbox.write(path, name.encode())
-            if await lab.box.sandbox.read(path) != name.encode():
+            await ctx.box.sandbox.write(path, name.encode())
+            if await ctx.box.sandbox.read(path) != name.encode():
                 holes.append(f"{name[:30]!r} holds something else")
         except (SandboxError, FileNotFoundError) as error:
             holes.append(f"{name[:30]!r}: {error}"[:120])
-    done = await lab.box.run(["ls", "/tmp"])
+    done = await ctx.box.run(["ls", "/tmp"])
     if b"swerl-probe-hit" in done.stdout:
         holes.append("a name was run as a command")
     return judge(holes, f"{len(_ODD_NAMES)} names, none changed or run")
@@ -155,20 +161,20 @@ def _host_folder() -> Iterator[tuple[Path, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _make_link(lab: Lab, target: str, path: str) -> None:
-    done = await lab.box.run(["ln", "-s", target, path])
+async def _make_link(ctx: AttackContext, target: str, path: str) -> None:
+    done = await ctx.box.run(["ln", "-s", target, path])
     if done.exit_code != 0:
         raise CannotError(f"cannot make a link: {done.text.strip()[:100]}")
 
 
-async def _touch(lab: Lab, path: str, word: str, name: str) -> list[str]:
+async def _touch(ctx: AttackContext, path: str, word: str, name: str) -> list[str]:
     """Read and write a path; return what of the host was read."""
     holes = []
     with _refusals():
-        if word.encode() in await lab.box.sandbox.read(path):
+        if word.encode() in await ctx.box.sandbox.read(path):
             holes.append(f"{name} is read")
     with _refusals():
-        await lab.box.sandbox.write(path, b"overwritten")
+        await ctx.box.sandbox.write(path, b"overwritten")
     return holes
 
 

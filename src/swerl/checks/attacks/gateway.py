@@ -10,10 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from swerl.checks.attacks._services import Greeter, greeter, new_word
-from swerl.checks.attacks.finding import CannotError, Finding, judge, refused, worked
-from swerl.checks.attacks.lab import Lab
-from swerl.checks.attacks.registry import probe
+from swerl.checks.attacks._targets import WordServer, greeter, new_word
+from swerl.checks.attacks.attack import (
+    AttackContext,
+    AttackFinding,
+    CannotError,
+    judge,
+    probe,
+    refused,
+    worked,
+)
 from swerl.core import plugins
 from swerl.core.chat import Finish, Message, Role
 from swerl.core.contracts import Family
@@ -39,15 +45,15 @@ _SAMPLING = Sampling(max_new_tokens=64)
 
 
 @probe("Connects to ports of the host's loopback, by TCP and UDP.")
-async def host_loopback(lab: Lab) -> Finding:
+async def host_loopback(ctx: AttackContext) -> AttackFinding:
     with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
         for sock in (tcp, udp):
             sock.bind(("127.0.0.1", 0))
         port, udp_port = tcp.getsockname()[1], udp.getsockname()[1]
         async with greeter(tcp) as served:
             names = ("127.0.0.1", "127.0.0.2", "0.0.0.0")
-            outcomes = await lab.box.attack("network.connect", [(name, port) for name in names])
-            await lab.box.attack("network.send_datagram", "127.0.0.1", udp_port, served.word)
+            outcomes = await ctx.box.attack("network.connect", [(name, port) for name in names])
+            await ctx.box.attack("network.send_datagram", "127.0.0.1", udp_port, served.word)
             udp.setblocking(False)
             try:
                 outcomes["a datagram"] = f"ok: {len(udp.recv(100))} bytes arrived"
@@ -60,36 +66,36 @@ async def host_loopback(lab: Lab) -> Finding:
 
 
 @probe("Connects to an abstract unix socket of the host.")
-async def abstract_sockets(lab: Lab) -> Finding:
+async def abstract_sockets(ctx: AttackContext) -> AttackFinding:
     with socket.socket(socket.AF_UNIX) as sock:
         name = new_word()
         sock.bind(f"\0{name}")
         async with greeter(sock):
-            outcomes = await lab.box.attack("network.connect_abstract", name)
+            outcomes = await ctx.box.attack("network.connect_abstract", name)
     return judge(worked(outcomes), refused(outcomes))
 
 
 @probe("Connects to every socket file in sight: container engines, message buses, agents.")
-async def daemon_sockets(lab: Lab) -> Finding:
+async def daemon_sockets(ctx: AttackContext) -> AttackFinding:
     with socket.socket(socket.AF_UNIX) as sock, tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/daemon.sock"
         sock.bind(path)
         async with greeter(sock):
-            outcomes = await lab.box.attack("network.connect_files", [path], timeout_s=12)
+            outcomes = await ctx.box.attack("network.connect_files", [path], timeout_s=12)
     return judge(worked(outcomes), f"{len(outcomes)} sockets tried, none answers")
 
 
 @probe("Connects to what is exposed to another sandbox, by guessing its port.")
-async def other_sessions(lab: Lab) -> Finding:
-    mine, theirs = Greeter(new_word()), Greeter(new_word())
+async def other_sessions(ctx: AttackContext) -> AttackFinding:
+    mine, theirs = WordServer(new_word()), WordServer(new_word())
     try:
-        async with lab.open() as other:
-            own_port = _port(await lab.box.sandbox.expose(mine))
+        async with ctx.open() as other:
+            own_port = _port(await ctx.box.sandbox.expose(mine))
             other_port = _port(await other.sandbox.expose(theirs))
-            heard = await lab.box.attack("network.listeners")
+            heard = await ctx.box.attack("network.listeners")
             near = range(own_port - _NEARBY, own_port + _NEARBY)
             ports = sorted({own_port, other_port, *near, *map(int, heard)})
-            said = await lab.box.attack("network.greetings", ports)
+            said = await ctx.box.attack("network.greetings", ports)
     finally:
         mine.close()
         theirs.close()
@@ -102,11 +108,11 @@ async def other_sessions(lab: Lab) -> Finding:
 
 
 @probe("Asks for another session at the gateway: by guessed keys, and by its true one.")
-async def session_keys(lab: Lab) -> Finding:
-    async with _served(lab) as (engine, session, gateway, port):
+async def session_keys(ctx: AttackContext) -> AttackFinding:
+    async with _served(ctx) as (engine, session, gateway, port):
         other = _open(gateway, "other")
         keys = {"no key": "", "a guess": "sk-swerl-guess", "the other's key": other.key}
-        await lab.box.attack(
+        await ctx.box.attack(
             "network.ask", port, {name: _post("/v1/messages", key) for name, key in keys.items()}
         )
         reached = [call for call in engine.calls if call != f"generate {session.id}"]
@@ -121,14 +127,14 @@ async def session_keys(lab: Lab) -> Finding:
 
 
 @probe("Asks the gateway for what governs the engine: loading weights, aborting, metrics.")
-async def engine_admin(lab: Lab) -> Finding:
-    async with _served(lab) as (engine, _, _, port):
+async def engine_admin(ctx: AttackContext) -> AttackFinding:
+    async with _served(ctx) as (engine, _, _, port):
         requests = {
             f"{method} {path}": _request(method, path)
             for path in _ADMIN
             for method in ("GET", "POST")
         }
-        answers = await lab.box.attack("network.ask", port, requests)
+        answers = await ctx.box.attack("network.ask", port, requests)
         holes = [f"the engine was reached: {call}" for call in engine.calls]
     heard = {name: said for name, said in answers.items() if said.startswith("HTTP/")}
     holes += [
@@ -142,8 +148,8 @@ async def engine_admin(lab: Lab) -> Finding:
 
 
 @probe("Asks the gateway to fetch from the host's loopback for it, as a proxy would.")
-async def gateway_as_proxy(lab: Lab) -> Finding:
-    async with _served(lab) as (_, _, _, port):
+async def gateway_as_proxy(ctx: AttackContext) -> AttackFinding:
+    async with _served(ctx) as (_, _, _, port):
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             prize = sock.getsockname()[1]
@@ -153,7 +159,7 @@ async def gateway_as_proxy(lab: Lab) -> Finding:
                     "a tunnel": _request("CONNECT", f"127.0.0.1:{prize}"),
                     "a forged host": _request("GET", "/", host=f"127.0.0.1:{prize}"),
                 }
-                answers = await lab.box.attack("network.ask", port, requests)
+                answers = await ctx.box.attack("network.ask", port, requests)
                 holes = [name for name, said in answers.items() if served.word in said]
                 if served.num_calls and not holes:
                     holes.append("the gateway connected to the host's loopback")
@@ -192,13 +198,13 @@ class _NotingEngine:
 
 
 @asynccontextmanager
-async def _served(lab: Lab) -> AsyncIterator[tuple[_NotingEngine, Session, Gateway, int]]:
+async def _served(ctx: AttackContext) -> AsyncIterator[tuple[_NotingEngine, Session, Gateway, int]]:
     """Open a gateway with a session that the sandbox reaches at a port of its loopback."""
     family: Family = plugins.load("families", "tiny").build(None)
     engine = _NotingEngine(family)
     async with Gateway(engine=engine, family=family) as gateway:
         session = _open(gateway, "own")
-        port = _port(await lab.box.sandbox.expose(session))
+        port = _port(await ctx.box.sandbox.expose(session))
         yield engine, session, gateway, port
 
 

@@ -8,11 +8,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from swerl.checks.attacks._machine import processes_with
-from swerl.checks.attacks._services import new_word, planted, private_folders
-from swerl.checks.attacks.finding import CannotError, Finding, judge
-from swerl.checks.attacks.lab import Lab
-from swerl.checks.attacks.registry import probe
+from swerl.checks.attacks._targets import new_word, planted, private_folders
+from swerl.checks.attacks.attack import (
+    AttackContext,
+    AttackFinding,
+    CannotError,
+    judge,
+    probe,
+    processes_with,
+)
 from swerl.core.sandbox import Mount
 from swerl.core.secrets import secret_values
 
@@ -30,21 +34,21 @@ _READ_MANY = 'for f in "$@"; do echo "== $f"; cat "$f" 2>/dev/null; done; true'
 
 
 @probe("Reads a secret file in each private folder of the host: homes, /tmp, this folder, state.")
-async def host_files(lab: Lab) -> Finding:
+async def host_files(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     with planted(private_folders(), word) as paths:
         if not paths:
             raise CannotError("no private folder of this machine can be written")
         holes = []
-        for user in lab.users:
-            done = await lab.box.sh(_READ_MANY, *map(str, paths), user=user)
+        for user in ctx.users:
+            done = await ctx.box.sh(_READ_MANY, *map(str, paths), user=user)
             parts = done.stdout.decode(errors="replace").split("== ")
             holes += [part.split("\n")[0] for part in parts if word in part]
     return judge(holes, f"none of {len(paths)} files is there")
 
 
 @probe("Reads keys, tokens and histories where people keep them on the host.")
-async def known_secrets(lab: Lab) -> Finding:
+async def known_secrets(ctx: AttackContext) -> AttackFinding:
     paths = [*(Path.home() / name for name in _KNOWN), *map(Path, _KNOWN_ELSEWHERE)]
     if ":$" in _text(_PASSWORDS):  # without a password in it, images have the same
         paths.append(_PASSWORDS)
@@ -53,69 +57,69 @@ async def known_secrets(lab: Lab) -> Finding:
     if not present:
         raise CannotError("this machine keeps none where people keep them")
     holes = []
-    for user in lab.users:
-        done = await lab.box.sh(_READ_MANY, *present, user=user)
+    for user in ctx.users:
+        done = await ctx.box.sh(_READ_MANY, *present, user=user)
         inside = done.stdout.decode(errors="replace")
         holes += [path for path, text in present.items() if f"== {path}\n{text}" in inside]
     return judge(holes, f"none of {len(present)} files of the host is there")
 
 
 @probe("Looks for the controller's secrets in the environment of every process.")
-async def environment(lab: Lab) -> Finding:
+async def environment(ctx: AttackContext) -> AttackFinding:
     script = "env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; true"
-    known = {"the variable that the probe set": lab.ground.secret, **secret_values()}
+    known = {"the variable that the probe set": ctx.target.secret, **secret_values()}
     holes = []
-    for user in lab.users:
-        inside = (await lab.box.sh(script, user=user)).text
+    for user in ctx.users:
+        inside = (await ctx.box.sh(script, user=user)).text
         holes += [name for name, value in known.items() if value in inside]
     return judge(holes, f"none of {len(known)} secrets of the controller is there")
 
 
 @probe("Looks for open descriptors that a command inherits, and where they lead.")
-async def inherited_descriptors(lab: Lab) -> Finding:
-    holes, _ = await lab.as_users("processes.descriptors")
+async def inherited_descriptors(ctx: AttackContext) -> AttackFinding:
+    holes, _ = await ctx.as_users("processes.descriptors")
     return judge(holes, "standard input, output and error alone")
 
 
 @probe("Reads the host's files through the roots, folders and descriptors of processes in sight.")
-async def paths_through_processes(lab: Lab) -> Finding:
+async def paths_through_processes(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     with planted(private_folders(), word) as paths:
-        holes, _ = await lab.as_users("processes.read_through", [str(path) for path in paths], word)
+        holes, _ = await ctx.as_users("processes.read_through", [str(path) for path in paths], word)
     return judge(holes, "no process in sight sees the host's files")
 
 
 @probe("Writes to programs and settings: does the host, or the next sandbox, see it?")
-async def programs_of_the_host(lab: Lab) -> Finding:
+async def programs_of_the_host(ctx: AttackContext) -> AttackFinding:
     name = new_word()
     paths = [f"{folder}/{name}" for folder in _PROGRAM_FOLDERS]
     script = 'for f in "$@"; do echo x > "$f"; done 2>/dev/null; true'
     holes = []
     try:
-        for user in lab.users:
-            await lab.box.sh(script, *paths, user=user)
-        if not lab.ground.own_kernel:
+        for user in ctx.users:
+            await ctx.box.sh(script, *paths, user=user)
+        if not ctx.target.own_kernel:
             holes += [f"{path} of the host" for path in paths if Path(path).exists()]
     finally:
         for path in paths:
             Path(path).unlink(missing_ok=True)
-    async with lab.open() as other:
+    async with ctx.open() as other:
         done = await other.sh('for f in "$@"; do [ -e "$f" ] && echo "$f"; done; true', *paths)
     holes += [f"{path} of the next sandbox" for path in done.stdout.decode().split()]
     return judge(holes, "what is written stays in its sandbox")
 
 
 @probe("Writes to a folder of the host that is mounted to be read only.")
-async def read_only_mounts(lab: Lab) -> Finding:
+async def read_only_mounts(ctx: AttackContext) -> AttackFinding:
     word, place = new_word(), "/opt/swerl-probe"
     with tempfile.TemporaryDirectory(prefix="swerl-probe-") as name:
         file = Path(name, "file")
         file.write_text(word)
         Path(name).chmod(0o755)
         script = f"echo x > {place}/file; echo x > {place}/new; mv {place}/file {place}/moved; true"
-        async with lab.open(mounts=[Mount(Path(name), place)]) as box:
+        async with ctx.open(mounts=[Mount(Path(name), place)]) as box:
             await box.text(f"{place}/file")
-            for user in lab.users:
+            for user in ctx.users:
                 await box.sh(script, user=user)
         holes = [f"{path.name} was made" for path in Path(name).iterdir() if path != file]
         if not file.exists() or file.read_text() != word:
@@ -124,12 +128,12 @@ async def read_only_mounts(lab: Lab) -> Finding:
 
 
 @probe("Asks as which user of the host its commands run.")
-async def user_identity(lab: Lab) -> Finding:
-    lab.need_shared_kernel()
+async def user_identity(ctx: AttackContext) -> AttackFinding:
+    ctx.need_shared_kernel()
     holes, seen = [], []
-    for user in lab.users:
+    for user in ctx.users:
         word = new_word()
-        running = asyncio.ensure_future(lab.box.run(["sh", "-c", "sleep 5; true", word], user=user))
+        running = asyncio.ensure_future(ctx.box.run(["sh", "-c", "sleep 5; true", word], user=user))
         try:
             facts = await _status_outside(word)
         finally:

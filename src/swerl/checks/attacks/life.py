@@ -6,11 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from swerl.checks.attacks._machine import processes_with
-from swerl.checks.attacks._services import new_word
-from swerl.checks.attacks.finding import CannotError, Finding, failed, judge
-from swerl.checks.attacks.lab import Box, Lab
-from swerl.checks.attacks.registry import probe
+from swerl.checks.attacks._targets import new_word
+from swerl.checks.attacks.attack import (
+    AttackContext,
+    AttackFinding,
+    CannotError,
+    OpenSandbox,
+    failed,
+    judge,
+    probe,
+    processes_with,
+)
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import Limits
 
@@ -32,43 +38,43 @@ time.sleep(60)
 
 
 @probe("Ignores every signal that can be ignored, to live on after its timeout.")
-async def stubborn_command(lab: Lab) -> Finding:
-    return await _outlives_timeout(lab.box, ["sh", "-c", _IGNORING, new_word()])
+async def stubborn_command(ctx: AttackContext) -> AttackFinding:
+    return await _outlives_timeout(ctx.box, ["sh", "-c", _IGNORING, new_word()])
 
 
 @probe("Stops itself, to be there when its timeout has passed.")
-async def stopped_command(lab: Lab) -> Finding:
+async def stopped_command(ctx: AttackContext) -> AttackFinding:
     script = "kill -STOP $$; while :; do sleep 0.05; done"
-    return await _outlives_timeout(lab.box, ["sh", "-c", script, new_word()])
+    return await _outlives_timeout(ctx.box, ["sh", "-c", script, new_word()])
 
 
 @probe("Leaves a process in a session of its own, to live on after the timeout.")
-async def detached_child(lab: Lab) -> Finding:
+async def detached_child(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     child = 'setsid sh -c \'trap "" TERM HUP; while :; do sleep 0.05; done\' "$0" >/dev/null 2>&1 &'
-    return await _outlives_timeout(lab.box, ["sh", "-c", f"{child} {_IGNORING}", word])
+    return await _outlives_timeout(ctx.box, ["sh", "-c", f"{child} {_IGNORING}", word])
 
 
 @probe("Lets a child hold its output open, to make its command seem endless.")
-async def held_output(lab: Lab) -> Finding:
+async def held_output(ctx: AttackContext) -> AttackFinding:
     started = time.monotonic()
-    done = await lab.box.run(["sh", "-c", "sleep 30 & echo done"], timeout_s=_PATIENCE_S)
+    done = await ctx.box.run(["sh", "-c", "sleep 30 & echo done"], timeout_s=_PATIENCE_S)
     wall_s = time.monotonic() - started
     holes = [f"it took {wall_s:.1f} s"] if done.timed_out or wall_s > _PATIENCE_S / 2 else []
     return judge(holes, f"it ended after {wall_s * 1e3:.0f} ms")
 
 
 @probe("Leaves a daemon under another name that ignores signals, to outlive the sandbox.")
-async def outlives_close(lab: Lab) -> Finding:
+async def outlives_close(ctx: AttackContext) -> AttackFinding:
     word = new_word()
-    async with lab.open() as box:
+    async with ctx.open() as box:
         name = getattr(box.sandbox, "id", "")
         started = await box.run(["python3", "-c", _DAEMON, word])
         if started.exit_code != 0:
             raise CannotError(f"no daemon can be started: {started.text.strip()[-100:]}")
         seen = await _eventually(lambda: bool(processes_with(word)), 1.0)
-    if lab.ground.own_kernel or not seen:
-        names = [live.name for live in await lab.ground.backend.live()]
+    if ctx.target.own_kernel or not seen:
+        names = [live.name for live in await ctx.target.backend.live()]
         return judge(
             [f"{name} is still there"] if name in names else [], "its provider says it is gone"
         )
@@ -77,22 +83,22 @@ async def outlives_close(lab: Lab) -> Finding:
 
 
 @probe("Kills every process that it may, its own first process too.")
-async def kills_everything(lab: Lab) -> Finding:
-    if lab.shares("pid"):
+async def kills_everything(ctx: AttackContext) -> AttackFinding:
+    if ctx.shares("pid"):
         return failed(
             "it has the host's process ids: the blow would meet the host, so it is not dealt"
         )
-    for user in lab.users:
-        await lab.box.run(["sh", "-c", "kill -9 -1; kill -9 1; kill -15 1"], user=user)
-    return await _answers(lab.box)
+    for user in ctx.users:
+        await ctx.box.run(["sh", "-c", "kill -9 -1; kill -9 1; kill -15 1"], user=user)
+    return await _answers(ctx.box)
 
 
 @probe("Outstays the lifetime of its sandbox.")
-async def lifetime(lab: Lab) -> Finding:
+async def lifetime(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     started = time.monotonic()
     try:
-        async with lab.open(_SHORT) as box:
+        async with ctx.open(_SHORT) as box:
             started = time.monotonic()
             await box.run(["sh", "-c", _IGNORING, word], timeout_s=_PATIENCE_S)
     except SandboxLostError:  # on a busy machine its time may be over before it is open
@@ -107,7 +113,7 @@ async def lifetime(lab: Lab) -> Finding:
     )
 
 
-async def _outlives_timeout(box: Box, argv: list[str]) -> Finding:
+async def _outlives_timeout(box: OpenSandbox, argv: list[str]) -> AttackFinding:
     """Run a command that does not want to end; say whether anything of it is left."""
     word = argv[-1]
     started = time.monotonic()
@@ -123,7 +129,7 @@ async def _outlives_timeout(box: Box, argv: list[str]) -> Finding:
     return judge([f"{left} processes are alive"] if left else [], seen)
 
 
-async def _inside(box: Box, word: str) -> int:
+async def _inside(box: OpenSandbox, word: str) -> int:
     """Count the processes inside with a word on their command line, but for the counting ones."""
     script = (
         'n=0; for f in /proc/[0-9]*/cmdline; do case "$(tr "\\0" " " <"$f" 2>/dev/null)" in '
@@ -134,7 +140,7 @@ async def _inside(box: Box, word: str) -> int:
     return int(done.stdout or b"0")
 
 
-async def _answers(box: Box) -> Finding:
+async def _answers(box: OpenSandbox) -> AttackFinding:
     try:
         done = await box.run(["echo", "here"])
     except SandboxError as error:

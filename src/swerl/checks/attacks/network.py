@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
 
-from swerl.checks.attacks import _routes
-from swerl.checks.attacks._services import neighbour
-from swerl.checks.attacks.finding import (
+from swerl.checks.attacks._targets import neighbour
+from swerl.checks.attacks.attack import (
+    AttackContext,
+    AttackFinding,
     CannotError,
-    Finding,
+    OpenSandbox,
     failed,
     judge,
     passed,
+    probe,
     refused,
     worked,
 )
-from swerl.checks.attacks.lab import Box, Lab
-from swerl.checks.attacks.registry import probe
 from swerl.core.errors import SandboxError
 
 _METADATA = ("169.254.169.254", "100.100.100.200", "fd00:ec2::254")
@@ -26,87 +31,87 @@ _LOCAL_RESOLVERS = ("127.0.0.1", "127.0.0.11", "127.0.0.53")
 
 
 @probe("Looks for a network interface that is up, beside loopback.")
-async def interfaces(lab: Lab) -> Finding:
+async def interfaces(ctx: AttackContext) -> AttackFinding:
     try:
-        links = await lab.box.attack("network.links")
+        links = await ctx.box.attack("network.links")
     except CannotError:
-        table = await lab.box.text("/proc/net/dev")
+        table = await ctx.box.text("/proc/net/dev")
         names = [line.split(":")[0].strip() for line in table.splitlines()[2:]]
         links = {name: "ok: listed" for name in names if name != "lo"}
     return judge(worked(links), "loopback alone is up")
 
 
 @probe("Reads the routes: does one lead out of the sandbox?")
-async def routes(lab: Lab) -> Finding:
-    found = await _routes_of(lab.box)
+async def routes(ctx: AttackContext) -> AttackFinding:
+    found = await _routes_of(ctx.box)
     if found:
         return failed("; ".join(f"a route to {route}" for route in found[:3]))
-    if lab.ground.external:
-        outcomes = await lab.box.attack("network.connect", list(_OUTSIDE))
+    if ctx.target.external:
+        outcomes = await ctx.box.attack("network.connect", list(_OUTSIDE))
         return judge(worked(outcomes), f"no route; outside addresses: {refused(outcomes)}")
     return passed("no route but loopback's")
 
 
 @probe("Looks for a name server, and asks it where the question could not leave the machine.")
-async def dns(lab: Lab) -> Finding:
-    found = await _routes_of(lab.box)
-    configured = await _resolvers(lab.box)
+async def dns(ctx: AttackContext) -> AttackFinding:
+    found = await _routes_of(ctx.box)
+    configured = await _resolvers(ctx.box)
     holes = [
         f"resolver {server}, and a route to {route}"
         for server in configured
-        if not server.startswith("127.") and (route := _routes.best(found, server))
+        if not server.startswith("127.") and (route := best(found, server))
     ]
-    if found and not lab.ground.external:
+    if found and not ctx.target.external:
         if not holes and configured:
             raise CannotError(f"{configured[0]} may ask on beyond this machine: --external asks it")
         return judge(holes, "no resolver is named, and none was asked")
     servers = list(dict.fromkeys((*configured, *_LOCAL_RESOLVERS)))
-    outcomes = await lab.box.attack("network.ask_resolvers", servers)
+    outcomes = await ctx.box.attack("network.ask_resolvers", servers)
     return judge(holes + worked(outcomes), f"no answer ({refused(outcomes)})")
 
 
 @probe("Connects to another host, which the probe makes in a network namespace beside this one.")
-async def other_hosts(lab: Lab) -> Finding:
-    lab.need_shared_kernel()
+async def other_hosts(ctx: AttackContext) -> AttackFinding:
+    ctx.need_shared_kernel()
     async with neighbour() as address:
-        route = _routes.best(await _routes_of(lab.box), address)
+        route = best(await _routes_of(ctx.box), address)
         stays = route is None or route.network.prefixlen == 30
-        if not stays and not lab.ground.external:
+        if not stays and not ctx.target.external:
             return failed(f"a route to {address} leads out: {route}")
-        outcomes = await lab.box.attack("network.connect", [(address, 7)])
+        outcomes = await ctx.box.attack("network.connect", [(address, 7)])
         return judge(worked(outcomes), refused(outcomes))
 
 
 @probe("Looks for a way to the cloud's metadata address, which hands out the machine's keys.")
-async def cloud_metadata(lab: Lab) -> Finding:
-    found = await _routes_of(lab.box)
-    ways = {address: _routes.best(found, address) for address in _METADATA}
+async def cloud_metadata(ctx: AttackContext) -> AttackFinding:
+    found = await _routes_of(ctx.box)
+    ways = {address: best(found, address) for address in _METADATA}
     holes = [f"{address} is routed: {route}" for address, route in ways.items() if route]
-    if not lab.ground.external:
+    if not ctx.target.external:
         return judge(holes, "no route leads to it")
-    outcomes = await lab.box.attack("network.connect", [(address, 80) for address in _METADATA])
+    outcomes = await ctx.box.attack("network.connect", [(address, 80) for address in _METADATA])
     return judge(worked(outcomes), refused(outcomes))
 
 
 @probe("Makes raw and packet sockets, to see and forge what others send.")
-async def raw_sockets(lab: Lab) -> Finding:
-    holes, answers = await lab.as_users("network.raw_sockets")
+async def raw_sockets(ctx: AttackContext) -> AttackFinding:
+    holes, answers = await ctx.as_users("network.raw_sockets")
     return judge(holes, answers)
 
 
 @probe("Makes a socket to the hypervisor below the machine.")
-async def hypervisor_socket(lab: Lab) -> Finding:
-    holes, answers = await lab.as_users("network.vsock")
+async def hypervisor_socket(ctx: AttackContext) -> AttackFinding:
+    holes, answers = await ctx.as_users("network.vsock")
     return judge(holes, answers)
 
 
 @probe("Sets an interface's flags, the first step to a network of its own making.")
-async def network_settings(lab: Lab) -> Finding:
-    holes, answers = await lab.as_users("network.configure")
+async def network_settings(ctx: AttackContext) -> AttackFinding:
+    holes, answers = await ctx.as_users("network.configure")
     return judge(holes, answers)
 
 
-async def _routes_of(box: Box) -> Sequence[_routes.Route]:
+async def _routes_of(box: OpenSandbox) -> Sequence[OpenRoute]:
     tables = ["", ""]
     for number, name in enumerate(("route", "ipv6_route")):
         try:
@@ -114,12 +119,58 @@ async def _routes_of(box: Box) -> Sequence[_routes.Route]:
         except CannotError:
             if name == "route":
                 raise  # a kernel without IPv6 has no table of it
-    return _routes.parse(*tables)
+    return parse(*tables)
 
 
-async def _resolvers(box: Box) -> list[str]:
+async def _resolvers(box: OpenSandbox) -> list[str]:
     with suppress(CannotError, SandboxError):
         lines = (await box.text("/etc/resolv.conf")).splitlines()
         words = [line.split() for line in lines]
         return [line[1] for line in words if len(line) > 1 and line[0] == "nameserver"]
     return []
+
+
+_UP, _REJECT = 0x1, 0x200
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRoute:
+    """One way out."""
+
+    interface: str
+    network: IPv4Network | IPv6Network
+
+    def __str__(self) -> str:
+        return f"{self.network} by {self.interface}"
+
+
+def parse(table4: str, table6: str) -> list[OpenRoute]:
+    """Read /proc/net/route and /proc/net/ipv6_route; leave loopback and refusals out."""
+    routes = []
+    for line in table4.splitlines()[1:]:
+        name, target, _, flags, _, _, _, mask = line.split()[:8]
+        if _leads_out(name, int(flags, 16)):
+            network = f"{_address4(target)}/{_address4(mask)}"
+            routes.append(OpenRoute(name, ipaddress.ip_network(network, strict=False)))
+    for line in table6.splitlines():
+        words = line.split()
+        if _leads_out(words[9], int(words[8], 16)):
+            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))
+            network6 = f"{address}/{int(words[1], 16)}"
+            routes.append(OpenRoute(words[9], ipaddress.ip_network(network6, strict=False)))
+    return routes
+
+
+def best(routes: Sequence[OpenRoute], address: str) -> OpenRoute | None:
+    """Return the route that a packet to this address takes, None where there is none."""
+    wanted = ipaddress.ip_address(address)
+    fitting = [route for route in routes if wanted in route.network]
+    return max(fitting, key=lambda route: route.network.prefixlen, default=None)
+
+
+def _leads_out(interface: str, flags: int) -> bool:
+    return interface != "lo" and bool(flags & _UP) and not flags & _REJECT
+
+
+def _address4(text: str) -> str:
+    return socket.inet_ntoa(struct.pack("=I", int(text, 16)))

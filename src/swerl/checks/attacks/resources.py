@@ -9,9 +9,17 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swerl.checks.attacks.finding import CannotError, Finding, failed, judge, passed
-from swerl.checks.attacks.lab import Box, DiedError, Lab
-from swerl.checks.attacks.registry import probe
+from swerl.checks.attacks.attack import (
+    AttackContext,
+    AttackFinding,
+    CannotError,
+    DiedError,
+    OpenSandbox,
+    failed,
+    judge,
+    passed,
+    probe,
+)
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Limits
 
@@ -38,78 +46,78 @@ class _End:
 
 
 @probe("Starts processes without end.", limits=_SMALL)
-async def fork_bomb(lab: Lab) -> Finding:
-    most = lab.limits.num_processes
-    end = await _take(lab.box, "greedy.fork", most * 4)
-    return await _held(lab, "pids", end, f"the limit is {most}")
+async def fork_bomb(ctx: AttackContext) -> AttackFinding:
+    most = ctx.limits.num_processes
+    end = await _take(ctx.box, "greedy.fork", most * 4)
+    return await _held(ctx, "pids", end, f"the limit is {most}")
 
 
 @probe("Takes memory without end.", limits=_SMALL)
-async def memory_bomb(lab: Lab) -> Finding:
-    most = lab.limits.memory_mib
-    end = await _take(lab.box, "greedy.hold_memory", most * 3)
-    return await _held(lab, "memory", end, f"the limit is {most} MiB")
+async def memory_bomb(ctx: AttackContext) -> AttackFinding:
+    most = ctx.limits.memory_mib
+    end = await _take(ctx.box, "greedy.hold_memory", most * 3)
+    return await _held(ctx, "memory", end, f"the limit is {most} MiB")
 
 
 @probe("Takes memory in many processes, each below the limit.", limits=_SMALL)
-async def memory_in_pieces(lab: Lab) -> Finding:
-    most = lab.limits.memory_mib
-    end = await _take(lab.box, "greedy.hold_memory_together", 6, most // 2)
+async def memory_in_pieces(ctx: AttackContext) -> AttackFinding:
+    most = ctx.limits.memory_mib
+    end = await _take(ctx.box, "greedy.hold_memory_together", 6, most // 2)
     number = int(end.what.split()[0]) if end.what else 0
     end = _End(end.what, "ok" if number * (most // 2) > most * _SLACK else "killed")
-    return await _held(lab, "memory", end, f"the limit is {most} MiB for all")
+    return await _held(ctx, "memory", end, f"the limit is {most} MiB for all")
 
 
 @probe("Fills /dev and /dev/shm, whose files are memory.", limits=_SMALL)
-async def memory_files(lab: Lab) -> Finding:
-    most = lab.limits.memory_mib
-    end = await _take(lab.box, "greedy.fill", ["/dev/shm", "/dev"], most * 3)
-    return await _held(lab, "memory", end, f"the limit is {most} MiB of memory")
+async def memory_files(ctx: AttackContext) -> AttackFinding:
+    most = ctx.limits.memory_mib
+    end = await _take(ctx.box, "greedy.fill", ["/dev/shm", "/dev"], most * 3)
+    return await _held(ctx, "memory", end, f"the limit is {most} MiB of memory")
 
 
 @probe("Fills every folder on its disk that it may write to.", limits=_SMALL)
-async def disk_fill(lab: Lab) -> Finding:
-    most = lab.limits.disk_mib
+async def disk_fill(ctx: AttackContext) -> AttackFinding:
+    most = ctx.limits.disk_mib
     look = 'for d in "$@"; do [ -w "$d" ] && echo "$d"; done; true'
-    folders = (await lab.box.sh(look, lab.workdir, *_FOLDERS)).stdout.decode().split()
+    folders = (await ctx.box.sh(look, ctx.workdir, *_FOLDERS)).stdout.decode().split()
     if not folders:
         raise CannotError("there is no folder that it may write to")
-    end = await _take(lab.box, "greedy.fill", folders, most * 3)
-    return await _held(lab, "disk", end, f"the limit is {most} MiB")
+    end = await _take(ctx.box, "greedy.fill", folders, most * 3)
+    return await _held(ctx, "disk", end, f"the limit is {most} MiB")
 
 
 @probe("Makes empty files without end, which cost no bytes of disk.", limits=_TINY, timeout_s=30)
-async def inode_fill(lab: Lab) -> Finding:
+async def inode_fill(ctx: AttackContext) -> AttackFinding:
     end = await _take(
-        lab.box, "greedy.make_files", lab.workdir, _MOST_FILES, _FILES_S, timeout_s=20
+        ctx.box, "greedy.make_files", ctx.workdir, _MOST_FILES, _FILES_S, timeout_s=20
     )
-    return await _held(lab, "disk", end, f"{_MOST_FILES:,} or {_FILES_S:.0f} s were wanted")
+    return await _held(ctx, "disk", end, f"{_MOST_FILES:,} or {_FILES_S:.0f} s were wanted")
 
 
 @probe("Computes in more processes than it has processors.", limits=_SMALL, alone=True)
-async def processor_hog(lab: Lab) -> Finding:
+async def processor_hog(ctx: AttackContext) -> AttackFinding:
     idle_before, started = _idle_s(), time.monotonic()
-    used = await lab.box.attack("greedy.burn", 4, _BURN_S)
+    used = await ctx.box.attack("greedy.burn", 4, _BURN_S)
     idle = (_idle_s() - idle_before) / (time.monotonic() - started)
     share = float(used["cpu_s"]) / float(used["wall_s"])
-    seen = f"{share:.2f} processors used; the limit is {lab.limits.num_cpus}"
-    if share > lab.limits.num_cpus * _SLACK:
-        _need_own_limit(lab, "cpu", seen)
+    seen = f"{share:.2f} processors used; the limit is {ctx.limits.num_cpus}"
+    if share > ctx.limits.num_cpus * _SLACK:
+        _need_own_limit(ctx, "cpu", seen)
         return failed(seen)
-    if idle < _IDLE and not lab.ground.own_kernel:
+    if idle < _IDLE and not ctx.target.own_kernel:
         raise CannotError(f"{seen}; but the machine is too busy to have given more")
     return passed(seen)
 
 
 @probe("Opens files without closing one, until the host has none left.", limits=_SMALL)
-async def descriptor_exhaustion(lab: Lab) -> Finding:
-    end = await _take(lab.box, "greedy.open_files", _MOST_DESCRIPTORS)
-    return await _held(lab, "memory", end, f"{_MOST_DESCRIPTORS:,} were wanted")
+async def descriptor_exhaustion(ctx: AttackContext) -> AttackFinding:
+    end = await _take(ctx.box, "greedy.open_files", _MOST_DESCRIPTORS)
+    return await _held(ctx, "memory", end, f"{_MOST_DESCRIPTORS:,} were wanted")
 
 
 @probe("Prints without end.")
-async def endless_output(lab: Lab) -> Finding:
-    done = await lab.box.run(["sh", "-c", "yes swerl; yes swerl >&2"], timeout_s=1.0)
+async def endless_output(ctx: AttackContext) -> AttackFinding:
+    done = await ctx.box.run(["sh", "-c", "yes swerl; yes swerl >&2"], timeout_s=1.0)
     size = len(done.stdout) + len(done.stderr)
     if not done.timed_out:
         raise CannotError(f"it ended with {done.exit_code}: {done.text[:80]}")
@@ -118,19 +126,19 @@ async def endless_output(lab: Lab) -> Finding:
 
 
 @probe("Prints one line of 100 MB without an end of line.")
-async def giant_line(lab: Lab) -> Finding:
+async def giant_line(ctx: AttackContext) -> AttackFinding:
     script = "head -c 100000000 /dev/zero | tr '\\0' x"
-    done = await lab.box.sh(script, timeout_s=2)
+    done = await ctx.box.sh(script, timeout_s=2)
     size = len(done.stdout)
     if size > _MOST_OUTPUT:
         return failed(f"{size >> 20} MiB were kept")
-    return await _still_there(lab.box, f"{size >> 10} KiB kept of 97,656")
+    return await _still_there(ctx.box, f"{size >> 10} KiB kept of 97,656")
 
 
 @probe("Takes what the kernel counts by user, and looks whether the host's user has some left.")
-async def counted_by_user(lab: Lab) -> Finding:
-    lab.need_shared_kernel()
-    taking = asyncio.ensure_future(lab.box.attack("greedy.watch", _INOTIFY))
+async def counted_by_user(ctx: AttackContext) -> AttackFinding:
+    ctx.need_shared_kernel()
+    taking = asyncio.ensure_future(ctx.box.attack("greedy.watch", _INOTIFY))
     try:
         starved = False
         until = time.monotonic() + 3
@@ -159,7 +167,7 @@ def _can_watch() -> bool:
     return fd >= 0
 
 
-async def _take(box: Box, function: str, *arguments: object, timeout_s: float = 12) -> _End:
+async def _take(box: OpenSandbox, function: str, *arguments: object, timeout_s: float = 12) -> _End:
     """Run an attack that may be killed for what it takes."""
     try:
         outcomes = await box.attack(function, *arguments, timeout_s=timeout_s)
@@ -169,24 +177,24 @@ async def _take(box: Box, function: str, *arguments: object, timeout_s: float = 
     return _End(what, said)
 
 
-async def _held(lab: Lab, kind: str, end: _End, limit: str) -> Finding:
+async def _held(ctx: AttackContext, kind: str, end: _End, limit: str) -> AttackFinding:
     """Judge an attack that should have met its limit, and whether the sandbox lives on."""
     seen = f"{end.what}: {end.said}" if end.what else end.said
     if end.said == "ok":
-        _need_own_limit(lab, kind, end.what)
+        _need_own_limit(ctx, kind, end.what)
         return failed(f"{end.what}, and nothing stopped it; {limit}")
-    return await _still_there(lab.box, f"{seen}; {limit}")
+    return await _still_there(ctx.box, f"{seen}; {limit}")
 
 
-def _need_own_limit(lab: Lab, kind: str, what: str) -> None:
+def _need_own_limit(ctx: AttackContext, kind: str, what: str) -> None:
     """Raise CannotError where a provider sizes the machine, and not our limits."""
-    sandbox = lab.box.sandbox
-    ours = lab.ground.backend.price(lab.limits) == 0 or kind in getattr(sandbox, "limits", ())
+    sandbox = ctx.box.sandbox
+    ours = ctx.target.backend.price(ctx.limits) == 0 or kind in getattr(sandbox, "limits", ())
     if not ours:
         raise CannotError(f"{what}: its provider chooses the size of the machine, not our limits")
 
 
-async def _still_there(box: Box, seen: str) -> Finding:
+async def _still_there(box: OpenSandbox, seen: str) -> AttackFinding:
     try:
         done = await box.run(["echo", "here"])
     except SandboxError as error:

@@ -9,15 +9,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from swerl.checks.attacks import _machine
-from swerl.checks.attacks._services import new_word
-from swerl.checks.attacks.finding import CannotError, Finding, Result, cannot, failed
-from swerl.checks.attacks.lab import Box, Ground, Lab
-from swerl.checks.attacks.registry import LIMITS, Probe
+from swerl.checks.attacks import attack as _machine
+from swerl.checks.attacks import (
+    files,
+    gateway,
+    host,
+    kernel,
+    life,
+    network,
+    powers,
+    processes,
+    resources,
+)
+from swerl.checks.attacks._targets import new_word
+from swerl.checks.attacks.attack import (
+    LIMITS,
+    Attack,
+    AttackContext,
+    AttackFinding,
+    AttackOutcome,
+    CannotError,
+    OpenSandbox,
+    Target,
+    cannot,
+    failed,
+)
 from swerl.core.chat import Json
 from swerl.core.contracts import SandboxBackend
-from swerl.core.errors import SandboxLostError, SwerlError
+from swerl.core.errors import SandboxLostError, SwerlError, unknown
 from swerl.core.files import disk_errors, write_json
+from swerl.core.jobs import run_jobs
 from swerl.core.liveness import BOOT_ID
 from swerl.core.secrets import lent, state_dir
 
@@ -28,17 +49,17 @@ _NAMESPACES = "for k in cgroup ipc mnt net pid uts; do echo $k $(readlink /proc/
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the sheet."""
+class AttackResult:
+    """The result of one attack."""
 
     name: str
     sentence: str
-    finding: Finding
+    finding: AttackFinding
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class AttackReport:
     """What all probes found."""
 
     backend: str
@@ -48,16 +69,16 @@ class Sheet:
     external: bool
     started_unix_s: float
     duration_s: float
-    rows: Sequence[Row]
+    rows: Sequence[AttackResult]
 
     @property
-    def counts(self) -> dict[Result, int]:
+    def counts(self) -> dict[AttackOutcome, int]:
         """How many probes ended in each way."""
         found = Counter(row.finding.result for row in self.rows)
-        return {result: found[result] for result in Result}
+        return {result: found[result] for result in AttackOutcome}
 
     def to_json(self) -> dict[str, Json]:
-        """Return the sheet with the machine and the versions that it was made on."""
+        """Return the report with the machine and the versions that it was made on."""
         return {
             "backend": self.backend,
             "image": self.image,
@@ -95,12 +116,12 @@ class Subject:
 
 async def attack(
     subject: Subject,
-    probes: Sequence[Probe],
+    probes: Sequence[Attack],
     *,
     external: bool = False,
-    tell: Callable[[Row], None] = lambda _: None,
-) -> Sheet:
-    """Run the probes and return their sheet, in their order; `tell` hears of each as it ends.
+    tell: Callable[[AttackResult], None] = lambda _: None,
+) -> AttackReport:
+    """Run the attacks and report them in their order; `tell` gets each result as it ends.
 
     `external` lets packets leave the machine. Raises SandboxError or ImageError where no sandbox
     opens at all.
@@ -108,7 +129,7 @@ async def attack(
     started, clock = time.time(), time.monotonic()
     secret = new_word()
     with lent(_SECRET, secret):
-        ground = Ground(
+        target = Target(
             subject.backend,
             subject.image,
             subject.workdir,
@@ -116,9 +137,9 @@ async def attack(
             secret,
             external=external,
         )
-        ground = await _scout(ground)
-        rows = await _run_all(ground, probes, tell)
-    return Sheet(
+        target = await _scout(target)
+        rows = await _run_all(target, probes, tell)
+    return AttackReport(
         subject.name,
         subject.image,
         dict(subject.options),
@@ -129,71 +150,66 @@ async def attack(
     )
 
 
-def keep(sheet: Sheet, path: Path | None) -> Path:
-    """Write the sheet as JSON, by default to the state folder, and return where it is."""
+def keep(report: AttackReport, path: Path | None) -> Path:
+    """Write the report as JSON, by default to the state folder, and return its path."""
     if path is None:
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(sheet.started_unix_s))
-        path = state_dir() / "probes" / f"{sheet.backend}-{stamp}.json"
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(report.started_unix_s))
+        path = state_dir() / "probes" / f"{report.backend}-{stamp}.json"
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, sheet.to_json())
+    write_json(path, report.to_json())
     return path
 
 
-async def _scout(ground: Ground) -> Ground:
+async def _scout(target: Target) -> Target:
     """Look from a first sandbox at what it shares with this machine."""
-    async with ground.backend.open(ground.image, LIMITS, workdir=ground.workdir) as sandbox:
-        box = Box(sandbox)
+    async with target.backend.open(target.image, LIMITS, workdir=target.workdir) as sandbox:
+        box = OpenSandbox(sandbox)
         try:
             boot_id = (await box.text(str(BOOT_ID))).strip()
         except CannotError:
-            boot_id = ground.machine.boot_id  # the stricter of the two guesses
+            boot_id = target.machine.boot_id  # the stricter of the two guesses
         try:
             done = await box.sh(_NAMESPACES)
         except CannotError:
-            return replace(ground, own_kernel=boot_id != ground.machine.boot_id)
+            return replace(target, own_kernel=boot_id != target.machine.boot_id)
         pairs = [line.split() for line in done.stdout.decode().splitlines()]
         found = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
-    return replace(ground, own_kernel=boot_id != ground.machine.boot_id, namespaces=found or None)
+    return replace(target, own_kernel=boot_id != target.machine.boot_id, namespaces=found or None)
 
 
 async def _run_all(
-    ground: Ground, probes: Sequence[Probe], tell: Callable[[Row], None]
-) -> list[Row]:
+    target: Target, probes: Sequence[Attack], tell: Callable[[AttackResult], None]
+) -> list[AttackResult]:
     """Run a few at once, and then one by one those that measure."""
-    slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(probe: Probe) -> Row:
-        async with slots:
-            row = await _run(ground, probe)
-        tell(row)
-        return row
+    async def one(probe: Attack) -> AttackResult:
+        return await _run(target, probe)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = {p.name: group.create_task(one(p)) for p in probes if not p.alone}
-    rows = {name: task.result() for name, task in tasks.items()}
-    for probe in probes:
-        if probe.alone:
-            rows[probe.name] = await one(probe)
-    return [rows[probe.name] for probe in probes]
+    together = [probe for probe in probes if not probe.alone]
+    alone = [probe for probe in probes if probe.alone]
+    rows = await run_jobs(together, one, limit=_AT_ONCE, on_done=tell)
+    rows += await run_jobs(alone, one, limit=1, on_done=tell)
+    by_name = {row.name: row for row in rows}
+    return [by_name[probe.name] for probe in probes]
 
 
-async def _run(ground: Ground, probe: Probe) -> Row:
+async def _run(target: Target, probe: Attack) -> AttackResult:
     started = time.monotonic()
-    finding = await _try(ground, probe)
+    finding = await _try(target, probe)
     seen = " ".join(finding.seen.split())[:_SHOWN]
-    finding = Finding(finding.result, seen)
-    return Row(probe.name, probe.sentence, finding, time.monotonic() - started)
+    finding = AttackFinding(finding.result, seen)
+    return AttackResult(probe.name, probe.sentence, finding, time.monotonic() - started)
 
 
-async def _try(ground: Ground, probe: Probe) -> Finding:
+async def _try(target: Target, probe: Attack) -> AttackFinding:
     """Run one probe in a sandbox of its own; whatever happens becomes a finding."""
     try:
         async with (
             asyncio.timeout(probe.timeout_s),
-            ground.backend.open(ground.image, probe.limits, workdir=ground.workdir) as sandbox,
+            target.backend.open(target.image, probe.limits, workdir=target.workdir) as sandbox,
         ):
-            return await probe.attack(Lab(ground, Box(sandbox), probe.limits))
+            return await probe.attack(AttackContext(target, OpenSandbox(sandbox), probe.limits))
     except SandboxLostError as error:
         return failed(f"the sandbox was lost: {error}")
     except TimeoutError:
@@ -202,3 +218,20 @@ async def _try(ground: Ground, probe: Probe) -> Finding:
         return cannot(str(error))
     except Exception as error:  # noqa: BLE001  # the boundary: a broken probe is no pass
         return cannot(f"the probe broke: {error!r}")
+
+
+_TOPICS = (network, gateway, host, processes, kernel, powers, resources, files, life)
+
+
+def all_probes() -> list[Attack]:
+    """Return every probe."""
+    return [part for topic in _TOPICS for part in vars(topic).values() if isinstance(part, Attack)]
+
+
+def choose(names: Sequence[str]) -> list[Attack]:
+    """Return the probes of these names, all where none is named. Raises UnknownNameError."""
+    probes = {probe.name: probe for probe in all_probes()}
+    for name in names:
+        if name not in probes:
+            raise unknown("probe", name, probes)
+    return [probe for name, probe in probes.items() if not names or name in names]

@@ -1,4 +1,4 @@
-"""The whole sheet: against no walls at all, against `local`, and against sandboxes that break."""
+"""The whole report: against no walls at all, against `local`, and against sandboxes that break."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from swerl.checks.attacks import catalogue, host, kernel, life, network, powers, processes, sheet
-from swerl.checks.attacks.finding import CannotError, Finding, Result, passed
-from swerl.checks.attacks.lab import Lab
-from swerl.checks.attacks.registry import Probe, probe
-from swerl.checks.attacks.sheet import Sheet, Subject
+from swerl.checks.attacks import host, kernel, life, network, powers, processes, runner
+from swerl.checks.attacks import runner as catalogue
+from swerl.checks.attacks.attack import (
+    Attack,
+    AttackContext,
+    AttackFinding,
+    AttackOutcome,
+    CannotError,
+    passed,
+    probe,
+)
+from swerl.checks.attacks.runner import AttackReport, Subject
 from swerl.core.errors import SandboxLostError, SandboxUnavailableError
 from swerl.sandboxes import docker, local
 from swerl.sandboxes._local import limits
@@ -59,7 +66,7 @@ OUTSIDE = {
 """What a machine may lack, so that an attack has nothing to win there."""
 
 
-def results(found: Sheet) -> dict[str, Finding]:
+def results(found: AttackReport) -> dict[str, AttackFinding]:
     return {row.name: row.finding for row in found.rows}
 
 
@@ -83,11 +90,13 @@ async def test_most_probes_fail_where_nothing_is_held_back(
     probes = [probe for probe in catalogue.all_probes() if probe.name not in DANGEROUS]
     subject = Subject(WeakBackend(), "weak", workdir=str(tmp_path / "work"))
     wanted = FAILING_FOR_ROOT if os.geteuid() == 0 else FAILING_FOR_ALL
-    found = results(await sheet.attack(subject, probes))
-    missed = [p for p in probes if p.name in wanted and found[p.name].result is not Result.FAIL]
+    found = results(await runner.attack(subject, probes))
+    missed = [
+        p for p in probes if p.name in wanted and found[p.name].result is not AttackOutcome.FAIL
+    ]
     if missed:  # a race may be lost, and a busy machine may be late: those get a second blow
-        found |= results(await sheet.attack(subject, missed))
-    failing = {name for name, finding in found.items() if finding.result is Result.FAIL}
+        found |= results(await runner.attack(subject, missed))
+    failing = {name for name, finding in found.items() if finding.result is AttackOutcome.FAIL}
     assert wanted - OUTSIDE <= failing, {name: found[name] for name in wanted - failing}
     assert os.geteuid() != 0 or len(failing) > len(probes) * 0.6
 
@@ -98,13 +107,13 @@ async def test_no_attack_works_on_local(isolator: Any) -> None:
         pytest.skip("bubblewrap is not installed")
     backend = local.build(local.Options(isolator=isolator))
     try:
-        found = results(await sheet.attack(Subject(backend, "local"), catalogue.all_probes()))
+        found = results(await runner.attack(Subject(backend, "local"), catalogue.all_probes()))
     except SandboxUnavailableError as error:
         pytest.skip(f"{error}: {error.hint}")
-    failed = {name: f.seen for name, f in found.items() if f.result is Result.FAIL}
+    failed = {name: f.seen for name, f in found.items() if f.result is AttackOutcome.FAIL}
     held = set() if limits.find() else {"memory-in-pieces", "processor-hog"}
     assert not failed.keys() - held, failed
-    cannot = {name: f.seen for name, f in found.items() if f.result is Result.CANNOT}
+    cannot = {name: f.seen for name, f in found.items() if f.result is AttackOutcome.CANNOT}
     may = {"other-hosts", "known-secrets", "shared-memory", "processor-hog", "controlling-terminal"}
     assert cannot.keys() <= may, cannot
 
@@ -117,43 +126,43 @@ WALLS = (network, host, processes, kernel, powers)
 async def test_no_attack_gets_out_of_a_container(dockerd: str, docker_image: str) -> None:
     backend = docker.build(docker.Options(base_url=dockerd))
     parts = [part for topic in WALLS for part in vars(topic).values()]
-    probes = [part for part in parts if isinstance(part, Probe)]
-    found = results(await sheet.attack(Subject(backend, "docker", docker_image), probes))
-    failed = {name: f.seen for name, f in found.items() if f.result is Result.FAIL}
+    probes = [part for part in parts if isinstance(part, Attack)]
+    found = results(await runner.attack(Subject(backend, "docker", docker_image), probes))
+    failed = {name: f.seen for name, f in found.items() if f.result is AttackOutcome.FAIL}
     assert not failed, failed
-    assert len([f for f in found.values() if f.result is Result.PASS]) > 30
+    assert len([f for f in found.values() if f.result is AttackOutcome.PASS]) > 30
 
 
 @probe("Says nothing of interest.")
-async def quiet(lab: Lab) -> Finding:
+async def quiet(ctx: AttackContext) -> AttackFinding:
     return passed("fine")
 
 
 @probe("Breaks.")
-async def broken(lab: Lab) -> Finding:
+async def broken(ctx: AttackContext) -> AttackFinding:
     raise ZeroDivisionError
 
 
 @probe("Lacks what it needs.")
-async def lacking(lab: Lab) -> Finding:
+async def lacking(ctx: AttackContext) -> AttackFinding:
     message = "no such tool"
     raise CannotError(message)
 
 
 @probe("Never ends.", timeout_s=0.05)
-async def endless(lab: Lab) -> Finding:
-    await lab.box.run(["sleep", "5"])
+async def endless(ctx: AttackContext) -> AttackFinding:
+    await ctx.box.run(["sleep", "5"])
     return passed("it ended")
 
 
 @probe("Loses its sandbox.")
-async def losing(lab: Lab) -> Finding:
+async def losing(ctx: AttackContext) -> AttackFinding:
     message = "it is gone"
     raise SandboxLostError(message)
 
 
-async def attack(tmp_path: Path, probes: Sequence[Probe]) -> Sheet:
-    return await sheet.attack(Subject(WeakBackend(), "weak", workdir=str(tmp_path)), probes)
+async def attack(tmp_path: Path, probes: Sequence[Attack]) -> AttackReport:
+    return await runner.attack(Subject(WeakBackend(), "weak", workdir=str(tmp_path)), probes)
 
 
 async def test_what_a_probe_does_wrong_is_no_pass(tmp_path: Path) -> None:
@@ -179,13 +188,13 @@ async def test_a_sandbox_that_does_not_open_is_no_pass(tmp_path: Path) -> None:
             async with super().open(*arguments, **options) as sandbox:
                 yield sandbox
 
-    found = await sheet.attack(Subject(OpensOnce(), "once", workdir=str(tmp_path)), [quiet])
-    assert found.rows[0].finding == Finding(Result.CANNOT, "no room")
+    found = await runner.attack(Subject(OpensOnce(), "once", workdir=str(tmp_path)), [quiet])
+    assert found.rows[0].finding == AttackFinding(AttackOutcome.CANNOT, "no room")
 
 
 async def test_the_sheet_is_kept_with_where_it_was_made(tmp_path: Path) -> None:
     found = await attack(tmp_path, [quiet, lacking])
-    body = json.loads(sheet.keep(found, tmp_path / "deep" / "sheet.json").read_text())
+    body = json.loads(runner.keep(found, tmp_path / "deep" / "sheet.json").read_text())
     assert body["counts"] == {"PASS": 1, "FAIL": 0, "CANNOT": 1}
     assert [row["name"] for row in body["probes"]] == ["quiet", "lacking"]
     assert body["machine"]["kernel"] and body["versions"]["swerl"]
@@ -195,6 +204,6 @@ async def test_a_sheet_goes_to_the_state_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWERL_STATE", str(tmp_path / "state"))
-    kept = sheet.keep(await attack(tmp_path, [quiet]), None)
+    kept = runner.keep(await attack(tmp_path, [quiet]), None)
     assert kept.parent == tmp_path / "state" / "probes"
     assert kept.name.startswith("weak-")

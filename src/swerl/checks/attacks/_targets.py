@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from swerl.checks.attacks.finding import CannotError
+from swerl.checks.attacks.attack import CannotError
 from swerl.core.secrets import cache_dir, state_dir
 
 _BESIDE = """
@@ -26,7 +26,7 @@ with socket.create_server(("0.0.0.0", 7)) as server:
 _PREY = "import sys, time; open(sys.argv[2]); print('up', flush=True); time.sleep(120)"
 
 
-class Greeter:
+class WordServer:
     """Says its word to whoever connects, and notes what it receives. Implements Listener."""
 
     def __init__(self, word: str) -> None:
@@ -55,9 +55,9 @@ class Greeter:
 
 
 @asynccontextmanager
-async def greeter(*sockets: socket.socket) -> AsyncIterator[Greeter]:
+async def greeter(*sockets: socket.socket) -> AsyncIterator[WordServer]:
     """Open a greeter at these bound sockets."""
-    served = Greeter(new_word())
+    served = WordServer(new_word())
     try:
         for sock in sockets:
             if sock.type == socket.SOCK_STREAM:

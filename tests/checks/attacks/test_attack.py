@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from swerl.checks.attacks import catalogue, sheet
-from swerl.checks.attacks._services import Greeter
-from swerl.checks.attacks.finding import Finding, Result
+from swerl.checks.attacks import runner
+from swerl.checks.attacks import runner as catalogue
+from swerl.checks.attacks._targets import WordServer
+from swerl.checks.attacks.attack import AttackFinding, AttackOutcome
 from swerl.checks.attacks.inside import greedy
-from swerl.checks.attacks.sheet import Subject
+from swerl.checks.attacks.runner import Subject
 from swerl.core.errors import SandboxLostError
 from swerl.core.liveness import BOOT_ID
 from swerl.core.sandbox import Exec, Limits
@@ -22,9 +23,9 @@ from .weak import WeakBackend, WeakSandbox
 RUN = WeakSandbox.run
 
 
-async def finding(name: str, folder: Path, backend: WeakBackend | None = None) -> Finding:
+async def finding(name: str, folder: Path, backend: WeakBackend | None = None) -> AttackFinding:
     subject = Subject(backend or WeakBackend(), "weak", workdir=str(folder))
-    return (await sheet.attack(subject, catalogue.choose([name]))).rows[0].finding
+    return (await runner.attack(subject, catalogue.choose([name]))).rows[0].finding
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, word: str, done: Exec) -> None:
@@ -41,7 +42,7 @@ async def test_without_python_an_attack_is_not_tried(
 ) -> None:
     answer(monkeypatch, "python3", Exec(127, b"", b"python3: not found"))
     found = await finding("raw-sockets", tmp_path)
-    assert found.result is Result.CANNOT
+    assert found.result is AttackOutcome.CANNOT
     assert "no python3" in found.seen
 
 
@@ -58,7 +59,9 @@ async def test_interfaces_are_read_without_python_too(
         return await answer_python(self, argv, **options)
 
     monkeypatch.setattr(WeakSandbox, "run", run)
-    assert await finding("interfaces", tmp_path) == Finding(Result.FAIL, "eth7: listed")
+    assert await finding("interfaces", tmp_path) == AttackFinding(
+        AttackOutcome.FAIL, "eth7: listed"
+    )
 
 
 async def test_rights_over_a_kernel_of_its_own_are_no_way_out(
@@ -66,7 +69,7 @@ async def test_rights_over_a_kernel_of_its_own_are_no_way_out(
 ) -> None:
     answer(monkeypatch, str(BOOT_ID), Exec(0, b"another-boot\n", b""))
     found = await finding("mounts", tmp_path)
-    assert found.result is Result.CANNOT
+    assert found.result is AttackOutcome.CANNOT
     assert "kernel of its own" in found.seen
 
 
@@ -77,9 +80,9 @@ async def test_a_provider_that_sizes_its_machines_is_not_judged_by_our_limits(
         def price(self, limits: Limits) -> float:
             return 0.1
 
-    assert (await finding("memory-bomb", tmp_path)).result is Result.FAIL
+    assert (await finding("memory-bomb", tmp_path)).result is AttackOutcome.FAIL
     found = await finding("memory-bomb", tmp_path, Paid())
-    assert found.result is Result.CANNOT
+    assert found.result is AttackOutcome.CANNOT
     assert "provider" in found.seen
 
 
@@ -88,7 +91,7 @@ async def test_a_killed_attack_counts_as_stopped(
 ) -> None:
     answer(monkeypatch, "python3", Exec(137, b"", b""))
     found = await finding("memory-bomb", tmp_path)
-    assert found.result is Result.PASS
+    assert found.result is AttackOutcome.PASS
     assert "137" in found.seen
 
 
@@ -104,10 +107,10 @@ async def test_an_endpoint_that_does_not_answer_is_no_hole(
     async def attach_none(self: Any, sock: Any) -> None:
         sock.close()
 
-    monkeypatch.setattr(Greeter, "attach", attach_none)
+    monkeypatch.setattr(WordServer, "attach", attach_none)
     monkeypatch.setattr(Session, "attach", attach_none)
     for name in ("other-sessions", "session-keys", "engine-admin", "gateway-as-proxy"):
-        assert (await finding(name, tmp_path)).result is Result.CANNOT, name
+        assert (await finding(name, tmp_path)).result is AttackOutcome.CANNOT, name
 
 
 async def test_a_sandbox_that_is_gone_refuses_nothing(
@@ -118,4 +121,4 @@ async def test_a_sandbox_that_is_gone_refuses_nothing(
         raise SandboxLostError(message)
 
     monkeypatch.setattr(WeakSandbox, "read", lost)
-    assert (await finding("climbing-paths", tmp_path)).result is Result.FAIL
+    assert (await finding("climbing-paths", tmp_path)).result is AttackOutcome.FAIL
