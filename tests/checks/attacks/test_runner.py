@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swerl.checks.attacks import host, kernel, life, network, powers, processes, runner
+from swerl.checks.attacks import host, kernel, life, network, runner
 from swerl.checks.attacks import runner as catalogue
 from swerl.checks.attacks.attack import (
     Attack,
@@ -118,7 +118,7 @@ async def test_no_attack_works_on_local(isolator: Any) -> None:
     assert cannot.keys() <= may, cannot
 
 
-WALLS = (network, host, processes, kernel, powers)
+WALLS = (network, host, kernel)
 """Topics to try on docker: how it bounds, ends and moves files is the conformance suite's."""
 
 

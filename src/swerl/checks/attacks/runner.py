@@ -10,17 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from swerl.checks.attacks import attack as _machine
-from swerl.checks.attacks import (
-    files,
-    gateway,
-    host,
-    kernel,
-    life,
-    network,
-    powers,
-    processes,
-    resources,
-)
+from swerl.checks.attacks import files, gateway, host, kernel, life, network, resources
 from swerl.checks.attacks._targets import new_word
 from swerl.checks.attacks.attack import (
     LIMITS,
@@ -220,7 +210,7 @@ async def _try(target: Target, probe: Attack) -> AttackFinding:
         return cannot(f"the probe broke: {error!r}")
 
 
-_TOPICS = (network, gateway, host, processes, kernel, powers, resources, files, life)
+_TOPICS = (network, gateway, host, kernel, resources, files, life)
 
 
 def all_probes() -> list[Attack]:
