@@ -167,11 +167,10 @@ def pages_not_in_the_index() -> list[str]:
 def most_options() -> int:
     """Return the largest number of options of any command."""
     import click
-    import typer
 
-    from swerl.cli.main import typer_app
+    from swerl.cli.main import whole_command
 
-    most, todo = 0, [typer.main.get_command(typer_app)]
+    most, todo = 0, [whole_command()]
     while todo:
         command = todo.pop()
         todo += getattr(command, "commands", {}).values()

@@ -12,10 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import typer
 from pydantic import BaseModel
 
-from swerl.cli.main import typer_app
+from swerl.cli.main import whole_command
 from swerl.core import plugins
 from swerl.recipe.check import PLUGIN_SECTIONS
 from swerl.recipe.schema import Recipe
@@ -61,7 +60,7 @@ WRITTEN = [
     *sorted((ROOT / "recipes").glob("*.toml")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
-APP: Any = typer.main.get_command(typer_app)
+APP: Any = whole_command()
 COMMAND = re.compile(r"(?:^|`|\s)swerl ((?:[a-z][a-z-]*)(?:[^`\n#|]|\\\n)*)", re.MULTILINE)
 
 

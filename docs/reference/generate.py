@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -97,7 +96,7 @@ is in two tables, the algorithm's own default applies. {NOTE}"""
 
 def cli() -> str:
     """Return the page of all commands with their arguments and options."""
-    from swerl.cli.main import typer_app
+    from swerl.cli.main import whole_command
 
     head = f"""# Commands
 
@@ -108,7 +107,7 @@ swerl train --help
 
 Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted. If a command uses codes in another
 way, its text below states it. {NOTE}"""
-    commands = list(_commands(typer.main.get_command(typer_app), "swerl"))
+    commands = list(_commands(whole_command(), "swerl"))
     return _page(head, [(f"`{name}`", _command(each)) for name, each in commands])
 
 

@@ -70,6 +70,7 @@ class Waiting(MetaPathFinder):
             threading.Event().wait()
 
 sys.meta_path.insert(0, Waiting())
+sys.argv = ["swerl", "train"]
 main()
 """
     command = started(script)

@@ -3,41 +3,67 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from swerl.cli import (
-    agents,
-    convert,
-    cost,
-    doctor,
-    export,
-    images,
-    rollout,
-    sandbox,
-    serve,
-    tasks,
-    train,
-)
+COMMANDS = {
+    "train": ("train.app", "Train by a recipe; show, stop and resume runs."),
+    "rollout": ("rollout.rollout", "Attempt one task once, and print every turn and the verdict."),
+    "serve": ("serve.serve", "Serve your own agents from an engine; record the exact tokens."),
+    "convert": ("convert.convert", "Convert a dataset's rows to Tasks."),
+    "export": ("export.export", "Write a checkpoint as a model folder in Hugging Face format."),
+    "doctor": ("doctor.doctor", "Check this machine and print what to fix."),
+    "sandbox": ("sandbox.app", "Start, check and measure sandboxes."),
+    "tasks": ("tasks.app", "Show, check and select tasks."),
+    "images": ("images.app", "Plan, fetch, check and build task images."),
+    "agents": ("agents.app", "Fetch coding agents for offline use."),
+    "samples": ("export.samples_app", "Show and export the rows that a run trained."),
+    "cost": ("cost.app", "Estimate the cost of a run before it starts."),
+}
+"""Name -> its function or Typer app in a module of `swerl.cli`, and its line in the help."""
+
+
+class _LazyGroup(TyperGroup):
+    """Imports a command when it runs: `swerl --help` imports none."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (_, text) in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=text)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that the arguments name."""
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = _command(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _command(name: str) -> Any:
+    module, attribute = COMMANDS[name][0].split(".")
+    found = getattr(import_module(f"swerl.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        command: Any = typer.main.get_group(found)
+    else:
+        single = typer.Typer(add_completion=False)
+        single.command(name)(found)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
+
+
+def whole_command() -> Any:
+    """Return the `swerl` command with every command imported, for the reference pages."""
+    group: Any = typer.main.get_command(typer_app)
+    group.commands |= {name: _command(name) for name in COMMANDS}
+    return group
+
 
 HELP = "Train coding agents by reinforcement learning, from a dataset to a checkpoint."
 
-typer_app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False)
-typer_app.add_typer(train.app, name="train", help="Train by a recipe; show, stop and resume runs.")
-typer_app.command("rollout")(rollout.rollout)
-typer_app.command("serve")(serve.serve)
-typer_app.command("convert")(convert.convert)
-typer_app.command("export")(export.export)
-typer_app.command("doctor")(doctor.doctor)
-typer_app.add_typer(sandbox.app, name="sandbox", help="Start, check and measure sandboxes.")
-typer_app.add_typer(tasks.app, name="tasks", help="Show, check and select tasks.")
-typer_app.add_typer(images.app, name="images", help="Plan, fetch, check and build task images.")
-typer_app.add_typer(agents.app, name="agents", help="Fetch coding agents for offline use.")
-typer_app.add_typer(
-    export.samples_app, name="samples", help="Show and export the rows that a run trained."
-)
-typer_app.add_typer(cost.app, name="cost", help="Estimate the cost of a run before it starts.")
+typer_app = typer.Typer(cls=_LazyGroup, help=HELP, no_args_is_help=True, add_completion=False)
 
 
 def _version(show: bool) -> None:
