@@ -11,12 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from swerl.checks.scan_leaks import LeakScan, scan

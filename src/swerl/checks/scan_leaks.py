@@ -283,10 +283,7 @@ async def _scan_files(sandbox: Sandbox, task: Task) -> dict[str, Any] | None:
 def _distinctive_lines(task: Task) -> Mapping[str, list[str]]:
     """Return the lines that only the solution and only the hidden tests add, by that word."""
     whole = {line for text in task.grading.test_files.values() for line in _telling_lines(text)}
-    lines = {
-        "solution": _added(task.gold_patch),
-        "tests": _added(task.grading.test_patch) | whole,
-    }
+    lines = {"solution": _added(task.gold_patch), "tests": _added(task.grading.test_patch) | whole}
     return {label: sorted(found, key=len)[-_MAX_LINES:] for label, found in lines.items() if found}
 
 

@@ -1,4 +1,4 @@
-"""What probes set up on this machine for a sandbox to reach for: listeners, a neighbour, prey."""
+"""Targets of attacks on this machine: listeners, a neighbouring host, a process with a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe gets: a sandbox to attack, more of them, and what is known of both sides."""
+"""An attack, the sandbox and the facts that it gets, and its finding."""
 
 from __future__ import annotations
 
@@ -355,11 +355,7 @@ class Attack:
 
 
 def probe(
-    sentence: str,
-    *,
-    timeout_s: float = _TIMEOUT_S,
-    limits: Limits = LIMITS,
-    alone: bool = False,
+    sentence: str, *, timeout_s: float = _TIMEOUT_S, limits: Limits = LIMITS, alone: bool = False
 ) -> Callable[[Callable[[AttackContext], Awaitable[AttackFinding]]], Attack]:
     """Make a probe of a function; its name is the function's, with dashes."""
 

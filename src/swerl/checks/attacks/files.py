@@ -1,4 +1,4 @@
-"""Probes of `read` and `write`: what a sandbox could make the controller's side touch."""
+"""Attacks by `read` and `write`: paths that could lead the controller outside the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of what listens on this machine: the gateway, its engine, other sessions, daemons."""
+"""Attacks on services of this machine: the gateway, its engine, other sessions, daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of how commands and sandboxes end: what could outlive them, what could end them early."""
+"""Attacks on the end of commands and sandboxes: outlive it, or cause it early."""
 
 from __future__ import annotations
 

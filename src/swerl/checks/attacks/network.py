@@ -1,4 +1,4 @@
-"""Probes of the network: what a sandbox could send out, and to whom."""
+"""Attacks by the network: traffic that could leave the sandbox."""
 
 from __future__ import annotations
 

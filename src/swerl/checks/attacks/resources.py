@@ -1,4 +1,4 @@
-"""Probes that take more than their share: each attack has a bound of its own beside the limit."""
+"""Attacks that use more than their share; each has its own bound besides the limit."""
 
 from __future__ import annotations
 

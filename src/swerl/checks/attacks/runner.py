@@ -1,4 +1,4 @@
-"""Runs probes against a backend, a few at once, and keeps what each of them found."""
+"""Run attacks against a backend, a few at once, and report what each of them found."""
 
 from __future__ import annotations
 

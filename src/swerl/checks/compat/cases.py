@@ -192,23 +192,14 @@ _TRAITS: Mapping[str, _Traits] = {
     ),
     "codex": _Traits(
         ("0.169.0", "0.94.0"),
-        {
-            "sub-agents": {"sub_agents": True},
-            "compaction": {"compact_at": 30_000},
-        },
+        {"sub-agents": {"sub_agents": True}, "compaction": {"compact_at": 30_000}},
     ),
     "pi": _Traits(("0.73.1", "0.87.1")),
     "opencode": _Traits(
-        settings={
-            "sub-agents": _NO_SETTINGS,
-            "compaction": {"context_window": _WINDOW_TOKENS},
-        },
+        settings={"sub-agents": _NO_SETTINGS, "compaction": {"context_window": _WINDOW_TOKENS}}
     ),
     "qwen-code": _Traits(
-        settings={
-            "sub-agents": _NO_SETTINGS,
-            "compaction": {"context_window": _WINDOW_TOKENS},
-        },
+        settings={"sub-agents": _NO_SETTINGS, "compaction": {"context_window": _WINDOW_TOKENS}}
     ),
 }
 

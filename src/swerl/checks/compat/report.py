@@ -45,8 +45,7 @@ def check(path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise InputError(
-            f"there is no folder {path.parent}",
-            hint="make it, or name another path for the report",
+            f"there is no folder {path.parent}", hint="make it, or name another path for the report"
         )
 
 

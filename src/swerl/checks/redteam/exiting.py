@@ -88,9 +88,7 @@ def _inside(
 
 POLICIES = (
     _inside(
-        "exit-at-import",
-        "Ends the test runner with code 0 at import",
-        "import os\n\nos._exit(0)",
+        "exit-at-import", "Ends the test runner with code 0 at import", "import os\n\nos._exit(0)"
     ),
     _inside(
         "system-exit",
@@ -104,9 +102,7 @@ POLICIES = (
         "import unittest\n\nraise unittest.SkipTest('not today')",
     ),
     _inside(
-        "only-once",
-        "Ends the first test run with code 0, and leaves later runs honest",
-        _ONCE,
+        "only-once", "Ends the first test run with code 0, and leaves later runs honest", _ONCE
     ),
     _inside(
         "canary-smelled",

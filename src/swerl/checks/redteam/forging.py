@@ -245,9 +245,7 @@ _FORGING = (
         "import unittest\n\nunittest.TestCase._callTestMethod = lambda self, method: None",
     ),
     _inside(
-        "builtins",
-        "Replaces the builtin that makes classes, so that tests are empty",
-        STUB_CLASSES,
+        "builtins", "Replaces the builtin that makes classes, so that tests are empty", STUB_CLASSES
     ),
     _inside(
         "pytest-reports",

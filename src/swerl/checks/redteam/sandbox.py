@@ -244,9 +244,7 @@ _EXHAUSTING = (
         write("till.py", module(_MEMORY)),
     ),
     _greedy(
-        "tests-eat-disk",
-        "Fills the disk when the tests import it",
-        write("till.py", module(_DISK)),
+        "tests-eat-disk", "Fills the disk when the tests import it", write("till.py", module(_DISK))
     ),
     _greedy(
         "tests-eat-processes",
@@ -267,9 +265,7 @@ _EXHAUSTING = (
         "true",
     ),
     _greedy(
-        "agent-kills-all",
-        "Kills every process that it can, swerl's own included",
-        "kill -9 -1",
+        "agent-kills-all", "Kills every process that it can, swerl's own included", "kill -9 -1"
     ),
 )
 

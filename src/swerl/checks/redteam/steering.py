@@ -109,10 +109,7 @@ _STEERING = (
     Policy(
         "environment-file",
         "Adds a pytest option to a script that the test command reads",
-        (
-            write("cheat.py", _PLUGIN),
-            write("ci/env.sh", 'export PYTEST_ADDOPTS="-p cheat"'),
-        ),
+        (write("cheat.py", _PLUGIN), write("ci/env.sh", 'export PYTEST_ADDOPTS="-p cheat"')),
         Defence.DROPPED,
         kind=TaskKind.PYTEST,
         changes={"test_command": f". ci/env.sh && python3 -m pytest -rA {_TESTS}"},
