@@ -47,8 +47,7 @@ from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.experts import ExpertSpool
 from swerl.core.grade import Grade, Verdict
-from swerl.core.tree import Trajectory
-from swerl.core.turn import RoutedExperts, Turn
+from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import ModelSection

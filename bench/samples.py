@@ -18,8 +18,7 @@ from pathlib import Path
 
 from swerl.core.chat import Finish
 from swerl.core.sample import to_samples
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Turn
+from swerl.core.turn import Trajectory, Turn
 
 NUM_TURNS = 200
 NUM_TOKENS = 1_000_000

@@ -17,7 +17,7 @@ from swerl.core.certificate import objection
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import Task, read_tasks, write_tasks
-from swerl.core.tree import Trajectory
+from swerl.core.turn import Trajectory
 from swerl.tasks import twin
 from tests.tasks.test_admission import with_certificate
 

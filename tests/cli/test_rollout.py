@@ -14,7 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
-from swerl.cli import _output, _rollout_run, rollout
+from swerl.cli import _output, rollout
+from swerl.cli import rollout as _rollout_run
 from swerl.cli.rollout import RolloutView
 from swerl.core.episode import Episode
 from swerl.core.errors import InputError, SwerlError

@@ -8,8 +8,7 @@ import pytest
 
 from swerl.core.chat import Finish
 from swerl.core.sample import to_samples
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Turn
+from swerl.core.turn import Trajectory, Turn
 
 
 def turn(index: int, parent: int | None, *, version: str = "v1") -> Turn:

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from swerl.core.chat import ChatRequest, Message, Role, ToolCall
 from swerl.core.contracts import Family
 from swerl.core.sample import Sample, to_samples
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Sampling
+from swerl.core.turn import Sampling, Trajectory
 from swerl.engines.families import qwen3_5, tiny
 from swerl.gateway.conversation import Conversation
 from swerl.gateway.dialects import anthropic

@@ -26,8 +26,7 @@ from swerl.core.chat import Message, Role
 from swerl.core.contracts import EngineSetup
 from swerl.core.experts import ExpertSpool
 from swerl.core.sample import Sample, to_samples
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Completion, RoutedExperts, Sampling, WeightChange
+from swerl.core.turn import Completion, RoutedExperts, Sampling, Trajectory, WeightChange
 from swerl.engines import sglang
 from swerl.engines.families import tiny as tokenizer
 from swerl.gateway.limits import SessionLimits

@@ -15,9 +15,10 @@ import zstandard
 from swerl.core.chat import Message, Role
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway import connections, limits
-from swerl.gateway.connections import Server
+from swerl.gateway import limits
+from swerl.gateway import router as connections
 from swerl.gateway.limits import SessionAdmission, SessionLimits
+from swerl.gateway.router import Server
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine

@@ -11,7 +11,7 @@ import pytest
 from swerl.core.grade import Verdict
 from swerl.core.task import Task
 from swerl.grading.graders import command
-from swerl.grading.shared_config import holds_steering, without_steering
+from swerl.grading.prepare import holds_steering, without_steering
 from tests.grading._folder_sandbox import FolderSandbox
 from tests.grading.conftest import GOLD
 

@@ -15,8 +15,7 @@ from swerl.core.contracts import Family
 from swerl.core.errors import EngineLostError
 from swerl.core.learning import WeightRef
 from swerl.core.sample import Sample
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Completion, Sampling
+from swerl.core.turn import Completion, Sampling, Trajectory
 from swerl.engines.families import tiny
 
 Line: TypeAlias = "Message | Sequence[int] | Exception"

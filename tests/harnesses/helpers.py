@@ -17,8 +17,7 @@ from swerl.core.patch import edits
 from swerl.core.sample import Sample, to_samples
 from swerl.core.sandbox import Exec, Limits, Mount
 from swerl.core.task import GradingSpec, Task
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Sampling
+from swerl.core.turn import Sampling, Trajectory
 from swerl.engines.families import tiny
 from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.conversation import TurnRecord

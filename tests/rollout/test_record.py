@@ -16,8 +16,7 @@ from swerl.core.errors import RunError
 from swerl.core.events import Event, Notice
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.task import GradingSpec, Task
-from swerl.core.tree import Trajectory
-from swerl.core.turn import RoutedExperts, Turn, WeightChange
+from swerl.core.turn import RoutedExperts, Trajectory, Turn, WeightChange
 from swerl.recipe.schema import RolloutSection
 from swerl.rollout import group, record
 from swerl.rollout.versions import Versions

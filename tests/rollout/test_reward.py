@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swerl.core.chat import Finish
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Turn
+from swerl.core.turn import Trajectory, Turn
 from swerl.recipe.schema import RolloutSection, ShapingSection
 from swerl.rollout.reward import penalty
 

@@ -17,7 +17,7 @@ from swerl.core.events import EpisodeEnded, Event, Notice, TurnEnded
 from swerl.core.grade import Grade, Verdict
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
-from swerl.core.tree import Trajectory
+from swerl.core.turn import Trajectory
 from swerl.recipe.schema import BudgetsSection, RolloutSection, ScheduleSection
 from swerl.rollout import group
 from swerl.rollout.parts import Parts, Provisioner

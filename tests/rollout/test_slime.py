@@ -20,8 +20,7 @@ from swerl.core.errors import InputError, TaskError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.patch import edits
 from swerl.core.task import Task, to_row
-from swerl.core.tree import Trajectory
-from swerl.core.turn import RoutedExperts, Turn
+from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.engines.families import tiny
 from swerl.engines.families import tiny as tokenizer
 from swerl.harnesses import builtin

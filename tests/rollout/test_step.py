@@ -13,7 +13,7 @@ from swerl.core.errors import RecipeError, UnknownNameError
 from swerl.core.events import Event, Notice
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import GradingSpec, Task
-from swerl.core.tree import Trajectory
+from swerl.core.turn import Trajectory
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import Parts

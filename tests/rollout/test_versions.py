@@ -3,8 +3,7 @@ from __future__ import annotations
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Status
 from swerl.core.grade import Grade, Verdict
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Turn, WeightChange
+from swerl.core.turn import Trajectory, Turn, WeightChange
 from swerl.rollout.versions import Staleness, Versions, spans_of, staleness
 from swerl.runs.prompts import Fate, GroupEntry, LengthBias
 

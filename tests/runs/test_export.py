@@ -15,8 +15,7 @@ from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import SwerlError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.learning import Batch
-from swerl.core.tree import Trajectory
-from swerl.core.turn import RoutedExperts, Turn
+from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.runs import export, tables
 from swerl.runs.layout import RunFolder
 from swerl.training import batch as batches

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Status
 from swerl.core.grade import Grade, Verdict
-from swerl.core.tree import Trajectory
-from swerl.core.turn import RoutedExperts, Turn, WeightChange
+from swerl.core.turn import RoutedExperts, Trajectory, Turn, WeightChange
 from swerl.runs.tables import write_turns
 
 

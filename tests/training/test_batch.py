@@ -17,8 +17,7 @@ from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import RunError, TrainerError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.learning import Batch
-from swerl.core.tree import Trajectory
-from swerl.core.turn import RoutedExperts, Turn
+from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.plan.parameters import RowCost
 from swerl.runs import tables
 from swerl.training import batch as batches

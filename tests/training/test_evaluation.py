@@ -15,8 +15,7 @@ from swerl.core.episode import Episode, Group, Status
 from swerl.core.events import EvalEnded, Event, Notice, Progress
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import GradingSpec, Task
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Turn
+from swerl.core.turn import Trajectory, Turn
 from swerl.recipe.schema import BudgetsSection, EvalSection, RolloutSection
 from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import Parts

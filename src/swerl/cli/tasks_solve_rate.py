@@ -178,7 +178,7 @@ async def _measure(
 
 def _script(name: str, recipe: Recipe, tasks: Sequence[Task]) -> Callable[[str], Sequence[Message]]:
     """Return each session's replies; a session id begins with the digest of its Task's row."""
-    from swerl.cli._rollout_run import replies
+    from swerl.cli.rollout import replies
     from swerl.core.certificate import row_digest
     from swerl.rollout import wiring
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swerl.core.grade import LEARNABLE, Grade, Verdict
-from swerl.core.tree import Trajectory
+from swerl.core.turn import Trajectory
 
 
 class Status(StrEnum):

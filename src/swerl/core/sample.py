@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from swerl.core.tree import Trajectory
-from swerl.core.turn import RoutedExperts, Turn
+from swerl.core.turn import RoutedExperts, Trajectory, Turn
 
 _COLUMNS = (("ids", "i"), ("mask", "b"), ("logprobs", "d"))
 _FLOAT_BYTES = array("d").itemsize

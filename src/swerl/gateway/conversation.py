@@ -26,8 +26,7 @@ from typing import TypeVar
 from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role
 from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
 from swerl.core.seeds import reply_seed
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Sampling, Turn
+from swerl.core.turn import Sampling, Trajectory, Turn
 from swerl.gateway.history import Match, MessageTree, ReplyNode
 from swerl.gateway.limits import SessionAdmission, SessionLimits
 from swerl.gateway.prompting import MALFORMED_CALL, Prompt, Prompter, Sampled, usable_call

@@ -21,11 +21,10 @@ from swerl.core.errors import GatewayError
 from swerl.core.events import GatewayLoad, ignore
 from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Sampling
-from swerl.gateway.connections import Server
 from swerl.gateway.conversation import Conversation, TurnRecord
 from swerl.gateway.limits import GatewayAdmission, GatewayLimits, SessionLimits
 from swerl.gateway.prompting import HistoryPolicy, prompter
-from swerl.gateway.router import OnRefused, Router
+from swerl.gateway.router import OnRefused, Router, Server
 from swerl.gateway.sessions import Session, end_connections
 
 if TYPE_CHECKING:

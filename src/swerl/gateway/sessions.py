@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from swerl.core.contracts import Endpoint
 from swerl.core.errors import BudgetError, EngineError
-from swerl.core.tree import Trajectory
+from swerl.core.turn import Trajectory
 from swerl.gateway.conversation import Conversation, closed
 
 if TYPE_CHECKING:

@@ -1,18 +1,30 @@
-"""Prepare a clean sandbox: apply the patch, write the tests, restore settings of test runners."""
+"""Prepare a clean sandbox: apply the patch, write the tests, restore settings of test runners.
+
+In files with settings of a test runner and others (`pyproject.toml`, `setup.cfg`, …), only the
+sections of the runner are replaced by those of the base commit, by lines, so all other text stays.
+Then both files are parsed; if the runner would still read other settings, the whole file is
+restored.
+"""
 
 from __future__ import annotations
 
+import configparser
+import json
 import random
+import re
 import secrets
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any, TypeAlias
 
 from swerl.core.contracts import Sandbox
 from swerl.core.grade import Grade, Verdict
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task, file_bytes
 from swerl.grading import canary as _canary
-from swerl.grading import shared_config
 from swerl.grading.accept import accept, commands, script_text, scripts_to_read
 from swerl.grading.sections import paths
 
@@ -166,7 +178,7 @@ async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
 async def _undo_steering(task: Task, patch: str, sandbox: Sandbox) -> list[str]:
     """Restore test runners' settings in files that also hold other settings."""
     allowed = set(paths(task.gold_patch))
-    changed = [p for p in paths(patch) if shared_config.holds_steering(p) and p not in allowed]
+    changed = [p for p in paths(patch) if holds_steering(p) and p not in allowed]
     undone = []
     for path in changed:
         try:
@@ -175,7 +187,7 @@ async def _undo_steering(task: Task, patch: str, sandbox: Sandbox) -> list[str]:
             found = b""
         base = await _at_base(task, path, sandbox)
         text = found.decode("utf-8", "surrogateescape")
-        kept = shared_config.without_steering(path, base, text)
+        kept = without_steering(path, base, text)
         if kept != text:
             undone.append(path)
             await sandbox.write(f"{task.workdir}/{path}", kept.encode("utf-8", "surrogateescape"))
@@ -225,3 +237,125 @@ async def _test_texts(task: Task, sandbox: Sandbox) -> Mapping[str, str]:
 
 def _shell(script: str) -> list[str]:
     return ["bash", "-c", _GIT + script, "prepare"]
+
+
+_INI_STEERS = re.compile(r"(tool:)?pytest|aliases|test|unittest|nosetests|flake8:local-plugins")
+_TOML_STEERS = ("pytest", "tox", "nox", "nose", "unittest", "coverage", "poe", "taskipy", "pixi")
+_JSON_STEERS = ("scripts", "jest", "mocha", "ava", "vitest", "nyc", "c8", "karma", "tap", "babel")
+_PLUGINS = "pytest11"
+"""The entry point by which a package adds a plugin to pytest."""
+_HEADING = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+")
+
+_Settings: TypeAlias = Mapping[str, Any]
+
+
+def without_steering(path: str, base: str, changed: str) -> str:
+    """Return the changed file with the test runner's settings of the base.
+
+    `base` is empty if the file is new. A file of another name is returned unchanged.
+    """
+    restore = _RESTORERS.get(PurePosixPath(path).name)
+    return restore(base, changed) if restore else changed
+
+
+def holds_steering(path: str) -> bool:
+    """Return True if a file of this name can hold settings of test runners beside others."""
+    return PurePosixPath(path).name in _RESTORERS
+
+
+def _restored(
+    is_steering: Callable[[str], bool],
+    settings: Callable[[str], _Settings | None],
+    base: str,
+    changed: str,
+) -> str:
+    """Splice by lines; return the base if a test runner would read other settings from that."""
+    spliced = _splice(base, changed, is_steering)
+    found = settings(spliced)
+    return spliced if found is not None and found == settings(base) else base
+
+
+def _package_json(base: str, changed: str) -> str:
+    """Restore keys; the layout may change, because npm reformats this file too."""
+    try:
+        old, new = json.loads(base or "{}"), json.loads(changed)
+        steering = {key: old[key] for key in _JSON_STEERS if key in old}
+        if {key: new[key] for key in _JSON_STEERS if key in new} == steering:
+            return changed
+        rest = {key: value for key, value in new.items() if key not in _JSON_STEERS}
+    except (ValueError, AttributeError, TypeError):
+        return base
+    return json.dumps({**rest, **steering}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _splice(base: str, changed: str, is_steering: Callable[[str], bool]) -> str:
+    """Return `changed` with the steering sections of `base` instead of its own."""
+    old, new = _split(base), _split(changed)
+    if [each for each in old if is_steering(each[0])] == [
+        each for each in new if is_steering(each[0])
+    ]:
+        return changed
+    kept = [text for name, text in new if not is_steering(name)]
+    brought = [text for name, text in old if is_steering(name)]
+    return "\n".join(text.rstrip("\n") for text in (*kept, *brought) if text.strip()) + "\n"
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    """Return the sections with their names; the text before the first has an empty name."""
+    found: list[tuple[str, str]] = []
+    name, lines = "", list[str]()
+    for line in text.splitlines(keepends=True):
+        if match := _HEADING.match(line):
+            found.append((name, "".join(lines)))
+            name, lines = match[1], []
+        lines.append(line)
+    return [*found, (name, "".join(lines))]
+
+
+def _is_ini_steering(name: str) -> bool:
+    return bool(_INI_STEERS.fullmatch(name))
+
+
+def _is_toml_steering(name: str) -> bool:
+    parts = [part.strip().strip("\"'") for part in name.split(".")]
+    if _PLUGINS in parts:
+        return True
+    return len(parts) > 1 and parts[0] == "tool" and parts[1] in _TOML_STEERS
+
+
+def _ini_settings(text: str) -> _Settings | None:
+    parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return None
+    plugins = parser.get("options.entry_points", _PLUGINS, fallback="")
+    steering = {name: dict(parser[name]) for name in parser if _is_ini_steering(name)}
+    return {_PLUGINS: plugins} | steering
+
+
+def _toml_settings(text: str) -> _Settings | None:
+    try:
+        whole = tomllib.loads(text)
+        tools = whole.get("tool", {})
+        return {_PLUGINS: list(_plugins(whole))} | {
+            name: tools[name] for name in _TOML_STEERS if name in tools
+        }
+    except (tomllib.TOMLDecodeError, TypeError, AttributeError):
+        return None
+
+
+def _plugins(table: _Settings) -> Iterator[Any]:
+    """Yield pytest's plugins, which each build tool keeps in a table of its own."""
+    for key, value in table.items():
+        if key == _PLUGINS:
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _plugins(value)
+
+
+_RESTORERS: Mapping[str, Callable[[str, str], str]] = {
+    "setup.cfg": partial(_restored, _is_ini_steering, _ini_settings),
+    "pyproject.toml": partial(_restored, _is_toml_steering, _toml_settings),
+    "package.json": _package_json,
+}

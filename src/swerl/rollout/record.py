@@ -19,8 +19,7 @@ from swerl.core.episode import Episode, Status
 from swerl.core.events import Emit, Notice
 from swerl.core.files import disk_errors, read_json, write_bytes, write_json
 from swerl.core.grade import Canary, Grade, TestStatus, Verdict
-from swerl.core.tree import Trajectory
-from swerl.core.turn import RoutedExperts, StoredBytes, Turn, WeightChange
+from swerl.core.turn import RoutedExperts, StoredBytes, Trajectory, Turn, WeightChange
 from swerl.gateway.conversation import TurnRecord
 from swerl.rollout.versions import Versions, versions_of
 from swerl.runs.layout import Cursor, RunFolder, make_aside

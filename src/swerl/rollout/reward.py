@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from swerl.core.episode import Status
 from swerl.core.errors import unknown
 from swerl.core.grade import Grade, Verdict
-from swerl.core.tree import Trajectory
+from swerl.core.turn import Trajectory
 from swerl.recipe.schema import RolloutSection
 
 Rule = Callable[[Grade, Status], float]

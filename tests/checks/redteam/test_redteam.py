@@ -21,7 +21,7 @@ from swerl.checks.redteam.runner import (
 )
 from swerl.core.episode import Episode, Status
 from swerl.core.grade import Canary, Grade, TestStatus, Verdict
-from swerl.core.tree import Trajectory
+from swerl.core.turn import Trajectory
 from swerl.sandboxes import local
 
 POLICIES = runner.all_policies()

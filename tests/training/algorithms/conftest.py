@@ -11,7 +11,7 @@ import torch
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.grade import Grade, Verdict
 from swerl.core.learning import LossInputs, Totals
-from swerl.core.tree import Trajectory
+from swerl.core.turn import Trajectory
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -11,8 +11,7 @@ from swerl.core import plugins
 from swerl.core.chat import Finish
 from swerl.core.episode import Group
 from swerl.core.sample import to_samples
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Turn
+from swerl.core.turn import Trajectory, Turn
 from swerl.training.batch import collect
 
 NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")

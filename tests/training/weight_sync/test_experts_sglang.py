@@ -21,8 +21,7 @@ import torch
 from swerl.core.contracts import EngineSetup
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample, to_samples
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Completion, Sampling
+from swerl.core.turn import Completion, Sampling, Trajectory
 from swerl.engines import sglang
 from swerl.engines._sglang_client import HttpEngine
 from swerl.engines.families import tiny

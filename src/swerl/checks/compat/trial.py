@@ -31,8 +31,7 @@ from swerl.core.jobs import run_jobs
 from swerl.core.sample import to_samples
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Sampling
+from swerl.core.turn import Sampling, Trajectory
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session

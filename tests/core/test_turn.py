@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from swerl.core.chat import Finish
-from swerl.core.tree import Trajectory
-from swerl.core.turn import Turn
+from swerl.core.turn import Trajectory, Turn
 
 
 def turn(index: int, parent: int | None, num_sampled: int = 2) -> Turn:
