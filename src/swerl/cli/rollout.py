@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from swerl.core.episode import Episode
-    from swerl.core.task import Task
-    from swerl.recipe.schema import Recipe
-
 
 _SETTINGS = (
     "name=rollout",
