@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -12,8 +13,10 @@ from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local
 from swerl.core.sandbox import Limits, LiveSandbox, Mount
-from swerl.images.pull import PullOptions, pull_one
 from swerl.images.store import Store, StoredImage, default_store
+
+if TYPE_CHECKING:
+    from swerl.images.pull import PullOptions
 
 
 def on_demand(backend: SandboxBackend, options: BaseModel | None) -> SandboxBackend:
@@ -85,6 +88,9 @@ class OnDemand:
                 raise
             task = self._pulls.get(image)
             if task is None:
+                # The registry client is imported only if something is pulled.
+                from swerl.images.pull import pull_one
+
                 pulling = pull_one(image, self._store, options=self._options)
                 task = self._pulls[image] = asyncio.create_task(pulling)
                 task.add_done_callback(lambda done: self._forget(image, done))

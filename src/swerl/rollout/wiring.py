@@ -38,7 +38,6 @@ from swerl.recipe.schema import Recipe
 from swerl.rollout.draining import DrainingEngine
 from swerl.rollout.parts import Parts, Provisioner
 from swerl.rollout.reward import rule
-from swerl.sandboxes.ledger import reap
 from swerl.sandboxes.ledger.store import default_ledger
 from swerl.sandboxes.ledger.tracked import tracked
 from swerl.tasks import twin
@@ -211,6 +210,8 @@ def open_backend(
 
 async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
     """Remove the sandboxes that an earlier, killed start of the same run left."""
+    from swerl.sandboxes.ledger import reap
+
     left = await reap.reap_leftovers(default_ledger(), recipe.name)
     removed = sum(each.outcome is reap.Outcome.REMOVED for each in left)
     if removed:
