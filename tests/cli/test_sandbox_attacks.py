@@ -21,12 +21,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def probe(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["probe", *arguments], catch_exceptions=False)
+def attacks(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["attacks", *arguments], catch_exceptions=False)
 
 
-def test_a_sheet_is_printed_and_kept(state: Path) -> None:
-    done = probe(*FAST)
+def test_a_report_is_printed_and_kept(state: Path) -> None:
+    done = attacks(*FAST)
     assert done.exit_code == 0, done.output
     assert "3 PASS, 0 FAIL, 0 CANNOT" in done.output
     [kept] = (state / "probes").iterdir()
@@ -35,21 +35,21 @@ def test_a_sheet_is_printed_and_kept(state: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_run_keeps_its_sheet(tmp_path: Path) -> None:
+def test_a_run_keeps_its_report(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     run.mkdir(parents=True)
-    assert probe(*FAST, "--run", str(run), "--set", "isolator=unshare").exit_code == 0
+    assert attacks(*FAST, "--run", str(run), "--set", "isolator=unshare").exit_code == 0
     body = json.loads((run / "probe.json").read_text())
     assert body["options"]["isolator"] == "unshare"
 
 
-def test_json_is_the_kept_sheet(tmp_path: Path) -> None:
-    done = probe(*FAST, "--json", "--out", str(tmp_path / "sheet.json"))
+def test_json_is_the_kept_report(tmp_path: Path) -> None:
+    done = attacks(*FAST, "--json", "--out", str(tmp_path / "sheet.json"))
     assert json.loads(done.stdout) == json.loads((tmp_path / "sheet.json").read_text())
 
 
-def test_the_list_names_every_probe_and_runs_none(state: Path) -> None:
-    done = probe("--list")
+def test_the_list_names_every_attack_and_runs_none(state: Path) -> None:
+    done = attacks("--list")
     names = [line.split()[0] for line in done.output.splitlines() if line.strip()]
     assert len(names) > 40
     assert {"fork-bomb", "cloud-metadata", "engine-admin"} <= set(names)
@@ -58,25 +58,24 @@ def test_the_list_names_every_probe_and_runs_none(state: Path) -> None:
 
 def test_a_wrong_name_gets_the_nearest() -> None:
     with pytest.raises(UnknownNameError) as raised:
-        probe("--only", "fork-bom")
+        attacks("--only", "fork-bom")
     assert "fork-bomb" in raised.value.hint
 
 
 def test_a_run_that_is_not_there_is_your_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no run folder"):
-        probe(*FAST, "--run", str(tmp_path / "none"))
+        attacks(*FAST, "--run", str(tmp_path / "none"))
 
 
 def test_an_attack_that_works_is_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swerl.checks.attacks import runner as catalogue
-    from swerl.checks.attacks.attack import AttackContext, AttackFinding, failed
-    from swerl.checks.attacks.attack import probe as as_probe
+    from swerl.checks.attacks import runner
+    from swerl.checks.attacks.attack import AttackContext, AttackFinding, attack, failed
 
-    @as_probe("Walks through an open door.")
+    @attack("Walks through an open door.")
     async def open_door(ctx: AttackContext) -> AttackFinding:
         return failed("it stood open")
 
-    monkeypatch.setattr(catalogue, "choose", lambda names: [open_door])
-    done = probe()
+    monkeypatch.setattr(runner, "choose", lambda names: [open_door])
+    done = attacks()
     assert done.exit_code == 1
     assert "it stood open" in done.output

@@ -41,16 +41,15 @@ def attacks(
 ) -> None:
     """Attack a sandbox and print the results; exit code 1 if an attack worked."""
     from swerl.checks.attacks import runner
-    from swerl.checks.attacks import runner as catalogue
     from swerl.checks.attacks.attack import AttackOutcome
     from swerl.cli._output import console, stderr
 
-    probes = catalogue.choose(only or ())
+    chosen = runner.choose(only or ())
     if show:
-        _list(probes)
+        _list(chosen)
         return
     place = _place(run, out)
-    found = _attack(_subject(backend, settings, image), probes, external)
+    found = _attack(_subject(backend, settings, image), chosen, external)
     kept = runner.keep(found, place)
     if as_json:
         _print_json(found)
@@ -87,7 +86,7 @@ def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
     return Subject(open_backend(backend, settings, run="probe"), backend, image, options=options)
 
 
-def _attack(subject: Subject, probes: list[Attack], external: bool) -> AttackReport:
+def _attack(subject: Subject, chosen: list[Attack], external: bool) -> AttackReport:
     from rich.progress import MofNCompleteColumn, Progress
 
     from swerl.checks.attacks import runner
@@ -96,18 +95,18 @@ def _attack(subject: Subject, probes: list[Attack], external: bool) -> AttackRep
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("probes", total=len(probes))
+        bar = progress.add_task("attacks", total=len(chosen))
         attacking = runner.attack(
-            subject, probes, external=external, tell=lambda _: progress.advance(bar)
+            subject, chosen, external=external, on_result=lambda _: progress.advance(bar)
         )
         return run(attacking, after="every sandbox is closed")
 
 
-def _list(probes: list[Attack]) -> None:
+def _list(chosen: list[Attack]) -> None:
     from swerl.cli._output import console
 
-    table = _empty_table("probe", "what it tries")
-    for item in probes:
+    table = _empty_table("attack", "what it tries")
+    for item in chosen:
         table.add_row(item.name, item.sentence)
     console().print(table)
 
@@ -121,7 +120,7 @@ def _print_json(report: AttackReport) -> None:
 def _table(report: AttackReport) -> Table:
     from rich.markup import escape
 
-    table = _empty_table("probe", "what it tries", "result", "what was seen")
+    table = _empty_table("attack", "what it tries", "result", "what was seen")
     for row in report.rows:
         result = row.finding.result.value
         colour = f"[{_COLOURS[result]}]{result}[/]"
@@ -140,5 +139,5 @@ def _empty_table(*names: str) -> Table:
 
     table = Table(box=SIMPLE, pad_edge=False)
     for name in names:
-        table.add_column(name, no_wrap=name in ("probe", "result"), overflow="fold")
+        table.add_column(name, no_wrap=name in ("attack", "result"), overflow="fold")
     return table

@@ -1,4 +1,4 @@
-"""What a probe cannot know or try, it says."""
+"""An attack reports what it cannot know or try."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from swerl.checks.attacks import runner
-from swerl.checks.attacks import runner as catalogue
 from swerl.checks.attacks._targets import WordServer
 from swerl.checks.attacks.attack import AttackFinding, AttackOutcome
 from swerl.checks.attacks.inside import greedy
@@ -25,7 +24,7 @@ RUN = WeakSandbox.run
 
 async def finding(name: str, folder: Path, backend: WeakBackend | None = None) -> AttackFinding:
     subject = Subject(backend or WeakBackend(), "weak", workdir=str(folder))
-    return (await runner.attack(subject, catalogue.choose([name]))).rows[0].finding
+    return (await runner.attack(subject, runner.choose([name]))).rows[0].finding
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, word: str, done: Exec) -> None:

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 
 from swerl.checks.attacks import life, resources, runner
-from swerl.checks.attacks import runner as catalogue
 from swerl.checks.attacks.attack import AttackOutcome
 from swerl.checks.attacks.runner import Subject
 from swerl.gateway.router import Router
@@ -22,7 +21,7 @@ HANDLE = Router.handle
 
 async def result(name: str, folder: Path, backend: Any = None) -> AttackOutcome:
     subject = Subject(backend or WeakBackend(), "weak", workdir=str(folder))
-    found = await runner.attack(subject, catalogue.choose([name]))
+    found = await runner.attack(subject, runner.choose([name]))
     return found.rows[0].finding.result
 
 

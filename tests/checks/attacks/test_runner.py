@@ -1,4 +1,4 @@
-"""The whole report: against no walls at all, against `local`, and against sandboxes that break."""
+"""The whole report: without walls, on `local` and docker, and with sandboxes that break."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 
 from swerl.checks.attacks import host, kernel, life, network, runner
-from swerl.checks.attacks import runner as catalogue
 from swerl.checks.attacks.attack import (
     Attack,
     AttackContext,
     AttackFinding,
     AttackOutcome,
     CannotError,
+    attack,
     passed,
-    probe,
 )
 from swerl.checks.attacks.runner import AttackReport, Subject
 from swerl.core.errors import SandboxLostError, SandboxUnavailableError
@@ -36,7 +35,7 @@ DANGEROUS = {
     "inode-fill": "it would fill the host's disk with files",
     "counted-by-user": "other programs of the host's user would have no watchers left",
 }
-"""Probes that a machine without walls is spared, and why."""
+"""Attacks that are not tried on a machine without walls, and the reason."""
 FAILING_FOR_ALL = {
     "host-loopback", "daemon-sockets", "abstract-sockets", "other-sessions", "environment",
     "host-files",
@@ -63,7 +62,7 @@ OUTSIDE = {
     "devices",
     "device-nodes",
 }
-"""What a machine may lack, so that an attack has nothing to win there."""
+"""Attacks that depend on something that a machine may lack."""
 
 
 def results(found: AttackReport) -> dict[str, AttackFinding]:
@@ -83,22 +82,22 @@ def no_survivors() -> Iterator[None]:
     Path("/tmp/swerl-probe-hit").unlink(missing_ok=True)
 
 
-async def test_most_probes_fail_where_nothing_is_held_back(
+async def test_most_attacks_work_in_a_sandbox_without_walls(
     tmp_path: Path, no_survivors: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(life, "_PATIENCE_S", 3.0)
-    probes = [probe for probe in catalogue.all_probes() if probe.name not in DANGEROUS]
+    attacks = [each for each in runner.all_attacks() if each.name not in DANGEROUS]
     subject = Subject(WeakBackend(), "weak", workdir=str(tmp_path / "work"))
     wanted = FAILING_FOR_ROOT if os.geteuid() == 0 else FAILING_FOR_ALL
-    found = results(await runner.attack(subject, probes))
+    found = results(await runner.attack(subject, attacks))
     missed = [
-        p for p in probes if p.name in wanted and found[p.name].result is not AttackOutcome.FAIL
+        p for p in attacks if p.name in wanted and found[p.name].result is not AttackOutcome.FAIL
     ]
     if missed:  # a race may be lost, and a busy machine may be late: those get a second blow
         found |= results(await runner.attack(subject, missed))
     failing = {name for name, finding in found.items() if finding.result is AttackOutcome.FAIL}
     assert wanted - OUTSIDE <= failing, {name: found[name] for name in wanted - failing}
-    assert os.geteuid() != 0 or len(failing) > len(probes) * 0.6
+    assert os.geteuid() != 0 or len(failing) > len(attacks) * 0.6
 
 
 @pytest.mark.parametrize("isolator", ["bwrap", "unshare"])
@@ -107,7 +106,7 @@ async def test_no_attack_works_on_local(isolator: Any) -> None:
         pytest.skip("bubblewrap is not installed")
     backend = local.build(local.Options(isolator=isolator))
     try:
-        found = results(await runner.attack(Subject(backend, "local"), catalogue.all_probes()))
+        found = results(await runner.attack(Subject(backend, "local"), runner.all_attacks()))
     except SandboxUnavailableError as error:
         pytest.skip(f"{error}: {error.hint}")
     failed = {name: f.seen for name, f in found.items() if f.result is AttackOutcome.FAIL}
@@ -126,47 +125,47 @@ WALLS = (network, host, kernel)
 async def test_no_attack_gets_out_of_a_container(dockerd: str, docker_image: str) -> None:
     backend = docker.build(docker.Options(base_url=dockerd))
     parts = [part for topic in WALLS for part in vars(topic).values()]
-    probes = [part for part in parts if isinstance(part, Attack)]
-    found = results(await runner.attack(Subject(backend, "docker", docker_image), probes))
+    attacks = [part for part in parts if isinstance(part, Attack)]
+    found = results(await runner.attack(Subject(backend, "docker", docker_image), attacks))
     failed = {name: f.seen for name, f in found.items() if f.result is AttackOutcome.FAIL}
     assert not failed, failed
     assert len([f for f in found.values() if f.result is AttackOutcome.PASS]) > 30
 
 
-@probe("Says nothing of interest.")
+@attack("Says nothing of interest.")
 async def quiet(ctx: AttackContext) -> AttackFinding:
     return passed("fine")
 
 
-@probe("Breaks.")
+@attack("Breaks.")
 async def broken(ctx: AttackContext) -> AttackFinding:
     raise ZeroDivisionError
 
 
-@probe("Lacks what it needs.")
+@attack("Lacks what it needs.")
 async def lacking(ctx: AttackContext) -> AttackFinding:
     message = "no such tool"
     raise CannotError(message)
 
 
-@probe("Never ends.", timeout_s=0.05)
+@attack("Never ends.", timeout_s=0.05)
 async def endless(ctx: AttackContext) -> AttackFinding:
     await ctx.box.run(["sleep", "5"])
     return passed("it ended")
 
 
-@probe("Loses its sandbox.")
+@attack("Loses its sandbox.")
 async def losing(ctx: AttackContext) -> AttackFinding:
     message = "it is gone"
     raise SandboxLostError(message)
 
 
-async def attack(tmp_path: Path, probes: Sequence[Attack]) -> AttackReport:
-    return await runner.attack(Subject(WeakBackend(), "weak", workdir=str(tmp_path)), probes)
+async def report_of(tmp_path: Path, attacks: Sequence[Attack]) -> AttackReport:
+    return await runner.attack(Subject(WeakBackend(), "weak", workdir=str(tmp_path)), attacks)
 
 
-async def test_what_a_probe_does_wrong_is_no_pass(tmp_path: Path) -> None:
-    found = results(await attack(tmp_path, [quiet, broken, lacking, endless, losing]))
+async def test_a_broken_attack_is_no_pass(tmp_path: Path) -> None:
+    found = results(await report_of(tmp_path, [quiet, broken, lacking, endless, losing]))
     assert {name: finding.result.value for name, finding in found.items()} == {
         "quiet": "PASS", "broken": "CANNOT", "lacking": "CANNOT", "endless": "CANNOT",
         "losing": "FAIL",
@@ -192,18 +191,18 @@ async def test_a_sandbox_that_does_not_open_is_no_pass(tmp_path: Path) -> None:
     assert found.rows[0].finding == AttackFinding(AttackOutcome.CANNOT, "no room")
 
 
-async def test_the_sheet_is_kept_with_where_it_was_made(tmp_path: Path) -> None:
-    found = await attack(tmp_path, [quiet, lacking])
+async def test_the_report_is_kept_with_facts_of_the_machine(tmp_path: Path) -> None:
+    found = await report_of(tmp_path, [quiet, lacking])
     body = json.loads(runner.keep(found, tmp_path / "deep" / "sheet.json").read_text())
     assert body["counts"] == {"PASS": 1, "FAIL": 0, "CANNOT": 1}
     assert [row["name"] for row in body["probes"]] == ["quiet", "lacking"]
     assert body["machine"]["kernel"] and body["versions"]["swerl"]
 
 
-async def test_a_sheet_goes_to_the_state_folder(
+async def test_a_report_goes_to_the_state_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWERL_STATE", str(tmp_path / "state"))
-    kept = runner.keep(await attack(tmp_path, [quiet]), None)
+    kept = runner.keep(await report_of(tmp_path, [quiet]), None)
     assert kept.parent == tmp_path / "state" / "probes"
     assert kept.name.startswith("weak-")

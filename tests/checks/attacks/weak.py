@@ -1,4 +1,4 @@
-"""A sandbox that holds nothing back, to see that every probe can fail."""
+"""A sandbox that holds nothing back, to check that every attack can succeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets of attacks on this machine: listeners, a neighbouring host, a process with a secret."""
+"""Targets of attacks on this machine: listeners, another host, a process with a secret."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ with socket.create_server(("0.0.0.0", 7)) as server:
     while True:
         server.accept()[0].close()
 """
-_PREY = "import sys, time; open(sys.argv[2]); print('up', flush=True); time.sleep(120)"
+_VICTIM = "import sys, time; open(sys.argv[2]); print('up', flush=True); time.sleep(120)"
 
 
 class WordServer:
-    """Says its word to whoever connects, and notes what it receives. Implements Listener."""
+    """Sends its word to every client and counts connections. Implements Listener."""
 
     def __init__(self, word: str) -> None:
         self.word = word
         self.num_calls = 0
-        """How often somebody connected."""
+        """Number of connections."""
         self._servers: list[asyncio.Server] = []
 
     async def attach(self, sock: socket.socket) -> None:
@@ -56,7 +56,7 @@ class WordServer:
 
 @asynccontextmanager
 async def greeter(*sockets: socket.socket) -> AsyncIterator[WordServer]:
-    """Open a greeter at these bound sockets."""
+    """Serve a new word at these bound sockets."""
     served = WordServer(new_word())
     try:
         for sock in sockets:
@@ -70,15 +70,15 @@ async def greeter(*sockets: socket.socket) -> AsyncIterator[WordServer]:
 
 @asynccontextmanager
 async def neighbour() -> AsyncIterator[str]:
-    """Open another host beside this one, in a network namespace; yield its address.
+    """Create another host in a network namespace and yield its address.
 
-    It answers at port 7. Raises CannotError where this process may not make one.
+    It answers at port 7. Raises CannotError if this process may not create one.
     """
     ip = shutil.which("ip")
     if ip is None or os.geteuid() != 0:
-        raise CannotError("making another host takes root and the program `ip`")
+        raise CannotError("creating another host requires root and the program `ip`")
     name = f"swp{secrets.token_hex(4)}"
-    network = f"198.18.{secrets.randbelow(256)}"  # a range that is kept for tests
+    network = f"198.18.{secrets.randbelow(256)}"  # a range reserved for benchmarks
     ours, theirs = f"{network}.1", f"{network}.2"
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_ip, ip, "netns", "delete", name, check=False)
@@ -94,10 +94,10 @@ async def neighbour() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def prey(word: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start a process of this machine with a word in its environment, command line and files."""
+async def victim(word: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a host process with a word in its environment, command line and an open file."""
     with planted([Path(tempfile.gettempdir())], word) as [path]:
-        argv = [sys.executable, "-I", "-S", "-c", _PREY, word, str(path)]
+        argv = [sys.executable, "-I", "-S", "-c", _VICTIM, word, str(path)]
         process = await _start(*argv, env={"PROBE": word})
         try:
             yield process
@@ -107,7 +107,7 @@ async def prey(word: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 @contextmanager
 def planted(folders: list[Path], word: str) -> Iterator[list[Path]]:
-    """Put a file with this word into each folder of the machine that can be written."""
+    """Write a file with this word into each writable folder; yield the paths."""
     paths = []
     try:
         for folder in folders:
@@ -123,7 +123,7 @@ def planted(folders: list[Path], word: str) -> Iterator[list[Path]]:
 
 
 def private_folders() -> list[Path]:
-    """Return the folders of this machine that a sandbox must not see into."""
+    """Return writable folders of this machine that a sandbox must not read."""
     home = Path.home()
     named = [home, home / ".ssh", home / ".config", Path("/root"), Path("/root/.ssh"), Path.cwd()]
     named += [Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm"), Path("/run")]
@@ -132,12 +132,12 @@ def private_folders() -> list[Path]:
 
 
 def new_word() -> str:
-    """Return a word that stands nowhere else; its beginning says which process made it."""
+    """Return a unique word; its prefix contains this process's id."""
     return f"swp{os.getpid():x}x{secrets.token_hex(10)}"
 
 
 async def _start(*argv: str, env: dict[str, str] | None = None) -> asyncio.subprocess.Process:
-    """Start a process and wait until it says that it stands."""
+    """Start a process and wait for its first line of output."""
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env=env
     )
@@ -155,6 +155,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 async def _ip(*argv: str, check: bool = True) -> None:
     process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
-    _, said = await process.communicate()
+    _, stderr = await process.communicate()
     if check and process.returncode != 0:
-        raise CannotError(f"cannot make another host: {said.decode().strip()[:200]}")
+        raise CannotError(f"cannot create another host: {stderr.decode().strip()[:200]}")

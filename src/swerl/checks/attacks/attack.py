@@ -1,4 +1,4 @@
-"""An attack, the sandbox and the facts that it gets, and its finding."""
+"""The parts of an attack: its declaration, its sandbox and targets, and its finding."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _PACKAGES = ("swerl", "docker", "e2b")
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """This machine, as its own processes see it."""
+    """Facts of this machine, read from this process."""
 
     boot_id: str
     hostname: str
     namespaces: Mapping[str, str]
-    """Kind -> identity of the namespace that this process is in."""
+    """Kind of namespace -> identity of this process's namespace."""
 
 
-def look() -> HostFacts:
-    """Return the facts of this machine."""
+def host_facts() -> HostFacts:
+    """Return the facts that an attack compares with those inside."""
     namespaces = {}
     for kind in NAMESPACES:
         with suppress(OSError):
@@ -45,8 +45,8 @@ def look() -> HostFacts:
     return HostFacts(boot_id(), socket.gethostname(), namespaces)
 
 
-def describe() -> dict[str, Json]:
-    """Return the machine's facts for the report."""
+def machine_facts() -> dict[str, Json]:
+    """Return the facts of this machine for the report."""
     return {
         "kernel": platform.release(),
         "system": platform.platform(),
@@ -57,19 +57,19 @@ def describe() -> dict[str, Json]:
 
 
 def versions() -> dict[str, Json]:
-    """Return the versions of what makes sandboxes here."""
+    """Return the versions of the packages and programs that create sandboxes."""
     found: dict[str, Json] = {"python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     if shutil.which("bwrap"):
-        said = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False)
-        found["bubblewrap"] = said.stdout.strip().removeprefix("bubblewrap ")
+        done = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False)
+        found["bubblewrap"] = done.stdout.strip().removeprefix("bubblewrap ")
     return found
 
 
 def processes_with(word: str) -> list[int]:
-    """Return this machine's processes with a word on their command line or as their name."""
+    """Return the pids of host processes with this word in their command line or name."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -83,36 +83,36 @@ _MOST_SHOWN = 4
 
 
 class AttackOutcome(StrEnum):
-    """How a probe ended."""
+    """Result of an attack."""
 
     PASS = "PASS"
-    """The attack was tried and did not work."""
+    """The attack was tried and failed."""
     FAIL = "FAIL"
-    """The attack worked."""
+    """The attack succeeded."""
     CANNOT = "CANNOT"
-    """The attack could not be tried; this says nothing about the sandbox."""
+    """The attack could not be tried. This is no evidence about the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttackFinding:
-    """The end of one probe."""
+    """Result of one attack, with its evidence."""
 
     result: AttackOutcome
     seen: str
-    """What was seen, in a few words."""
+    """Evidence, in a few words."""
 
 
 class CannotError(SwerlError):
-    """A probe lacks what it needs; the message says what."""
+    """An attack cannot be tried. The message names the reason."""
 
 
 def passed(seen: str) -> AttackFinding:
-    """Return the finding that the attack did not work."""
+    """Return the finding that the attack failed."""
     return AttackFinding(AttackOutcome.PASS, seen)
 
 
 def failed(seen: str) -> AttackFinding:
-    """Return the finding that the attack worked."""
+    """Return the finding that the attack succeeded."""
     return AttackFinding(AttackOutcome.FAIL, seen)
 
 
@@ -122,7 +122,7 @@ def cannot(seen: str) -> AttackFinding:
 
 
 def judge(holes: Iterable[str], otherwise: str) -> AttackFinding:
-    """Return FAIL with the holes where there are any, else PASS with what was seen."""
+    """Return FAIL with the holes if there are any, else PASS with the evidence `otherwise`."""
     found = list(dict.fromkeys(holes))
     if not found:
         return passed(otherwise)
@@ -131,7 +131,7 @@ def judge(holes: Iterable[str], otherwise: str) -> AttackFinding:
 
 
 def worked(outcomes: Mapping[str, str], *, by: str | None = None) -> list[str]:
-    """Return the attempts that worked, of what a program inside reports; `by` names the user."""
+    """Return the attempts that succeeded, from a program's report; `by` names the user."""
     who = f" as {by}" if by else ""
     return [
         f"{attempt}{who}{text.removeprefix('ok')}"
@@ -141,7 +141,7 @@ def worked(outcomes: Mapping[str, str], *, by: str | None = None) -> list[str]:
 
 
 def refused(outcomes: Mapping[str, str]) -> str:
-    """Return how attempts were refused, in a few words."""
+    """Return the reasons for refused attempts, in a few words."""
     kinds = list(dict.fromkeys(outcomes.values()))
     return ", ".join(kinds[:_MOST_SHOWN])
 
@@ -160,11 +160,11 @@ for name, source in given["modules"]:
     exec(compile(source, name, "exec"), module.__dict__)
 print(repr(getattr(module, given["function"])(*given["arguments"])))
 """
-"""Run a function of `checks/attacks/inside` where swerl is not installed: source on stdin."""
+"""Run a function of `checks/attacks/inside` without swerl installed; its source is on stdin."""
 
 
 class DiedError(CannotError):
-    """An attack ended before it could say what it met."""
+    """An attack program ended before it reported a result."""
 
     def __init__(self, done: Exec) -> None:
         super().__init__(f"the attack ended with exit code {done.exit_code}: {_last_line(done)}")
@@ -173,7 +173,7 @@ class DiedError(CannotError):
 
 @dataclass(frozen=True, slots=True)
 class OpenSandbox:
-    """A sandbox, with what probes do in it."""
+    """An open sandbox, with the operations that attacks use."""
 
     sandbox: Sandbox
 
@@ -185,7 +185,7 @@ class OpenSandbox:
         timeout_s: float = _RUN_TIMEOUT_S,
         stdin: bytes | None = None,
     ) -> Exec:
-        """Run a command to its end."""
+        """Run a command and wait for its end."""
         return await self.sandbox.run(argv, user=user, timeout_s=timeout_s, stdin=stdin)
 
     async def sh(
@@ -195,16 +195,16 @@ class OpenSandbox:
         user: str | None = None,
         timeout_s: float = _RUN_TIMEOUT_S,
     ) -> Exec:
-        """Run a shell script with `$1` and on. Raises CannotError where there is no sh."""
+        """Run a shell script with arguments from `$1`. Raises CannotError without `sh`."""
         done = await self.run(
             ["sh", "-c", script, "sh", *arguments], user=user, timeout_s=timeout_s
         )
         if done.exit_code == _NOT_FOUND and b"sh" in done.stderr and not done.stdout:
-            raise CannotError(f"a program is missing in the sandbox: {_last_line(done)}")
+            raise CannotError(f"the sandbox lacks a program: {_last_line(done)}")
         return done
 
     async def text(self, path: str) -> str:
-        """Return what a process inside reads in a file. Raises CannotError where it cannot."""
+        """Return a file's text, read by a process inside. Raises CannotError if that fails."""
         done = await self.run(["cat", path])
         if done.exit_code != 0:
             raise CannotError(f"cannot read {path} inside: {_last_line(done)}")
@@ -217,10 +217,10 @@ class OpenSandbox:
         user: str | None = None,
         timeout_s: float = _RUN_TIMEOUT_S,
     ) -> dict[str, str]:
-        """Run `module.function` of swerl.checks.attacks.inside and return attempt -> how it went.
+        """Run `module.function` of swerl.checks.attacks.inside and return attempt -> result.
 
-        What worked begins with `ok`. Raises CannotError where no Python can run it, DiedError
-        where the program was killed.
+        A result that begins with `ok` is a success. Raises CannotError without Python inside,
+        DiedError if the program is killed.
         """
         module, _, name = function.partition(".")
         given = {
@@ -250,18 +250,18 @@ class Target:
     workdir: str
     machine: HostFacts
     secret: str
-    """A word that stands in the controller's environment and in no sandbox."""
+    """A random word in the controller's environment that no sandbox may contain."""
     own_kernel: bool = False
-    """Whether sandboxes run under another kernel than this machine's, as in a virtual machine."""
+    """True if sandboxes run under another kernel than this machine's, as in a virtual machine."""
     namespaces: Mapping[str, str] | None = None
-    """Namespaces of a command inside: kind -> identity; None where it cannot tell."""
+    """Namespaces of a command inside: kind -> identity. None: unknown."""
     external: bool = False
-    """Whether packets may leave the machine."""
+    """True: packets may leave the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttackContext:
-    """One probe's place to work."""
+    """Target and sandbox of one attack."""
 
     target: Target
     box: OpenSandbox
@@ -269,43 +269,43 @@ class AttackContext:
 
     @property
     def machine(self) -> HostFacts:
-        """The machine that this process runs on."""
+        """Facts of the machine that this process runs on."""
         return self.target.machine
 
     @property
     def workdir(self) -> str:
-        """The folder inside that commands run in."""
+        """Folder in the sandbox in which commands run."""
         return self.target.workdir
 
     @property
     def users(self) -> tuple[str | None, ...]:
-        """Users to attack as; root of a kernel of its own is no attacker."""
+        """Users to attack as. Root of a separate kernel is no attacker: it owns that kernel."""
         return (None,) if self.target.own_kernel else (None, "root")
 
     def shares(self, kind: str) -> bool:
-        """Say whether a command inside is in the same namespace as this process.
+        """Return True if commands inside are in the same namespace as this process.
 
-        Raises CannotError where the sandbox does not tell.
+        Raises CannotError if the namespace is unknown.
         """
         if self.target.own_kernel:
             return False
         inside = (self.target.namespaces or {}).get(kind)
         if inside is None:
-            raise CannotError(f"the sandbox does not tell which {kind} namespace it is in")
+            raise CannotError(f"the sandbox's {kind} namespace is unknown")
         return inside == self.machine.namespaces.get(kind)
 
     def need_shared_kernel(self) -> None:
-        """Raise CannotError where the sandbox runs under another kernel."""
+        """Raise CannotError if the sandbox runs under another kernel."""
         if self.target.own_kernel:
             raise CannotError(
-                "it runs under a kernel of its own, not this machine's: nothing to win here"
+                "the sandbox has a kernel of its own: the attack cannot reach this machine's kernel"
             )
 
     @asynccontextmanager
     async def open(
         self, limits: Limits | None = None, mounts: Sequence[Mount] = ()
     ) -> AsyncIterator[OpenSandbox]:
-        """Open one more sandbox."""
+        """Open another sandbox."""
         target = self.target
         chosen = limits or self.limits
         async with target.backend.open(
@@ -314,7 +314,7 @@ class AttackContext:
             yield OpenSandbox(sandbox)
 
     async def as_users(self, function: str, *arguments: object) -> tuple[list[str], str]:
-        """Attack as each user; return what worked, and how the rest was refused."""
+        """Attack as each user. Return the successes, and the reasons for refusals."""
         holes: list[str] = []
         answers: dict[str, str] = {}
         for user in self.users:
@@ -331,36 +331,36 @@ def _source(module: str) -> str:
 
 def _last_line(done: Exec) -> str:
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else f"exit code {done.exit_code}, and not a word"
+    return lines[-1][:200] if lines else f"exit code {done.exit_code} without output"
 
 
 LIMITS = Limits(memory_mib=256, num_processes=64, num_cpus=1.0, disk_mib=64, lifetime_s=120)
-"""What the sandboxes of probes may use: little, so that bombs meet their limit soon."""
+"""Limits of attacked sandboxes: low, so that bombs reach them soon."""
 _TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One attack."""
+    """An attack that `swerl sandbox attacks` can run."""
 
     name: str
     sentence: str
-    """What it tries."""
-    attack: Callable[[AttackContext], Awaitable[AttackFinding]]
+    """Description of the attempt, in one sentence."""
+    run: Callable[[AttackContext], Awaitable[AttackFinding]]
     timeout_s: float
     limits: Limits
-    """Limits of the sandbox that it gets."""
+    """Limits of the attacked sandbox."""
     alone: bool = False
-    """Whether it measures, and so runs when no other probe does."""
+    """True: run it alone, because it measures the machine."""
 
 
-def probe(
+def attack(
     sentence: str, *, timeout_s: float = _TIMEOUT_S, limits: Limits = LIMITS, alone: bool = False
 ) -> Callable[[Callable[[AttackContext], Awaitable[AttackFinding]]], Attack]:
-    """Make a probe of a function; its name is the function's, with dashes."""
+    """Turn a function into an Attack, which is named like the function, with dashes."""
 
-    def make(attack: Callable[[AttackContext], Awaitable[AttackFinding]]) -> Attack:
-        name = attack.__name__.replace("_", "-")
-        return Attack(name, sentence, attack, timeout_s, limits, alone)
+    def make(run: Callable[[AttackContext], Awaitable[AttackFinding]]) -> Attack:
+        name = run.__name__.replace("_", "-")
+        return Attack(name, sentence, run, timeout_s, limits, alone)
 
     return make

@@ -14,10 +14,10 @@ from swerl.checks.attacks.attack import (
     AttackContext,
     AttackFinding,
     CannotError,
+    attack,
     failed,
     judge,
     passed,
-    probe,
 )
 from swerl.core.errors import SandboxError, SandboxLostError
 
@@ -31,7 +31,7 @@ _ODD_NAMES = (
 )  # fmt: skip
 
 
-@probe("Makes links to a host's file and has them read and written through.")
+@attack("Creates links to a host file, and makes the controller read and write through them.")
 async def links_out(ctx: AttackContext) -> AttackFinding:
     with _host_folder() as (folder, word):
         target = f"{folder}/secret"
@@ -48,10 +48,10 @@ async def links_out(ctx: AttackContext) -> AttackFinding:
             await _make_link(ctx, leads, path)
             holes += await _touch(ctx, path, word, name)
         holes += _changes(folder, word)
-    return judge(holes, f"none of {len(links)} links leads out")
+    return judge(holes, f"none of {len(links)} links leads outside")
 
 
-@probe("Asks for paths that climb above the root or pass through /proc.")
+@attack("Makes the controller use paths that climb above the root or pass through /proc.")
 async def climbing_paths(ctx: AttackContext) -> AttackFinding:
     with _host_folder() as (folder, word):
         target = f"{folder}/secret"
@@ -63,10 +63,10 @@ async def climbing_paths(ctx: AttackContext) -> AttackFinding:
         for path in paths:
             holes += await _touch(ctx, path, word, path)
         holes += _changes(folder, word)
-    return judge(holes, f"none of {len(paths)} paths leads out")
+    return judge(holes, f"none of {len(paths)} paths leads outside")
 
 
-@probe("Swaps a folder for a link to the host's while a file is written into it.")
+@attack("Swaps a folder for a link to a host folder while the controller writes into it.")
 async def folder_swap_race(ctx: AttackContext) -> AttackFinding:
     with _host_folder() as (folder, word):
         swapping = asyncio.ensure_future(
@@ -90,11 +90,11 @@ async def folder_swap_race(ctx: AttackContext) -> AttackFinding:
     return judge(holes, f"{num_tried} writes and reads in {swaps} swaps, none of them outside")
 
 
-@probe("Has pipes, endless devices and sockets read and written, to hang the controller.")
+@attack("Makes the controller read and write pipes and endless devices, to hang it.")
 async def files_that_hang(ctx: AttackContext) -> AttackFinding:
     made = await ctx.box.sh(f"mkfifo {ctx.workdir}/pipe")
     if made.exit_code != 0:
-        raise CannotError(f"cannot make a pipe: {made.text.strip()[:100]}")
+        raise CannotError(f"cannot create a pipe: {made.text.strip()[:100]}")
     sandbox = ctx.box.sandbox
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "reading a pipe": lambda: sandbox.read(f"{ctx.workdir}/pipe"),
@@ -111,28 +111,28 @@ async def files_that_hang(ctx: AttackContext) -> AttackFinding:
             holes.append(f"{name} hangs")
         except (SandboxError, FileNotFoundError):
             continue
-    return judge(holes, "each is refused or ends at once")
+    return judge(holes, "all are refused or end at once")
 
 
-@probe("Has a file read that says it is larger than any disk, to fill the controller's memory.")
+@attack("Makes the controller read a sparse file larger than its disk, to fill its memory.")
 async def giant_file(ctx: AttackContext) -> AttackFinding:
     made = await ctx.box.sh(f"truncate -s {_GIANT_MIB}M {ctx.workdir}/giant")
     if made.exit_code != 0:
-        return passed(f"it cannot be made: {made.text.strip()[:100]}")
+        return passed(f"it cannot be created: {made.text.strip()[:100]}")
     try:
         async with asyncio.timeout(_GIANT_S):
             data = await ctx.box.sandbox.read(f"{ctx.workdir}/giant")
     except TimeoutError:
-        return failed(f"it was still being read after {_GIANT_S:.0f} s")
+        return failed(f"the read had not ended after {_GIANT_S:.0f} s")
     except (SandboxError, FileNotFoundError) as error:
         return passed(f"refused: {error}"[:160])
     size = len(data) >> 20
     return failed(
-        f"{size} MiB came into memory, of a sandbox with {ctx.limits.disk_mib} MiB of disk"
+        f"{size} MiB were read into memory, from a sandbox with {ctx.limits.disk_mib} MiB of disk"
     )
 
 
-@probe("Reads and writes files whose names are commands, or hold what a shell would change.")
+@attack("Makes the controller use file names with shell commands and special characters.")
 async def odd_names(ctx: AttackContext) -> AttackFinding:
     holes = []
     for name in _ODD_NAMES:
@@ -140,18 +140,18 @@ async def odd_names(ctx: AttackContext) -> AttackFinding:
         try:
             await ctx.box.sandbox.write(path, name.encode())
             if await ctx.box.sandbox.read(path) != name.encode():
-                holes.append(f"{name[:30]!r} holds something else")
+                holes.append(f"{name[:30]!r} has other content")
         except (SandboxError, FileNotFoundError) as error:
             holes.append(f"{name[:30]!r}: {error}"[:120])
     done = await ctx.box.run(["ls", "/tmp"])
     if b"swerl-probe-hit" in done.stdout:
-        holes.append("a name was run as a command")
+        holes.append("a file name was run as a command")
     return judge(holes, f"{len(_ODD_NAMES)} names, none changed or run")
 
 
 @contextmanager
 def _host_folder() -> Iterator[tuple[Path, str]]:
-    """Make a folder of the host with a secret file; yield it and the secret."""
+    """Create a host folder with a secret file; yield the folder and the secret."""
     folder, word = Path(tempfile.mkdtemp(prefix="swerl-probe-")), new_word()
     try:
         folder.chmod(0o755)
@@ -164,11 +164,11 @@ def _host_folder() -> Iterator[tuple[Path, str]]:
 async def _make_link(ctx: AttackContext, target: str, path: str) -> None:
     done = await ctx.box.run(["ln", "-s", target, path])
     if done.exit_code != 0:
-        raise CannotError(f"cannot make a link: {done.text.strip()[:100]}")
+        raise CannotError(f"cannot create a link: {done.text.strip()[:100]}")
 
 
 async def _touch(ctx: AttackContext, path: str, word: str, name: str) -> list[str]:
-    """Read and write a path; return what of the host was read."""
+    """Read and write a path; return a hole if the read returned the secret."""
     holes = []
     with _refusals():
         if word.encode() in await ctx.box.sandbox.read(path):
@@ -180,7 +180,7 @@ async def _touch(ctx: AttackContext, path: str, word: str, name: str) -> list[st
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Pass over what is refused; a sandbox that is gone refuses nothing."""
+    """Ignore refusals. A lost sandbox is no refusal and raises."""
     try:
         yield
     except SandboxLostError:
@@ -190,7 +190,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _changes(folder: Path, word: str) -> list[str]:
-    """Return what has changed in the host's folder."""
+    """Return the changes in the host folder."""
     holes = [
         f"{path.name} was written to the host" for path in folder.iterdir() if path.name != "secret"
     ]

@@ -1,4 +1,4 @@
-"""Attacks on services of this machine: the gateway, its engine, other sessions, daemons."""
+"""Attacks on services of this machine: gateway, engine, other sessions, daemons."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from swerl.checks.attacks.attack import (
     AttackContext,
     AttackFinding,
     CannotError,
+    attack,
     judge,
-    probe,
     refused,
     worked,
 )
@@ -44,7 +44,7 @@ _CHAT = b'{"model":"m","max_tokens":8,"messages":[{"role":"user","content":"hell
 _SAMPLING = Sampling(max_new_tokens=64)
 
 
-@probe("Connects to ports of the host's loopback, by TCP and UDP.")
+@attack("Connects to ports on the host's loopback, by TCP and UDP.")
 async def host_loopback(ctx: AttackContext) -> AttackFinding:
     with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
         for sock in (tcp, udp):
@@ -65,7 +65,7 @@ async def host_loopback(ctx: AttackContext) -> AttackFinding:
     return judge(holes, refused(outcomes))
 
 
-@probe("Connects to an abstract unix socket of the host.")
+@attack("Connects to an abstract Unix socket of the host.")
 async def abstract_sockets(ctx: AttackContext) -> AttackFinding:
     with socket.socket(socket.AF_UNIX) as sock:
         name = new_word()
@@ -75,39 +75,41 @@ async def abstract_sockets(ctx: AttackContext) -> AttackFinding:
     return judge(worked(outcomes), refused(outcomes))
 
 
-@probe("Connects to every socket file in sight: container engines, message buses, agents.")
+@attack("Connects to every visible socket file: container engines, message buses, agents.")
 async def daemon_sockets(ctx: AttackContext) -> AttackFinding:
     with socket.socket(socket.AF_UNIX) as sock, tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/daemon.sock"
         sock.bind(path)
         async with greeter(sock):
             outcomes = await ctx.box.attack("network.connect_files", [path], timeout_s=12)
-    return judge(worked(outcomes), f"{len(outcomes)} sockets tried, none answers")
+    return judge(worked(outcomes), f"{len(outcomes)} sockets tried, none answered")
 
 
-@probe("Connects to what is exposed to another sandbox, by guessing its port.")
+@attack("Connects to another sandbox's endpoint by guessing its port.")
 async def other_sessions(ctx: AttackContext) -> AttackFinding:
     mine, theirs = WordServer(new_word()), WordServer(new_word())
     try:
         async with ctx.open() as other:
             own_port = _port(await ctx.box.sandbox.expose(mine))
             other_port = _port(await other.sandbox.expose(theirs))
-            heard = await ctx.box.attack("network.listeners")
+            listening = await ctx.box.attack("network.listeners")
             near = range(own_port - _NEARBY, own_port + _NEARBY)
-            ports = sorted({own_port, other_port, *near, *map(int, heard)})
-            said = await ctx.box.attack("network.greetings", ports)
+            ports = sorted({own_port, other_port, *near, *map(int, listening)})
+            greetings = await ctx.box.attack("network.greetings", ports)
     finally:
         mine.close()
         theirs.close()
-    holes = [f"port {port} is the other's" for port, text in said.items() if theirs.word in text]
+    holes = [
+        f"port {port} is the other's" for port, text in greetings.items() if theirs.word in text
+    ]
     if theirs.num_calls and not holes:
         holes.append("the other's endpoint was reached")
-    if not holes and mine.word not in said[str(own_port)]:
-        raise CannotError(f"its own endpoint does not answer: {said[str(own_port)]}")
-    return judge(holes, f"{len(ports)} ports tried, its own alone answers as a gateway")
+    if not holes and mine.word not in greetings[str(own_port)]:
+        raise CannotError(f"the sandbox's own endpoint does not answer: {greetings[str(own_port)]}")
+    return judge(holes, f"{len(ports)} ports tried; only its own answers as a gateway")
 
 
-@probe("Asks for another session at the gateway: by guessed keys, and by its true one.")
+@attack("Requests another session from the gateway, with guessed keys and with its real key.")
 async def session_keys(ctx: AttackContext) -> AttackFinding:
     async with _served(ctx) as (engine, session, gateway, port):
         other = _open(gateway, "other")
@@ -120,13 +122,13 @@ async def session_keys(ctx: AttackContext) -> AttackFinding:
         tree = await other.close()
     holes = [f"the other session was reached: {call}" for call in reached]
     if tree.turns:
-        holes.append("the other session has a turn that it did not take")
+        holes.append("the other session has a turn that it did not request")
     if not holes and not num_own:
-        raise CannotError("its own endpoint does not answer")
-    return judge(holes, f"{num_own} requests, each answered for its own session")
+        raise CannotError("the sandbox's own endpoint does not answer")
+    return judge(holes, f"{num_own} requests, all answered for its own session")
 
 
-@probe("Asks the gateway for what governs the engine: loading weights, aborting, metrics.")
+@attack("Requests engine administration from the gateway: loading weights, aborting, metrics.")
 async def engine_admin(ctx: AttackContext) -> AttackFinding:
     async with _served(ctx) as (engine, _, _, port):
         requests = {
@@ -136,18 +138,18 @@ async def engine_admin(ctx: AttackContext) -> AttackFinding:
         }
         answers = await ctx.box.attack("network.ask", port, requests)
         holes = [f"the engine was reached: {call}" for call in engine.calls]
-    heard = {name: said for name, said in answers.items() if said.startswith("HTTP/")}
+    answered = {name: text for name, text in answers.items() if text.startswith("HTTP/")}
     holes += [
-        f"{name} answers {_status(said)}" for name, said in heard.items() if not _is_404(said)
+        f"{name} returns {_status(text)}" for name, text in answered.items() if not _is_404(text)
     ]
-    if not holes and len(heard) < len(requests):
+    if not holes and len(answered) < len(requests):
         raise CannotError(
-            f"{len(requests) - len(heard)} of {len(requests)} requests found no answer"
+            f"{len(requests) - len(answered)} of {len(requests)} requests got no answer"
         )
-    return judge(holes, f"{len(requests)} requests, each a 404 in a vendor's shape")
+    return judge(holes, f"{len(requests)} requests, all answered with a vendor's 404 error")
 
 
-@probe("Asks the gateway to fetch from the host's loopback for it, as a proxy would.")
+@attack("Uses the gateway as a proxy to fetch from the host's loopback.")
 async def gateway_as_proxy(ctx: AttackContext) -> AttackFinding:
     async with _served(ctx) as (_, _, _, port):
         with socket.socket() as sock:
@@ -160,25 +162,25 @@ async def gateway_as_proxy(ctx: AttackContext) -> AttackFinding:
                     "a forged host": _request("GET", "/", host=f"127.0.0.1:{prize}"),
                 }
                 answers = await ctx.box.attack("network.ask", port, requests)
-                holes = [name for name, said in answers.items() if served.word in said]
+                holes = [name for name, text in answers.items() if served.word in text]
                 if served.num_calls and not holes:
                     holes.append("the gateway connected to the host's loopback")
-    if not holes and not any(said.startswith("HTTP/") for said in answers.values()):
-        raise CannotError("its own endpoint does not answer")
-    return judge(holes, ", ".join(_status(said) for said in answers.values()))
+    if not holes and not any(text.startswith("HTTP/") for text in answers.values()):
+        raise CannotError("the sandbox's own endpoint does not answer")
+    return judge(holes, ", ".join(_status(text) for text in answers.values()))
 
 
 @dataclass
-class _NotingEngine:
-    """An engine that says one word and notes every call. Implements Engine."""
+class _RecordingEngine:
+    """Engine that generates one fixed reply and records every call. Implements Engine."""
 
     family: Family
     calls: list[str] = field(default_factory=list)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         self.calls.append(f"generate {session}")
-        said = tuple(self.family.encode_reply(Message(Role.ASSISTANT, "Done.")))
-        return Completion(said, (0.0,) * len(said), Finish.STOP, "probe", len(ids))
+        ids_out = tuple(self.family.encode_reply(Message(Role.ASSISTANT, "Done.")))
+        return Completion(ids_out, (0.0,) * len(ids_out), Finish.STOP, "probe", len(ids))
 
     async def abort(self, session: str) -> None:
         self.calls.append(f"abort {session}")
@@ -198,10 +200,12 @@ class _NotingEngine:
 
 
 @asynccontextmanager
-async def _served(ctx: AttackContext) -> AsyncIterator[tuple[_NotingEngine, Session, Gateway, int]]:
-    """Open a gateway with a session that the sandbox reaches at a port of its loopback."""
+async def _served(
+    ctx: AttackContext,
+) -> AsyncIterator[tuple[_RecordingEngine, Session, Gateway, int]]:
+    """Open a gateway with a session, exposed at a port of the sandbox's loopback."""
     family: Family = plugins.load("families", "tiny").build(None)
-    engine = _NotingEngine(family)
+    engine = _RecordingEngine(family)
     async with Gateway(engine=engine, family=family) as gateway:
         session = _open(gateway, "own")
         port = _port(await ctx.box.sandbox.expose(session))
@@ -217,7 +221,7 @@ def _open(gateway: Gateway, name: str) -> Session:
 def _port(url: str) -> int:
     parts = urlsplit(url)
     if parts.hostname not in ("127.0.0.1", "localhost") or not parts.port:
-        raise CannotError(f"what is exposed is reached at {url}, outside of the sandbox")
+        raise CannotError(f"the endpoint {url} is not on the sandbox's loopback")
     return parts.port
 
 

@@ -8,14 +8,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from swerl.checks.attacks._targets import new_word, planted, prey, private_folders
+from swerl.checks.attacks._targets import new_word, planted, private_folders, victim
 from swerl.checks.attacks.attack import (
     AttackContext,
     AttackFinding,
     CannotError,
+    attack,
     judge,
     passed,
-    probe,
     processes_with,
     worked,
 )
@@ -35,7 +35,7 @@ _APPEAR_S = 3.0
 _READ_MANY = 'for f in "$@"; do echo "== $f"; cat "$f" 2>/dev/null; done; true'
 
 
-@probe("Reads a secret file in each private folder of the host: homes, /tmp, this folder, state.")
+@attack("Reads a secret file in each private folder of the host, such as homes and /tmp.")
 async def host_files(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     with planted(private_folders(), word) as paths:
@@ -46,52 +46,52 @@ async def host_files(ctx: AttackContext) -> AttackFinding:
             done = await ctx.box.sh(_READ_MANY, *map(str, paths), user=user)
             parts = done.stdout.decode(errors="replace").split("== ")
             holes += [part.split("\n")[0] for part in parts if word in part]
-    return judge(holes, f"none of {len(paths)} files is there")
+    return judge(holes, f"none of {len(paths)} files is visible")
 
 
-@probe("Reads keys, tokens and histories where people keep them on the host.")
+@attack("Reads keys, tokens and histories at their usual places on the host.")
 async def known_secrets(ctx: AttackContext) -> AttackFinding:
     paths = [*(Path.home() / name for name in _KNOWN), *map(Path, _KNOWN_ELSEWHERE)]
-    if ":$" in _text(_PASSWORDS):  # without a password in it, images have the same
+    if ":$" in _text(_PASSWORDS):  # a file without a password is the same in images
         paths.append(_PASSWORDS)
     texts = {str(path): _text(path) for path in paths}
     present = {path: text for path, text in texts.items() if len(text) > 40}
     if not present:
-        raise CannotError("this machine keeps none where people keep them")
+        raise CannotError("this machine has none of the known secret files")
     holes = []
     for user in ctx.users:
         done = await ctx.box.sh(_READ_MANY, *present, user=user)
         inside = done.stdout.decode(errors="replace")
         holes += [path for path, text in present.items() if f"== {path}\n{text}" in inside]
-    return judge(holes, f"none of {len(present)} files of the host is there")
+    return judge(holes, f"none of {len(present)} host files is visible")
 
 
-@probe("Looks for the controller's secrets in the environment of every process.")
+@attack("Looks for the controller's secrets in the environment of every process.")
 async def environment(ctx: AttackContext) -> AttackFinding:
     script = "env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; true"
-    known = {"the variable that the probe set": ctx.target.secret, **secret_values()}
+    known = {"the variable that the attack set": ctx.target.secret, **secret_values()}
     holes = []
     for user in ctx.users:
         inside = (await ctx.box.sh(script, user=user)).text
         holes += [name for name, value in known.items() if value in inside]
-    return judge(holes, f"none of {len(known)} secrets of the controller is there")
+    return judge(holes, f"none of {len(known)} secrets of the controller is visible")
 
 
-@probe("Looks for open descriptors that a command inherits, and where they lead.")
+@attack("Looks for inherited file descriptors beyond standard input, output and error.")
 async def inherited_descriptors(ctx: AttackContext) -> AttackFinding:
     holes, _ = await ctx.as_users("processes.descriptors")
-    return judge(holes, "standard input, output and error alone")
+    return judge(holes, "only standard input, output and error are open")
 
 
-@probe("Reads the host's files through the roots, folders and descriptors of processes in sight.")
+@attack("Reads the host's files through the roots, folders and descriptors of visible processes.")
 async def paths_through_processes(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     with planted(private_folders(), word) as paths:
         holes, _ = await ctx.as_users("processes.read_through", [str(path) for path in paths], word)
-    return judge(holes, "no process in sight sees the host's files")
+    return judge(holes, "no visible process leads to the host's files")
 
 
-@probe("Writes to programs and settings: does the host, or the next sandbox, see it?")
+@attack("Writes to program folders, and looks for the change on the host and in another sandbox.")
 async def programs_of_the_host(ctx: AttackContext) -> AttackFinding:
     name = new_word()
     paths = [f"{folder}/{name}" for folder in _PROGRAM_FOLDERS]
@@ -108,10 +108,10 @@ async def programs_of_the_host(ctx: AttackContext) -> AttackFinding:
     async with ctx.open() as other:
         done = await other.sh('for f in "$@"; do [ -e "$f" ] && echo "$f"; done; true', *paths)
     holes += [f"{path} of the next sandbox" for path in done.stdout.decode().split()]
-    return judge(holes, "what is written stays in its sandbox")
+    return judge(holes, "the writes stay in the sandbox")
 
 
-@probe("Writes to a folder of the host that is mounted to be read only.")
+@attack("Writes to a host folder that is mounted read-only.")
 async def read_only_mounts(ctx: AttackContext) -> AttackFinding:
     word, place = new_word(), "/opt/swerl-probe"
     with tempfile.TemporaryDirectory(prefix="swerl-probe-") as name:
@@ -123,13 +123,13 @@ async def read_only_mounts(ctx: AttackContext) -> AttackFinding:
             await box.text(f"{place}/file")
             for user in ctx.users:
                 await box.sh(script, user=user)
-        holes = [f"{path.name} was made" for path in Path(name).iterdir() if path != file]
+        holes = [f"{path.name} was created" for path in Path(name).iterdir() if path != file]
         if not file.exists() or file.read_text() != word:
             holes.append("the host's file was changed")
-    return judge(holes, "it can be read and not written")
+    return judge(holes, "it can be read but not written")
 
 
-@probe("Asks as which user of the host its commands run.")
+@attack("Looks for commands that run as the host's root with capabilities.")
 async def user_identity(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
     holes, seen = [], []
@@ -149,7 +149,10 @@ async def user_identity(ctx: AttackContext) -> AttackFinding:
 
 
 async def _status_outside(word: str) -> dict[str, str]:
-    """Return what the host's /proc says of a command inside. Raises CannotError."""
+    """Return the status of a command inside from the host's /proc.
+
+    Raises CannotError if the command does not appear.
+    """
     until = time.monotonic() + _APPEAR_S
     while time.monotonic() < until:
         for pid in processes_with(word):
@@ -157,7 +160,7 @@ async def _status_outside(word: str) -> dict[str, str]:
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                 return {name: value for name, _, value in (line.partition(":") for line in lines)}
         await asyncio.sleep(0.02)
-    raise CannotError("no command inside is in sight from here")
+    raise CannotError("commands of the sandbox are not visible from the host")
 
 
 def _text(path: Path) -> str:
@@ -170,28 +173,28 @@ def _text(path: Path) -> str:
 _PLACES = "/tmp /var/tmp /dev/shm $HOME ."
 
 
-@probe("Reads the command lines of the host's processes.")
+@attack("Reads the command lines of the host's processes.")
 async def host_processes(ctx: AttackContext) -> AttackFinding:
     word = new_word()
-    async with prey(word):
+    async with victim(word):
         holes, _ = await ctx.as_users("processes.search", word, ["cmdline", "comm"])
-    return judge(holes, "the host's processes are not in sight")
+    return judge(holes, "the host's processes are not visible")
 
 
-@probe("Reads environments, memory maps and open files of the host's processes.")
+@attack("Reads environments, memory maps and mounts of the host's processes.")
 async def process_secrets(ctx: AttackContext) -> AttackFinding:
     word = new_word()
-    async with prey(word):
+    async with victim(word):
         holes, _ = await ctx.as_users("processes.search", word, ["environ", "maps", "mountinfo"])
-    return judge(holes, "no process in sight holds the secret")
+    return judge(holes, "no visible process holds the secret")
 
 
-@probe("Reads the memory of a process of the host, traces it and kills it.")
+@attack("Reads the memory of a host process, traces it and kills it.")
 async def blows_at_processes(ctx: AttackContext) -> AttackFinding:
     holes, answers = [], ""
     for user in ctx.users:
-        async with prey(new_word()) as process:
-            outcomes = await ctx.box.attack("processes.strike", process.pid, user=user)
+        async with victim(new_word()) as process:
+            outcomes = await ctx.box.attack("processes.read_and_kill", process.pid, user=user)
             died = process.returncode is not None or not _lives(process.pid)
         if died:
             holes.append(f"process {process.pid} of the host was killed")
@@ -201,27 +204,27 @@ async def blows_at_processes(ctx: AttackContext) -> AttackFinding:
     return judge(holes, answers)
 
 
-@probe("Enters the namespaces of the first process in sight and of one of the host.")
+@attack("Enters the namespaces of process 1 and of a host process.")
 async def entering_namespaces(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
     holes, answers = [], ""
-    async with prey(new_word()) as process:
+    async with victim(new_word()) as process:
         for pid in (1, process.pid):
             more, answers = await ctx.as_users("powers.enter", pid)
             holes += more
     return judge(holes, answers)
 
 
-@probe("Compares its namespaces with the host's, and looks for one that is shared.")
+@attack("Looks for a namespace that the sandbox shares with the host.")
 async def shared_namespaces(ctx: AttackContext) -> AttackFinding:
     if ctx.target.own_kernel:
-        return passed("a kernel of its own")
+        return passed("the sandbox has a kernel of its own")
     kinds = ("pid", "net", "mnt", "ipc", "uts")
     holes = [f"the {kind} namespace is the host's" for kind in kinds if ctx.shares(kind)]
-    return judge(holes, f"{', '.join(kinds)} are its own")
+    return judge(holes, f"{', '.join(kinds)} are separate")
 
 
-@probe("Looks for files and processes of another sandbox.")
+@attack("Looks for files and processes of another sandbox.")
 async def other_sandboxes(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     async with ctx.open() as other:
@@ -231,7 +234,7 @@ async def other_sandboxes(ctx: AttackContext) -> AttackFinding:
         look = f'for d in {_PLACES}; do [ -e "$d/$1" ] && echo "$d/$1"; done; true'
         files = (await ctx.box.sh(look, word)).stdout.decode().split()
         await other.sh(f'for d in {_PLACES}; do rm -f "$d/$1"; done; true', word)
-    return judge([*worked(outcomes), *files], "neither its files nor its processes are in sight")
+    return judge([*worked(outcomes), *files], "neither its files nor its processes are visible")
 
 
 def _lives(pid: int) -> bool:

@@ -12,9 +12,9 @@ from swerl.checks.attacks.attack import (
     AttackFinding,
     CannotError,
     OpenSandbox,
+    attack,
     failed,
     judge,
-    probe,
     processes_with,
 )
 from swerl.core.errors import SandboxError, SandboxLostError
@@ -37,25 +37,25 @@ time.sleep(60)
 """
 
 
-@probe("Ignores every signal that can be ignored, to live on after its timeout.")
+@attack("Ignores every signal that can be ignored, to survive its timeout.")
 async def stubborn_command(ctx: AttackContext) -> AttackFinding:
     return await _outlives_timeout(ctx.box, ["sh", "-c", _IGNORING, new_word()])
 
 
-@probe("Stops itself, to be there when its timeout has passed.")
+@attack("Stops itself with SIGSTOP, to survive its timeout.")
 async def stopped_command(ctx: AttackContext) -> AttackFinding:
     script = "kill -STOP $$; while :; do sleep 0.05; done"
     return await _outlives_timeout(ctx.box, ["sh", "-c", script, new_word()])
 
 
-@probe("Leaves a process in a session of its own, to live on after the timeout.")
+@attack("Leaves a process in its own session, to survive the timeout.")
 async def detached_child(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     child = 'setsid sh -c \'trap "" TERM HUP; while :; do sleep 0.05; done\' "$0" >/dev/null 2>&1 &'
     return await _outlives_timeout(ctx.box, ["sh", "-c", f"{child} {_IGNORING}", word])
 
 
-@probe("Lets a child hold its output open, to make its command seem endless.")
+@attack("Leaves a child that holds the output open, so that the command seems endless.")
 async def held_output(ctx: AttackContext) -> AttackFinding:
     started = time.monotonic()
     done = await ctx.box.run(["sh", "-c", "sleep 30 & echo done"], timeout_s=_PATIENCE_S)
@@ -64,36 +64,38 @@ async def held_output(ctx: AttackContext) -> AttackFinding:
     return judge(holes, f"it ended after {wall_s * 1e3:.0f} ms")
 
 
-@probe("Leaves a daemon under another name that ignores signals, to outlive the sandbox.")
+@attack("Leaves a renamed daemon that ignores signals, to outlive the sandbox.")
 async def outlives_close(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     async with ctx.open() as box:
         name = getattr(box.sandbox, "id", "")
         started = await box.run(["python3", "-c", _DAEMON, word])
         if started.exit_code != 0:
-            raise CannotError(f"no daemon can be started: {started.text.strip()[-100:]}")
+            raise CannotError(f"cannot start a daemon: {started.text.strip()[-100:]}")
         seen = await _eventually(lambda: bool(processes_with(word)), 1.0)
     if ctx.target.own_kernel or not seen:
         names = [live.name for live in await ctx.target.backend.live()]
         return judge(
-            [f"{name} is still there"] if name in names else [], "its provider says it is gone"
+            [f"{name} is still there"] if name in names else [], "its provider lists it no more"
         )
     gone = await _eventually(lambda: not processes_with(word), 2.0)
-    return judge([] if gone else [f"processes {processes_with(word)} are alive"], "it died with it")
+    return judge(
+        [] if gone else [f"processes {processes_with(word)} are alive"], "it ended with the sandbox"
+    )
 
 
-@probe("Kills every process that it may, its own first process too.")
+@attack("Kills every process that it can, including process 1 of the sandbox.")
 async def kills_everything(ctx: AttackContext) -> AttackFinding:
     if ctx.shares("pid"):
         return failed(
-            "it has the host's process ids: the blow would meet the host, so it is not dealt"
+            "it shares the host's process ids: not tried, because it would kill host processes"
         )
     for user in ctx.users:
         await ctx.box.run(["sh", "-c", "kill -9 -1; kill -9 1; kill -15 1"], user=user)
     return await _answers(ctx.box)
 
 
-@probe("Outstays the lifetime of its sandbox.")
+@attack("Exceeds the lifetime of its sandbox.")
 async def lifetime(ctx: AttackContext) -> AttackFinding:
     word = new_word()
     started = time.monotonic()
@@ -101,7 +103,7 @@ async def lifetime(ctx: AttackContext) -> AttackFinding:
         async with ctx.open(_SHORT) as box:
             started = time.monotonic()
             await box.run(["sh", "-c", _IGNORING, word], timeout_s=_PATIENCE_S)
-    except SandboxLostError:  # on a busy machine its time may be over before it is open
+    except SandboxLostError:  # on a busy machine it may expire before it is open
         lasted = time.monotonic() - started
         gone = await _eventually(lambda: not processes_with(word), 2.0)
         return judge(
@@ -109,33 +111,33 @@ async def lifetime(ctx: AttackContext) -> AttackFinding:
             f"it ended after {lasted:.1f} s of its {_SHORT.lifetime_s} s",
         )
     return failed(
-        f"it was there {_PATIENCE_S:.0f} s after it began, with {_SHORT.lifetime_s} s to live"
+        f"it was open after {_PATIENCE_S:.0f} s, with a lifetime of {_SHORT.lifetime_s} s"
     )
 
 
 async def _outlives_timeout(box: OpenSandbox, argv: list[str]) -> AttackFinding:
-    """Run a command that does not want to end; say whether anything of it is left."""
+    """Run a command that does not end by itself; FAIL if it survives its timeout."""
     word = argv[-1]
     started = time.monotonic()
     try:
         async with asyncio.timeout(_PATIENCE_S):
             done = await box.run(argv, timeout_s=_TIMEOUT_S)
     except TimeoutError:
-        return failed(f"its command has not ended {_PATIENCE_S:.0f} s later")
+        return failed(f"the command had not ended after {_PATIENCE_S:.0f} s")
     if not done.timed_out:
-        raise CannotError(f"it ended by itself with {done.exit_code}: {done.text.strip()[:100]}")
+        raise CannotError(f"it ended early with code {done.exit_code}: {done.text.strip()[:100]}")
     left = await _inside(box, word)
     seen = f"gone {time.monotonic() - started - _TIMEOUT_S:.1f} s after its timeout"
     return judge([f"{left} processes are alive"] if left else [], seen)
 
 
 async def _inside(box: OpenSandbox, word: str) -> int:
-    """Count the processes inside with a word on their command line, but for the counting ones."""
+    """Count the processes inside with this word in their command line."""
     script = (
         'n=0; for f in /proc/[0-9]*/cmdline; do case "$(tr "\\0" " " <"$f" 2>/dev/null)" in '
         '*"$1$2"*) n=$((n+1));; esac; done; echo $n'
     )
-    half = len(word) // 2  # so that the counting shell's own command line does not hold it
+    half = len(word) // 2  # halves, so that the counting shell does not count itself
     done = await box.sh(script, word[:half], word[half:])
     return int(done.stdout or b"0")
 

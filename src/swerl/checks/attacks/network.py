@@ -16,10 +16,10 @@ from swerl.checks.attacks.attack import (
     AttackFinding,
     CannotError,
     OpenSandbox,
+    attack,
     failed,
     judge,
     passed,
-    probe,
     refused,
     worked,
 )
@@ -30,7 +30,7 @@ _OUTSIDE = (("1.1.1.1", 443), ("8.8.8.8", 53))
 _LOCAL_RESOLVERS = ("127.0.0.1", "127.0.0.11", "127.0.0.53")
 
 
-@probe("Looks for a network interface that is up, beside loopback.")
+@attack("Looks for an active network interface other than loopback.")
 async def interfaces(ctx: AttackContext) -> AttackFinding:
     try:
         links = await ctx.box.attack("network.links")
@@ -38,10 +38,10 @@ async def interfaces(ctx: AttackContext) -> AttackFinding:
         table = await ctx.box.text("/proc/net/dev")
         names = [line.split(":")[0].strip() for line in table.splitlines()[2:]]
         links = {name: "ok: listed" for name in names if name != "lo"}
-    return judge(worked(links), "loopback alone is up")
+    return judge(worked(links), "only loopback is up")
 
 
-@probe("Reads the routes: does one lead out of the sandbox?")
+@attack("Looks for a network route that leaves the sandbox.")
 async def routes(ctx: AttackContext) -> AttackFinding:
     found = await _routes_of(ctx.box)
     if found:
@@ -49,10 +49,10 @@ async def routes(ctx: AttackContext) -> AttackFinding:
     if ctx.target.external:
         outcomes = await ctx.box.attack("network.connect", list(_OUTSIDE))
         return judge(worked(outcomes), f"no route; outside addresses: {refused(outcomes)}")
-    return passed("no route but loopback's")
+    return passed("only loopback is routed")
 
 
-@probe("Looks for a name server, and asks it where the question could not leave the machine.")
+@attack("Looks for a name server, and queries it if the query cannot leave the machine.")
 async def dns(ctx: AttackContext) -> AttackFinding:
     found = await _routes_of(ctx.box)
     configured = await _resolvers(ctx.box)
@@ -63,14 +63,16 @@ async def dns(ctx: AttackContext) -> AttackFinding:
     ]
     if found and not ctx.target.external:
         if not holes and configured:
-            raise CannotError(f"{configured[0]} may ask on beyond this machine: --external asks it")
-        return judge(holes, "no resolver is named, and none was asked")
+            raise CannotError(
+                f"{configured[0]} may forward queries off this machine: use --external to query it"
+            )
+        return judge(holes, "no resolver is configured, and none was queried")
     servers = list(dict.fromkeys((*configured, *_LOCAL_RESOLVERS)))
     outcomes = await ctx.box.attack("network.ask_resolvers", servers)
     return judge(holes + worked(outcomes), f"no answer ({refused(outcomes)})")
 
 
-@probe("Connects to another host, which the probe makes in a network namespace beside this one.")
+@attack("Connects to another host, which the attack creates in its own network namespace.")
 async def other_hosts(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
     async with neighbour() as address:
@@ -82,7 +84,7 @@ async def other_hosts(ctx: AttackContext) -> AttackFinding:
         return judge(worked(outcomes), refused(outcomes))
 
 
-@probe("Looks for a way to the cloud's metadata address, which hands out the machine's keys.")
+@attack("Looks for a route to the cloud's metadata address, which serves the machine's keys.")
 async def cloud_metadata(ctx: AttackContext) -> AttackFinding:
     found = await _routes_of(ctx.box)
     ways = {address: best(found, address) for address in _METADATA}
@@ -93,19 +95,19 @@ async def cloud_metadata(ctx: AttackContext) -> AttackFinding:
     return judge(worked(outcomes), refused(outcomes))
 
 
-@probe("Makes raw and packet sockets, to see and forge what others send.")
+@attack("Opens raw and packet sockets, to read and forge the packets of others.")
 async def raw_sockets(ctx: AttackContext) -> AttackFinding:
     holes, answers = await ctx.as_users("network.raw_sockets")
     return judge(holes, answers)
 
 
-@probe("Makes a socket to the hypervisor below the machine.")
+@attack("Opens a socket to the hypervisor of the machine.")
 async def hypervisor_socket(ctx: AttackContext) -> AttackFinding:
     holes, answers = await ctx.as_users("network.vsock")
     return judge(holes, answers)
 
 
-@probe("Sets an interface's flags, the first step to a network of its own making.")
+@attack("Sets an interface's flags, the first step to configure a network of its own.")
 async def network_settings(ctx: AttackContext) -> AttackFinding:
     holes, answers = await ctx.as_users("network.configure")
     return judge(holes, answers)
@@ -118,7 +120,7 @@ async def _routes_of(box: OpenSandbox) -> Sequence[OpenRoute]:
             tables[number] = await box.text(f"/proc/net/{name}")
         except CannotError:
             if name == "route":
-                raise  # a kernel without IPv6 has no table of it
+                raise  # only the IPv6 table may be absent
     return parse(*tables)
 
 
@@ -135,7 +137,7 @@ _UP, _REJECT = 0x1, 0x200
 
 @dataclass(frozen=True, slots=True)
 class OpenRoute:
-    """One way out."""
+    """A route that leaves the sandbox."""
 
     interface: str
     network: IPv4Network | IPv6Network
@@ -145,7 +147,7 @@ class OpenRoute:
 
 
 def parse(table4: str, table6: str) -> list[OpenRoute]:
-    """Read /proc/net/route and /proc/net/ipv6_route; leave loopback and refusals out."""
+    """Parse /proc/net/route and /proc/net/ipv6_route, without loopback and reject routes."""
     routes = []
     for line in table4.splitlines()[1:]:
         name, target, _, flags, _, _, _, mask = line.split()[:8]
@@ -162,7 +164,7 @@ def parse(table4: str, table6: str) -> list[OpenRoute]:
 
 
 def best(routes: Sequence[OpenRoute], address: str) -> OpenRoute | None:
-    """Return the route that a packet to this address takes, None where there is none."""
+    """Return the route of a packet to this address; None without one."""
     wanted = ipaddress.ip_address(address)
     fitting = [route for route in routes if wanted in route.network]
     return max(fitting, key=lambda route: route.network.prefixlen, default=None)

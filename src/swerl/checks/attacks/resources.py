@@ -1,4 +1,4 @@
-"""Attacks that use more than their share; each has its own bound besides the limit."""
+"""Attacks that exceed a limit. Each also stops at a bound of its own, to protect the host."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from swerl.checks.attacks.attack import (
     CannotError,
     DiedError,
     OpenSandbox,
+    attack,
     failed,
     judge,
     passed,
-    probe,
 )
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Limits
@@ -31,35 +31,35 @@ _MOST_FILES, _FILES_S = 200_000, 4.0
 _MOST_DESCRIPTORS = 1 << 20
 _BURN_S = 1.0
 _IDLE = 0.2
-"""Processors that must be idle beside the attack, to say that its limit held it and no other."""
+"""Minimum idle processors for a PASS: on a busier machine, the limit may not be the cause."""
 _INOTIFY = 1 << 12
 _FOLDERS = ("/tmp", "/var/tmp", "/home/agent", "/run", "/mnt")
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How an attack that takes without end came to one."""
+    """The end of an attack that consumes a resource."""
 
     what: str
-    """What it had by then; empty where it could not say so any more."""
-    said: str
+    """Amount that it got; empty if it was killed before it could report."""
+    reason: str
 
 
-@probe("Starts processes without end.", limits=_SMALL)
+@attack("Starts processes without end.", limits=_SMALL)
 async def fork_bomb(ctx: AttackContext) -> AttackFinding:
     most = ctx.limits.num_processes
     end = await _take(ctx.box, "greedy.fork", most * 4)
     return await _held(ctx, "pids", end, f"the limit is {most}")
 
 
-@probe("Takes memory without end.", limits=_SMALL)
+@attack("Allocates memory without end.", limits=_SMALL)
 async def memory_bomb(ctx: AttackContext) -> AttackFinding:
     most = ctx.limits.memory_mib
     end = await _take(ctx.box, "greedy.hold_memory", most * 3)
     return await _held(ctx, "memory", end, f"the limit is {most} MiB")
 
 
-@probe("Takes memory in many processes, each below the limit.", limits=_SMALL)
+@attack("Allocates memory in many processes, each below the limit.", limits=_SMALL)
 async def memory_in_pieces(ctx: AttackContext) -> AttackFinding:
     most = ctx.limits.memory_mib
     end = await _take(ctx.box, "greedy.hold_memory_together", 6, most // 2)
@@ -68,33 +68,33 @@ async def memory_in_pieces(ctx: AttackContext) -> AttackFinding:
     return await _held(ctx, "memory", end, f"the limit is {most} MiB for all")
 
 
-@probe("Fills /dev and /dev/shm, whose files are memory.", limits=_SMALL)
+@attack("Fills /dev and /dev/shm, whose files are kept in memory.", limits=_SMALL)
 async def memory_files(ctx: AttackContext) -> AttackFinding:
     most = ctx.limits.memory_mib
     end = await _take(ctx.box, "greedy.fill", ["/dev/shm", "/dev"], most * 3)
     return await _held(ctx, "memory", end, f"the limit is {most} MiB of memory")
 
 
-@probe("Fills every folder on its disk that it may write to.", limits=_SMALL)
+@attack("Fills every writable folder on its disk.", limits=_SMALL)
 async def disk_fill(ctx: AttackContext) -> AttackFinding:
     most = ctx.limits.disk_mib
     look = 'for d in "$@"; do [ -w "$d" ] && echo "$d"; done; true'
     folders = (await ctx.box.sh(look, ctx.workdir, *_FOLDERS)).stdout.decode().split()
     if not folders:
-        raise CannotError("there is no folder that it may write to")
+        raise CannotError("the sandbox has no writable folder")
     end = await _take(ctx.box, "greedy.fill", folders, most * 3)
     return await _held(ctx, "disk", end, f"the limit is {most} MiB")
 
 
-@probe("Makes empty files without end, which cost no bytes of disk.", limits=_TINY, timeout_s=30)
+@attack("Creates empty files without end; they use no bytes of disk.", limits=_TINY, timeout_s=30)
 async def inode_fill(ctx: AttackContext) -> AttackFinding:
     end = await _take(
         ctx.box, "greedy.make_files", ctx.workdir, _MOST_FILES, _FILES_S, timeout_s=20
     )
-    return await _held(ctx, "disk", end, f"{_MOST_FILES:,} or {_FILES_S:.0f} s were wanted")
+    return await _held(ctx, "disk", end, f"the bound is {_MOST_FILES:,} or {_FILES_S:.0f} s")
 
 
-@probe("Computes in more processes than it has processors.", limits=_SMALL, alone=True)
+@attack("Computes in more processes than it has processors.", limits=_SMALL, alone=True)
 async def processor_hog(ctx: AttackContext) -> AttackFinding:
     idle_before, started = _idle_s(), time.monotonic()
     used = await ctx.box.attack("greedy.burn", 4, _BURN_S)
@@ -105,37 +105,37 @@ async def processor_hog(ctx: AttackContext) -> AttackFinding:
         _need_own_limit(ctx, "cpu", seen)
         return failed(seen)
     if idle < _IDLE and not ctx.target.own_kernel:
-        raise CannotError(f"{seen}; but the machine is too busy to have given more")
+        raise CannotError(f"{seen}; the machine was too busy to give more")
     return passed(seen)
 
 
-@probe("Opens files without closing one, until the host has none left.", limits=_SMALL)
+@attack("Opens files without closing any, to exhaust the host's file descriptors.", limits=_SMALL)
 async def descriptor_exhaustion(ctx: AttackContext) -> AttackFinding:
     end = await _take(ctx.box, "greedy.open_files", _MOST_DESCRIPTORS)
-    return await _held(ctx, "memory", end, f"{_MOST_DESCRIPTORS:,} were wanted")
+    return await _held(ctx, "memory", end, f"the bound is {_MOST_DESCRIPTORS:,}")
 
 
-@probe("Prints without end.")
+@attack("Prints without end.")
 async def endless_output(ctx: AttackContext) -> AttackFinding:
     done = await ctx.box.run(["sh", "-c", "yes swerl; yes swerl >&2"], timeout_s=1.0)
     size = len(done.stdout) + len(done.stderr)
     if not done.timed_out:
-        raise CannotError(f"it ended with {done.exit_code}: {done.text[:80]}")
-    holes = [f"{size >> 20} MiB were kept"] if size > _MOST_OUTPUT else []
-    return judge(holes, f"{size >> 10} KiB kept in {done.duration_s:.1f} s, then the timeout")
+        raise CannotError(f"it ended with code {done.exit_code}: {done.text[:80]}")
+    holes = [f"{size >> 20} MiB of output were kept"] if size > _MOST_OUTPUT else []
+    return judge(holes, f"{size >> 10} KiB kept in {done.duration_s:.1f} s, until the timeout")
 
 
-@probe("Prints one line of 100 MB without an end of line.")
+@attack("Prints 100 MB without a line break.")
 async def giant_line(ctx: AttackContext) -> AttackFinding:
     script = "head -c 100000000 /dev/zero | tr '\\0' x"
     done = await ctx.box.sh(script, timeout_s=2)
     size = len(done.stdout)
     if size > _MOST_OUTPUT:
-        return failed(f"{size >> 20} MiB were kept")
-    return await _still_there(ctx.box, f"{size >> 10} KiB kept of 97,656")
+        return failed(f"{size >> 20} MiB of output were kept")
+    return await _still_there(ctx.box, f"{size >> 10} KiB of 97,656 kept")
 
 
-@probe("Takes what the kernel counts by user, and looks whether the host's user has some left.")
+@attack("Exhausts inotify instances, which the kernel counts by user, for the host's user too.")
 async def counted_by_user(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
     taking = asyncio.ensure_future(ctx.box.attack("greedy.watch", _INOTIFY))
@@ -148,14 +148,13 @@ async def counted_by_user(ctx: AttackContext) -> AttackFinding:
         outcomes = await taking
     finally:
         taking.cancel()
-    [(what, said)] = outcomes.items()
-    return judge(
-        ["the host's user can watch no file any more"] if starved else [], f"{what}: {said}"
-    )
+    [(what, reason)] = outcomes.items()
+    holes = ["the host's user can create no inotify instance"] if starved else []
+    return judge(holes, f"{what}: {reason}")
 
 
 def _idle_s() -> float:
-    """Return the seconds that processors of this machine had nothing to do."""
+    """Return the total idle seconds of this machine's processors."""
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     return (int(words[4]) + int(words[5])) / os.sysconf("SC_CLK_TCK")
 
@@ -168,30 +167,30 @@ def _can_watch() -> bool:
 
 
 async def _take(box: OpenSandbox, function: str, *arguments: object, timeout_s: float = 12) -> _End:
-    """Run an attack that may be killed for what it takes."""
+    """Run an attack that the limit may kill."""
     try:
         outcomes = await box.attack(function, *arguments, timeout_s=timeout_s)
     except DiedError as error:
         return _End("", f"killed with exit code {error.exit_code}")
-    [(what, said)] = outcomes.items()
-    return _End(what, said)
+    [(what, reason)] = outcomes.items()
+    return _End(what, reason)
 
 
 async def _held(ctx: AttackContext, kind: str, end: _End, limit: str) -> AttackFinding:
-    """Judge an attack that should have met its limit, and whether the sandbox lives on."""
-    seen = f"{end.what}: {end.said}" if end.what else end.said
-    if end.said == "ok":
+    """FAIL if nothing stopped the attack, or if the sandbox does not answer afterwards."""
+    seen = f"{end.what}: {end.reason}" if end.what else end.reason
+    if end.reason == "ok":
         _need_own_limit(ctx, kind, end.what)
         return failed(f"{end.what}, and nothing stopped it; {limit}")
     return await _still_there(ctx.box, f"{seen}; {limit}")
 
 
 def _need_own_limit(ctx: AttackContext, kind: str, what: str) -> None:
-    """Raise CannotError where a provider sizes the machine, and not our limits."""
+    """Raise CannotError if the provider sets the machine's size instead of our limits."""
     sandbox = ctx.box.sandbox
     ours = ctx.target.backend.price(ctx.limits) == 0 or kind in getattr(sandbox, "limits", ())
     if not ours:
-        raise CannotError(f"{what}: its provider chooses the size of the machine, not our limits")
+        raise CannotError(f"{what}: the provider sets the machine's size instead of our limits")
 
 
 async def _still_there(box: OpenSandbox, seen: str) -> AttackFinding:

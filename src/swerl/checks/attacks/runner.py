@@ -1,4 +1,4 @@
-"""Run attacks against a backend, a few at once, and report what each of them found."""
+"""Run attacks against a backend, a few at once, and report each finding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from swerl.checks.attacks import attack as _machine
 from swerl.checks.attacks import files, gateway, host, kernel, life, network, resources
 from swerl.checks.attacks._targets import new_word
 from swerl.checks.attacks.attack import (
@@ -23,6 +22,9 @@ from swerl.checks.attacks.attack import (
     Target,
     cannot,
     failed,
+    host_facts,
+    machine_facts,
+    versions,
 )
 from swerl.core.chat import Json
 from swerl.core.contracts import SandboxBackend
@@ -50,7 +52,7 @@ class AttackResult:
 
 @dataclass(frozen=True, slots=True)
 class AttackReport:
-    """What all probes found."""
+    """Results of all attacks, with the attacked backend."""
 
     backend: str
     image: str
@@ -63,12 +65,12 @@ class AttackReport:
 
     @property
     def counts(self) -> dict[AttackOutcome, int]:
-        """How many probes ended in each way."""
+        """Number of attacks by outcome."""
         found = Counter(row.finding.result for row in self.rows)
         return {result: found[result] for result in AttackOutcome}
 
     def to_json(self) -> dict[str, Json]:
-        """Return the report with the machine and the versions that it was made on."""
+        """Return the report with facts of this machine and versions."""
         return {
             "backend": self.backend,
             "image": self.image,
@@ -76,8 +78,8 @@ class AttackReport:
             "external": self.external,
             "started_unix_s": round(self.started_unix_s, 3),
             "duration_s": round(self.duration_s, 3),
-            "machine": _machine.describe(),
-            "versions": _machine.versions(),
+            "machine": machine_facts(),
+            "versions": versions(),
             "counts": {result.value: count for result, count in self.counts.items()},
             "probes": [
                 {
@@ -94,11 +96,11 @@ class AttackReport:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is attacked."""
+    """The attacked backend and image."""
 
     backend: SandboxBackend
     name: str
-    """Kind of sandbox, as users type it."""
+    """Type of sandbox, as in `sandbox.type`."""
     image: str = "host"
     workdir: str = "/testbed"
     options: Mapping[str, Json] = field(default_factory=dict)
@@ -106,15 +108,15 @@ class Subject:
 
 async def attack(
     subject: Subject,
-    probes: Sequence[Attack],
+    attacks: Sequence[Attack],
     *,
     external: bool = False,
-    tell: Callable[[AttackResult], None] = lambda _: None,
+    on_result: Callable[[AttackResult], None] = lambda _: None,
 ) -> AttackReport:
-    """Run the attacks and report them in their order; `tell` gets each result as it ends.
+    """Run the attacks and report them in their order; call `on_result` after each attack.
 
-    `external` lets packets leave the machine. Raises SandboxError or ImageError where no sandbox
-    opens at all.
+    `external` lets packets leave the machine. Raises SandboxError or ImageError if the first
+    sandbox does not open.
     """
     started, clock = time.time(), time.monotonic()
     secret = new_word()
@@ -123,12 +125,12 @@ async def attack(
             subject.backend,
             subject.image,
             subject.workdir,
-            _machine.look(),
+            host_facts(),
             secret,
             external=external,
         )
         target = await _scout(target)
-        rows = await _run_all(target, probes, tell)
+        rows = await _run_all(target, attacks, on_result)
     return AttackReport(
         subject.name,
         subject.image,
@@ -141,7 +143,7 @@ async def attack(
 
 
 def keep(report: AttackReport, path: Path | None) -> Path:
-    """Write the report as JSON, by default to the state folder, and return its path."""
+    """Write the report as JSON, by default to the state folder, and return the path."""
     if path is None:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(report.started_unix_s))
         path = state_dir() / "probes" / f"{report.backend}-{stamp}.json"
@@ -152,13 +154,13 @@ def keep(report: AttackReport, path: Path | None) -> Path:
 
 
 async def _scout(target: Target) -> Target:
-    """Look from a first sandbox at what it shares with this machine."""
+    """Open a first sandbox and read its kernel and namespaces."""
     async with target.backend.open(target.image, LIMITS, workdir=target.workdir) as sandbox:
         box = OpenSandbox(sandbox)
         try:
             boot_id = (await box.text(str(BOOT_ID))).strip()
         except CannotError:
-            boot_id = target.machine.boot_id  # the stricter of the two guesses
+            boot_id = target.machine.boot_id  # unknown: assume a shared kernel, the stricter case
         try:
             done = await box.sh(_NAMESPACES)
         except CannotError:
@@ -169,59 +171,58 @@ async def _scout(target: Target) -> Target:
 
 
 async def _run_all(
-    target: Target, probes: Sequence[Attack], tell: Callable[[AttackResult], None]
+    target: Target, attacks: Sequence[Attack], on_result: Callable[[AttackResult], None]
 ) -> list[AttackResult]:
-    """Run a few at once, and then one by one those that measure."""
+    """Run most attacks a few at once, then each `alone` attack by itself."""
 
-    async def one(probe: Attack) -> AttackResult:
-        return await _run(target, probe)
+    async def one(attack: Attack) -> AttackResult:
+        return await _run(target, attack)
 
-    together = [probe for probe in probes if not probe.alone]
-    alone = [probe for probe in probes if probe.alone]
-    rows = await run_jobs(together, one, limit=_AT_ONCE, on_done=tell)
-    rows += await run_jobs(alone, one, limit=1, on_done=tell)
+    together = [attack for attack in attacks if not attack.alone]
+    alone = [attack for attack in attacks if attack.alone]
+    rows = await run_jobs(together, one, limit=_AT_ONCE, on_done=on_result)
+    rows += await run_jobs(alone, one, limit=1, on_done=on_result)
     by_name = {row.name: row for row in rows}
-    return [by_name[probe.name] for probe in probes]
+    return [by_name[attack.name] for attack in attacks]
 
 
-async def _run(target: Target, probe: Attack) -> AttackResult:
+async def _run(target: Target, attack: Attack) -> AttackResult:
     started = time.monotonic()
-    finding = await _try(target, probe)
+    finding = await _try(target, attack)
     seen = " ".join(finding.seen.split())[:_SHOWN]
     finding = AttackFinding(finding.result, seen)
-    return AttackResult(probe.name, probe.sentence, finding, time.monotonic() - started)
+    return AttackResult(attack.name, attack.sentence, finding, time.monotonic() - started)
 
 
-async def _try(target: Target, probe: Attack) -> AttackFinding:
-    """Run one probe in a sandbox of its own; whatever happens becomes a finding."""
+async def _try(target: Target, attack: Attack) -> AttackFinding:
+    """Run one attack in a new sandbox; turn every error into a finding."""
     try:
         async with (
-            asyncio.timeout(probe.timeout_s),
-            target.backend.open(target.image, probe.limits, workdir=target.workdir) as sandbox,
+            asyncio.timeout(attack.timeout_s),
+            target.backend.open(target.image, attack.limits, workdir=target.workdir) as sandbox,
         ):
-            return await probe.attack(AttackContext(target, OpenSandbox(sandbox), probe.limits))
+            return await attack.run(AttackContext(target, OpenSandbox(sandbox), attack.limits))
     except SandboxLostError as error:
         return failed(f"the sandbox was lost: {error}")
     except TimeoutError:
-        return cannot(f"it did not come to an end in {probe.timeout_s:.0f} s")
+        return cannot(f"it did not end within {attack.timeout_s:.0f} s")
     except SwerlError as error:
         return cannot(str(error))
-    except Exception as error:  # noqa: BLE001  # the boundary: a broken probe is no pass
-        return cannot(f"the probe broke: {error!r}")
+    except Exception as error:  # noqa: BLE001  # the boundary: a broken attack is no pass
+        return cannot(f"the attack raised {error!r}")
 
 
 _TOPICS = (network, gateway, host, kernel, resources, files, life)
 
 
-def all_probes() -> list[Attack]:
-    """Return every probe."""
+def all_attacks() -> list[Attack]:
     return [part for topic in _TOPICS for part in vars(topic).values() if isinstance(part, Attack)]
 
 
 def choose(names: Sequence[str]) -> list[Attack]:
-    """Return the probes of these names, all where none is named. Raises UnknownNameError."""
-    probes = {probe.name: probe for probe in all_probes()}
+    """Return the attacks with these names; all without names. Raises UnknownNameError."""
+    attacks = {attack.name: attack for attack in all_attacks()}
     for name in names:
-        if name not in probes:
-            raise unknown("probe", name, probes)
-    return [probe for name, probe in probes.items() if not names or name in names]
+        if name not in attacks:
+            raise unknown("attack", name, attacks)
+    return [attack for name, attack in attacks.items() if not names or name in names]

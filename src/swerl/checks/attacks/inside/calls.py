@@ -1,4 +1,4 @@
-"""System calls by name, answered with `ok` or with the name of the error."""
+"""System calls by name, which return `ok` or the name of the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks that take more than their share; each stops by itself at a bound that is handed in."""
+"""Attacks that exceed a limit; each stops at a bound that the caller gives."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ROUNDS, _ANSWER_S = 2, 1.0
 
 
 def fork(most: int) -> dict[str, str]:
-    """Start processes that wait, until that is refused."""
+    """Start waiting processes until the kernel refuses."""
     pids = []
-    said = "ok"
+    reason = "ok"
     for _ in range(most):
         try:
             pid = os.fork()
         except OSError as error:
-            said = name_of(error)
+            reason = name_of(error)
             break
         if pid == 0:
             time.sleep(20)
@@ -32,20 +32,20 @@ def fork(most: int) -> dict[str, str]:
         os.kill(pid, signal.SIGKILL)
     for pid in pids:
         os.waitpid(pid, 0)
-    return {f"{len(pids)} processes": said}
+    return {f"{len(pids)} processes": reason}
 
 
 def hold_memory(most_mib: int) -> dict[str, str]:
-    """Take memory and touch it, until that is refused."""
+    """Allocate and touch memory until the kernel refuses."""
     held = _memory(most_mib)
     return {f"{len(held)} MiB": "ok" if len(held) == most_mib else "MemoryError"}
 
 
 def hold_memory_together(num: int, each_mib: int) -> dict[str, str]:
-    """Take memory in several processes at once; count those that can still use it all."""
+    """Allocate memory in several processes; count those that can still use all of it."""
     children = [_start_holder(each_mib) for _ in range(num)]
     holding = []
-    for _ in range(_ROUNDS):  # who answers in the first round may die of the second one's answers
+    for _ in range(_ROUNDS):  # the second round may kill a process that answered in the first
         holding = [child for child in children if _still_holds(child)]
     for pid, _, _ in children:
         os.kill(pid, signal.SIGKILL)
@@ -53,12 +53,12 @@ def hold_memory_together(num: int, each_mib: int) -> dict[str, str]:
 
 
 def fill(folders: list[str], most_mib: int) -> dict[str, str]:
-    """Write to each folder until that is refused; keep it all until every one was tried.
+    """Write to each folder until that is refused; free the space after the last folder.
 
-    The files have no names, so that nothing is left of them however this ends.
+    The files are unlinked while open, so nothing is left if this process is killed.
     """
     held = []
-    said, total = "ok", 0
+    reason, total = "ok", 0
     for folder in folders:
         path = os.path.join(folder, f"swerl-probe-fill-{os.getpid()}")
         try:
@@ -67,31 +67,31 @@ def fill(folders: list[str], most_mib: int) -> dict[str, str]:
             while total < most_mib:
                 total += os.write(held[-1], bytes(_PIECE)) // _PIECE
         except OSError as error:
-            said = name_of(error)
+            reason = name_of(error)
     for fd in held:
         os.close(fd)
-    return {f"{total} MiB": "ok" if total >= most_mib else said}
+    return {f"{total} MiB": "ok" if total >= most_mib else reason}
 
 
 def make_files(folder: str, most: int, wall_s: float) -> dict[str, str]:
-    """Make empty files until that is refused or takes too long, then remove them."""
+    """Create empty files until that is refused or takes too long, then remove them."""
     base = os.path.join(folder, "swerl-probe-inodes")
     os.mkdir(base)
-    said, num, until = "ok", 0, time.monotonic() + wall_s
+    reason, num, until = "ok", 0, time.monotonic() + wall_s
     try:
         while num < most and time.monotonic() < until:
             os.close(os.open(os.path.join(base, str(num)), os.O_CREAT | os.O_WRONLY))
             num += 1
     except OSError as error:
-        said = name_of(error)
+        reason = name_of(error)
     for name in os.listdir(base):
         os.unlink(os.path.join(base, name))
     os.rmdir(base)
-    return {f"{num} files": said}
+    return {f"{num} files": reason}
 
 
 def burn(num: int, wall_s: float) -> dict[str, str]:
-    """Compute in several processes; return the processor seconds and the wall seconds used."""
+    """Compute in several processes; return the processor seconds and the wall seconds."""
     started = time.monotonic()
     pids = []
     for _ in range(num):
@@ -109,30 +109,30 @@ def burn(num: int, wall_s: float) -> dict[str, str]:
 
 
 def open_files(most: int) -> dict[str, str]:
-    """Open files without closing one, until that is refused."""
+    """Open files without closing any, until that is refused."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    held, said = [], "ok"
+    held, reason = [], "ok"
     try:
         for _ in range(most):
             held.append(os.open("/dev/null", os.O_RDONLY))
     except OSError as error:
-        said = name_of(error)
+        reason = name_of(error)
     os.closerange(3, max(held, default=3) + 1)
-    return {f"{len(held)} files": said}
+    return {f"{len(held)} files": reason}
 
 
 def watch(most: int) -> dict[str, str]:
-    """Take watchers of files, of which a user has few, until that is refused."""
-    num, said = 0, "ok"
+    """Create inotify instances, of which a user has few, until that is refused."""
+    num, reason = 0, "ok"
     try:
         while num < most:
             raw("inotify_init1", 0)
             num += 1
     except OSError as error:
-        said = name_of(error)
+        reason = name_of(error)
     time.sleep(0.8)
-    return {f"{num} watchers": said}
+    return {f"{num} watchers": reason}
 
 
 def _memory(most_mib: int) -> list[bytearray]:
@@ -146,30 +146,30 @@ def _memory(most_mib: int) -> list[bytearray]:
 
 
 def _start_holder(mib: int) -> tuple[int, int, int]:
-    """Start a process that takes memory; return its pid, and pipes to ask it and to hear it."""
-    asked, ask = os.pipe()
-    hear, heard = os.pipe()
+    """Start a process that holds memory; return its pid, request pipe and reply pipe."""
+    requests_in, requests_out = os.pipe()
+    replies_in, replies_out = os.pipe()
     pid = os.fork()
     if pid == 0:
-        low, high = sorted((asked, heard))
+        low, high = sorted((requests_in, replies_out))
         for first, last in ((3, low), (low + 1, high), (high + 1, 1 << 12)):
-            os.closerange(first, last)  # else its brothers would keep its pipes alive
+            os.closerange(first, last)  # else the other holders would keep its pipes open
         held = _memory(mib)
-        while len(held) == mib and os.read(asked, 1):
+        while len(held) == mib and os.read(requests_in, 1):
             for piece in held:
                 piece[:: resource.getpagesize()] = bytes(len(piece) // resource.getpagesize())
-            os.write(heard, b"y")
+            os.write(replies_out, b"y")
         os._exit(0)
-    os.close(asked)
-    os.close(heard)
-    return pid, ask, hear
+    os.close(requests_in)
+    os.close(replies_out)
+    return pid, requests_out, replies_in
 
 
 def _still_holds(child: tuple[int, int, int]) -> bool:
-    _, ask, hear = child
+    _, requests, replies = child
     try:
-        os.write(ask, b"?")
+        os.write(requests, b"?")
     except BrokenPipeError:
         return False
-    ready, _, _ = select.select([hear], [], [], _ANSWER_S)
-    return bool(ready and os.read(hear, 1))
+    ready, _, _ = select.select([replies], [], [], _ANSWER_S)
+    return bool(ready and os.read(replies, 1))

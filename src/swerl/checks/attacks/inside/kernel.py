@@ -1,4 +1,4 @@
-"""Files of the kernel that tell or change what belongs to the whole machine."""
+"""Kernel files that reveal or change state of the whole machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECRETS = (
     "/sys/kernel/debug/sched/debug", "/sys/firmware/dmi/tables/DMI",
 )  # fmt: skip
 _READ_AWAY = ("/proc/kmsg", "/dev/port", "/dev/mem", "/dev/kmem")
-"""Files of those that lose something or act when they are read; they are only opened."""
+"""Files with side effects when read; they are only opened."""
 _LEADING_OUT = {
     "kvm", "mem", "kmem", "port", "kmsg", "fuse", "tun", "loop-control", "vhost-net",
     "vhost-vsock", "vsock", "uinput", "userfaultfd", "snapshot", "cuse", "mapper", "vfio",
@@ -29,23 +29,23 @@ _MOST, _ENOUGH = 20_000, 5
 
 
 def write_settings() -> dict[str, str]:
-    """Write to the kernel's settings what they hold already."""
+    """Write the current values to the kernel's settings."""
     return {f"/proc/sys/{name}": _write_same(f"/proc/sys/{name}") for name in _SETTINGS}
 
 
 def open_triggers() -> dict[str, str]:
-    """Open files for writing in which a word acts on the machine at once."""
+    """Open files for writing in which a write acts on the machine at once."""
     names = ("/proc/sysrq-trigger", "/proc/acpi/wakeup", "/sys/power/state", "/proc/scsi/scsi")
     return {name: try_open(name, os.O_WRONLY) for name in names}
 
 
 def read_secrets() -> dict[str, str]:
-    """Read what the kernel tells of its memory and of every process."""
+    """Read the kernel's files about its memory and every process."""
     return {name: _read_some(name) for name in _SECRETS if os.path.exists(name)}
 
 
 def write_sys() -> dict[str, str]:
-    """Find files of /sys that may be written; none is opened, because some act at once."""
+    """Find writable files in /sys without opening them, because some act at once."""
     outcomes = {}
     num_files = 0
     for folder, _, names in os.walk("/sys"):
@@ -61,7 +61,7 @@ def write_sys() -> dict[str, str]:
 
 
 def make_groups(name: str) -> dict[str, str]:
-    """Make a control group, and open the program that the kernel runs when one is empty."""
+    """Create a control group; open the setting for the program run on empty groups."""
     outcomes = {}
     for point in _mounts(("cgroup", "cgroup2")):
         path = os.path.join(point, name)
@@ -78,7 +78,7 @@ def make_groups(name: str) -> dict[str, str]:
 
 
 def open_devices() -> dict[str, str]:
-    """Open disks and the devices that lead out; no other, because some act when opened."""
+    """Open disks and devices that lead out, but no others, because some act when opened."""
     outcomes = {}
     for folder, _, names in os.walk("/dev"):
         for name in names:
@@ -93,7 +93,7 @@ def _write_same(path: str) -> str:
         with open(path) as file:
             value = file.read()
     except OSError:
-        value = ""  # some can only be written
+        value = ""  # some are write-only
     try:
         with open(path, "w") as file:
             if value:

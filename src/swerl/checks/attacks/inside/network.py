@@ -1,4 +1,4 @@
-"""Network attacks from inside; nothing is sent to an address that was not handed in."""
+"""Network attacks from inside. Packets go only to addresses that the caller gives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOCKET_PLACES = ("/run", "/var/run", "/tmp", "/var/lib", "/home", "/root", "/de
 
 
 def links() -> dict[str, str]:
-    """Find interfaces that are up, beside loopback."""
+    """Return the state of every interface other than loopback."""
     return {name: _state(name) for _, name in socket.if_nameindex() if name != "lo"}
 
 
@@ -28,7 +28,7 @@ def connect(targets: list[tuple[str, int]]) -> dict[str, str]:
 
 
 def connect_abstract(name: str) -> dict[str, str]:
-    """Connect to an abstract unix socket."""
+    """Connect to an abstract Unix socket."""
     return {f"the abstract socket @{name}": _greeting("\0" + name)}
 
 
@@ -43,7 +43,7 @@ def send_datagram(host: str, port: int, word: str) -> dict[str, str]:
 
 
 def ask_resolvers(servers: list[str]) -> dict[str, str]:
-    """Ask each server for a name under .invalid, which no server may know."""
+    """Query each server for a name under .invalid, which cannot exist."""
     question = b"\x07\x07\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x0bswerl-probe\x07invalid\x00"
     outcomes = {}
     for server in servers:
@@ -61,7 +61,7 @@ def ask_resolvers(servers: list[str]) -> dict[str, str]:
 
 
 def connect_files(known: list[str]) -> dict[str, str]:
-    """Connect to known sockets in the file system, and to those found within a few seconds."""
+    """Connect to known socket files, and to those found within a few seconds."""
     found = {path: _greeting(path) for path in known}
     until = time.monotonic() + _SEARCH_S
     for place in _SOCKET_PLACES:
@@ -76,7 +76,7 @@ def connect_files(known: list[str]) -> dict[str, str]:
 
 
 def listeners() -> dict[str, str]:
-    """Return the TCP ports that something listens at, as this network namespace knows."""
+    """Return the TCP ports with a listener in this network namespace."""
     found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -91,17 +91,17 @@ def listeners() -> dict[str, str]:
 
 
 def greetings(ports: list[int]) -> dict[str, str]:
-    """Connect to ports of loopback and return what each says first."""
+    """Connect to ports of loopback and return the first data from each."""
     return {str(port): _greeting(("127.0.0.1", port)) for port in ports}
 
 
 def ask(port: int, requests: dict[str, bytes]) -> dict[str, str]:
-    """Send raw HTTP requests to a port of loopback and return each answer's head and body."""
+    """Send raw HTTP requests to a port of loopback and return each response."""
     return {name: _ask(port, request) for name, request in requests.items()}
 
 
 def raw_sockets() -> dict[str, str]:
-    """Make sockets that see or forge packets."""
+    """Open sockets that read or forge packets."""
     kinds = {
         "a raw IPv4 socket": (socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
         "a raw IPv6 socket": (socket.AF_INET6, socket.SOCK_RAW, 58),
@@ -112,12 +112,12 @@ def raw_sockets() -> dict[str, str]:
 
 
 def vsock() -> dict[str, str]:
-    """Make a socket to the hypervisor."""
+    """Open a socket to the hypervisor."""
     return {"a socket to the hypervisor": _make_socket(_VSOCK, socket.SOCK_STREAM, 0)}
 
 
 def configure() -> dict[str, str]:
-    """Set the flags of loopback to what they are."""
+    """Set the flags of loopback to their current value."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             request = struct.pack("16sH14x", b"lo", 0)
@@ -147,10 +147,10 @@ def _greeting(address: str | tuple[str, int]) -> str:
         except OSError as error:
             return name_of(error)
         try:
-            said = sock.recv(200).decode(errors="replace")
+            text = sock.recv(200).decode(errors="replace")
         except OSError:
-            said = ""
-    return f"ok: it says {said!r}" if said else "ok"
+            text = ""
+    return f"ok: it answers {text!r}" if text else "ok"
 
 
 def _ask(port: int, request: bytes) -> str:

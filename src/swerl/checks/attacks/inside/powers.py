@@ -1,4 +1,4 @@
-"""Calls that only the machine's own administrator may make, with arguments that change nothing."""
+"""System calls reserved for administrators, with arguments that change nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MS_BIND, _MS_REMOUNT, _MNT_DETACH = 4096, 32, 2
 _CLONE_TREE = 1
 _ADJ_TICK = 0x4000
 _DENIED = ("EPERM", "EACCES", "ENOSYS")
-"""Answers of a kernel that stops the call; any other is about the argument, after the door."""
+"""Errors that mean a refused call. Any other error is about the argument of an allowed call."""
 _KEY_USER, _SEARCH, _UNLINK = -4, 10, 9
 _kept: list[object] = []
 
 
 def mount() -> dict[str, str]:
-    """Ask for every kind of mount, each with something that is not there."""
+    """Try every kind of mount, each with a source that does not exist."""
     spot = tempfile.mkdtemp()
     here = spot.encode()
     outcomes = {
@@ -42,7 +42,7 @@ def mount() -> dict[str, str]:
 
 
 def namespaces() -> dict[str, str]:
-    """Make new namespaces, in children of this process."""
+    """Create new namespaces, in children of this process."""
     return {f"a new {kind} namespace": _in_child("unshare", flag) for kind, flag in _NEW.items()}
 
 
@@ -55,14 +55,14 @@ def enter(pid: int) -> dict[str, str]:
         except OSError as error:
             outcomes[f"entering {kind} of process {pid}"] = name_of(error)
             continue
-        said = _in_child("setns", fd, 0)
-        outcomes[f"entering {kind} of process {pid}"] = said
+        answer = _in_child("setns", fd, 0)
+        outcomes[f"entering {kind} of process {pid}"] = answer
         os.close(fd)
     return outcomes
 
 
 def administer() -> dict[str, str]:
-    """Ask for what governs the whole machine, each time with an argument that is refused later."""
+    """Call administration functions with arguments that fail after the permission check."""
     nothing = b"/nonexistent/swerl-probe"
     outcomes = {
         "restarting": attempt("reboot", 0, 0, 0, 0),
@@ -77,10 +77,10 @@ def administer() -> dict[str, str]:
 
 
 def set_clock() -> dict[str, str]:
-    """Set the clock to the time that it shows."""
+    """Set the clock to its current time."""
     now = time.time()
     value = struct.pack("qq", int(now), int(now % 1 * 1e9))
-    no_tick = struct.pack("I4x", _ADJ_TICK) + bytes(256)  # a tick of 0 is refused, but later
+    no_tick = struct.pack("I4x", _ADJ_TICK) + bytes(256)  # fails late: a tick of 0
     return _denied_or_ok(
         {
             "setting the clock": attempt("clock_settime", 0, value),
@@ -90,13 +90,13 @@ def set_clock() -> dict[str, str]:
 
 
 def set_hostname(name: str) -> dict[str, str]:
-    """Name the machine."""
-    wanted = name or socket.gethostname()
-    return {"naming the machine": attempt("sethostname", wanted.encode(), len(wanted))}
+    """Set the host name; an empty name: the current one."""
+    chosen = name or socket.gethostname()
+    return {"setting the host name": attempt("sethostname", chosen.encode(), len(chosen))}
 
 
 def hidden_kernel_calls() -> dict[str, str]:
-    """Use the calls that most ways out of a kernel began with."""
+    """Use the system calls with which most kernel escapes begin."""
     program = struct.pack("IIQQ", 1, 2, 0, 0) + bytes(112)
     array = struct.pack("IIII", 2, 4, 4, 1) + bytes(112)
     event = struct.pack("II", 1, 112) + bytes(104)
@@ -111,16 +111,16 @@ def hidden_kernel_calls() -> dict[str, str]:
 
 
 def open_by_handle() -> dict[str, str]:
-    """Open the root folder of the file system below by its number, as a known escape did."""
+    """Open the root folder of the underlying file system by its inode number."""
     handle = struct.pack("Ii", 8, 1) + struct.pack("II", 2, 0)
     mount_fd = os.open("/etc/hostname" if os.path.exists("/etc/hostname") else "/", os.O_RDONLY)
-    said = attempt("open_by_handle_at", mount_fd, handle, os.O_RDONLY)
+    answer = attempt("open_by_handle_at", mount_fd, handle, os.O_RDONLY)
     os.close(mount_fd)
-    return {"opening a folder by its number": "ok" if said in ("ok", "ESTALE") else said}
+    return {"opening a folder by its number": "ok" if answer in ("ok", "ESTALE") else answer}
 
 
 def make_devices() -> dict[str, str]:
-    """Make a node of a disk and of the kernel's memory, and open it."""
+    """Create device nodes of a disk and of the kernel's memory, and open them."""
     outcomes = {}
     for name, mode, device in (("disk", 0o60666, _disk()), ("memory", 0o20666, (1, 1))):
         path = os.path.join(tempfile.gettempdir(), f"swerl-probe-{name}-{os.getuid()}")
@@ -136,7 +136,7 @@ def make_devices() -> dict[str, str]:
 
 
 def _disk() -> tuple[int, int]:
-    """Return the number of the machine's first disk, which it tells everybody."""
+    """Return the device number of the machine's first disk, which every process can read."""
     try:
         with open("/proc/partitions") as file:
             words = file.read().split()
@@ -146,13 +146,13 @@ def _disk() -> tuple[int, int]:
 
 
 def leave_key(word: str) -> dict[str, str]:
-    """Put a key into the user's keyring of the kernel."""
+    """Add a key to the user's keyring in the kernel."""
     name = word.encode()
     return {"a key": attempt("add_key", b"user", name, name, len(name), _KEY_USER)}
 
 
 def find_key(word: str) -> dict[str, str]:
-    """Look for that key, and take it away."""
+    """Look for that key, and remove it."""
     try:
         key = raw("keyctl", _SEARCH, _KEY_USER, b"user", word.encode(), 0)
     except OSError as error:
@@ -167,12 +167,12 @@ def shared_memory(key: int) -> dict[str, str]:
 
 
 def terminal() -> dict[str, str]:
-    """Open the terminal of whoever started this."""
+    """Open the controlling terminal of this process."""
     return {"a terminal": try_open("/dev/tty", os.O_RDWR)}
 
 
 def _denied_or_ok(outcomes: dict[str, str]) -> dict[str, str]:
-    return {name: said if said in _DENIED else "ok" for name, said in outcomes.items()}
+    return {name: answer if answer in _DENIED else "ok" for name, answer in outcomes.items()}
 
 
 def _in_child(name: str, *arguments: int) -> str:
@@ -182,14 +182,14 @@ def _in_child(name: str, *arguments: int) -> str:
         os.write(writer, attempt(name, *arguments).encode())
         os._exit(0)
     os.close(writer)
-    said = os.read(reader, 100).decode()
+    answer = os.read(reader, 100).decode()
     os.close(reader)
     os.waitpid(pid, 0)
-    return said
+    return answer
 
 
 def _address(data: bytes) -> int:
-    """Return where a copy of the data lies that the kernel may write to."""
+    """Return the address of a copy of the data that the kernel may write to."""
     buffer = ctypes.create_string_buffer(data, max(len(data), 512))
     _kept.append(buffer)
     return ctypes.addressof(buffer)

@@ -1,4 +1,4 @@
-"""What /proc tells of processes that are none of the attacker's business, and blows at them."""
+"""Attacks on processes outside the sandbox, through /proc and signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UP = "/.." * 12
 
 
 def search(word: str, kinds: list[str]) -> dict[str, str]:
-    """Look for a word in these files of every other process."""
+    """Look for a word in these /proc files of every other process."""
     found = {}
     for pid in _pids():
         for kind in kinds:
@@ -26,7 +26,7 @@ def search(word: str, kinds: list[str]) -> dict[str, str]:
 
 
 def read_through(paths: list[str], word: str) -> dict[str, str]:
-    """Read files of the machine through the root, folder and descriptors of every process."""
+    """Read host files through the root, folder and descriptors of every process."""
     found = {}
     for pid in ["self", *_pids()]:
         ways = [f"/proc/{pid}/root", f"/proc/{pid}/cwd{_UP}"]
@@ -39,20 +39,20 @@ def read_through(paths: list[str], word: str) -> dict[str, str]:
 
 
 def descriptors() -> dict[str, str]:
-    """Find descriptors of this process beyond the three that it should have."""
+    """Return the descriptors of this process beyond the three standard ones."""
     found = {}
     for path in _descriptors("self"):
         try:
             target = os.readlink(path)
         except OSError:
-            continue  # the one that listed the folder
+            continue  # the descriptor that listed the folder
         if int(os.path.basename(path)) >= _STANDARD:
             found[path] = f"ok leads to {target}"
     return found
 
 
-def strike(pid: int) -> dict[str, str]:
-    """Read, trace and kill the process of this number."""
+def read_and_kill(pid: int) -> dict[str, str]:
+    """Read the memory of a process, trace it and kill it."""
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -72,8 +72,8 @@ def strike(pid: int) -> dict[str, str]:
 def _read_memory(pid: int) -> str:
     buffer = ctypes.create_string_buffer(8)
     local = struct.pack("QQ", ctypes.addressof(buffer), 8)
-    said = attempt("process_vm_readv", pid, local, 1, struct.pack("QQ", _CODE, 8), 1, 0)
-    return "ok" if said == "EFAULT" else said  # allowed, but nothing lies at that address
+    answer = attempt("process_vm_readv", pid, local, 1, struct.pack("QQ", _CODE, 8), 1, 0)
+    return "ok" if answer == "EFAULT" else answer  # EFAULT: allowed, but the address is empty
 
 
 def _pids() -> list[str]:

@@ -1,4 +1,4 @@
-"""Attacks that win only if two sides look at a path at the wrong moment."""
+"""Attacks that race with the controller between its check and its use of a path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def swap(place: str, target: str, wall_s: float) -> dict[str, str]:
-    """Let `place/spot` be a folder and a link to the target in turn, as fast as can be."""
+    """Make `place/spot` alternate between a folder and a link to the target, at full speed."""
     spot, real, lure = (os.path.join(place, name) for name in ("spot", "real", "lure"))
     os.mkdir(real)
     os.symlink(target, lure)
@@ -17,7 +17,7 @@ def swap(place: str, target: str, wall_s: float) -> dict[str, str]:
             if _rename(shown, spot):
                 num += 1
                 _rename(spot, shown)
-            else:  # the writer has made a folder of this name in the moment without one
+            else:  # the writer created the folder between two renames
                 _rename(spot, os.path.join(place, f"away{time.monotonic_ns()}"))
     return {"swaps": str(num)}
 
