@@ -153,6 +153,7 @@ class Conversation:
     async def _begin(self, match: Match, request: ChatRequest, requester: Requester) -> Answer:
         """Start the engine on a request, once the Session has a free slot."""
         has_waited = await self.admission.enter()
+        # An error or a duplicate must give the slot back.
         try:
             self._check_open()
             if has_waited:  # other requests may have extended the tree
@@ -392,6 +393,7 @@ class Answer:
         """
         if not self._task.done():
             await asyncio.wait({self._task})
+        # A delivered reply can be given again; a settled one without delivery was dropped.
         if self._recorded and (self._is_delivered or not self._is_settled):
             return self._recorded[0]
         if self._task.cancelled() or self._is_settled:

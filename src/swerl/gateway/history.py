@@ -179,11 +179,14 @@ class MessageTree:
         steps: list[_Step] = []
         here = self._roots.get(root)
         for step, there in self._walk(here, self._steps(request.messages)):
+            # A prefill starts after the reply before it, so the place there is kept.
             if step.is_reply:
                 before_reply = (place, num_steps)
             steps.append(step)
+            # The step is unknown, or its reply was discarded, or it lies between two replies.
             if there is None or not there.replies:
                 continue
+            # If the same text was sampled twice, the newest reply is the parent.
             parent, place, num_steps, num_messages = there.replies[-1], there, len(steps), step.end
             if len(step.messages) == 1:
                 known.append((step.end - 1, parent))
@@ -220,6 +223,7 @@ class MessageTree:
     def discard(self, match: Match, message: Message, node: ReplyNode) -> None:
         """Remove a reply that `add` recorded and no client received."""
         key = _owner_key(message) if message.tool_calls else self._reply_key(message)
+        # The empty place stays in the tree; `match` ignores a place without replies.
         self._end(match.root, match.place, match.keys).next[key].replies.remove(node)
 
     def _end(self, root: Key, place: _Point | None, keys: Sequence[Key]) -> _Point:
@@ -253,6 +257,7 @@ class MessageTree:
             there = here.next.get(head.key)
             if there is None:
                 continue
+            # The known reply comes first, then the client's own text.
             if step.is_reply and there.replies:
                 yield head
                 yield from self._parts(there, tail)
@@ -281,8 +286,10 @@ class MessageTree:
             if message.role in (Role.USER, Role.SYSTEM) and not message.text.strip():
                 continue
             is_reply = message.role is Role.ASSISTANT
+            # At a change of roles the step is complete.
             if run and is_reply != (run[0].role is Role.ASSISTANT):
                 yield _Step(self._key(run, calls), end, tuple(run), calls)
+                # Tool results answer the calls of the reply before them.
                 calls = _joined(run).tool_calls if not is_reply else ()
                 run = []
             run.append(message)
@@ -300,10 +307,12 @@ class MessageTree:
         places: dict[str, Hashable] = {}
         for call_id in {m.tool_call_id for m in run if m.role is Role.TOOL}:
             minted = self._minted.get(call_id)
+            # A minted id names its call in every request; another id only within this one.
             places[call_id] = minted[1] if minted else own.get(call_id, call_id)
         results: set[Key] = set()
         texts: list[tuple[Role, list[str]]] = []
         for message in run:
+            # Results of parallel calls come in any order, so they form a set.
             if message.role is Role.TOOL:
                 results.add((places[message.tool_call_id], self._text_key(message.text)))
             elif texts and texts[-1][0] is message.role:
@@ -320,6 +329,7 @@ class MessageTree:
     def _text_key(self, *texts: str) -> bytes:
         """Identify consecutive texts, however they are cut; empty if they are blank."""
         known = hash(texts)
+        # Histories repeat in every request, so most texts are found here.
         if known not in self._text_keys:
             self._text_keys[known] = _short(b"".join(map(_squeezed, texts)))
         return self._text_keys[known]

@@ -79,6 +79,7 @@ class SessionAdmission:
                 f"{self._num_waiting} requests of this session are already waiting",
                 refusal=Refusal.OVERLOADED,
             )
+        # Counted before the wait: waiting requests together must not exceed the cap.
         self._num_turns += 1
         if not self._slots.locked():
             await self._slots.acquire()
@@ -135,6 +136,7 @@ class GatewayAdmission:
     @asynccontextmanager
     async def slot(self, session: str) -> AsyncIterator[None]:
         """Hold a slot for one request. Raises GatewayError if none is free in time."""
+        # A new request must not overtake those that wait.
         if self.num_active < self._limits.most_active and not self._waiting:
             self.num_active += 1
         else:
@@ -165,6 +167,7 @@ class GatewayAdmission:
         if self.num_waiting < self._limits.most_waiting:
             return
         longest = max(self._waiting, key=lambda name: len(self._waiting[name]), default=session)
+        # This Session would have the longest queue itself.
         if len(self._waiting.get(longest, ())) <= len(self._waiting.get(session, ())) + 1:
             raise self._refused()
         youngest = self._waiting[longest][-1]
@@ -186,6 +189,7 @@ class GatewayAdmission:
             self._remove(session, admitted)
             if session in self._waiting:  # its next request comes after the other Sessions'
                 self._waiting[session] = self._waiting.pop(session)
+            # A request that was refused or cancelled meanwhile takes no slot.
             if not admitted.done():
                 self.num_active += 1
                 admitted.set_result(None)
@@ -218,6 +222,7 @@ class OnePerIteration:
         loop = asyncio.get_running_loop()
         if self._is_free:
             self._is_free = False
+            # `call_soon` runs in the next iteration of the loop.
             loop.call_soon(self._next)
             return
         turn = loop.create_future()
@@ -228,6 +233,7 @@ class OnePerIteration:
         loop = asyncio.get_running_loop()
         while self._waiting:
             turn = self._waiting.popleft()
+            # A cancelled request passes its turn on at once.
             if not turn.done():
                 turn.set_result(None)
                 loop.call_soon(self._next)

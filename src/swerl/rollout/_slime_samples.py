@@ -75,11 +75,13 @@ def recipe_of(args: SlimeArgs) -> Recipe:
         raise InputError(message, hint=hint)
     recipe = load([Path(path)])
     _check_args(args)
+    # Options of another engine type do not apply to slime's router.
     options = recipe.engine.options if recipe.engine.type == "sglang" else {}
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     routed = bool(getattr(args, "use_rollout_routing_replay", False))
     engine = PluginSection(type="sglang", **{**options, "url": url, "routed_experts": routed})
     model = recipe.model.model_copy(update={"path": recipe.model.path or Path(args.hf_checkpoint)})
+    # slime's limit, if set, replaces the recipe's.
     room = getattr(args, "rollout_max_context_len", None)
     rollout = recipe.rollout.model_copy(update={"max_context_tokens": room} if room else {})
     check_budgets(recipe.budgets)
@@ -149,6 +151,7 @@ def to_train_samples(
     if not rows:
         return [lost(copy.copy(base), "nothing sampled", "the agent never called the model")]
     replays = bool(getattr(args, "use_rollout_routing_replay", False))
+    # The last token is never an input, so a whole row has one record fewer than tokens.
     if replays and any(row.num_routed != len(row.ids) - 1 for row in rows):
         reason = "slime replays the experts of whole rows only"
         return [lost(copy.copy(base), "routed experts missing", reason)]
@@ -175,6 +178,7 @@ def lost(sample: _S, verdict: str, reason: str) -> _S:
 
     Its reward is NaN, so it cannot pass for a failed attempt; `normalized` leaves it out.
     """
+    # A placeholder row: one prompt token and one response token that is not trained.
     sample.tokens, sample.response, sample.response_length = [0, 0], "", 1
     sample.loss_mask, sample.rollout_log_probs = [0], [0.0]
     sample.weight_versions = []
@@ -277,6 +281,7 @@ def _votes(samples: Sequence[SlimeSample]) -> dict[int | None, dict[int | None, 
                 "a sample has no group_index, or neither rollout_id nor index",
                 hint="take samples from slime's own data source",
             )
+        # All rows of a rollout have the same reward; the key keeps one vote for each rollout.
         votes[sample.group_index][_rollout_id(sample)] = float(sample.reward)
     return votes
 
@@ -284,6 +289,7 @@ def _votes(samples: Sequence[SlimeSample]) -> dict[int | None, dict[int | None, 
 def _scale(args: SlimeArgs, rewards: Sequence[float]) -> tuple[float, float]:
     """Return the mean of a prompt's rewards, and the divisor."""
     mean = fmean(rewards)
+    # `stdev` needs two values, and the differences of equal rewards are 0 for any divisor.
     if len(set(rewards)) < 2:
         return mean, 1.0
     by_std = getattr(args, "advantage_estimator", "grpo") in ("grpo", "gspo")

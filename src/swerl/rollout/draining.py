@@ -42,8 +42,10 @@ class DrainingEngine:
         while True:
             await self._is_open.wait()
             completion = await self._generate(ids, sampling, session)
+            # With the engine open, no weight change aborted the reply: the caller sees the abort.
             if completion.finish is not Finish.ABORT or self._is_open.is_set():
                 return completion
+            # Nobody waits for a reply that the session's own client aborted.
             if session in self._aborted:
                 return completion
             self.num_retried += 1
@@ -58,6 +60,7 @@ class DrainingEngine:
                 await asyncio.gather(*map(self._engine.abort, list(self._running)))
             await self._is_empty.wait()
             yield
+        # Set on every path: an error while weights load must not block requests for ever.
         finally:
             self._is_open.set()
 

@@ -47,6 +47,7 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
     draft, clock = _Draft(), Clock(episode_id, parts.emit)
     session = _open_session(episode_id, parts)
     try:
+        # The budget includes grading. Closing the session is outside: it must always happen.
         async with _budget("episode_s", parts.budgets.episode_s):
             await _run_agent(task, session, parts, draft, clock)
             draft.grade = await _grade(task, parts, draft, clock)
@@ -54,6 +55,7 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
         draft.grade = _failed_grade(error)
     finally:
         trajectory = await session.close()
+    # A failure of the session replaces the grade, even if a patch could be graded.
     grade = _failed_grade(session.failure) if session.failure else draft.grade
     assert grade is not None
     clock.seconds["total"] = clock.total
@@ -78,11 +80,14 @@ async def _run_agent(
     task: Task, session: Session, parts: Parts, draft: _Draft, clock: Clock
 ) -> None:
     """Run the agent in a Sandbox of its own, then take its patch."""
+    # Leaving the stack closes the Sandbox before grading opens another.
     async with AsyncExitStack() as stack:
         with clock.phase("boot"):
             opened = parts.provisioner.for_agent(task, parts.harness, clock)
             sandbox = await stack.enter_async_context(opened)
+        # The harness is installed already, so its files are no part of the patch.
         start = await workspace.start(sandbox, task.workdir)
+        # An agent inside a sandbox cannot use the gateway's own address.
         url = await sandbox.expose(session) if parts.harness.inside else session.url
         with clock.phase("agent"):
             done = await parts.harness.run(
@@ -112,6 +117,7 @@ async def grade_patch(task: Task, patch: str, parts: Parts, clock: Clock) -> Gra
     async with AsyncExitStack() as stack:
 
         async def fresh() -> Sandbox:
+            # The earlier Sandbox goes first: a slot of the provisioner covers one at a time.
             await stack.aclose()
             return await stack.enter_async_context(parts.provisioner.for_grading(task))
 
@@ -128,6 +134,7 @@ async def _budget(name: str, seconds: float) -> AsyncIterator[None]:
         async with asyncio.timeout(seconds) as timer:
             yield
     except TimeoutError as error:
+        # Another timer raised the error, inside the block.
         if not timer.expired():
             raise
         raise BudgetError(f"budgets.{name} = {seconds:g} s ran out") from error
@@ -172,6 +179,7 @@ def _open_session(episode_id: str, parts: Parts) -> Session:
         sampling=Sampling(
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
+            # A refill has another id, so it samples with another seed.
             seed=seed_of(parts.seed, episode_id),
         ),
         limits=SessionLimits(

@@ -55,6 +55,7 @@ async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: Ru
     name = f"{id_prefix(task, stage)}{k}"
     path = folder.episode(*name.split("/"))
     lost_tokens = 0
+    # A finished Episode needs no slot; one that was lost runs again.
     if record.is_finished(path):
         kept = record.read(path)
         if kept.learnable:
@@ -65,6 +66,7 @@ async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: Ru
             result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens)
             return record.write(path, result)
         finally:
+            # The Episode's folder has the experts, so every attempt's spool can go.
             if spool := parts.spool:
                 for each in _attempt_names(name, parts):
                     spool.drop(each)
@@ -78,6 +80,7 @@ async def run_with_refills(task: Task, name: str, parts: Parts, *, lost_tokens: 
     first, *refills = _attempt_names(name, parts)
     result = await episode.run(task, first, parts)
     for again in refills:
+        # A broken image breaks the next attempt too.
         if result.learnable or result.verdict is Verdict.INVALID:
             break
         lost_tokens += _sampled_tokens(result)

@@ -30,11 +30,13 @@ def write(folder: Path, episode: Episode) -> Episode:
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "episode.json").unlink(missing_ok=True)  # A kill must not mix the two.
+        # A patch holds the bytes of any file, not only UTF-8.
         (folder / "patch.diff").write_bytes(episode.patch.encode("utf-8", "surrogateescape"))
         (folder / "agent.log").write_text(episode.log, encoding="utf-8", errors="replace")
         if episode.records:
             (folder / "agent.records.jsonl").write_bytes(episode.records)
         (folder / "grade.json").write_bytes(_dump(asdict(episode.grade)))
+    # After the Grade and before the summary: `episode.json` marks a complete folder.
     trajectory = write_trajectory(folder, episode.trajectory)
     summary = {
         "id": episode.id,
@@ -102,11 +104,13 @@ def move_orphans_aside(
     must leave before a name is used again. Looks at the stages of Groups that are not trained.
     Raises RunError.
     """
+    # No Group before the first untrained position can be sampled again.
     positions = (cursor.next_place, *(position for position, _ in cursor.under_way))
     first_stage = min(positions) // groups_per_step
     orphans = [
         path
         for path in _finished_since(run.root, first_stage)
+        # Weights of an uncommitted step are not among the known versions.
         if any(versions.number(name) is None for name in read_versions(path))
     ]
     if not orphans:
@@ -154,6 +158,7 @@ def _message(message: Message) -> dict[str, Any]:
     """Return a message without its empty parts."""
     parts = asdict(message)
     for call in parts["tool_calls"]:
+        # The filter below removes empty parts of the message only, not those of its calls.
         if not call["is_text"]:
             del call["is_text"]
     return {name: value for name, value in parts.items() if value}
@@ -198,6 +203,7 @@ def _turn(value: dict[str, Any], folder: Path) -> Turn:
 
 def _routed(value: dict[str, Any], folder: Path) -> RoutedExperts:
     """Read a record; an older Episode holds the ids themselves, in base64."""
+    # A file name is relative to the Episode's folder, so a run folder can be moved.
     data = value.pop("data")
     if isinstance(data, str):
         return RoutedExperts(data=base64.b64decode(data), **value)

@@ -64,6 +64,7 @@ def _overlong(trajectory: Trajectory, begin: float, limit: float) -> float:
     DAPO (arXiv 2503.14476), eq. 13, with L_max = limit and L_cache = limit - begin. The length
     includes prompts, because the context limit cuts off the whole conversation.
     """
+    # The Turns on the path from the root to a leaf make one row.
     lengths = (
         sum(len(turn.prompt_ids) + len(turn.output_ids) for turn in trajectory.path(leaf))
         for leaf in trajectory.leaves()

@@ -80,6 +80,7 @@ async def open_schedule(inputs: ScheduleInputs, cursor: Cursor) -> AsyncIterator
                 yield schedule
             finally:
                 schedule.stop()
+    # A TaskGroup wraps every error; callers expect the error itself.
     except BaseExceptionGroup as errors:
         raise _first_error(errors) from errors
 
@@ -130,8 +131,10 @@ class OneStepOff:
 
     async def take(self, number: int) -> StepGroups:
         """Return the Groups that were rolled out ahead, and start those of the next step."""
+        # Nothing was rolled out ahead of the first step of a process.
         groups = await (self._ahead or self._start(number))
         self._ahead = None
+        # Pending weights must serve before the next rollouts start.
         await self.settle()
         if number + 1 < self._inputs.steps:
             self._ahead = self._start(number + 1)
@@ -139,12 +142,14 @@ class OneStepOff:
 
     async def serve(self, transfer: Transfer) -> None:
         self._transfer = transfer
+        # Rollouts that run finish on the old weights; `take` or `settle` loads these later.
         if self._ahead is None:
             await self.settle()
 
     async def settle(self) -> None:
         """Wait for the running rollouts, then load the pending weights."""
         if self._ahead:
+            # `wait` leaves an error in the task: `take` raises it.
             await asyncio.wait({self._ahead})
         if self._transfer:
             self._inputs.versions.add(await self._transfer())
@@ -205,6 +210,7 @@ def may_start(num_queued: int, bounds: QueueBounds, *, served: int, trained_next
 
     `trained_next` is the version that the trainer holds at the next step that takes Groups.
     """
+    # `groups` Groups leave the queue in each step, and each step adds one version.
     trained_at = trained_next + num_queued // bounds.groups
     return num_queued < bounds.pool and trained_at <= served + bounds.staleness
 
@@ -221,6 +227,7 @@ def choose_groups(
         return None
     chosen = {id(each) for each in finished}
     left = [each for each in queue if id(each) not in chosen]
+    # The next step trains version + 1, and takes `groups` of the remaining ones.
     in_time = all(
         version + 1 + position // bounds.groups <= each.began + bounds.staleness
         for position, each in enumerate(left)
@@ -283,6 +290,7 @@ class AsyncPool:
         self._inputs.parts.emit(StepStarted(number, episodes))
         left_out: list[Group] = []
         stale: list[StaleGroup] = []
+        # Each pass sorts out Groups; `None` means that the step needs one more finished Group.
         while (chosen := self._choose(left_out, stale)) is None:
             pending = [each.work for each in self._queue if not each.is_finished]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -294,6 +302,7 @@ class AsyncPool:
         if not kept:  # All advantages are 0: the step changes little, and the run continues.
             kept, left_out = left_out[:wanted], left_out[wanted:]
         step.check_losses([*kept, *left_out], rollout.max_infra_rate)
+        # From here to `serve`, the trainer makes a version newer than the one that serves.
         self._is_training = True
         self._needed -= wanted
         self._fill()
@@ -301,6 +310,7 @@ class AsyncPool:
 
     async def serve(self, transfer: Transfer) -> None:
         """Load at once; running Episodes continue on the new weights."""
+        # The rules `finish` and `retry` let no reply run across two versions.
         if draining := self._inputs.draining:
             async with draining.drained():
                 self._inputs.versions.add(await transfer())
@@ -315,6 +325,7 @@ class AsyncPool:
     def cursor(self) -> Cursor:
         """Return the next position, and the Groups that have started and are not trained."""
         under_way = [(each.position, each.began) for each in self._queue]
+        # Resumed Groups that have not started again keep their place in the next cursor.
         return Cursor(self._next, (*under_way, *self._resumed))
 
     def stop(self) -> None:
@@ -327,28 +338,34 @@ class AsyncPool:
         version = self._inputs.versions.newest
         drops = self._inputs.section.too_stale == "drop"
         if drops:
+            # A running Group is dropped too: it could only become older.
             overdue = too_old(self._queue, self._bounds, version=version)
             stale += [self._drop(each) for each in overdue]
         finished = [each for each in self._queue if each.is_finished]
         left_out += [
             self._remove(each) for each in finished if not self._passes(each.work.result())
         ]
+        # The bound prevents endless refills under a filter that rejects every Group.
         rounds = 1 + self._parts.rollout.refill_rounds
         may_refill = len(left_out) < rounds * self._bounds.groups
         if may_refill:
             self._fill()
         done = [each for each in self._queue if each.is_finished]
+        # Without refills, the step takes what is finished, even if that is less than it wants.
         wanted = min(self._bounds.groups, len(self._queue if may_refill else done))
         if drops:
             return done[:wanted] if len(done) >= wanted else None
+        # Without `drop`, a step waits for slow Groups before they become too old.
         return choose_groups(self._queue, self._bounds, version=version, wanted=wanted)
 
     def _fill(self) -> None:
         """Start as many Groups as the bounds allow, those of an interrupted run first."""
         newest = self._inputs.versions.newest
         trained_next = newest + self._is_training
+        # They keep the position and the version under which they began.
         while self._resumed:
             self._start(*self._resumed.pop(0))
+        # The last steps start no Groups that no step would train.
         while len(self._queue) < self._needed and may_start(
             len(self._queue), self._bounds, served=newest, trained_next=trained_next
         ):
@@ -373,11 +390,13 @@ class AsyncPool:
 
     def _remove(self, each: _PoolGroup) -> Group:
         self._queue.remove(each)
+        # The counts of ended Groups would pile up.
         self._sampled.forget(group.id_prefix(each.task, each.stage))
         return each.work.result()
 
     def _drop(self, each: _PoolGroup) -> StaleGroup:
         self._queue.remove(each)
+        # Cancelling frees the sandboxes and slots of its Episodes for newer Groups.
         each.work.cancel()
         lengths = self._sampled.forget(group.id_prefix(each.task, each.stage))
         return StaleGroup(each.task.id, each.stage, lengths)

@@ -96,12 +96,14 @@ async def close() -> None:
 
 
 async def _reward(args: SlimeArgs, sample: SlimeSample) -> float:
+    # `generate` has graded the sample.
     if sample.reward is not None:
         return float(sample.reward)
     task, parts = convert.task_of(sample), await _running_service(args).parts()
     async with parts.provisioner.slot:
         try:
             async with asyncio.timeout(parts.budgets.grading_s):
+                # No session exists here: the patch comes from another agent.
                 patch = sample.metadata.get("patch", "")
                 grade = await episode.grade_patch(task, patch, parts, Clock("", ignore))
         except TimeoutError:
@@ -128,11 +130,13 @@ class _Service:
         self._logs = Path(mkdtemp(prefix="swerl-slime-"))
         self._numbers = count()
         self._ending = asyncio.Event()
+        # Callers wait for this future, because the owner's task opens the parts.
         self._opened: asyncio.Future[Parts] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._hold_open())
 
     async def parts(self) -> Parts:
         """Return the shared parts once they are open. Raises SwerlError if opening failed."""
+        # A cancelled caller must not cancel an opening that others wait for.
         return await asyncio.shield(self._opened)
 
     async def attempt(
@@ -141,6 +145,7 @@ class _Service:
         """Run an Episode, with the recipe's refills if infrastructure loses it."""
         recipe = convert.with_sampling(self._recipe, sampling_params)
         parts = replace(await self.parts(), rollout=recipe.rollout)
+        # The counter gives a sample that runs twice two names.
         name = f"slime/{task.id.replace('/', '_')}.{sample.index}-{next(self._numbers)}"
         async with parts.provisioner.slot:
             result = await group.run_with_refills(task, name, parts)
@@ -159,6 +164,7 @@ class _Service:
         setup = EngineSetup(family=self.family, log_dir=self._logs, model=recipe.model.path)
         try:
             async with AsyncExitStack() as stack:
+                # A killed process may have left sandboxes behind.
                 await wiring.reap_leftovers(recipe, _log_notice)
                 engine = await stack.enter_async_context(wiring.engine_of(recipe, setup))
                 gateway: Gateway = await stack.enter_async_context(
@@ -167,6 +173,7 @@ class _Service:
                 self._opened.set_result(wiring.parts_of(recipe, gateway, _log_notice))
                 await self._ending.wait()
         except BaseException as error:
+            # Callers that wait for the parts receive the reason.
             if not self._opened.done():
                 self._opened.set_exception(error)
             raise
@@ -190,6 +197,7 @@ def _close_all() -> None:
     """At exit, close the services of loops that still run in other threads."""
     services: Sequence[tuple[asyncio.AbstractEventLoop, _Service]] = list(_SERVICES.items())
     for loop, service in services:
+        # A stopped loop cannot run `close`.
         if loop.is_running():
             closing = asyncio.run_coroutine_threadsafe(service.close(), loop)
             with suppress(TimeoutError):

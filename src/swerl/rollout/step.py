@@ -60,14 +60,17 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
     easy_first = rollout.order == "easy-first"
     chosen = choose_tasks(tasks, step, wanted, parts.seed, easy_first=easy_first)
     spare = iter(_spare_tasks(tasks, chosen, step, parts.seed))
+    # Spare Tasks run at the same time, so that a rejected Group rarely costs one more round.
     chosen += islice(spare, ceil(wanted * rollout.oversample) - wanted)
     groups: list[Group] = []
     for _ in range(1 + rollout.refill_rounds):
         parts.emit(StepStarted(step, len(chosen) * rollout.episodes_per_group))
+        # All rounds share the folder of the step; Task ids tell the Groups apart.
         groups += await group.run(
             chosen, f"{step:05d}", parts, size=rollout.episodes_per_group, folder=folder
         )
         check_losses(groups, rollout.max_infra_rate)
+        # The next round starts only as many Groups as the filter has rejected.
         missing = wanted - sum(map(passes, groups))
         chosen = list(islice(spare, ceil(max(missing, 0) * rollout.oversample)))
         if not chosen:
@@ -105,8 +108,10 @@ def choose_tasks(
         )
     epoch, part = divmod(step, ceil(len(tasks) / count))
     order = list(range(len(tasks)))
+    # Each process with this seed computes the same order.
     random.Random(f"{seed}/{epoch}").shuffle(order)
     if easy_first:
+        # The sort is stable, so the shuffle breaks ties.
         order.sort(key=lambda index: _difficulty(tasks[index]))
     positions = range(part * count, (part + 1) * count)
     return [tasks[order[position % len(tasks)]] for position in positions]

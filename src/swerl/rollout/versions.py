@@ -77,8 +77,10 @@ def versions_of(episode: Episode) -> set[str]:
 
 def spans_of(turn: Turn) -> Iterator[tuple[str, int]]:
     """Yield (version, number of tokens) over a Turn's sampled ids, without empty spans."""
+    # A reply across n weight changes has n + 1 spans.
     names = [turn.weight_version, *(change.version for change in turn.weight_changes)]
     bounds = [0, *(change.at for change in turn.weight_changes), len(turn.output_ids)]
     for name, start, stop in zip(names, bounds, bounds[1:], strict=False):
+        # Two changes at one position enclose no token.
         if stop > start:
             yield name, stop - start

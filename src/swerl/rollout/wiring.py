@@ -68,6 +68,7 @@ async def open_engine(
     chosen = recipe.engine
     setup = replace(setup, notify=lambda text: emit(Notice(text)))
     on_nodes = chosen.type == "sglang" and recipe.cluster.launcher != "local"
+    # With `url` the servers run already, and without a model a server has nothing to load.
     if not on_nodes or chosen.options.get("url") or setup.model is None:
         async with engine_of(recipe, setup) as opened:
             if not hasattr(opened, "generate"):
@@ -130,6 +131,7 @@ def parts_of(
     recipe: Recipe, gateway: Gateway, emit: Emit, backend: SandboxBackend | None = None
 ) -> Parts:
     """Build the parts that Episodes share; the default backend is that of the recipe."""
+    # A sandbox lives no longer than its budget, even if this process is killed.
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
     return Parts(
         gateway=gateway,

@@ -68,6 +68,7 @@ tree=$(run_git write-tree) && rm -f "$GIT_INDEX_FILE" || exit
 printf 'tree %s\n' "$tree"
 """
 
+# Print the objects that the start's tree adds to HEAD, as a pack.
 _KEEP = r"""
 printf '%s\n^%s\n' "$1" "$(run_git rev-parse HEAD)" | run_git pack-objects --revs --stdout -q
 """
@@ -116,7 +117,9 @@ async def start(sandbox: Sandbox, workdir: str) -> Start:
     if "base" in found:
         return Start(found["base"])
     skipped = tuple(value for key, _, value in lines if key == "skip")
+    # The agent may remove unreferenced objects, so a copy of them stays outside the sandbox.
     kept = await sandbox.run([*_shell(_KEEP), found["tree"]], cwd=workdir, timeout_s=_TIMEOUT_S)
+    # Without the pack, a patch fails only if the agent has pruned those objects.
     pack = b"" if kept.exit_code or kept.truncated else kept.stdout
     return Start(found["tree"], pack, skipped)
 
@@ -126,6 +129,7 @@ async def take_patch(sandbox: Sandbox, workdir: str, start: Start) -> str | None
 
     None if git cannot read the work tree any more, or if the patch exceeds MAX_PATCH_BYTES.
     """
+    # `literal`: a path may contain characters that git reads as a pattern.
     script = [*_shell(_DIFF), start.base, *(f":(exclude,literal){path}" for path in start.skipped)]
     done = await sandbox.run(script, cwd=workdir, timeout_s=_TIMEOUT_S, stdin=start.pack)
     if done.exit_code or done.truncated or len(done.stdout) > MAX_PATCH_BYTES:

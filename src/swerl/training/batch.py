@@ -46,6 +46,7 @@ def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collect
                 continue
             rows = to_samples(episode.trajectory, episode=episode.id, task=episode.task_id)
             samples += [replace(row, advantage=advantage) for row in rows]
+            # An Episode without a sampled token has no row and no vote.
             num_episodes += bool(rows)
             num_sampled += episode.trajectory.num_sampled_tokens
     batch = Batch(step, tuple(samples), num_episodes)
@@ -81,6 +82,7 @@ def write(path: Path, batch: Batch) -> Batch:
 
     Raises TrainerError, and RunError if the disk is full or recorded experts are missing.
     """
+    # The rows must have their experts on disk before the file refers to them.
     for sample in batch.samples:
         _check_experts(sample)
     experts.check([piece for sample in batch.samples for piece in sample.routed])

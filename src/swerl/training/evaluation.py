@@ -47,9 +47,11 @@ async def evaluate(
     """Evaluate every split once per step, however often the run resumes; record the best step."""
     for split, tasks in splits.items():
         name = f"eval-{split}-{step:05d}"
+        # A name in `evals_done` belongs to a finished evaluation, also of an earlier process.
         if not tasks or name in folder.read_state().evals_done:
             continue
         parts.emit(Progress(f"evaluating {split}", 0, len(tasks) * section.attempts))
+        # From here until the next step no other weights are loaded.
         await schedule.settle()
         groups = await rollout_step.evaluate(
             tasks, name, _settings(parts, section), folder, attempts=section.attempts
@@ -57,6 +59,7 @@ async def evaluate(
         found = summary(groups, section.attempts)
         write_json(folder.evaluation(name), {"step": step, "split": split, **found})
         _emit(parts, step, split, found)
+        # The commit comes last: a crash before it repeats the evaluation from finished Episodes.
         _commit(folder, name, Best(step, split, found["pass_at_1"]["mean"]), section.best)
 
 

@@ -70,10 +70,12 @@ async def run(training: Training) -> history.RunHistory:
             collected = _write(folder, step, groups, collected)
             with training.timer.span("train"):
                 result = await _learn(training, counters, collected)
+            # `serve` may add a version; staleness refers to the weights that this step has trained.
             metrics = counters.record(step, groups, collected, result)
             metrics |= training.draining.metrics() if training.draining else {}
             with training.timer.span("publish"):
                 await schedule.serve(lambda: _transfer(training))
+            # After the last step the run ends anyway, with its final evaluation.
             stops = training.stopping() and step + 1 < recipe.steps
             with training.timer.span("save"):
                 if stops or _is_saved(step + 1, recipe):
@@ -82,8 +84,10 @@ async def run(training: Training) -> history.RunHistory:
             if stops:
                 break
         else:
+            # This evaluation too must not see weights that a crash could lose.
             await commits.finish()
             await _evaluate(training, schedule, recipe.steps)
+    # A run that was stopped early stays unfinished, so the same command continues it.
     if folder.read_state().step == recipe.steps:
         folder.write_state(replace(folder.read_state(), finished=True))
     return history.read(folder.events)
@@ -96,6 +100,7 @@ async def _resume(training: Training) -> _Counters:
         emit(Notice(f"resuming after step {state.step} of {training.recipe.steps}"))
         await training.trainer.restore(state.step)
     versions = Versions(state.versions)
+    # The engine may still serve the model's original weights, or those of a lost step.
     versions.add(await _transfer(training, is_first=True))
     skips = SkipCounter(
         training.recipe.trainer.max_skipped_steps,
@@ -105,6 +110,7 @@ async def _resume(training: Training) -> _Counters:
     if training.recipe.schedule.mode == "async":
         num_groups = training.recipe.rollout.groups_per_step
         record.move_orphans_aside(training.folder, versions, state.cursor, num_groups, emit)
+    # The steps after the committed one write their entries again.
     past = prompts.cut(training.folder.prompts, steps=state.step)
     return _Counters(training.folder, versions, skips, LengthBias(past))
 
@@ -207,6 +213,7 @@ class Commits:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # If the trainer has failed, the outcome of its save may never come.
         if error and self._saving:
             self._saving.cancel()
             await asyncio.wait({self._saving})
@@ -220,6 +227,7 @@ class Commits:
         could not be written.
         """
         await self.finish()
+        # The checkpoint of the best evaluation is never pruned.
         best = self._folder.read_state().best
         await self._trainer.save(state.step, kept=() if best is None else (best.step,))
         self._saving = asyncio.create_task(self._commit(state))

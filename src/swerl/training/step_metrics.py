@@ -145,6 +145,7 @@ class StepTimer:
         if isinstance(event, GatewayLoad):
             self._loads.append(event)
         if isinstance(event, PhaseEnded) and event.phase == "test":
+            # The event is emitted at the end of the phase.
             now = time.monotonic()
             self._spans.setdefault("test", []).append((now - event.seconds, now))
 
@@ -164,6 +165,7 @@ class StepTimer:
     async def stop(self) -> dict[str, float]:
         """End the step; return its seconds by part, and the share of time in no part."""
         window = (self._started, time.monotonic())
+        # Not every engine can report when it computed.
         if isinstance(self._engine, KeepsBusySpans):
             self._spans["model"] = list(await self._engine.busy_spans())
         seconds = window[1] - window[0]
@@ -182,6 +184,7 @@ def covered(spans: Iterable[Span], window: Span) -> float:
     """Return the seconds of `window` during which at least one span is open."""
     start, end = window
     total, reached = 0.0, start
+    # `reached` prevents that overlapping spans count twice.
     for left, right in sorted(spans):
         left, right = max(left, reached), min(right, end)
         if right > left:

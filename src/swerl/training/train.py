@@ -61,6 +61,7 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> RunHistory:
         with open_sinks(recipe, root, fan_out(log, show)) as sinks:
             costs = CostMeter(recipe, fan_out(log, show, sinks), history.read(folder.events))
             async with own_run(root) as owner:
+                # The owner alone may reap: another live process could still use the sandboxes.
                 await reap_leftovers(recipe, costs)
                 past = await _train_with_restarts(recipe, folder, costs, owner)
     with disk_errors(root):
@@ -96,6 +97,7 @@ async def open_training(
 ) -> AsyncIterator[loop.Training]:
     logs = folder.new_attempt()
     costs(Progress("reading or writing tasks", 0, 1))
+    # Hundreds of tasks take seconds to read, and the event loop must stay free.
     train, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
     model = await initial_model(recipe, folder, logs, costs)
     family = family_of(recipe, model)
@@ -111,9 +113,11 @@ async def open_training(
         owner.record_parts(_rank_processes(trainer))
         timer = StepTimer(engine)
         emit = fan_out(timer, costs)
+        # An engine that lacks the recipe's way of sending fails here, before any rollout.
         choose_way(recipe.cluster, engine, emit)
         draining = draining_of(recipe, engine)
         with open_spool(folder.spool) as spool:
+            # The gateway closes before the sandboxes whose agents call it.
             async with (
                 open_sandboxes(recipe, nodes.all, logs=logs, emit=emit) as backend,
                 gateway_of(recipe, draining or engine, setup, emit, spool=spool) as gateway,
@@ -140,6 +144,7 @@ async def initial_model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emi
     kept = folder.root / "initial_model"
     if not kept.exists():
         made = await warm_start(recipe, log_dir=logs, emit=emit)
+        # Half a copy never has the final name.
         partial = kept.with_suffix(".part")
         shutil.rmtree(partial, ignore_errors=True)
         with disk_errors(kept):
@@ -178,6 +183,7 @@ def _trainer(
         algorithm_options=recipe.algorithm.options,
         options=TrainerOptions(
             **recipe.trainer.model_dump(),
+            # The learning rate counts optimizer steps, and a step of the run may take several.
             steps=recipe.steps * recipe.trainer.updates_per_batch,
             seed=recipe.seed,
             temperature=recipe.rollout.temperature,

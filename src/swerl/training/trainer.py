@@ -94,6 +94,7 @@ class MegatronTrainer:
 
     async def start(self) -> None:
         """Start the ranks and wait until the model is loaded. Raises TrainerError."""
+        # The rendezvous file of an earlier start would confuse the ranks of this one.
         shutil.rmtree(self._work, ignore_errors=True)
         with disk_errors(self._work):
             self._work.mkdir(parents=True)
@@ -112,6 +113,7 @@ class MegatronTrainer:
         """
         path = (batch.path or self._written(batch)).resolve()
         stats = StepStats(**await self._ask("step", batch=str(path)))
+        # Every sampled token is trained exactly once; another count means a wrong loss.
         num_given = sum(sample.num_trained_tokens for sample in batch.samples)
         if stats.num_tokens != num_given:
             raise TrainerError(
@@ -166,6 +168,7 @@ class MegatronTrainer:
         It sends no command to the ranks, so it may wait while they take a step. Raises
         TrainerError.
         """
+        # Cleared first, so that a second call does not wait for the same outcome.
         step, self._saving = self._saving, None
         if step is None:
             return None
@@ -176,6 +179,7 @@ class MegatronTrainer:
 
     async def restore(self, step: int) -> None:
         """Continue from the checkpoint of a step. Raises TrainerError if it is not usable."""
+        # A save that is being written would read tensors that the restore replaces.
         await self.saved()
         await self._ask("restore", step=step)
 
@@ -232,6 +236,7 @@ class Ranks:
         """Start every rank and wait until all are ready. Raises TrainerError."""
         rendezvous = await self._rendezvous()
         try:
+            # The machine's counter only grows, so a later difference means a new kill.
             for node in self._nodes:
                 self._oom_kills[node.name] = await node.call(num_oom_kills)
             for rank in range(self._options.ranks):
@@ -276,6 +281,7 @@ class Ranks:
     async def _rendezvous(self) -> str:
         nodes = self._nodes
         if len(nodes) == 1:
+            # On one machine a file serves as the meeting point and needs no free port.
             return f"file://{self._work / 'rendezvous'}"
         first = nodes[0]
         return f"tcp://{first.address}:{await first.call(free_port, first.address)}"
@@ -285,6 +291,7 @@ class Ranks:
         settings = self._settings(rendezvous=rendezvous, address=node.address, rank=rank)
         command = (PYTHON, "-m", "swerl.training.rank.worker", settings.model_dump_json())
         gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[index]} if index < len(node.gpus) else {}
+        # Commands reach the ranks through rank 0, so only its pipes are linked.
         return await node.start(ProcessSpec(command, self._log(rank), env=gpu, linked=rank == 0))
 
     def _node_of(self, rank: int) -> tuple[Node, int]:
@@ -308,6 +315,7 @@ class Ranks:
             await asyncio.wait(
                 [line, *deaths], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
+            # The answer may have been on its way when a rank died.
             if not line.done() and self._dead:
                 await asyncio.wait([line], timeout=LAST_ANSWER_S)
             if not line.done() and not self._dead:
@@ -320,6 +328,7 @@ class Ranks:
             if not line.done():
                 line.cancel()
         if not line.done() or not (text := line.result()):
+            # The pipe can close before the end of the process is noticed.
             await asyncio.wait(deaths, timeout=LAST_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
             raise await self._death_error(command)
         return json.loads(text)
@@ -351,7 +360,9 @@ class Ranks:
 
     async def _death_error(self, command: str) -> RankLostError:
         """Find the rank that died first and its reason, kill all ranks, and return the error."""
+        # Without a noted death, rank 0 has lost its connection.
         found = [(rank, await self._reason(rank)) for rank in self._dead or [0]]
+        # Prefer a death that is no consequence of another rank's death.
         dead, reason = next((each for each in found if not each[1].follows), found[0])
         how = self._how(dead)
         self.kill()

@@ -64,6 +64,7 @@ def split(batch: Batch, count: int) -> list[Batch]:
     count = min(count, len(tasks))
     if count <= 1:
         return [batch]
+    # Neighbouring Groups get the same part, and the parts differ by one Group at most.
     part_of = {task: index * count // len(tasks) for index, task in enumerate(tasks)}
     parts = []
     for number in range(count):

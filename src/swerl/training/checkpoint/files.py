@@ -103,6 +103,7 @@ class Written:
 def copy_to_host(pieces: Iterable[Piece]) -> list[Piece]:
     """Copy pieces to host memory, which training does not change."""
     return [
+        # `copy`: on a CPU, `to` alone would return the live tensor.
         replace(piece, data=piece.data.detach().to("cpu", copy=True).contiguous())
         for piece in pieces
     ]
@@ -113,6 +114,7 @@ def write(pieces: Sequence[Piece], folder: Path, rank: int) -> Written:
     by_index = {_index(piece): piece.data for piece in pieces}
     prefix = f"__{rank}_"
     plan = SavePlan([_write_item(piece) for piece in pieces], storage_data=_StoragePrefix(prefix))
+    # The pieces are in host memory already, so nothing needs to be copied ahead.
     writer = FileSystemWriter(folder, sync_files=True, thread_count=1, per_thread_copy_ahead=0)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     planner.lookup_object = by_index.__getitem__  # type: ignore[method-assign,assignment]
@@ -134,6 +136,7 @@ def finish(
         metadata, [list(part.results) for part in parts]
     )
     torch.save(dict(common), folder / COMMON)
+    # Megatron-Core recognizes the format of a folder by this file.
     (folder / "metadata.json").write_text(json.dumps(_MEGATRON))
     return _shapes(metadata)
 
@@ -159,6 +162,7 @@ class CheckpointReader:
 
     def common(self) -> dict[str, Any]:
         try:
+            # A checkpoint may come from elsewhere: execute no pickled code.
             found: dict[str, Any] = torch.load(self.folder / COMMON, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise _unreadable(self.folder, error) from error
@@ -168,6 +172,7 @@ class CheckpointReader:
         """Fill the memory of pieces. Raises TrainerError if a tensor does not match."""
         items: list[ReadItem] = []
         for number, piece in enumerate(pieces):
+            # The reader finds by overlap which stored boxes contain parts of this one.
             chunk = ChunkStorageMetadata(torch.Size(piece.offsets), piece.data.shape)
             found = create_read_items_for_chunk_list(piece.key, self._entry(piece), [chunk])
             # Two pieces may be the same part of a tensor: a parameter and its master.
@@ -210,6 +215,7 @@ def _shapes(metadata: Metadata) -> dict[str, tuple[int, ...]]:
 def sync_folder(folder: Path) -> None:
     """Sync a folder and its files, so that they survive a power cut."""
     with disk_errors(folder):
+        # The files come before the folder that names them.
         for path in [*(p for p in folder.iterdir() if p.is_file()), folder]:
             handle = os.open(path, os.O_RDONLY)
             try:
@@ -256,12 +262,15 @@ def pieces(
         n for share, width in zip(shares, widths, strict=True) for n in (share.num_stacked, width)
     ]
     shape = tuple(size * share.num_ranks for size, share in zip(local_shape, shares, strict=True))
+    # A view: reading a checkpoint fills the live tensor through it.
     flat = local.detach().reshape(-1)
     for box in _boxes(start, start + flat.numel(), layered):
         begin = box.begin - start
         view = flat[begin : begin + math.prod(box.sizes)].view(box.sizes)
+        # Stacked matrices lie apart in the whole tensor, so each becomes a piece of its own.
         for stacked in product(*(range(size) for size in box.sizes[::2])):
             index = tuple(part for number in stacked for part in (number, slice(None)))
+            # This rank's share of stacked matrix s starts at (s * ranks + rank) * width.
             offsets = tuple(
                 ((box.offsets[2 * dim] + stacked[dim]) * share.num_ranks + share.rank) * width
                 + box.offsets[2 * dim + 1]
@@ -290,6 +299,7 @@ def _boxes(start: int, end: int, shape: Sequence[int], begin: int = 0) -> Iterat
     if first > last:  # within one row
         yield from _in_row(last, start, end, shape, begin)
         return
+    # The range is the end of a row, then whole rows, then the begin of a row.
     yield from _in_row(first - 1, start, first * row, shape, begin)
     if first < last:
         offsets = (first, *(0 for _ in shape[1:]))

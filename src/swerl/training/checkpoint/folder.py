@@ -65,6 +65,7 @@ def make_room(folder: Path, num_bytes: int) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for left in (*folder.parent.glob(".*.part"), *folder.parent.glob(".*.old")):
             shutil.rmtree(left, ignore_errors=True)
+        # The outcome of an earlier save would pass for the outcome of this one.
         _outcome(folder.parent, int(folder.name)).unlink(missing_ok=True)
         free = shutil.disk_usage(folder.parent).free
         if free < num_bytes * _MARGIN:
@@ -122,6 +123,7 @@ def take_outcome(parent: Path, step: int) -> SaveOutcome | None:
     """Return and remove the outcome of a save; None while it is being written."""
     path = _outcome(parent, step)
     try:
+        # A rename puts the file there, so it is never half-written.
         found = SaveOutcome(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
@@ -230,6 +232,7 @@ def check_files(folder: Path, meta: CheckpointMeta, *, part: int = 0, num_parts:
         size = path.stat().st_size
         if size != wanted.num_bytes:
             _refuse(folder, f"its file {name} has {size:,} bytes of {wanted.num_bytes:,}")
+        # Hashing reads whole files, so each rank hashes only some of them.
         if number % num_parts == part and mark(path) != wanted:
             _refuse(folder, f"the content of its file {name} has changed")
 
@@ -237,6 +240,7 @@ def check_files(folder: Path, meta: CheckpointMeta, *, part: int = 0, num_parts:
 def steps(parent: Path) -> list[int]:
     """Return the steps of the whole checkpoints in a folder, in order."""
     found = parent.iterdir() if parent.is_dir() else ()
+    # A folder without meta.json is half-written.
     return sorted(int(p.name) for p in found if p.name.isdecimal() and (p / META).is_file())
 
 

@@ -95,9 +95,11 @@ class Checkpoints:
         Without `trainer.async_save` it is whole at return. Its outcome is written beside it.
         Raises TrainerError if the disk is too full.
         """
+        # Only one copy of the state fits in host memory with certainty.
         self.finish()
         folder = folders.folder_of(self._parent, step)
         owned = owned_pieces(self._learner)
+        # The disk is checked before the expensive copy.
         self._prepare(folder, owned)
         self._save = _Save(
             step=step,
@@ -109,6 +111,7 @@ class Checkpoints:
             dtypes=param_dtypes(self._learner),
             meta=self._meta(step),
         )
+        # The save holds copies, so training may change the tensors from here on.
         self._thread = threading.Thread(target=self._write, args=(self._save,), daemon=True)
         self._thread.start()
         if not self._settings.options.async_save:
@@ -132,6 +135,7 @@ class Checkpoints:
         self.finish()
         folder = folders.folder_of(self._parent, step)
         needed = needed_pieces(self._learner)
+        # All ranks check everything before the first tensor is overwritten.
         source = self._agree(lambda: self._open(folder, needed))
         self._agree(lambda: source.read(needed))
         common = source.common()
@@ -166,10 +170,12 @@ class Checkpoints:
 
     def _prepare(self, folder: Path, owned: Sequence[Piece]) -> None:
         """Create the folder to write in. Raises TrainerError if the disk is too full."""
+        # At most 4 bytes each: masters and moments are fp32.
         num_bytes = torch.tensor(sum(piece.data.numel() * 4 for piece in owned))
         dist.all_reduce(num_bytes, group=self._group)
         if self._rank == 0:
             self._agree(lambda: folders.make_room(folder, int(num_bytes)))
+        # The others call too, so that an error of the first rank raises on all of them.
         else:
             self._agree(lambda: None)
 
@@ -201,6 +207,7 @@ class Checkpoints:
             part = _Part(written, save.random_state, save.dtypes)
         except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
             part = _first_line(error)
+        # Free the host copy before the wait for slower ranks.
         save.pieces = ()
         parts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(parts, part, group=self._group)
@@ -211,6 +218,7 @@ class Checkpoints:
     def _finish(self, save: _Save, parts: Sequence[Any]) -> SaveOutcome:
         try:
             meta = _make_whole(save, parts)
+            # The last whole checkpoint stays until the controller has committed this step.
             spare = {*save.kept, *(() if self._base is None else (self._base,))}
             folders.prune(
                 self._parent, save.step, spare=spare, every=self._settings.options.keep_every
@@ -248,7 +256,9 @@ def _make_whole(save: _Save, parts: Sequence[Any]) -> CheckpointMeta:
     dtypes = {key: dtype for part in parts for key, dtype in part.dtypes.items()}
     others = {key: dtype for key, dtype in dtypes.items() if dtype != save.meta.dtype}
     meta = replace(save.meta, num_params=num_params, other_dtypes=others, files=marks)
+    # meta.json comes after all other files, because it marks the folder as whole.
     write_meta(folder, meta)
+    # Syncs before and after the rename: a power cut leaves a whole checkpoint or none.
     files.sync_folder(folder)
     folders.put_in_place(save.folder)
     files.sync_folder(save.folder.parent)
@@ -271,6 +281,7 @@ def owned_pieces(learner: Learner) -> list[Piece]:
     for optimizer in _optimizers(learner):
         for param, start, tensors in _shards(optimizer):
             trained.add(param)
+            # Other tensor ranks and tied embeddings of the last stage are copies.
             if _is_first_copy(param) and not _is_tied_copy(learner, param):
                 found += _pieces(names, param, tensors, start)
     for param, key in names.items():
@@ -297,6 +308,7 @@ def common_state(learner: Learner) -> dict[str, Any]:
     """Return the state that is no tensor piece and the same on all ranks."""
     adams = [optimizer.optimizer for optimizer in _optimizers(learner)]
     # Adam counts steps for its bias correction; the count is the same for all parameters.
+    # torch's Adam counts for each parameter, fused ones for each parameter group.
     counts = [state["step"] for adam in adams for state in adam.state.values() if "step" in state]
     counts += [group["step"] for adam in adams for group in adam.param_groups if "step" in group]
     adam_steps = int(max(counts, default=0))
@@ -375,6 +387,7 @@ def _shards(
 ) -> Iterator[tuple[torch.nn.Parameter, int, dict[str, torch.Tensor]]]:
     """Yield each parameter with a range on this rank: its start, its master and moments."""
     for buffer in optimizer.gbuf_ranges:
+        # Megatron's ranges: buffers, then pairs of types, then buckets, then parameters.
         for buckets in buffer.values():
             for bucket in buckets:
                 for param, ranges in bucket["param_map"].items():

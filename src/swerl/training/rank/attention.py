@@ -55,10 +55,13 @@ class PackedAttention(torch.nn.Module):
         bounds = packed_seq_params.cu_seqlens_q.tolist()
         lengths = tuple(end - start for start, end in pairwise(bounds))
         group = parallel_state.get_context_parallel_group()
+        # Without context ranks, a row's queries and keys have the same positions.
         if group.size() == 1:
             return attend(query, key, value, lengths, lengths, self.scale).flatten(1)
+        # One exchange carries keys and values.
         both = gather_context(torch.stack((key, value), dim=1), group)
         parts = []
+        # Cached: all layers of a pass see the same rows.
         plan = _pieces(lengths, group.size(), group.rank(), query.device)
         for piece in plan.pieces:
             key_M, value_M = both[piece.keys].unbind(1)
@@ -72,6 +75,7 @@ class PackedAttention(torch.nn.Module):
                     self.scale,
                 )
             )
+        # Each piece has parts of all rows; put the positions back in this rank's order.
         return torch.cat(parts)[plan.order].flatten(1)
 
 
@@ -99,10 +103,12 @@ def _pieces(lengths: tuple[int, ...], num_ranks: int, rank: int, device: torch.d
     """Return the early and the late piece; `lengths` are of whole, padded rows."""
     sizes = tuple(length // (2 * num_ranks) for length in lengths)
     order = whole_order(lengths, num_ranks)
+    # This rank holds two pieces of every row, one after the other.
     own_starts = [0, *accumulate(2 * size for size in sizes[:-1])]
     starts = [0, *accumulate(lengths[:-1])]
     found = []
     for half, number in enumerate((rank, 2 * num_ranks - 1 - rank)):
+        # A piece sees the keys of all pieces up to itself.
         seen = tuple((number + 1) * size for size in sizes)
         begins = [start + half * size for start, size in zip(own_starts, sizes, strict=True)]
         queries = _ranges(begins, sizes)
@@ -131,6 +137,7 @@ def attend(
     Shapes: queries (queries, heads, head_dim), keys and values (keys, groups, head_dim); the result
     has the queries' shape.
     """
+    # The kernels compute in half precision only.
     kernel = installed_kernel() if query.is_cuda and query.dtype is not torch.float32 else None
     if kernel is None:
         rows = zip(
@@ -172,6 +179,7 @@ def installed_kernel() -> Callable[..., Any] | None:
     try:
         from torch.nn.attention.varlen import varlen_attn
 
+        # Without grouped queries, the kernel requires one key head for each query head.
         if "enable_gqa" in inspect.signature(varlen_attn).parameters:
             return partial(varlen_attn, window_size=_CAUSAL, enable_gqa=True)
     except ImportError:
@@ -186,6 +194,7 @@ def installed_kernel() -> Callable[..., Any] | None:
 def _row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
+    # `is_causal` aligns queries with the first keys; a late piece must end with the last key.
     square = query.shape[0] == key.shape[0]
     out = F.scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0),

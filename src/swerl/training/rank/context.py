@@ -40,6 +40,7 @@ class RowShare:
     def pad(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the rows' padded lengths; the last row also pads for the tensor ranks."""
         padded = [self.pad_row(length) for length in lengths]
+        # Tensor ranks share the positions of each context rank equally.
         whole_unit = math.lcm(self._row_unit, self.context_ranks * self.tensor_ranks)
         padded[-1] += -sum(padded) % whole_unit
         return tuple(padded)
@@ -130,6 +131,7 @@ class HeadExchange:
         if not self._divides:
             return gather_context(x_NGD, group)[order]
         count, width = len(x_NGD), x_NGD.shape[-1]
+        # One slice of groups for each receiving rank.
         by_rank = x_NGD.reshape(count, group.size(), -1, width).transpose(0, 1).contiguous()
         received: torch.Tensor = all_to_all(group, by_rank)
         return received.flatten(0, 1)[order]
@@ -140,9 +142,11 @@ class HeadExchange:
         if group.size() == 1:
             return y_MGD
         if not self._divides:
+            # Every rank has computed all groups, so it only selects its positions.
             own = own_positions(self.lengths, group.size(), group.rank())
             return y_MGD[own.to(y_MGD.device)]
         order = whole_order(self.lengths, group.size()).to(y_MGD.device)
+        # Back from row order to the order in which the ranks hold positions.
         ordered = y_MGD[torch.argsort(order)]
         by_rank = ordered.reshape(group.size(), -1, *y_MGD.shape[1:])
         received: torch.Tensor = all_to_all(group, by_rank)

@@ -86,11 +86,13 @@ class GatedDeltaNet(torch.nn.Module):
         **unused: object,
     ) -> tuple[torch.Tensor, None]:
         """Mix each row's positions: (N, 1, hidden) in and out; N / ranks per tensor rank."""
+        # With sequence parallelism, the projection gathers the positions of all tensor ranks.
         projected_N1D, _ = self.in_proj(hidden_states)
         grouped_NGD = projected_N1D.reshape(len(projected_N1D), self._groups, -1)
         mixed_NGD, gate_NGD, beta_NGr, decay_NGr = torch.split(grouped_NGD, self._parts, dim=-1)
         bounds = packed_seq_params.cu_seqlens_q.tolist()
         exchange = HeadExchange(tuple(b - a for a, b in pairwise(bounds)), self._groups)
+        # One exchange carries all inputs of the rule. Gates apply by position and stay.
         whole_MGD = exchange.to_whole(torch.cat([mixed_NGD, beta_NGr, decay_NGr], dim=-1))
         out_NGD = exchange.to_own(self._along_rows(whole_MGD, bounds, exchange.groups))
         out_NHV = self._norm(
@@ -113,6 +115,7 @@ class GatedDeltaNet(torch.nn.Module):
         width, _, ratio, _ = self._parts
         mixed, beta, decay = torch.split(whole_MGD, [width, ratio, ratio], dim=-1)
         window = self.conv_weight.shape[-1]
+        # The channels are grouped by key head, as the projection's rows are.
         weight = self.conv_weight.reshape(self._groups, width, window)[groups].flatten(0, 1)
         mixed = causal_conv(mixed.flatten(1), weight, bounds).reshape(len(mixed), -1, width)
         query, key, value = torch.split(mixed, [self._key, self._key, ratio * self._value], dim=-1)
@@ -120,6 +123,7 @@ class GatedDeltaNet(torch.nn.Module):
             part.reshape(self._groups, ratio)[groups].flatten().float()
             for part in (self.A_log, self.dt_bias)
         )
+        # Each key head serves `ratio` value heads.
         out_MHV = gated_delta_rule(
             query.repeat_interleave(ratio, dim=1),
             key.repeat_interleave(ratio, dim=1),
@@ -143,6 +147,7 @@ class GatedDeltaNet(torch.nn.Module):
 
 def _shared(value: torch.Tensor) -> torch.nn.Parameter:
     parameter = torch.nn.Parameter(value)
+    # Megatron splits a parameter with these attributes among tensor ranks.
     vars(parameter).update(tensor_model_parallel=True, partition_dim=0, partition_stride=1)
     return parameter
 
@@ -177,6 +182,7 @@ def causal_conv(x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[in
     wide, width = x_MC.float(), weight_CW.shape[1]
     total_MC = wide * weight_CW[:, -1].float()
     for back in range(1, min(width, len(x_MC))):
+        # A shift must not read positions of the row before.
         shifted = F.pad(wide[:-back], (0, 0, back, 0)) * (place_M >= back).unsqueeze(1)
         total_MC = total_MC + shifted * weight_CW[:, -1 - back].float()
     return F.silu(total_MC).to(x_MC.dtype)
@@ -215,7 +221,9 @@ def _row(
     decay_Hnij = _decay(summed_Hni)
     gamma_Hni1 = summed_Hni.exp().unsqueeze(-1)
     beta_Hni1 = beta.unsqueeze(-1)
+    # Row i of the triangular system: earlier positions of the same chunk.
     before_Hnij = (beta_Hni1 * decay_Hnij * (key @ key.mT)).tril(-1)
+    # Two right-hand sides: the values, and the part that the earlier state removes.
     wanted = torch.cat([beta_Hni1 * value, beta_Hni1 * gamma_Hni1 * key], dim=-1)
     solved = torch.linalg.solve_triangular(
         torch.eye(size, device=key.device) + before_Hnij, wanted, upper=False, unitriangular=True
@@ -225,6 +233,7 @@ def _row(
     to_end = (summed_Hni[..., -1:] - summed_Hni).exp().unsqueeze(-1)
     state_HKV = key.new_zeros(key.shape[0], key.shape[-1], value.shape[-1])
     outs = []
+    # Only this loop is sequential: it carries the state from chunk to chunk.
     for n in range(query.shape[1]):
         u_HiV = written[:, n] - read[:, n] @ state_HKV
         outs.append(gamma_Hni1[:, n] * (query[:, n] @ state_HKV) + seen_Hnij[:, n] @ u_HiV)
@@ -238,6 +247,7 @@ def _decay(summed_Hni: torch.Tensor) -> torch.Tensor:
     size = summed_Hni.shape[-1]
     later = torch.ones(size, size, dtype=torch.bool, device=summed_Hni.device).triu(1)
     between = summed_Hni.unsqueeze(-1) - summed_Hni.unsqueeze(-2)
+    # -inf comes before `exp`, because later positions have exponents that may overflow.
     return between.masked_fill(later, -torch.inf).exp()
 
 

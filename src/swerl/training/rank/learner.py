@@ -64,9 +64,11 @@ class Learner:
         self._algorithm = algorithm
         self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
         self._share = own_share()
+        # Figures and errors travel over the host, apart from the GPUs' own collectives.
         self._everyone = torch.distributed.new_group(backend="gloo")
         self.model = self._build()
         weights.load(self.model, settings.model, self.mapping, self.hf_config)
+        # The reference keeps the initial weights, also if a checkpoint is restored later.
         self._reference = self._frozen_copy() if algorithm.needs_reference else None
         self.parallel_model = wrap(self.model)
         self.optimizer = build_optimizer(self.parallel_model, self.options)
@@ -104,8 +106,10 @@ class Learner:
             )
             if logp_S is not None and reports_figures()
             for row, logp_T in zip(rows, micro.grid(logp_S).tolist(), strict=True)
+            # Rows of weight 0 only keep a rank busy; they are not in the batch.
             if row.weight
         ]
+        # The indices restore the order of the batch.
         return [logps for _, logps in sorted(gather_lists(own, self._everyone))]
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -152,6 +156,7 @@ class Learner:
             micro_batches += [make(rows) for rows in packed]
         except SwerlError as error:
             errors.append((str(error), error.hint))
+        # A rank that raised alone would leave the others in the next collective.
         for message, hint in gather_lists(errors, self._everyone):
             raise TrainerError(message, hint=hint)
         return micro_batches
@@ -183,6 +188,7 @@ class Learner:
         return sum_over_ranks(results, self._everyone)
 
     def _update(self, figures: Mapping[str, float], step: int) -> float:
+        # The norm is computed before the step, so that a bad step changes no weight.
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
         if not (math.isfinite(figures["loss"]) and math.isfinite(grad_norm)):
@@ -218,6 +224,7 @@ def log_probs(
     """Return `logp_S` of each micro-batch without a gradient; None on earlier stages."""
     with torch.no_grad():
         found: list[torch.Tensor] = _run(model, micro_batches, _without_loss, forward_only=True)
+    # Earlier pipeline stages have no output.
     return list(found) or [None] * len(micro_batches)
 
 

@@ -73,6 +73,7 @@ class MicroBatch:
 
     def grid(self, values_S: torch.Tensor) -> torch.Tensor:
         zeros_BT = torch.zeros_like(self.old_logp_BT)
+        # Unlike an assignment, `index_put` passes the gradient on to `values_S`.
         return zeros_BT.index_put((self.row_S, self.position_S), values_S)
 
     def loss_inputs(
@@ -105,12 +106,14 @@ def rank_micro_batches(
         WeightedSample(index, sample, weight)
         for index, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
     ]
+    # A row's last token is only a label, so it takes no position.
     sizes = [len(sample.ids) - 1 for sample in batch.samples]
     costs = [cost.of(size) for size in sizes]
     padded = [share.pad_row(size) for size in sizes]
     packs = pack(padded, costs, num_ranks=num_ranks, budget=budget)
     return [
         [rows[index] for index in sorted(indices, key=lambda index: (-sizes[index], index))]
+        # An empty pack gets a row of weight 0.
         or [_idle(rows[0])]
         for indices in packs[rank]
     ]
@@ -137,6 +140,7 @@ def to_tensors(
     that the engine recorded are included.
     """
     lengths = [len(row.sample.ids) - 1 for row in rows]
+    # Position t predicts token t + 1, so a row's first token has no entry.
     mask_BT = _pad([row.sample.mask[1:] for row in rows], device)
     token_BT = _pad([[1.0] * length for length in lengths], device)
     row_S, position_S = (token_BT if all_tokens else mask_BT).nonzero(as_tuple=True)
@@ -171,9 +175,11 @@ def pack_rows(
 ) -> PackedRows:
     """Pack rows. `selected` are row and position of the selected tokens, row by row."""
     lengths = share.pad([len(sample.ids) - 1 for sample in samples])
+    # Rows start after the padding of the rows before them.
     starts_B = torch.tensor([0, *lengths[:-1]]).cumsum(0)
     ids_M, labels_M = (_end_to_end(samples, lengths, offset) for offset in (0, 1))
     held_N = share.positions(lengths)
+    # Index of each position among the selected ones, -1 elsewhere.
     index_M = torch.full((sum(lengths),), -1)
     row_S, position_S = (index.cpu() for index in selected)
     index_M[starts_B[row_S] + position_S] = torch.arange(len(row_S))
@@ -225,6 +231,7 @@ def _routed(
     found = np.full((num_positions, *shape), -1, np.int16)
     data = experts.read([piece for _, piece in pieces])
     for (start, piece), ids in zip(pieces, data, strict=True):
+        # The engine's ids may take one byte or two.
         chosen = np.frombuffer(ids, f"u{piece.bytes_per_id}").reshape(-1, *shape)
         found[start : start + piece.num_positions] = chosen
     return torch.from_numpy(found)

@@ -49,6 +49,7 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
         if not self.post_process:
             return hidden_N1H
         if self.config.sequence_parallel:
+            # The output layer all-reduces its input's gradient, so backward only splits it.
             hidden_N1H = tensor_parallel.gather_from_sequence_parallel_region(
                 hidden_N1H, tensor_parallel_output_grad=False
             )
@@ -60,6 +61,7 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
         return over_context(logp_O, rows.index_O, rows.num_selected)
 
     def _logits(self, hidden_OH: torch.Tensor) -> torch.Tensor:
+        # The last stage has a copy of tied embeddings and no output matrix of its own.
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else None
         logits_O1V, _ = self.output_layer(hidden_OH.unsqueeze(1), weight=weight)
@@ -180,6 +182,7 @@ def chunked_log_probs(
     to_logits: ToLogits, hidden_OH: torch.Tensor, labels_O: torch.Tensor, *, vocab: int
 ) -> torch.Tensor:
     """Return the log-probability of each label, in fp32, chunk by chunk. `vocab` is V."""
+    # A chunk has at least one position, even with a huge vocabulary.
     size = max(1, CHUNK_LOGITS // vocab)
     if len(labels_O) <= size:
         return _chunk(to_logits, hidden_OH, labels_O)
@@ -207,6 +210,7 @@ class _OverContext(torch.autograd.Function):
         ctx: Any, logp_O: torch.Tensor, index_O: torch.Tensor, num_selected: int
     ) -> torch.Tensor:
         ctx.save_for_backward(index_O)
+        # Each selected position is set on one rank, so the sum collects all parts.
         logp_S = logp_O.new_zeros(num_selected).index_copy(0, index_O, logp_O)
         group = parallel_state.get_context_parallel_group()
         torch.distributed.all_reduce(logp_S, group=group)
@@ -222,5 +226,6 @@ def _chunk(to_logits: ToLogits, hidden_CH: torch.Tensor, labels_C: torch.Tensor)
     logits_CV = to_logits(hidden_CH)
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return -F.cross_entropy(logits_CV.float(), labels_C, reduction="none")
+    # Each tensor rank has the logits of a part of the vocabulary.
     loss_C: torch.Tensor = tensor_parallel.vocab_parallel_cross_entropy(logits_CV, labels_C)
     return -loss_C

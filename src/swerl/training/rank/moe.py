@@ -71,6 +71,7 @@ class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no 
             self.expert_bias = torch.nn.Parameter(bias, requires_grad=False)
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
+        # In fp32, because rounding can change the choice of experts.
         return F.linear(input.float(), self.weight.float())
 
     def routing(
@@ -82,6 +83,7 @@ class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no 
         chosen_NK = self._choose(scores_NE)
         weights_NK = scores_NE.gather(1, chosen_NK)
         if self.rules.normalised:
+            # The small term prevents a division by zero.
             weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
         weights_NE = torch.zeros_like(scores_NE).scatter(
             1, chosen_NK, weights_NK * self.rules.scale
@@ -91,11 +93,13 @@ class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no 
 
     def _choose(self, scores_NE: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
+            # The bias changes the choice of experts, but not their weights.
             ranked_NE = scores_NE if self.expert_bias is None else scores_NE + self.expert_bias
             own_NK = ranked_NE.topk(self.topk, dim=-1).indices
             if self.replay_NK is None:
                 return own_NK
             replay_NK = self.replay_NK.to(own_NK)
+            # A token without a full record gets the router's own choice.
             return torch.where(_is_record(replay_NK, scores_NE.shape[1]), replay_NK, own_NK)
 
 
@@ -120,12 +124,14 @@ class GroupedExperts(torch.nn.Module):
         multiply = _multiply_grouped if is_grouped else _multiply_in_turn
         both_TF = multiply(x_TH, self.fc1.flatten(1, 2), tokens_per_expert)
         gate_TF, up_TF = both_TF.chunk(2, dim=-1)
+        # The router's weight may come before the second matrix, because that is linear.
         inner_TF = (F.silu(gate_TF) * up_TF * weights_T.unsqueeze(-1)).to(x_TH.dtype)
         return multiply(inner_TF, self.fc2, tokens_per_expert), None
 
 
 def _is_record(replay_NK: torch.Tensor, num_experts: int) -> torch.Tensor:
     """Return for each token, as (N, 1), whether its record has K different experts."""
+    # After sorting, K different experts are strictly increasing.
     sorted_NK = replay_NK.sort(-1).values
     within = (sorted_NK[:, :1] >= 0) & (sorted_NK[:, -1:] < num_experts)
     return within & (sorted_NK.diff(dim=-1) > 0).all(-1, keepdim=True)

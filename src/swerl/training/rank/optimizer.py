@@ -71,6 +71,7 @@ def build_scheduler(
         max_lr=options.lr,
         min_lr=options.lr * options.lr_end,
         lr_warmup_steps=options.warmup_steps,
+        # Megatron requires that the decay ends after the warm-up.
         lr_decay_steps=max(options.steps, options.warmup_steps + 1),
         lr_decay_style="linear",
         start_wd=options.weight_decay,
@@ -131,6 +132,7 @@ class HostAdam(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+        # The step changed a copy on the host; the parameter may be on the GPU.
         param.detach().copy_(value)
 
     def _state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -140,6 +142,7 @@ class HostAdam(torch.optim.Optimizer):
             state["step"] = torch.tensor(0.0)
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros(param.shape, dtype=torch.float32)
+        # Megatron may restore the state on the GPU.
         for name, value in state.items():
             state[name] = value.to(_HOST)
         return state

@@ -53,6 +53,7 @@ def pack(sizes: Sequence[int], costs: Sequence[float], *, num_ranks: int, budget
         message = f"a row of {longest} positions is over the budget of {budget} a micro-batch"
         hint = f"raise trainer.tokens_per_micro_batch or context_parallel to hold {longest}"
         raise TrainerError(message, hint=hint)
+    # Fewer slots than this cannot hold all positions.
     num_slots = -(-sum(sizes) // (num_ranks * budget))
     while not (packs := _packs(sizes, costs, num_slots * num_ranks, budget)):
         num_slots += 1
@@ -77,6 +78,7 @@ def _packs(
     dealt = differencing(costs, num_packs)
     if all(sum(sizes[item] for item in bin_) <= budget for bin_ in dealt):
         return dealt
+    # A small capacity keeps the packs even, so the capacities are tried in rising order.
     even = sum(sizes) / num_packs
     capacities = [max(max(sizes), int(even * slack) + 1) for slack in _SLACKS]
     for capacity in (*sorted({each for each in capacities if each < budget}), budget):
@@ -109,6 +111,7 @@ def _one_by_one(sizes: Sequence[int], capacity: int) -> list[tuple[int, ...]]:
     left = sorted(range(len(sizes)), key=lambda item: -sizes[item])
     packs = []
     while left:
+        # Sizes round up and room rounds down, so that no pack exceeds the capacity.
         first, *others = left
         room = (capacity - sizes[first]) // grain
         chosen = _closest_sum([-(-sizes[item] // grain) for item in others], room)
@@ -126,11 +129,13 @@ def _closest_sum(sizes: Sequence[int], room: int) -> list[int]:
     within = (1 << (room + 1)) - 1
     reached = [1]
     for size in sizes:
+        # An exact fit cannot be improved.
         if reached[-1] >> room:
             break
         reached.append((reached[-1] | reached[-1] << size) & within)
     total = reached[-1].bit_length() - 1
     chosen = []
+    # Walk back: if a sum could not be reached before a size, that size is part of it.
     for index in range(len(reached) - 2, -1, -1):
         if not reached[index] >> total & 1:
             chosen.append(index)
@@ -154,6 +159,7 @@ def _to_ranks(packs: list[tuple[int, ...]], costs: Sequence[float], num_ranks: i
 
 
 def _merge(deals: Sequence[_Deal]) -> list[tuple[int, ...]]:
+    # The heap pops the largest spread first, and the number breaks ties.
     heap = [(-deal.spread, number, deal) for number, deal in enumerate(deals)]
     heapq.heapify(heap)
     for number in range(len(deals), 2 * len(deals) - 1):

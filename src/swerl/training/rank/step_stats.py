@@ -45,6 +45,7 @@ def sum_over_ranks(
     total: Counter[str] = Counter()
     for figures in everything:
         total.update(figures)
+    # The counter has added up the maxima, too.
     peak = max(figures["mismatch_max"] for figures in everything)
     return {**total, "mismatch_max": peak}
 
@@ -95,6 +96,7 @@ class PhaseTimer:
 
     def lap(self, phase: str) -> None:
         if torch.cuda.is_available():
+            # CUDA works asynchronously: without this, the time would count for a later phase.
             torch.cuda.synchronize()
             self.peak_bytes[phase] = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()

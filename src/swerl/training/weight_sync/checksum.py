@@ -75,6 +75,7 @@ class ExpectedChecksums:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         name = self._engine_name(name)
+        # A tied head is the embedding, which has a checksum of its own.
         if name == "lm_head.weight" and self._tied:
             return
         if expert := _EXPERT.match(name):
@@ -87,11 +88,13 @@ class ExpectedChecksums:
             full_name = f"{parent}.{fused}.{kind}"
             if fused == "gate_up_proj":
                 tensor = self._in_blocks(tensor, 0, name)
+            # The engine has one parameter for all parts: its checksum waits for the last part.
             if parts := self._collected(full_name, place, tensor, _NUM_PARTS[fused]):
                 self._note(full_name, [self._fuse(fused, parts)], certain=self._is_certain)
         elif module in ("embed_tokens", "lm_head"):
             self._note(name, [along(self._in_vocab_blocks(tensor), self._ranks, 0)], certain=True)
         elif module in ("o_proj", "down_proj", "out_proj") and kind == "weight":
+            # Ranks share the input dimension of these, the last one.
             held = self._in_blocks(tensor, -1, name) if module == "down_proj" else tensor
             self._note(name, [along(held, self._ranks, -1)], certain=self._is_certain)
         elif module.endswith("norm"):
@@ -103,6 +106,7 @@ class ExpectedChecksums:
         elif module == "conv1d":
             self._note(name, [self._by_section(tensor)])
         else:
+            # Unknown: an engine may hold it whole, or cut it along its first or its last dimension.
             cuts = (along(tensor, self._ranks, dim) for dim in (0, -1) if tensor.ndim)
             self._note(name, [whole(tensor, self._ranks), *cuts])
 
@@ -135,6 +139,7 @@ class ExpectedChecksums:
         """Return each rank's share of the rows of every part, one part under the other."""
         first, *rest = parts
         if fused == "qkv_proj":
+            # Without the number in config.json, assume that no ranks share a head.
             num_heads = self._number("num_key_value_heads") or self._ranks
             cuts = [along(first, self._ranks, 0)]
             cuts += [heads(part, self._ranks, num_heads) for part in rest]
@@ -162,6 +167,7 @@ class ExpectedChecksums:
     def _by_section(self, tensor: torch.Tensor) -> PerRank | None:
         """Cut the rows of a delta net's queries, keys and values, each by itself."""
         keys = self._number("linear_num_key_heads") * self._number("linear_key_head_dim")
+        # Other sections than the config describes: expect no checksum.
         if not 0 < 2 * keys < tensor.shape[0]:
             return None
         sections = torch.split(tensor, [keys, keys, tensor.shape[0] - 2 * keys])
@@ -173,6 +179,7 @@ class ExpectedChecksums:
         if match["number"] is None:
             self._note_experts(path, part, tensor)
             return
+        # Model families name this number in different ways.
         keys = ("num_experts", "num_local_experts", "n_routed_experts")
         num_experts = max(map(self._number, keys))
         if not num_experts:
@@ -189,6 +196,7 @@ class ExpectedChecksums:
             name, experts = f"{path}.w2_weight", self._in_blocks(experts, -1, path)
             cut = along(experts, self._ranks, -1)
         else:
+            # The engine pads and cuts gates and ups each by themselves.
             halves = [self._in_blocks(half, 1, path) for half in experts.chunk(2, 1)]
             name, experts = f"{path}.w13_weight", torch.cat(halves, 1)
             cut = stacked([along(half, self._ranks, 1) for half in halves], 1)
@@ -227,6 +235,7 @@ def along(tensor: torch.Tensor, num_ranks: int, dim: int) -> PerRank | None:
 
 def padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     missing = size - tensor.shape[dim]
+    # `pad` works on the last dimension.
     return torch.nn.functional.pad(tensor.movedim(dim, -1), (0, missing)).movedim(-1, dim)
 
 
@@ -266,10 +275,12 @@ def _hash_on_cpu(tensor: torch.Tensor) -> int:
 def _hash_on_gpu(tensor: torch.Tensor) -> int:
     """Sum over tiles two 32-bit sums of mixed words, each mixed with its position."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    # The kernel reads 32-bit words, and zeros fill the last one.
     padding = -raw.numel() % 4
     words = torch.nn.functional.pad(raw, (0, padding)).view(torch.int32)
     if not words.numel():
         return 0
+    # Chunks limit the memory of the temporaries; sums of tiles add up in any order.
     num_words, step = words.numel(), TILE_WORDS * _CHUNK_TILES
     total = sum(
         _tiles_sum(words[start : start + step], start, num_words)
@@ -281,14 +292,18 @@ def _hash_on_gpu(tensor: torch.Tensor) -> int:
 def _tiles_sum(words: torch.Tensor, start: int, num_words: int) -> int:
     """Return the sum of the hashes of the tiles that begin at word `start`."""
     place = torch.arange(start, start + words.numel(), device=words.device)
+    # int64 with a mask replaces unsigned 32-bit arithmetic.
     value = words.to(torch.int64) & _MASK
+    # The constants are those of SGLang's kernel; the first seed makes the high half.
     seeds = _SEED, ((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & _MASK
     halves = []
     for seed, factor, bits in zip(seeds, (0x27D4EB2D, 0x165667B1), (15, 13), strict=True):
         mixed = ((place * factor + seed) & _MASK) ^ _rotated(place & _MASK, bits)
         mixed = _fmix32(value ^ mixed)
+        # Padding comes after the mixing, so positions behind the end add nothing.
         mixed = torch.nn.functional.pad(mixed, (0, -mixed.numel() % TILE_WORDS))
         tile = mixed.view(-1, TILE_WORDS).sum(1) & _MASK
+        # Each tile's hash contains the length of the whole tensor in bytes.
         halves.append(_fmix32(tile ^ (num_words * 4 & _MASK)))
     high, low = (half.tolist() for half in halves)
     return sum((h << 32) | part for h, part in zip(high, low, strict=True))

@@ -61,6 +61,7 @@ class Sender:
 
     def send(self, targets: Sequence[EngineTarget], way: str, version: str) -> Sent:
         """Send all weights by `tensor` or `distributed`. All ranks call it together."""
+        # One thread for each server, so that a slow one does not delay calls to the others.
         delivery = _Delivery(targets, Caller(len(targets), self._timeout_s))
         try:
             if way == "tensor":
@@ -80,6 +81,7 @@ class Sender:
         """Broadcast all weights; start again while members fail and others remain."""
         while True:
             broken = [self._try_broadcast(delivery)]
+            # The gather is collective: all ranks repeat it, or none does.
             dist.broadcast_object_list(broken, src=0)
             if not broken[0]:
                 return
@@ -87,11 +89,13 @@ class Sender:
     def _try_broadcast(self, delivery: _Delivery) -> bool:
         """Return whether a member failed and others still need the weights."""
         known = self._group
+        # Only the first rank shares a group with the engines.
         group = self._join(delivery) if dist.get_rank() == 0 else None
         broken = dist.get_rank() == 0 and group is None
 
         def deliver(bucket: Bucket) -> None:
             nonlocal broken
+            # After a failure the gather continues without sending: the other ranks wait in it.
             if group is None or broken:
                 return
             try:
@@ -108,6 +112,7 @@ class Sender:
     def _join(self, delivery: _Delivery) -> EngineGroup | None:
         """Return the group of the remaining servers; None if one did not join."""
         wanted = tuple(delivery.alive)
+        # The group of the last update serves again if no server was added or lost.
         if self._group and self._group.targets == wanted:
             return self._group
         self.close()
@@ -125,10 +130,12 @@ class Sender:
 
     def _pass(self, delivery: _Delivery, deliver: Callable[[Bucket], None]) -> None:
         """Gather all weights once, to the end: the other ranks take part in every tensor."""
+        # All targets are expected to have the layout of the first.
         expected = ExpectedChecksums(delivery.targets[0], self._hf_config)
         first, num_tensors = dist.get_rank() == 0, 0
         for bucket in in_buckets(self._typed(), self._max_bytes):
             num_tensors += len(bucket.names)
+            # The first rank alone reports, so the others need no checksums.
             if first:
                 for name, tensor in zip(bucket.names, bucket.tensors, strict=True):
                     expected.add(name, tensor)
@@ -137,6 +144,7 @@ class Sender:
 
     def _typed(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._gather():
+            # Engines expect the types of the model's own files, which may differ from training's.
             yield name, tensor.detach().to(self._dtypes.get(name, tensor.dtype))
 
 
@@ -202,6 +210,7 @@ class _Delivery:
         """Yield a server's handles, one per rank: those of the trainer ranks on its GPUs."""
         num_ranks = self.targets[index].num_ranks
         for rank in range(num_ranks):
+            # Servers follow the order of the trainer's ranks, each with `num_ranks` GPUs.
             yield texts[0] if self.device == "cpu" else texts[index * num_ranks + rank]
 
 
@@ -210,6 +219,7 @@ def stored_dtypes(model: Path) -> dict[str, torch.dtype]:
     found = {}
     for path in shards(model):
         with path.open("rb") as file:
+            # A safetensors file begins with the length of its JSON header, in 8 bytes.
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, entry in header.items():
             if name != "__metadata__" and entry["dtype"] in _TYPES:

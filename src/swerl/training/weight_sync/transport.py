@@ -69,6 +69,7 @@ def failures(calls: Mapping[str, Future[None]]) -> dict[str, CallError]:
     """Wait for all calls, by URL; return the errors, by URL."""
     found = {}
     for url, call in calls.items():
+        # `exception` waits until the call has ended.
         error = call.exception()
         if isinstance(error, CallError):
             found[url] = error
@@ -123,6 +124,7 @@ class EngineGroup:
         """Form the group together with every server. Raises GroupError."""
         patience = timedelta(seconds=self._caller.timeout_s)
         host = _address_towards(self.targets[0].url)
+        # With port 0 the system chooses a free one.
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host, 0, is_master=True, wait_for_workers=False, timeout=patience
         )
@@ -138,6 +140,7 @@ class EngineGroup:
                 "group_name": self._name,
                 "backend": backend,
             }
+            # Calls start before this rank joins, because no member can join alone.
             calls[target.url] = self._caller.start(target.url, "/init_weights_update_group", body)
             rank += target.num_ranks
         # Joining blocks until all members are there, so look first for a server that refuses.
@@ -167,6 +170,7 @@ class EngineGroup:
         }
         path = "/update_weights_from_distributed"
         calls = {each.url: self._caller.start(each.url, path, body) for each in self.targets}
+        # Asynchronous: a server that fails must not block this rank inside the broadcast.
         sent = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         wait(calls.values(), return_when=FIRST_EXCEPTION)
         if any(call.done() and call.exception() for call in calls.values()):
@@ -185,6 +189,7 @@ class EngineGroup:
             each.url: self._caller.start(each.url, "/destroy_weights_update_group", body)
             for each in self.targets
         }
+        # Wait, but ignore the errors: a server that is gone has left.
         failures(calls)
 
     def _abort(self) -> None:
@@ -209,6 +214,7 @@ def _new_group(
         group_name=c10d.GroupName(name),
         timeout=timeout,
     )
+    # `dist.broadcast` looks up the ranks of a group in this table.
     c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
     assert isinstance(group, dist.ProcessGroup)
     return group
@@ -218,6 +224,7 @@ def _address_towards(url: str) -> str:
     """Return this machine's address as the server at `url` sees it."""
     host, _, port = url.rpartition("//")[2].partition("/")[0].rpartition(":")
     family, kind, proto, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    # Connecting a datagram socket sends nothing, but chooses the local address.
     with socket.socket(family, kind, proto) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
@@ -244,6 +251,7 @@ class Bucket:
 
 def in_buckets(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[Bucket]:
     """Yield the tensors in buckets of at most `max_bytes`; a larger tensor has its own bucket."""
+    # A bucket has tensors of one type, so one bucket for each type is open.
     open_ones: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors:
         held = open_ones.setdefault(tensor.dtype, [])
@@ -296,6 +304,7 @@ def _places(bucket: Bucket) -> Iterator[SimpleNamespace]:
             dtype=tensor.dtype,
             start_idx=start,
             end_idx=start + tensor.nbytes,
+            # The flat tensor has bytes, so `numel` counts bytes too.
             numel=tensor.nbytes,
         )
         start += tensor.nbytes
