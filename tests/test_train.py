@@ -121,7 +121,7 @@ def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run)
     interrupted.send_signal(signal.SIGINT)
     output, _ = interrupted.communicate(timeout=60)
     assert interrupted.returncode == 130, output
-    assert "the same command goes on" in output
+    assert "run the same command again" in output
 
     began = time.time()
     killed = run.start()

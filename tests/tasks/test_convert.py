@@ -250,7 +250,7 @@ def test_a_conversion_survives_its_end(tmp_path: Path, number: int, code: int) -
     _, said = process.communicate()
     assert process.returncode == code
     assert "Traceback" not in said
-    assert (code == 130) == ("the same command goes on" in said)
+    assert (code == 130) == ("run the same command again" in said)
     again = subprocess.run([*command, out], capture_output=True, text=True, check=True)
     assert "done by an earlier run" in again.stdout
     subprocess.run([*command, whole], capture_output=True, check=True)

@@ -1,4 +1,4 @@
-"""`swerl serve` at work: engine, gateway and sessions, until it is told to stop."""
+"""Run `swerl serve`: engine, gateway and sessions, until a signal stops it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swerl.cli._output import console, counted, safe
-from swerl.cli._serve_desk import Desk, Plan, Totals, View
+from swerl.cli._serve_sessions import Plan, ServeSessions, Totals, View
 from swerl.core.chat import Message
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, SwerlError
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LOOK_S = 1.0
-"""Seconds between looks for idle sessions."""
+"""Seconds between checks for idle sessions."""
 
 
 async def serve(plan: Plan, view: View) -> Totals:
-    """Serve until SIGINT or SIGTERM, then write what is left. Raises what an engine raises."""
+    """Serve until SIGINT or SIGTERM, then write open sessions. Raises the engine's errors."""
     recipe = plan.recipe
     with disk_errors(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -55,21 +55,21 @@ async def serve(plan: Plan, view: View) -> Totals:
             on_refused=view.refused,
         ) as gateway,
     ):
-        desk = Desk(gateway, plan, view)
+        sessions = ServeSessions(gateway, plan, view)
         with _told_to_stop() as stop:
-            view.started(gateway.url, desk.open(plan.keys))
+            view.started(gateway.url, sessions.open(plan.keys))
             try:
                 while not stop.is_set():
-                    await desk.pass_on_idle()
+                    await sessions.pass_on_idle()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_LOOK_S):
                             await stop.wait()
             finally:
-                await desk.close()
-        desk.totals.interrupted = stop.interrupted
+                await sessions.close()
+        sessions.totals.interrupted = stop.interrupted
     with suppress(OSError):
-        plan.folder.rmdir()  # where nobody came
-    return desk.totals
+        plan.folder.rmdir()  # nobody used it
+    return sessions.totals
 
 
 class _Stop(asyncio.Event):
@@ -78,7 +78,7 @@ class _Stop(asyncio.Event):
 
 @contextmanager
 def _told_to_stop() -> Iterator[_Stop]:
-    """Yield what SIGTERM and the first SIGINT set; a second SIGINT interrupts as usual."""
+    """Yield an event that SIGTERM and the first SIGINT set; a second SIGINT interrupts."""
     loop = asyncio.get_running_loop()
     stop = _Stop()
 
@@ -101,7 +101,7 @@ _COLUMNS = f"{'time':<8}  {'branch':<6} {'turn':>5} {'new':>8} {'sampled':>8} {'
 
 
 class ServeView:
-    """Listens to the sessions. Implements View."""
+    """Prints what the sessions do."""
 
     def __init__(
         self, *, engine: str, model: str, key_file: Path | None, trainable: bool, public: bool
@@ -115,7 +115,7 @@ class ServeView:
         self._branches: dict[str, _Branches] = {}
 
     def started(self, url: str, keys: Sequence[str]) -> None:
-        """Print where the gateway is, and how to point a client of each kind at it."""
+        """Print the gateway's address, and how to configure each kind of client."""
         self._line(f"[bold]{safe(self._engine)}[/] answers at [bold]{url}[/] until Ctrl-C")
         if not self._trainable:
             self._line("[yellow]for debugging: no token ids, so nothing is trainable[/]")
@@ -131,7 +131,7 @@ class ServeView:
             for command in commands:
                 self._line(safe(command))
         self._line(f"\n[dim]{_COLUMNS}[/]")
-        self._out.file.flush()  # whoever started it in the background waits for these lines
+        self._out.file.flush()  # a script that starts it in the background waits for these lines
 
     def turn(self, session: str, record: TurnRecord) -> None:
         """Print one answered request."""
@@ -148,18 +148,18 @@ class ServeView:
         )
 
     def refused(self, session: str, error: Exception) -> None:
-        """Print one request that ended in an error."""
+        """Print one failed request."""
         colour = "red" if isinstance(error, EngineError) else "yellow"
         told = str(error) if isinstance(error, SwerlError) else f"internal error: {error!r}"
         self._line(f"{_clock()}  [{colour}]{session or '-':<6} refused  {safe(told)}[/]", cut=True)
 
     def kept(self, session: str, folder: Path) -> None:
-        """Print where an idle session was written."""
+        """Print the folder of an idle session."""
         self._branches.pop(session, None)
         self._line(f"{_clock()}  [dim]{session:<6} was idle: kept in {safe(str(folder))}[/]")
 
     def _shown(self, key: str, number: int) -> str:
-        """Return a key as a shell takes it; one from a file stays there."""
+        """Return a key as shell text; a key from a file is read from there."""
         if self._key_file is None:
             return key
         return f'"$(sed -n {number}p {shlex.quote(str(self._key_file))})"'
@@ -173,7 +173,7 @@ class ServeView:
 
 
 def show_totals(totals: Totals, next_command: str) -> None:
-    """Print what all sessions came to, where they lie, and what to run next."""
+    """Print the sums over all sessions, their folder and the next command."""
     out: Console = console()
     dropped = sum(totals.dropped.values())
     share = totals.trained / max(totals.sampled + dropped, 1)
@@ -194,15 +194,15 @@ def show_totals(totals: Totals, next_command: str) -> None:
 
 
 class _Branches:
-    """Numbers the branches of one session as its Turns come."""
+    """Numbers the branches of one session in the order of its Turns."""
 
     def __init__(self) -> None:
         self._of_leaf: dict[int, int] = {}
-        """Branch by the Turn that stands at its end."""
+        """Last Turn of a branch -> its number."""
         self._num = 0
 
     def of(self, turn: int, parent: int | None) -> int:
-        """Return the branch that a Turn continues, or the one that it begins."""
+        """Return the number of a Turn's branch, new or continued."""
         number = None if parent is None else self._of_leaf.pop(parent, None)
         if number is None:
             self._num += 1
@@ -212,7 +212,7 @@ class _Branches:
 
 
 def _ways_in(url: str, model: str) -> Mapping[str, Sequence[str]]:
-    """Return commands that a shell takes as they are, by client."""
+    """Return shell commands by client."""
     provider = f'{{name="swerl",base_url="{url}/v1",env_key="SWERL_KEY",wire_api="responses"}}'
     body = (
         f'{{"model":"{model}","max_tokens":500,"messages":[{{"role":"user","content":"{_ASK}"}}]}}'
@@ -241,7 +241,7 @@ def _ways_in(url: str, model: str) -> Mapping[str, Sequence[str]]:
 
 
 def _said(message: Message) -> str:
-    """Return a reply's calls in short, or else its first words."""
+    """Return a reply's calls in short, or its first words."""
     return "  ".join(map(brief, message.tool_calls)) or first_line(message.text)
 
 

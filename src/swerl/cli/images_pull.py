@@ -101,4 +101,4 @@ def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
             on_done=told,
             on_bytes=lambda count: progress.advance(bar, count),
         )
-        return run(job, after="the same command goes on where this one stopped")
+        return run(job, after="run the same command again to resume")

@@ -178,7 +178,7 @@ def _repair(damaged: Sequence[CheckedPart], options: PullOptions) -> None:
 
     with stderr().status("repairing"):
         job = repair(default_store(), damaged, options)
-        done = run(job, after="the same command goes on where this one stopped")
+        done = run(job, after="run the same command again to resume")
     show_failures((each.image, each.error) for each in done.pulled if each.error)
     for part in done.in_use:
         text = f"[yellow]in use[/] {_shown(part)}: close its sandboxes and run it again"

@@ -169,7 +169,7 @@ def _attempt(
 
     return run(
         attempt(recipe, task, folder, script=engine.script, emit=view or ignore),
-        after="nothing of this episode goes on",
+        after="this episode is lost; run the command again",
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _LEAST_WIDTH = 140
 """Width of the table in columns; a narrower terminal wraps whole lines, not cells."""
-_AFTER = "what is done is done; the same command goes on"
+_AFTER = "finished work is kept; run the same command again to resume"
 
 OnlyOption = Annotated[
     str | None,

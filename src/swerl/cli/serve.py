@@ -47,9 +47,9 @@ def serve(
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
     from swerl.cli._output import stderr
     from swerl.cli._run import INTERRUPTED, run
-    from swerl.cli._serve_desk import Plan
     from swerl.cli._serve_run import ServeView, show_totals
     from swerl.cli._serve_run import serve as serve_until_told
+    from swerl.cli._serve_sessions import Plan
 
     chosen = read_engine(engine, _SCRIPTS, files=True)
     made = [f"gateway.bind={host}", f"gateway.port={port}"]

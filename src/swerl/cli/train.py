@@ -67,7 +67,7 @@ def train(
 
         show_plan(recipe)
         return
-    _train(recipe, runs / recipe.name, "the same command goes on where this one stopped")
+    _train(recipe, runs / recipe.name, "run the same command again to resume")
 
 
 def _train(recipe: Recipe, root: Path, after: str) -> None:
@@ -110,7 +110,7 @@ def resume(
     from swerl.cli.train_status import called, find_run, stored_recipe
 
     root = find_run(run, runs)
-    _train(stored_recipe(root), root, f"`swerl train resume {called(root)}` goes on")
+    _train(stored_recipe(root), root, f"`swerl train resume {called(root)}` resumes it")
 
 
 @app.command("stop")
@@ -134,7 +134,7 @@ def stop(
     name = called(root)
     before = run_status(root, notify=stderr().print)
     if before.status is not RunStatus.RUNNING:
-        hint = f"`swerl train status {name}` says how it ended; `swerl train resume {name}` goes on"
+        hint = f"see `swerl train status {name}`; `swerl train resume {name}` resumes it"
         raise RunError(f"{root} is not running: {before.status}", hint=hint)
     request_stop(root, StopRequest.NOW if now else StopRequest.STEP)
     when = "at once" if now else "after its step"

@@ -160,7 +160,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
 
 _WHAT = {
     "killed": ": its process is gone and did not say why; nothing committed is lost",
-    "copied": ": a copy of a run's folder; whether that run goes on, its own folder says",
+    "copied": ": a copy of a run folder; see the original folder for the state of the run",
     "silent": ": its process is on another machine and gives no sign; or this is a copy",
     "untouched": ": nothing has worked here yet",
 }

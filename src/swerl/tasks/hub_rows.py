@@ -17,7 +17,7 @@ from swerl.core.errors import InputError
 from swerl.tasks import task_folders
 from swerl.tasks.rows import RowFile, Rows, RowSource, read_files
 
-_HINT = "check the id, the split and the network, or pass --rows FILE; the same command goes on"
+_HINT = "check id, split and network, or pass --rows FILE; the same command resumes"
 _READ = (".parquet", ".jsonl")
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: written while training goes on, read under any layout."""
+"""Checkpoints: written while training continues, read under any layout."""

@@ -1,4 +1,4 @@
-"""The sessions of `swerl serve`: one open for each key, each written when it is over."""
+"""The sessions of `swerl serve`: one open session per key, written when it ends."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from swerl.rollout import record
 from swerl.training import batch
 
 _NO_CAP = 10**12
-"""A person at a keyboard is no runaway agent; the loop breaker stays."""
+"""Limits for a person at a keyboard, who is no runaway agent; the loop breaker stays."""
 
 
 class View(Protocol):
-    """Shows what happens."""
+    """Prints what happens."""
 
     def started(self, url: str, keys: Sequence[str]) -> None:
-        """Take where the gateway is, and the keys of its sessions."""
+        """Print the address of the gateway and the keys of its sessions."""
 
     def turn(self, session: str, record: TurnRecord) -> None:
-        """Take one answered request."""
+        """Print one answered request."""
 
     def refused(self, session: str, error: Exception) -> None:
-        """Take one request that ended in an error."""
+        """Print one failed request."""
 
     def kept(self, session: str, folder: Path) -> None:
-        """Take where a session that was idle for long was written."""
+        """Print the folder of an idle session that was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Plan:
     recipe: Recipe
     folder: Path
     keys: Sequence[str]
-    """One session each; none makes one fresh key."""
+    """One session per key; empty: one new key."""
     script: Sequence[Message] | None
     """Replies of a scripted engine."""
     idle_s: float
-    """Seconds without a reply after which a session is written and its key goes on."""
+    """Idle seconds after which a session is written; its key then starts a new one."""
 
 
 @dataclass(slots=True)
@@ -73,12 +73,12 @@ class Totals:
     dropped: dict[str, int] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
     num_unwritten: int = 0
-    """Sessions that the disk refused."""
+    """Sessions that could not be written."""
     interrupted: bool = False
     """Whether Ctrl-C ended it."""
 
     def add(self, trajectory: Trajectory, num_samples: int, num_trained: int) -> None:
-        """Count one session."""
+        """Add one session."""
         self.turns += len(trajectory.turns)
         self.branches += len(list(trajectory.leaves()))
         self.samples += num_samples
@@ -90,18 +90,18 @@ class Totals:
 
 @dataclass(slots=True)
 class _Served:
-    """An open session and what is written of it as it goes."""
+    """An open session and its growing log."""
 
     session: Session
     conversation: Conversation
     folder: Path
     last_s: float
-    """When it last had a Turn, or was opened."""
+    """Time of its last Turn, or of its opening."""
     has_turns: bool = False
 
 
-class Desk:
-    """Keeps one session open for each key; one that was idle for long is written and replaced."""
+class ServeSessions:
+    """Keeps one session open per key; an idle one is written and replaced."""
 
     def __init__(self, gateway: Gateway, plan: Plan, view: View) -> None:
         self.totals = Totals()
@@ -112,14 +112,14 @@ class Desk:
         self._num_opened = 0
 
     def open(self, keys: Sequence[str]) -> list[str]:
-        """Open a session for each key, or one with a fresh key, and return the keys."""
+        """Open a session per key, or one with a new key, and return the keys."""
         fresh: list[str | None] = [None]
         for key in keys or fresh:
             self._open(key)
         return list(self._served)
 
     async def pass_on_idle(self) -> None:
-        """Write each session that was idle for long and give its key to a fresh one."""
+        """Write each idle session and open a new one for its key."""
         now = time.monotonic()
         for key, served in list(self._served.items()):
             is_idle = now - served.last_s >= self._plan.idle_s
@@ -129,7 +129,7 @@ class Desk:
                     self._view.kept(served.session.id, served.folder)
 
     async def close(self) -> None:
-        """End every session and write what it holds."""
+        """End and write every session."""
         while self._served:
             _, served = self._served.popitem()
             await self._keep(served)
@@ -160,7 +160,7 @@ class Desk:
         self._served[session.key] = served
 
     def _note(self, served: _Served, turn: TurnRecord) -> None:
-        """Write a Turn's words at once, so that a crash leaves them; then show it."""
+        """Write a Turn's text at once, so it survives a crash; then print it."""
         served.last_s = time.monotonic()
         served.has_turns = True
         try:
@@ -173,7 +173,7 @@ class Desk:
         self._view.turn(served.session.id, turn)
 
     async def _keep(self, served: _Served) -> bool:
-        """End a session and say whether it was written; one that nobody used needs no folder."""
+        """End a session and return whether it was written; an unused one needs no folder."""
         trajectory = await served.session.close()
         name = served.session.id
         samples = _samples(trajectory)
