@@ -123,6 +123,7 @@ def judge_gpus(
 
     GPUs that are not the run's are ignored.
     """
+    # Other GPUs of the machine may be busy with other runs.
     if need.given:
         gpus = [gpu for gpu in gpus if gpu.index in need.given or gpu.uuid in need.given]
     names = sorted({gpu.name for gpu in gpus})
@@ -181,6 +182,7 @@ def _check_torch(node: str, num_gpus: int) -> MachineFinding:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return check_result(node, "torch", last, good=False, fix="pip install 'swerl[twin]'")
+    # Libraries may print warnings before the last line.
     torch, cuda, is_up, count = done.stdout.split()[-4:]
     found = f"{torch}, CUDA {cuda if is_up == 'True' else 'not in use'}, {count} devices"
     good = not num_gpus or (is_up == "True" and int(count) >= num_gpus)

@@ -54,6 +54,7 @@ async def host_cluster(plan: HostPlan) -> AsyncIterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="swerl-ray-", dir="/tmp"))  # sockets have short paths
     port = free_port(address)
     head = f"{address}:{port}"
+    # Ray reads the token from the environment of this process.
     with lent("RAY_AUTH_MODE", "token"), lent("RAY_AUTH_TOKEN", token):
         async with AsyncExitStack() as stack:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -87,6 +88,7 @@ async def _join_all(
         async with asyncio.TaskGroup() as group:
             for member in members:
                 group.create_task(stack.enter_async_context(member))
+    # The other members were cancelled, so only the first error has a cause.
     except* ClusterError as failed:
         raise failed.exceptions[0] from None
 
@@ -107,6 +109,7 @@ async def _member(
         yield
     finally:
         process.stdin.close()
+        # A cancelled run must not leave a member behind.
         await asyncio.shield(_ended(process))
 
 
@@ -162,6 +165,7 @@ def _address_towards(hosts: Sequence[str]) -> str:
     """
     found = []
     for host in hosts:
+        # A host may be written as user@host.
         name = host.rpartition("@")[2]
         try:
             found.append(address_towards(name))
@@ -232,6 +236,7 @@ def ray_start(address: str, *, cpus: int, gpus: int) -> list[str]:
 async def start_head(stack: AsyncExitStack, command: Sequence[str], log: Path) -> None:
     """Start the head, again if a busy machine was too slow. Raises ClusterError."""
     for _ in range(TRIES):
+        # An earlier attempt may have written to the same log.
         begin = log.stat().st_size if log.exists() else 0
         running = child(command, log, env=RAY_SETTINGS)
         process = await stack.enter_async_context(running)
@@ -241,6 +246,7 @@ async def start_head(stack: AsyncExitStack, command: Sequence[str], log: Path) -
                     if has_started(log, begin):
                         return
                     await asyncio.sleep(0.1)
+        # It runs but is not ready: another attempt would not help.
         if process.returncode is None:
             break
     raise ClusterError(

@@ -52,6 +52,7 @@ async def _stay(command: list[str], env: Mapping[str, str]) -> int:
             has_joined = await _try(command, env, Path(log.name), gone)
             if gone.done():
                 return 0
+            # The controller reads Ray's messages in this program's standard error.
             sys.stderr.write(Path(log.name).read_text(errors="replace"))
             sys.stderr.flush()
             if has_joined:

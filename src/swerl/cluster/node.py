@@ -126,6 +126,7 @@ class LocalNode:
                 f"cannot start {spec.argv[0]} on {self.name}: {error.strerror}",
                 hint="is it installed there at the same path?",
             ) from error
+        # The child has a copy of its own.
         finally:
             if theirs:
                 theirs.close()
@@ -181,6 +182,7 @@ async def _spawn(spec: ProcessSpec, link: socket.socket | None) -> Process:
     if link is not None:
         argv.append(str(link.fileno()))
     if spec.guarded:
+        # The guard is the parent of the program and kills what it leaves.
         argv = [sys.executable, "-S", str(GUARD), str(os.getpid()), str(STOP_S), *argv]
     with disk_errors(spec.log), spec.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(

@@ -35,6 +35,7 @@ async def open_nodes(
 
     Raises RecipeError if the recipe's numbers do not fit together, ClusterError if machines fail.
     """
+    # Wrong numbers must fail before any machine is reserved.
     num_trainer = trainer_nodes(recipe)
     cluster = recipe.cluster
     if cluster.launcher == "local":
@@ -63,6 +64,7 @@ def trainer_nodes(recipe: Recipe) -> int:
                 hint="set cluster.launcher to ray, ssh or slurm",
             )
         return 1
+    # Only with GPUs and without colocation do the engines have machines of their own.
     apart = bool(cluster.gpus_per_node) and not cluster.colocate
     num_nodes = -(-ranks // cluster.gpus_per_node) if apart else cluster.nodes
     if ranks % num_nodes:

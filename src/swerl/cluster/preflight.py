@@ -130,6 +130,7 @@ async def _check_clock(node: Node) -> MachineFinding:
     apart = abs(there - (before + after) / 2)
     doubt = (after - before) / 2
     found = f"{apart * 1e3:,.1f} ms apart, ± {doubt * 1e3:,.1f}"
+    # Only a difference beyond the uncertainty is certain.
     if apart - doubt <= CLOCKS_S:
         return MachineFinding(node.name, "clock", FindingState.OK, found)
     state = FindingState.FAIL if apart - doubt > CLOCKS_BAD_S else FindingState.WARN
@@ -147,6 +148,7 @@ async def check_collective(
     machines, name = "all" if len(nodes) > 1 else nodes[0].name, "all-reduce"
     log = (folder / "preflight" / "all-reduce.log").resolve()
     log.parent.mkdir(parents=True, exist_ok=True)
+    # The result of an earlier check must not count.
     log.unlink(missing_ok=True)
     running: list[RunningProcess] = []
     try:

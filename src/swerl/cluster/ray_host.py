@@ -57,6 +57,7 @@ class RayHost:
         return process.pid
 
     async def ended(self, pid: int) -> ProcessEnd:
+        # A caller that is cancelled must not cancel the task for the others.
         return await asyncio.shield(self._running[pid].ended)
 
     async def signal(self, pid: int, number: int) -> None:

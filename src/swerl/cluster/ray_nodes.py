@@ -213,6 +213,7 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
     bundle = {"CPU": share.cpus_per_node} | (
         {"GPU": share.gpus_per_node} if share.gpus_per_node else {}
     )
+    # One bundle a machine, on different machines.
     strategy = "STRICT_SPREAD" if share.num_nodes > 1 else "STRICT_PACK"
     group = placement_group([bundle] * share.num_nodes, strategy=strategy, name=f"swerl-{run}")
     wanted = f"{share.num_nodes} machines with " + " and ".join(
@@ -225,6 +226,7 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
                 notify(f"waiting up to {share.place_s:g} s for {wanted}: {_offered(ray)}")
             await ready
     except (TimeoutError, asyncio.CancelledError) as error:
+        # A reservation that stays would take machines that become free later.
         offered = _offered(ray)
         ray.util.remove_placement_group(group)
         if isinstance(error, asyncio.CancelledError):

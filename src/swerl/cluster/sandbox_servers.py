@@ -57,6 +57,7 @@ async def serve_sandboxes(
         supervisors = [asyncio.create_task(server.supervise()) for server in servers]
         yield backend
     finally:
+        # The supervisors stop first: they would restart the servers that end below.
         for supervisor in supervisors:
             supervisor.cancel()
         await asyncio.gather(*supervisors, return_exceptions=True)
@@ -187,6 +188,7 @@ class SandboxSite:
     def serve(self, backend: E2BBackend) -> None:
         """Open further sandboxes with this backend."""
         self.backend = backend
+        # Each server has a future of its own, so a restart does not revive lost sandboxes.
         self._lost = asyncio.get_running_loop().create_future()
         self._changed.set()
 
@@ -207,12 +209,14 @@ class SandboxSite:
     ) -> AsyncIterator[Sandbox]:
         """Open a sandbox here. Raises SandboxLostError if the server ends meanwhile."""
         assert self.backend is not None
+        # A restart replaces the future, but this sandbox belongs to the present server.
         lost = self._lost
         context = self.backend.open(image, limits, workdir=workdir, mounts=mounts, name=name)
         self.num_open += 1
         try:
             sandbox = await _entered(context, lost)
             self._open.add(sandbox)
+            # The server may have ended before the sandbox was in the set.
             if lost.done():
                 sandbox.lose(lost.result())
             try:
@@ -221,6 +225,7 @@ class SandboxSite:
                 try:
                     await context.__aexit__(None, None, None)
                 except SandboxError:
+                    # A server that is gone has no sandbox left to close.
                     if not lost.done():
                         raise
                 finally:
@@ -295,6 +300,7 @@ async def _entered(
             raise lost.result()
         return entering.result()
     finally:
+        # The sandbox may be half open; the cancelled task closes it.
         if not entering.done():
             entering.cancel()
             await asyncio.gather(entering, return_exceptions=True)

@@ -89,6 +89,7 @@ async def serve_on(
         for number in range(engines_per_node(cluster))
     ]
     try:
+        # All begin before the first wait, so that they load their weights at the same time.
         for server in servers:
             await server.begin()
         await asyncio.gather(*(server.until_up() for server in servers))

@@ -120,6 +120,7 @@ class _TokenPrompter:
         if parent is None:
             tail = array("i", self._family.render(request))
         else:
+            # A reply that the token limit cut has no stop token, so the tail must close it.
             closed = bool(parent.output_ids) and parent.output_ids[-1] in self._family.stop_ids
             tail = array("i", self._family.render_tail(match.new, closed=closed))
         return Prompt(request, match, tail, path_ids(parent) + tail, parent)
@@ -147,6 +148,7 @@ class _TokenPrompter:
             num_routed=max(0, len(prompt.ids) - len(prompt.tail) - 1),
         )
         completion = await self._engine.generate(prompt.ids, sampling, self._session)
+        # Storing experts may wait for the disk.
         if self._spool and completion.routed:
             kept = await asyncio.to_thread(self._spool.keep, self._session, completion.routed)
             completion = replace(completion, routed=kept)
@@ -178,6 +180,7 @@ class _TemplatePrompter(_TokenPrompter):
             if node.message:
                 messages[number] = node.message
         whole = self._family.render(replace(request, messages=tuple(messages)))
+        # Other tokens may spell the same text, so texts are compared.
         if self._family.text(whole) == self._family.text(exact.ids):
             return exact
         return Prompt(request, match, array("i", whole), whole, None, is_rewritten=True)
@@ -191,6 +194,7 @@ class _ChatPrompter:
         self._session = session
 
     def prompt(self, request: ChatRequest, match: Match) -> Prompt:
+        # The server behind the engine renders the chat, so no tokens are known here.
         return Prompt(request, match, array("i"), [], match.parent)
 
     def count(self, request: ChatRequest, match: Match) -> int:
@@ -242,6 +246,7 @@ def _coerce(value: Json, schema: Json) -> Json:
         return value
     types = schema.get("type")
     names = types if isinstance(types, list) else [types]
+    # A declared string is never parsed, even if it looks like JSON.
     if "string" in names:
         return value
     try:
@@ -255,6 +260,7 @@ def _coerce(value: Json, schema: Json) -> Json:
 
 def _is_type(value: Json, name: Json) -> bool:
     expected = _JSON_TYPES.get(name) if isinstance(name, str) else None
+    # A Python bool is an int; a JSON boolean is no integer.
     if expected is None or (isinstance(value, bool) and name != "boolean"):
         return False
     return isinstance(value, expected)

@@ -98,6 +98,7 @@ class Router:
         if route.operation == "models":
             name = request.path.rstrip("/").partition(_MODELS + "/")[2]
             return await send_json(request, _model(name) if name else _models(self._model_name))
+        # Counted before the wait for a slot: an agent in a loop must not fill the queue.
         session.conversation.admission.count_request()
         async with self._admission.slot(session.id):
             return await self._answer(request, stream, route, session.conversation)
@@ -116,6 +117,7 @@ class Router:
         # From here to the first wait the loop serves no other request.
         await self._admission.parsing.wait()
         chat_request = route.dialect.parse(read_object(body, encoding, most))
+        # A body may have 32 MiB, and the engine may sample for minutes.
         del body
         if route.operation == "count_tokens":
             # Both vendors' clients can read this object.
@@ -123,6 +125,7 @@ class Router:
             count: Json = {"object": "response.input_tokens", "input_tokens": num_tokens}
             return await send_json(request, count)
         async with conversation.answer(chat_request, read_requester(request.headers)) as answer:
+            # Pings prevent that a streaming client gives up.
             while chat_request.stream and not await answer.ready(PING_S):
                 await stream.ping()
             reply = await answer.reply()
@@ -130,7 +133,9 @@ class Router:
                 response = await stream.finish(route.dialect.events(reply))
             else:
                 response = await send_json(request, route.dialect.reply(reply))
+            # Only now, because a reply that was not sent must not become a Turn.
             answer.delivered()
+            # The connection may still break before the client has read the answer.
             self.on_break[request.protocol] = answer.broke
             return response
 
@@ -140,6 +145,7 @@ async def _fail(
 ) -> web.StreamResponse:
     reply = dialect.error(error)
     try:
+        # A stream that has begun can no longer change its HTTP status.
         return await (stream.fail(reply) if stream.started else send(request, reply))
     except ConnectionError:
         return web.Response(status=499)
@@ -160,6 +166,7 @@ class _Routes:
         self._routes: dict[str, _Route] = {}
         for dialect in dialects:
             for path, operation in dialect.routes.items():
+                # If several dialects have a path, the first one serves it.
                 self._routes.setdefault(path, _Route(dialect, operation))
 
     def find(self, path: str) -> _Route | None:

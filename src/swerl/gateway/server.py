@@ -98,6 +98,7 @@ class Gateway:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Sessions close first, so that no reply is pending when the sockets close.
         await asyncio.gather(*(session.close() for session in list(self._sessions.values())))
         if self._load_task:
             self._load_task.cancel()
@@ -144,6 +145,7 @@ class Gateway:
         return session
 
     def _forget(self, session: Session) -> None:
+        # A later Session may have taken over the key.
         if self._router.sessions.get(session.key) is session:
             del self._router.sessions[session.key]
         del self._sessions[session.id]
@@ -162,12 +164,14 @@ class Gateway:
         while True:
             await asyncio.sleep(LAG_SAMPLE_S)
             now_s = loop.time()
+            # The sleep ends late by the time for which the loop was blocked.
             lag_s = max(lag_s, now_s - expected_s - LAG_SAMPLE_S)
             expected_s = now_s
             if now_s - reported_s < LOAD_REPORT_S:
                 continue
             reported_s = now_s
             admission = self._admission
+            # Refusals since the last report.
             refused, num_refused = admission.num_refused - num_refused, admission.num_refused
             if self._sessions:
                 load = GatewayLoad(

@@ -123,6 +123,7 @@ class _Rules:
         spec = task.grading
         brought = {*spec.test_files, *paths(spec.test_patch)}
         self._hidden = {*brought, *_declared_files(spec)}
+        # The known solution may change a protected file, but not a test that grading brings.
         self._allowed = set(paths(task.gold_patch)) - brought
         self._folders = {folder for path in self._hidden if (folder := _test_folder(path))}
         named = (path for text in scripts.values() for path in _run_by(text))
@@ -198,6 +199,7 @@ def _steers(path: str, section: DiffSection) -> bool:
     if any(_module(part) in _AT_START for part in parts):
         return True
     is_program = _PROGRAM_FOLDERS & set(folders) and _PROGRAMS.fullmatch(name)
+    # An existing file of such a name belongs to the project, so a fix may change it.
     return section.is_new and (_shadows(parts, section) or bool(is_program))
 
 
@@ -235,6 +237,7 @@ def scripts_to_read(text: str) -> set[str]:
         found.add(_PACKAGES)
     if _starts_tests(text)(_MAKEFILE):
         found.add(_MAKEFILE)
+    # No patch can change an absolute path: the first check refuses it.
     return {path for path in found if not path.startswith("/")}
 
 

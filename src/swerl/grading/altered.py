@@ -63,6 +63,7 @@ def alter(
     `lines` are those of the file. A test whose copies might pass gets none.
     """
     ways: list[list[_Edit]] = []
+    # The kinds are tried in order until each name has a copy.
     for kind in _KINDS:
         if len(ways) < len(names):
             ways += kind(lines, test, len(names) - len(ways), rng)
@@ -82,7 +83,9 @@ def top(test: Test) -> int:
 def _copy(lines: Sequence[str], test: Test, name: str, edits: Sequence[_Edit]) -> list[str]:
     first = top(test)
     copy = list(lines[first - 1 : test.end_lineno])
+    # From the end, so that the positions of earlier edits stay valid.
     for line, start, end, text in sorted(edits, reverse=True):
+        # `ast` counts columns in bytes.
         raw = copy[line - first].encode()
         copy[line - first] = (raw[:start] + text.encode() + raw[end:]).decode()
     head = test.lineno - first
@@ -101,17 +104,20 @@ def _by_values(lines: Sequence[str], test: Test, num: int, rng: random.Random) -
             if texts := other_literals(source, leaf.value, num, rng):
                 end = leaf.end_col_offset or 0
                 found.append([[(leaf.lineno, leaf.col_offset, end, text)] for text in texts])
+    # Only places with the most alternatives, so that as many names as possible get a copy.
     most = max(map(len, found), default=0)
     return rng.choice([ways for ways in found if len(ways) == most]) if found else []
 
 
 def _by_pairs(lines: Sequence[str], test: Test, num: int, rng: random.Random) -> list[list[_Edit]]:
     """Compare with a pair that holds the expected value, if that is no literal."""
+    # An edit replaces text within one line.
     sides = [side for side in _equalities(test) if side[0].lineno == side[0].end_lineno]
     plain = [one for one, other in sides if _has_call(other) and not _has_call(one)]
     if not (nodes := plain or [one for one, other in sides if _has_call(other)]):
         return []
     node = rng.choice(nodes)
+    # A value does not equal a pair that contains it.
     return [[(node.lineno, node.col_offset, node.col_offset, "("), (*_end(node), ", None)")]]
 
 
@@ -154,6 +160,7 @@ def _by_negation(
 def _by_end(lines: Sequence[str], test: Test, num: int, rng: random.Random) -> list[list[_Edit]]:
     """Append an assertion that fails."""
     first = test.body[0]
+    # The body must begin on a line of its own, and the test must reach its end.
     if first.lineno == test.lineno or len(list(_reached(test))) < len(test.body):
         return []
     indent = lines[first.lineno - 1].encode()[: first.col_offset].decode()
@@ -286,6 +293,7 @@ def _exchanged(
     places = [at for at in places if source[at].isdigit()] or places
     for at in rng.sample(places, len(places)):
         kind = next(letters for letters in _LETTERS if source[at] in letters)
+        # A random order, so that the new character does not reveal the old one.
         texts = [source[:at] + letter + source[at + 1 :] for letter in rng.sample(kind, len(kind))]
         if found := [text for text in texts if _is_another(text, value)]:
             return found[:num]

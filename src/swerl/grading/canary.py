@@ -94,6 +94,7 @@ def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:
         return None
     lines = text.split("\n")
     num = _NUM_COPIES if _names_in(spec.fail_to_pass) & {each.name for each in beside} else 1
+    # Every test gets its share; the first ones get the rest.
     shares = [num // len(beside) + (at < num % len(beside)) for at in range(len(beside))]
     namer = _Namer(text, [each.name for each in tests], spec, rng)
     added: list[tuple[Test, str, list[str]]] = []
@@ -102,6 +103,7 @@ def plant(text: str, spec: GradingSpec, rng: random.Random) -> Planted | None:
         copies = alter(lines, test, names, rng)
         added.extend((test, name, copy) for name, copy in zip(names, copies, strict=False))
     planted = _insert(lines, added, rng)
+    # The changed file must still parse; otherwise one canary of plain words replaces them.
     if not added or not _tests(_parsed(planted)):
         test = rng.choice(beside)
         [name] = namer.names_like(test.name, 1)
@@ -133,6 +135,7 @@ def separate(
     if any(statuses[test].claims_pass for test in own):
         return rest, Canary.PASSED
     failed = set[str]().union(*(own[test] for test in own if statuses[test].fails))
+    # A canary that neither passed nor failed did not run.
     return rest, Canary.FAILED if failed == planted else Canary.MISSING
 
 
@@ -188,6 +191,7 @@ def _insert(
     places = []
     for test, _, canary in added:
         first = top(test) - 1
+        # Comments above a test belong to it.
         while first and lines[first - 1].lstrip().startswith("#"):
             first -= 1
         above = itertools.takewhile(lambda line: not line.strip(), reversed(lines[:first]))
@@ -200,6 +204,7 @@ def _insert(
         at = first if is_first else test.end_lineno or len(lines)
         places.append((at, [*own, *empty] if is_first else [*empty, *own]))
     whole = list(lines)
+    # From the end, so that earlier places stay valid.
     for at, new in sorted(places, key=lambda place: place[0], reverse=True):
         whole[at:at] = new
     return "\n".join(whole)
@@ -244,6 +249,7 @@ class _Namer:
             word = word if joint or not places else word.capitalize()
             name = joint.join([*parts[:at], word, *parts[at + 1 :]])
             name = name if places else f"{like}_{word}"
+            # The pool grows, so the loop ends even if every word is taken.
             if name in self._taken:
                 self._pools[1].append(f"case{len(self._pools[1])}")
             else:

@@ -114,6 +114,7 @@ class _Grading:
         spec = self.task.grading
         if not _canary.fits(spec):
             return await self._test(())
+        # The canaries hide among declared tests, so one run is enough.
         if spec.fail_to_pass or spec.pass_to_pass or spec.expected:
             return await self._test(await plant(self.task, self.sandbox))
         first = await self._test(())
@@ -128,6 +129,7 @@ class _Grading:
             if failure := (await prepare(self.task, self.patch, self.sandbox)).failure:
                 return failure
         else:
+            # The first run may have changed the hidden files.
             await bring_files(self.task, self.sandbox)
         names = await plant(self.task, self.sandbox, in_place=True)
         if not names:
@@ -144,12 +146,14 @@ class _Grading:
             timeout_s=spec.timeout_s,
             stdin=_RUN.format(start=start, end=end).encode(),
         )
+        # The first start marker and the last end marker: tests may print anything between.
         _, began, rest = done.text.partition(f"{start}\n")
         log, ended, tail = rest.rpartition(f"\n{end} ")
         facts = Grade(Verdict.UNSOLVED, log=rest if began else done.text, test_s=done.duration_s)
         if done.timed_out:
             reason = f"the tests ran past {spec.timeout_s:g} s"
             return replace(facts, verdict=Verdict.TIMEOUT, reason=reason)
+        # Without the start marker, the tests cannot be the cause.
         if not began:
             reason = f"the test command did not start (exit code {done.exit_code})"
             return replace(facts, verdict=Verdict.INFRA, reason=reason)
@@ -161,6 +165,7 @@ class _Grading:
         except SandboxLostError:
             raise
         except SandboxError as error:
+            # A retryable error is a fault of the infrastructure, not of the patch.
             if error.retryable:
                 raise
             return replace(facts, log=log, reason=f"the tests left no readable report: {error}")
@@ -173,6 +178,7 @@ class _Grading:
         if not spec.report_path:
             return ""
         if spec.report_command:
+            # The tests may have changed the files of the report command.
             await bring_files(self.task, self.sandbox)
             await self.sandbox.run(
                 ["bash", "-c", spec.report_command],
@@ -225,6 +231,7 @@ def _compared(spec: GradingSpec, first: Grade, second: Grade, names: tuple[str, 
     nothing. If further tests fail, the first run was lucky or forged.
     """
     seconds = first.test_s + second.test_s
+    # A second run that did not end proves nothing, so its own verdict counts.
     if second.verdict in (Verdict.INFRA, Verdict.TIMEOUT):
         return replace(second, test_s=seconds)
     first = replace(first, test_s=seconds)

@@ -91,6 +91,7 @@ class Prepared:
 
 async def prepare(task: Task, patch: str, sandbox: Sandbox) -> Prepared:
     """Apply the accepted part of the patch, restore test settings, write the tests."""
+    # The scripts are read first, before the patch can change them.
     accepted = accept(task, patch, await _scripts(task, sandbox) if patch else None)
     if failure := await _apply(task, accepted.patch, sandbox):
         return Prepared(accepted.dropped, failure=failure)
@@ -116,6 +117,7 @@ async def plant(task: Task, sandbox: Sandbox, *, in_place: bool = False) -> tupl
 
     `in_place` replaces tests if it can, so that the files do not reveal the canaries.
     """
+    # The seed is secret: a patch that could predict canaries could recognize them.
     rng = random.Random(secrets.randbits(64))
     names: list[str] = []
     for path, text in (await _test_texts(task, sandbox)).items():
@@ -171,6 +173,7 @@ async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
         pieces = read.stdout.decode("utf-8", "replace").split("\0")
         found = dict(zip(pieces[::2], pieces[1::2], strict=False))
         texts.update({path: script_text(path, found.get(path, "")) for path in missing})
+        # The next round searches only the scripts that this round has found.
         known = "\n".join(texts[path] for path in missing)
     return texts
 

@@ -66,7 +66,7 @@ async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: Ru
             result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens)
             return record.write(path, result)
         finally:
-            # The Episode's folder has the experts, so every attempt's spool can go.
+            # Written experts are in the Episode's folder; those of lost attempts are not needed.
             if spool := parts.spool:
                 for each in _attempt_names(name, parts):
                     spool.drop(each)

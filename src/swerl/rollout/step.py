@@ -70,7 +70,7 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
             chosen, f"{step:05d}", parts, size=rollout.episodes_per_group, folder=folder
         )
         check_losses(groups, rollout.max_infra_rate)
-        # The next round starts only as many Groups as the filter has rejected.
+        # The next round replaces the Groups that the filter has rejected.
         missing = wanted - sum(map(passes, groups))
         chosen = list(islice(spare, ceil(max(missing, 0) * rollout.oversample)))
         if not chosen:

@@ -119,6 +119,7 @@ def to_verl(row: StepRow) -> ExportRow:
 
     sample, start, length = row.sample, row.prompt_length, len(row.sample.ids)
     scores = np.zeros(length - start, "float32")
+    # The last token carries the whole reward.
     scores[-1] = row.reward
     return {
         "prompts": _numbers(sample.ids[:start], "int64"),
@@ -283,6 +284,7 @@ def _outcomes(path: Path) -> dict[str, _Outcome]:
             f"cannot read the turns {path}: {error}",
             hint="rewards are read from turns/, beside samples/",
         ) from error
+    # Later Turns overwrite earlier ones, so the last Turn of each Episode counts.
     return {
         turn["episode"]: _Outcome(turn["reward"], turn["verdict"], turn["finish"] == "length")
         for turn in table.to_pylist()
@@ -291,6 +293,7 @@ def _outcomes(path: Path) -> dict[str, _Outcome]:
 
 def _shown(steps: Sequence[int]) -> str:
     """Format steps as ranges."""
+    # Consecutive steps have the same distance to their position in the list.
     runs = [
         [step for _, step in group]
         for _, group in groupby(enumerate(steps), key=lambda pair: pair[1] - pair[0])

@@ -136,6 +136,7 @@ class RunFolder:
 
     def write_state(self, state: RunState) -> None:
         """Commit a state; the checkpoint of its step keeps a copy."""
+        # The copy comes first, because `state.json` commits the step.
         if (copy := self.state_of(state.step)).parent.is_dir():
             write_json(copy, asdict(state))
         write_json(self.root / "state.json", asdict(state))
@@ -189,6 +190,7 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
         return
     found = _differing(read_json(path), recipe)
     differing = [each for each in found if not each[0].startswith(_MAY_CHANGE)]
+    # Only harmless keys differ: store their new values.
     if found and not differing:
         write_json(path, recipe)
     if differing:
@@ -272,6 +274,7 @@ def _move_aside(run: RunFolder, step: int) -> Path | None:
     with disk_errors(aside):
         for folder in later:
             folder.rename(aside / folder.name)
+        # The resumed run cuts this file, so a copy keeps the later lines.
         if run.prompts.exists():
             shutil.copyfile(run.prompts, aside / run.prompts.name)
     return aside

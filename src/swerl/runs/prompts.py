@@ -79,6 +79,7 @@ def cut(path: Path, *, steps: int) -> list[GroupEntry]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
     kept = [each for each in map(_read, lines) if each and each.step < steps]
+    # Rewritten only if a line goes.
     if len(kept) < len(lines):
         write_text(path, "".join(map(_line, kept)))
     return kept

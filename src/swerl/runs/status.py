@@ -147,6 +147,7 @@ async def own_run(root: Path) -> AsyncIterator[RunOwner]:
     folder, inode = str(root.resolve()), root.stat().st_ino
     process = RunProcess(pid, host, boot_id(), time.time(), folder=folder, inode=inode)
     owner = RunOwner(root, process)
+    # A request to an earlier process must not stop this one.
     (root / "stop.json").unlink(missing_ok=True)
     _write(root, owner.process)
     task = asyncio.current_task()
@@ -158,10 +159,12 @@ async def own_run(root: Path) -> AsyncIterator[RunOwner]:
         if owner.stop is not StopRequest.NOW:
             _end(owner, Ending.INTERRUPTED)
             raise
+        # The heartbeat task cancelled this one, and the cancellation is handled here.
         task.uncancel()
         _end(owner, Ending.STOPPED)
         raise RunStoppedError("the run was asked to end at once", hint=RESUME_HINT) from None
     except BaseException as error:
+        # The first error of a group is its cause.
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
@@ -250,6 +253,7 @@ def run_status(
     if process is None:
         held = _is_locked(root)
         return StatusReport(RunStatus.RUNNING if held else RunStatus.UNTOUCHED, None, age_s)
+    # An ending was recorded, so no process needs to be looked for.
     if process.ending is not None:
         return StatusReport(RunStatus(process.ending), process, age_s)
     if _is_locked(root):
@@ -258,10 +262,12 @@ def run_status(
         # On this machine the lock is reliable: without it the process is gone.
         copied = _is_copy(root, process)
         return StatusReport(RunStatus.COPIED if copied else RunStatus.KILLED, process, age_s)
+    # A lock of another machine may be invisible here, so the heartbeat decides.
     if age_s < SILENT_S:
         return StatusReport(RunStatus.RUNNING, process, age_s)
     if patience_s:
         notify(_waiting(process, age_s, patience_s))
+    # Clocks differ between machines, but a changed time proves that the process lives.
     before, until = _last_beat(root), time.monotonic() + patience_s
     while time.monotonic() < until:
         time.sleep(min(BEAT_S / 2, patience_s))
@@ -323,6 +329,7 @@ def _is_locked(root: Path) -> bool:
         return False
     with path.open("r") as lock:
         try:
+            # A shared lock fails only if another process holds the exclusive one.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True

@@ -265,6 +265,7 @@ def _expert_column(rows: Sequence[Sequence[RoutedExperts]], folder: Path) -> pa.
     pieces = list(chain.from_iterable(rows))
     stored = [piece.data for piece in pieces if isinstance(piece.data, StoredBytes)]
     assert len(stored) == len(pieces)
+    # Relative paths stay valid if the run folder is moved.
     names = {file: os.path.relpath(file, folder) for file in {each.file for each in stored}}
     fields = list(_expert_type().value_type)
     values = [[getattr(piece, name) for piece in pieces] for name in _SHAPE]
@@ -297,6 +298,7 @@ def _list_array(rows: Sequence[Sequence[float]], code: str) -> pa.ListArray:
 
     held = [row if isinstance(row, array) else array(code, row) for row in rows]
     values = np.concatenate([np.asarray(row, code) for row in held]) if held else np.empty(0, code)
+    # Row n has the values from end n to end n + 1.
     ends = np.fromiter(accumulate(map(len, held), initial=0), "i")
     return pa.ListArray.from_arrays(ends, pa.array(values))
 

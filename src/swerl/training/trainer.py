@@ -179,7 +179,6 @@ class MegatronTrainer:
 
     async def restore(self, step: int) -> None:
         """Continue from the checkpoint of a step. Raises TrainerError if it is not usable."""
-        # A save that is being written would read tensors that the restore replaces.
         await self.saved()
         await self._ask("restore", step=step)
 
@@ -291,7 +290,7 @@ class Ranks:
         settings = self._settings(rendezvous=rendezvous, address=node.address, rank=rank)
         command = (PYTHON, "-m", "swerl.training.rank.worker", settings.model_dump_json())
         gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[index]} if index < len(node.gpus) else {}
-        # Commands reach the ranks through rank 0, so only its pipes are linked.
+        # Commands reach the ranks through rank 0, so only rank 0 has a link.
         return await node.start(ProcessSpec(command, self._log(rank), env=gpu, linked=rank == 0))
 
     def _node_of(self, rank: int) -> tuple[Node, int]:
@@ -328,7 +327,7 @@ class Ranks:
             if not line.done():
                 line.cancel()
         if not line.done() or not (text := line.result()):
-            # The pipe can close before the end of the process is noticed.
+            # The link can close before the end of the process is noticed.
             await asyncio.wait(deaths, timeout=LAST_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
             raise await self._death_error(command)
         return json.loads(text)

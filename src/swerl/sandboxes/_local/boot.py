@@ -73,6 +73,7 @@ def boot(plan: SandboxPlan, device: int) -> Booted:
     enter_mount_namespace()
     user = stage.choose_user(plan)
     upper = stage.build(plan, user, device)
+    # Only children enter the new pid namespace, so this process stays invisible inside.
     kernel.unshare(kernel.NEWPID)
     ready, ready_inside = os.pipe()
     alive_inside, alive = os.pipe()
@@ -82,9 +83,11 @@ def boot(plan: SandboxPlan, device: int) -> Booted:
         _run_init(plan, user.uid, ready_inside, alive_inside)
     for fd in (ready_inside, alive_inside):
         os.close(fd)
+    # Unlike a pid, the descriptor can never refer to a later process.
     init = os.pidfd_open(pid)
     _require_ready(ready)
     _join(pid)
+    # The init process exits unless it reads this byte, so a failed join leaves nothing.
     os.write(alive, _READY)
     os.close(alive)
     return Booted(init, pid, user.uid, upper)
@@ -95,6 +98,7 @@ def enter_mount_namespace() -> None:
     own = os.geteuid(), os.getegid()
     try:
         kernel.unshare(kernel.NEWNS)
+    # An ordinary user may mount only in a user namespace of its own.
     except PermissionError:
         kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
         map_ids(own, own)
@@ -106,6 +110,7 @@ def map_ids(inside: tuple[int, int], outside: tuple[int, int], myself: int | Non
     `myself` is a descriptor of its /proc folder, needed if the mounted /proc does not show it.
     """
     fd = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY) if myself is None else os.dup(myself)
+    # The kernel requires `deny` before an unprivileged process may map its group.
     texts = {
         "setgroups": "deny",
         "uid_map": f"{inside[0]} {outside[0]} 1",
@@ -171,6 +176,7 @@ def _enter_by_unshare(uid: int) -> None:
     # mounts from outside the user namespace are locked; a bind mount of the tree is not
     kernel.mount(stage.ROOT, stage.ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     os.chdir(stage.ROOT)
+    # The old root now lies over the new one, and the next call removes it.
     kernel.pivot_root(".", ".")
     kernel.detach(".")
     os.chdir("/")
@@ -196,6 +202,7 @@ def _enter_by_bwrap(bwrap: str, uid: int) -> None:
         os.waitpid(pid, 0)
         _enter(spaces)
         stage.become(0)
+        # The names of namespaces prove nothing; the root must be this sandbox's tree.
         if os.path.samestat(Path("/").stat(), root):
             return
     detail = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
@@ -247,6 +254,7 @@ def _limit_kernel_objects(settings: int, memory_mib: int) -> None:
 
 def _reap_forever() -> NoReturn:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the agent does not own /proc/1
+    # The init process is visible inside and must hold no descriptor of the host.
     os.closerange(0, 1 << 16)
     while True:
         signal.sigwait({signal.SIGCHLD})

@@ -51,6 +51,7 @@ def write_file(root: int, path: str, data: bytes, owner: int) -> None:
     with _regular(fd, "wb", path) as file:
         file.truncate(0)
         view = memoryview(data)
+        # One write may take only a part of the data.
         while view:
             view = view[file.write(view) :]
 

@@ -131,6 +131,7 @@ def host() -> LocalImage:
     binds, links = [], {}
     for name in _PROGRAM_FOLDERS:
         path = Path("/", name)
+        # On most systems /bin and /lib are links into /usr.
         if path.is_symlink():
             links[str(path)] = str(path.readlink())
         elif path.is_dir():
@@ -138,6 +139,7 @@ def host() -> LocalImage:
     binds += [Mount(path, str(path)) for name in _SETTINGS if (path := Path("/etc", name)).exists()]
     python = Path(sys.base_prefix).resolve()
     path_variable = SYSTEM_PATH
+    # A Python elsewhere is in none of the program folders.
     if not python.is_relative_to("/usr"):
         binds.append(Mount(python, str(python)))
         path_variable = f"{python}/bin:{SYSTEM_PATH}"
@@ -179,6 +181,7 @@ def _resolve_built(image: str) -> LocalImage:
                 f"image built:{name} lacks {path}", hint=f"remove {folder} and build it again"
             )
     base = host()
+    # With a layer, even an empty one, the whole root is writable.
     layers = layers or (_empty_layer(folder),)
     return replace(base, binds=base.binds + binds, env={**base.env, **env}, layers=layers)
 
@@ -204,6 +207,7 @@ def _describe(stored: StoredImage) -> LocalImage:
     accounts = _accounts(stored.layers)
     env = {"PATH": SYSTEM_PATH, **AGENT_ENV, "SHELL": _shell(stored.layers), **stored.env}
     own = ("HOME", "USER", "LOGNAME")
+    # The account is always the agent's, whatever the image sets.
     env |= {name: AGENT_ENV[name] for name in own}
     return LocalImage(
         binds=(), links={}, files=accounts, env=env, layers=stored.layers, is_whole=True
@@ -214,6 +218,7 @@ def _describe(stored: StoredImage) -> LocalImage:
 def _accounts(layers: tuple[Path, ...]) -> dict[str, str]:
     """Return the small files that go over an image, which contain the user `agent`."""
     shell = _shell(layers)
+    # The first matching line of an account file counts.
     passwd = f"agent:x:1000:1000:agent:/home/agent:{shell}\n" + _read(layers, "/etc/passwd")
     found = {
         "/etc/passwd": passwd,

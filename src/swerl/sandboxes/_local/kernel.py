@@ -191,6 +191,7 @@ def _text(value: str) -> ctypes.c_char_p:
 
 def set_command_line(*words: str) -> None:
     """Replace this process's command line, as `ps` shows it; longer text is cut to its length."""
+    # The program's name may contain spaces and brackets.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number - _STAT_FROM]) for number in (_ARG_START, _ARG_END))
     text = b"\0".join(map(os.fsencode, words))[: end - start - 1]

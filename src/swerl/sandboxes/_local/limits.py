@@ -60,6 +60,7 @@ def find(proc: Path = Path("/proc/self")) -> dict[str, Path]:
             continue
         for name in _mounted_controllers(kind, options, paths):
             path = paths["" if kind == "cgroup2" else name]
+            # The mount may show the hierarchy from a group below its root on.
             folder = Path(point, os.path.relpath(path, root))
             parent = _delegating(folder, name, Path(point)) if kind == "cgroup2" else folder
             if parent and os.access(parent, os.W_OK):
@@ -94,6 +95,7 @@ def remove(groups: Mapping[str, Path], name: str) -> bool:
             _kill_group(folder)
             folder.rmdir()
         except OSError as error:
+            # A group that is absent counts as removed.
             gone = gone and error.errno != errno.EBUSY
     return gone
 
@@ -127,6 +129,7 @@ def limit_processes(plan: SandboxPlan, held: set[str], *, has_watcher: bool) -> 
         wanted[resource.RLIMIT_NPROC] = plan.num_processes
     for kind, value in wanted.items():
         hard = resource.getrlimit(kind)[1]
+        # An ordinary user cannot exceed its own hard limit.
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
 
@@ -144,6 +147,7 @@ def make_device(plan: SandboxPlan) -> int:
         if done.returncode == 0:
             return _attach(image)
     except OSError as error:
+        # After other errors the folder is measured instead.
         if error.errno == errno.ENOSPC:
             raise
     image.unlink()
@@ -277,5 +281,6 @@ def _size_of(folder: str) -> int:
         for name in names:
             with suppress(OSError):
                 status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                # Hard links of one file count once.
                 sizes[status.st_ino] = status.st_blocks * _BLOCK_BYTES
     return sum(sizes.values())

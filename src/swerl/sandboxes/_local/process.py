@@ -38,6 +38,7 @@ async def launch(
     """Start a command. `given` is its whole standard input; None leaves the input open."""
     output = _Output()
     try:
+        # Whole input is a file in memory: nobody needs to feed a pipe.
         source, stdin = _open_pipe() if given is None else (_open_file(given), -1)
         try:
             number, answer = await link.request(request, (source, *output.inside))
@@ -46,6 +47,7 @@ async def launch(
                 os.close(stdin)
             raise
         finally:
+            # The supervisor has a copy of its own.
             os.close(source)
         output.close_inside()
     except BaseException:
@@ -103,6 +105,7 @@ class LocalSandboxProcess:
             await self._link.send({"signal": number, "command": self._number})
 
     async def wait(self) -> int:
+        # A cancelled wait must not cancel the answer itself.
         code = (await asyncio.shield(self._answer)).body["exit_code"]
         assert isinstance(code, int)
         return code
@@ -198,6 +201,7 @@ class _Output:
             if chunk := self._read():
                 return chunk
             await self._wait()
+            # A process that the command left behind may hold the pipe open for ever.
             if self._ended and self._unread <= 0 and self._loop.time() >= self._until_s:
                 self._close_streams()
         return None
@@ -276,6 +280,7 @@ class Link:
         """Send a request; return its number and the future of its answer."""
         number = next(self._numbers)
         answer: asyncio.Future[Packet] = self._loop.create_future()
+        # Registered before the message is sent, because the answer may come at once.
         self._waiting[number] = answer
         await self.send(make(number), fds)
         return number, answer
@@ -314,6 +319,7 @@ class Link:
         if not self.ended.done():
             self._reason = "it is closed"
             try:
+                # Only the writing half closes, so the supervisor's last message can still arrive.
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
                 self._end()
@@ -344,6 +350,7 @@ class Link:
         number = packet.body["number"]
         waiting = self._waiting.pop(number, None) if isinstance(number, int) else None
         if waiting is None or waiting.done():
+            # Nobody takes these descriptors, so they would leak.
             _close_fds(packet)
         elif "refused" in packet.body:
             message = f"sandbox {self._name} cannot start a command: {packet.body['refused']}"

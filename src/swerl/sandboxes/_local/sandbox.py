@@ -73,6 +73,7 @@ class LocalSandbox:
         try:
             code, timed_out = await self._finish(process, kept, timeout_s)
         except asyncio.CancelledError:
+            # A cancelled caller cannot wait for the end of the command.
             process.kill_now()
             raise
         finally:
@@ -195,6 +196,7 @@ class LocalSandbox:
         except TimeoutError:
             await self._kill(process)
         await process.wait()
+        # The output up to the kill still counts.
         await process.collect(kept)
         return TIMED_OUT, True
 

@@ -64,7 +64,9 @@ def install(password: int) -> bool:
 
 def _build(machine: str, password: int) -> bytes:
     column = list(_ARCH).index(machine)
+    # The architecture first: another one gives the same numbers to other calls.
     code = [_load(4), *_unless(_ARCH[machine], _ERRNO | _ENOSYS), _load(0)]
+    # x32 calls have numbers of their own, which the tables lack.
     if machine == "x86_64":
         code += [_jump(0x35, _X32_BIT, 0, 1), _return(_ERRNO | _ENOSYS)]
     code += _deny(_DENIED, column, _EPERM) + _deny(_ABSENT, column, _ENOSYS)

@@ -51,6 +51,7 @@ class _Spawner:
         poll.register(self.channel, select.POLLIN)
         listening = True
         while True:
+            # The kernel refuses to remove a group for a short time after its last process.
             self.dead = {
                 name: tries - 1
                 for name, tries in self.dead.items()
@@ -65,6 +66,7 @@ class _Spawner:
                 elif not self._spawn(poll):
                     poll.unregister(self.channel)
                     listening = False
+                    # The controller is gone, so all of its sandboxes end.
                     for pid, _ in self.supervisors.values():
                         os.kill(pid, signal.SIGKILL)
 

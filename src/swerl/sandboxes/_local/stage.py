@@ -64,6 +64,7 @@ def can_change_user() -> bool:
     """Return whether a process here can become another user and still make namespaces."""
     if os.geteuid() != 0:
         return False
+    # A child tries it, because the change of user cannot be undone.
     pid = os.fork()
     if pid == 0:
         _try_other_user()
@@ -85,6 +86,7 @@ def choose_user(plan: SandboxPlan) -> HostUser:
             if owner not in spaces:
                 spaces[owner] = _user_namespace(owner, plan.host_id)
             views[source] = kernel.view(source, spaces[owner], recursive=source not in sources)
+    # Without idmapped mounts the sandbox runs as this process's own user.
     except OSError:
         for fd in views.values():
             os.close(fd)
@@ -98,6 +100,7 @@ def choose_user(plan: SandboxPlan) -> HostUser:
 def become(uid: int) -> None:
     """Change to this user and group permanently."""
     if os.getresuid() != (uid, uid, uid):
+        # The group changes first: afterwards the right to change it is gone.
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # it still owns /proc/self
@@ -108,6 +111,7 @@ def build(plan: SandboxPlan, user: HostUser, device: int) -> int | None:
 
     There is such a folder if the root or the workdir is an overlay. Raises OSError.
     """
+    # Mounts of the sandbox must not propagate to the host.
     kernel.mount("none", "/", flags=kernel.MS_PRIVATE | kernel.MS_REC)
     _mount_stage(plan, user.uid, device)
     upper = _Builder(plan, user).build()
@@ -245,6 +249,7 @@ class _Builder:
         else:
             kernel.mount(source, by_descriptor, flags=kernel.MS_BIND | kernel.MS_REC)
         os.close(fd)
+        # The first descriptor refers to the place below the mount.
         fd = kernel.openat2(self.root, target, os.O_PATH)
         attributes = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
         kernel.restrict(f"/proc/self/fd/{fd}", attributes)
@@ -290,9 +295,11 @@ class _Builder:
         if _in_user_namespace() and not _keeps_attributes(upper):
             message = "tmpfs has no user attributes here: set `scratch` to a folder on disk"
             raise OSError(errno.EOPNOTSUPP, message)
+        # The kernel expects the highest folder first.
         fds = [os.open(lower, os.O_PATH | os.O_DIRECTORY) for lower in reversed(lowers)]
         names = ":".join(f"/proc/self/fd/{fd}" for fd in fds)
         data = f"lowerdir={names},upperdir={upper},workdir={work}"
+        # In a user namespace, overlays can only use attributes of the class `user`.
         if _in_user_namespace():
             data += ",userxattr"
         try:

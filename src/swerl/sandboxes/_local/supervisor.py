@@ -50,10 +50,12 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
     spawner = os.getppid()
     deadline = time.monotonic() + plan.lifetime_s
     try:
+        # First, so that everything below counts toward the sandbox's limits.
         held = limits.enter(groups, plan)
         plan = _reserve_memory(plan, held)
         with suppress(PermissionError):  # a busy sandbox must not starve its supervisor
             os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
+        # Before `boot`, because it opens a file of the host's /proc.
         launcher = _Launcher()
         device = limits.make_device(plan)
         watcher = limits.watch(plan) if plan.scratch and device < 0 else None
@@ -114,6 +116,7 @@ class _Supervisor:
         if self.watcher:
             poll.register(self.watcher.alarm, select.POLLIN)
         reason = self._serve_until_lost(poll)
+        # The kernel kills every process of the pid namespace together with its init process.
         signal.pidfd_send_signal(self.init, signal.SIGKILL)
         if self.watcher:
             os.kill(self.watcher.pid, signal.SIGKILL)
@@ -169,6 +172,7 @@ class _Supervisor:
             pid = self.launcher.start(command, streams)
         except BlockingIOError as error:
             self._reply({"number": command.number, "refused": error.strerror})
+        # The command cannot start: report that as a shell would.
         except (OSError, ValueError) as error:
             os.write(streams[2], _start_error(error))
             self._reply({"number": command.number, "exit_code": _exit_code(error, command)})
@@ -235,6 +239,7 @@ class _Launcher:
 
     def start(self, command: Command, streams: Sequence[int]) -> int:
         """Start a command and return its pid. Raises OSError, or ValueError on a bad argument."""
+        # The new process inherits the folder.
         os.chdir(command.cwd)
         try:
             path = _find_program(command)

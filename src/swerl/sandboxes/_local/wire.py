@@ -84,6 +84,7 @@ def send(
     if len(data) <= _PACKET_BYTES:
         socket.send_fds(sock, [data], fds)
         return
+    # A descriptor can pass more bytes than a packet.
     memory = os.memfd_create("message")
     try:
         with FileIO(memory, "wb", closefd=False) as file:

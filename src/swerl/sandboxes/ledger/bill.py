@@ -52,6 +52,7 @@ def bill(ledger: Ledger, *, by: By = By.RUN, run: str | None = None, since_s: fl
     for entry in known.entries:
         if run is not None and entry.use.run != run:
             continue
+        # The end is recorded, so the owner's state does not matter.
         if entry.ended_s:
             ended.append(entry)
             continue

@@ -219,6 +219,7 @@ async def list_sandboxes(
     before = await entries()
     needed = {provider_of(entry) for entry in before if not entry.is_settled}
     needed |= {only} if only else set()
+    # Only sandboxes that were open before the question can be missing in the answer.
     opened = {entry.name for entry in before if entry.opened_s and not entry.ended_s}
     asked_s = time.time()
     others = set() if run or only else {Provider(name) for name in plugins.names("sandboxes")}
@@ -321,5 +322,6 @@ def _record_end(ledger: Ledger, sandbox: ListedSandbox, reason: str) -> None:
     ended_s = now_s if sandbox.is_live else min(now_s, entry.deadline_s)
     with closing(ledger.open()) as db:
         if sandbox.is_live and not entry.opened_s:
+            # It has existed, so it costs money from its intent on.
             ledger.set_opened(db, entry, id=entry.name, at_s=entry.intended_s)
         ledger.set_ended(db, entry.name, why=f"reaped: {reason}", at_s=ended_s)

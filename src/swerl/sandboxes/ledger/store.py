@@ -207,6 +207,7 @@ class Ledger:
             return
         with suppress(*FAILURES), closing(self.open()) as db:
             db.execute("BEGIN IMMEDIATE")
+            # A sandbox that may still appear at its provider keeps its row.
             old = [entry for entry in _entries(db.execute(_OLD, (keep,))) if entry.is_settled]
             db.executemany(_ADD_SUM, map(astuple, add_up(old)))
             db.executemany("DELETE FROM sandboxes WHERE row = ?", [(each.row,) for each in old])
@@ -250,6 +251,7 @@ class Ledger:
         db.execute("PRAGMA synchronous = NORMAL")
 
     def _open_to_read(self) -> sqlite3.Connection:
+        # Even a reader of a WAL database writes to its side files.
         if os.access(self.folder, os.W_OK):
             return self._connect("mode=rw")
         try:

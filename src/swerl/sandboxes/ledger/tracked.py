@@ -93,6 +93,7 @@ class Tracked:
         )
         try:
             context = self.inner.open(image, limits, workdir=workdir, mounts=mounts, name=name)
+            # Entered by hand, because failures to create and to close need different records.
             sandbox = await context.__aenter__()
         except BaseException as error:
             await self._not_created(entry, error)
@@ -139,6 +140,7 @@ class Tracked:
             trace = error.__traceback__ if error else None
             swallowed = await context.__aexit__(type(error) if error else None, error, trace)
         except BaseException as other:
+            # The backend has raised the block's own error again: it closed the sandbox.
             if other is error:
                 await self._recorder.ended(entry.name, why=why)
             else:
@@ -191,6 +193,7 @@ class Recorder:
         self._db: sqlite3.Connection | None = None
         self._file = 0
         """Inode of the open database."""
+        # A fork hook cannot be removed, so it must not keep the recorder alive.
         close = weakref.WeakMethod(self.close)
         os.register_at_fork(before=lambda: (found := close()) and found())
 
@@ -200,11 +203,13 @@ class Recorder:
         Raises SandboxError if that fails and the sandbox costs money.
         """
         use = self._use
+        # This process is a fork of the one that made the recorder.
         if use.owner.pid != os.getpid():
             use = self._use = Use(use.backend, use.settings, use.run, this_process())
         entry = Entry(use, name, image, time.time(), lifetime_s, price)
         adding = self._submit(lambda db: self._ledger.add(db, entry))
         try:
+            # The write continues even if the caller is cancelled.
             return await asyncio.shield(asyncio.wrap_future(adding))
         except asyncio.CancelledError:
             # The thread may have committed the intent: its end comes after it in the same queue.
@@ -258,6 +263,7 @@ class Recorder:
         try:
             done = write(self._connect())
         except FAILURES:
+            # After an error the next write opens the database again.
             self._disconnect()
             raise
         if isinstance(done, Entry):

@@ -95,7 +95,7 @@ class Checkpoints:
         Without `trainer.async_save` it is whole at return. Its outcome is written beside it.
         Raises TrainerError if the disk is too full.
         """
-        # Only one copy of the state fits in host memory with certainty.
+        # At most one copy of the state is in host memory at a time.
         self.finish()
         folder = folders.folder_of(self._parent, step)
         owned = owned_pieces(self._learner)

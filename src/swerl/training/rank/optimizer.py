@@ -142,7 +142,6 @@ class HostAdam(torch.optim.Optimizer):
             state["step"] = torch.tensor(0.0)
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros(param.shape, dtype=torch.float32)
-        # Megatron may restore the state on the GPU.
         for name, value in state.items():
             state[name] = value.to(_HOST)
         return state
