@@ -319,4 +319,4 @@ PLANTED: Mapping[str, Planted] = {
         "git config -f /root/.gitconfig url.https://mirror.invalid/.insteadOf git:",
     ),
 }  # fmt: skip
-"""Each is found by a sweep, and gone after a scrub."""
+"""Each is found by a scan, and gone after the future is hidden."""

@@ -1,4 +1,4 @@
-"""The doctor tries things for real, names a mend for each lack, and never shows a secret."""
+"""The doctor tries things for real, names a fix for each missing part, and never shows a secret."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     return call
 
 
-def test_every_lack_names_what_it_costs_and_what_mends_it(checks: list[Check]) -> None:
+def test_every_failed_check_names_its_features_and_a_fix(checks: list[Check]) -> None:
     assert len({check.name for check in checks}) == len(checks) > 15
     for check in checks:
         assert check.found
         assert check.enables
-        assert check.state is State.OK or check.mend or check.name == "GPUs"
+        assert check.state is State.OK or check.fix or check.name == "GPUs"
 
 
 def test_sandbox_and_trainer_are_tried_for_real(checks: list[Check]) -> None:
@@ -67,7 +67,7 @@ async def test_machine_without_git_cannot_run_the_twin(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = await doctor._git()
-    assert (found.state, found.mend) == (State.MISSING, "apt-get install -y git")
+    assert (found.state, found.fix) == (State.MISSING, "apt-get install -y git")
     assert not twin_runs([found])
 
 
@@ -84,7 +84,7 @@ async def test_broken_installation_of_torch_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor, "_TRAINER", "raise ImportError")
     found = await doctor._trainer()
     assert found.state is State.MISSING
-    assert "swerl[twin]" in found.mend
+    assert "swerl[twin]" in found.fix
 
 
 async def test_absent_docker_is_only_a_warning(
@@ -101,7 +101,7 @@ def test_full_disk_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert doctor._disk(tmp_path / "not" / "there" / "yet").state is State.MISSING
 
 
-def test_exit_code_says_whether_the_twin_runs(run: Callable[..., Result]) -> None:
+def test_exit_code_is_1_if_the_twin_cannot_run(run: Callable[..., Result]) -> None:
     good = Check("git", State.OK, "2.39", "patches")
     warned = Check("docker", State.WARN, "no daemon", "images", "apt-get install -y docker.io")
     broken = Check("git", State.MISSING, "not installed", "patches", "apt-get install -y git")
@@ -109,11 +109,11 @@ def test_exit_code_says_whether_the_twin_runs(run: Callable[..., Result]) -> Non
     assert run([broken]).exit_code == 1
 
 
-def test_table_shows_the_mend_in_full_and_json_is_json(run: Callable[..., Result]) -> None:
-    mend = "apt-get install -y " + "very-long-package-name " * 8
-    broken = Check("git", State.MISSING, "not [installed]", "patches", mend.strip())
+def test_table_shows_the_fix_in_full_and_json_is_json(run: Callable[..., Result]) -> None:
+    fix = "apt-get install -y " + "very-long-package-name " * 8
+    broken = Check("git", State.MISSING, "not [installed]", "patches", fix.strip())
     shown = run([broken])
-    assert mend.strip() in shown.output
+    assert fix.strip() in shown.output
     assert "not [installed]" in " ".join(shown.output.split())
     answer = json.loads(run([broken], "--json").output)
     assert answer["twin_runs"] is False

@@ -18,7 +18,7 @@ from swerl.cli.main import typer_app
 from swerl.core.contracts import Sandbox
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task, write_tasks
-from swerl.tasks.hide_future import scrub
+from swerl.tasks.hide_future import hide_future
 
 from .leaks import FIXED, FIXED_LINE, GOLD, MAKE_FIX, SECRET_TEST, git, make_repository, opened, sh
 
@@ -29,12 +29,12 @@ def task(tmp_path: Path) -> Task:
 
 
 async def leaks_after(task: Task, files: dict[str, bytes], script: str = "true") -> Sequence[Leak]:
-    """Write files, run a script, scrub, and return the leaks that a scan still finds."""
+    """Write files, run a script, hide the future, and return the leaks that a scan still finds."""
     async with opened(task) as sandbox:
         for path, data in files.items():
             await sandbox.write(path, data)
         await sh(sandbox, script)
-        await scrub(sandbox, task)
+        await hide_future(sandbox, task)
         return (await scan(sandbox, task)).leaks
 
 
@@ -131,7 +131,7 @@ class Without:
 
 async def test_variables_with_the_task_or_a_secret_are_found(task: Task) -> None:
     async with opened(task) as sandbox:
-        await scrub(sandbox, task)
+        await hide_future(sandbox, task)
         marked = Without(sandbox, INSTANCE=task.id, FORGE_TOKEN="abc", DATA=task.dataset)
         found = await scan(marked, task)
     names = {(LeakKind.NAME, "INSTANCE"), (LeakKind.SECRET, "FORGE_TOKEN"), (LeakKind.NAME, "DATA")}
@@ -141,7 +141,7 @@ async def test_variables_with_the_task_or_a_secret_are_found(task: Task) -> None
 
 async def test_what_cannot_be_checked_is_said(task: Task) -> None:
     async with opened(task) as sandbox:
-        await scrub(sandbox, task)
+        await hide_future(sandbox, task)
         found = await scan(Without(sandbox, "python3"), task)
     assert any("python3" in reason for reason in found.unchecked)
 

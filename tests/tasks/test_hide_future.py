@@ -1,4 +1,4 @@
-"""What an agent can no longer read after a scrub, and what stays exactly as it was."""
+"""An agent cannot read the future, and everything else stays as it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from swerl.checks.scan_leaks import scan
 from swerl.core.task import Task
-from swerl.tasks.hide_future import History, scrub
+from swerl.tasks.hide_future import History, hide_future
 from tests.checks.leaks import (
     FIXED,
     FIXED_LINE,
@@ -56,7 +56,7 @@ def task(tmp_path: Path) -> Task:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-async def test_a_planted_leak_is_found_and_gone_after_the_scrub(task: Task, name: str) -> None:
+async def test_a_planted_leak_is_found_and_then_hidden(task: Task, name: str) -> None:
     planted = PLANTED[name]
     async with opened(task) as sandbox:
         before = await sh(sandbox, STATE)
@@ -69,7 +69,7 @@ async def test_a_planted_leak_is_found_and_gone_after_the_scrub(task: Task, name
             leak for leak in raw.leaks if leak.kind is planted.kind and planted.name in leak.name
         ]
         assert found, raw.leaks
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert done.changed
         assert done.base == task.base_commit
         left = await scan(sandbox, task)
@@ -109,7 +109,7 @@ async def test_an_agent_cannot_read_the_fix(task: Task, attempt: str) -> None:
         told = await run(sandbox, f"set +e; {attempt}", env=env)
         assert "start_of_summation" in told.text or "fetch" in attempt or "unpack" in attempt
         await sh(sandbox, "git checkout -qf main; rm -rf .git/lost-found .git/index.lock")
-        await scrub(sandbox, task)
+        await hide_future(sandbox, task)
         await sh(sandbox, "rm -rf /tmp/fix")
         told = await run(sandbox, f"set +e; {attempt}", env=env)
         assert "start_of_summation" not in told.text
@@ -117,10 +117,10 @@ async def test_an_agent_cannot_read_the_fix(task: Task, attempt: str) -> None:
 
 async def test_a_clean_repository_is_left_alone(task: Task) -> None:
     async with opened(task) as sandbox:
-        await scrub(sandbox, task)
+        await hide_future(sandbox, task)
         listing = "find .git -type f -exec stat -c '%n %i %s' {} + | sort | grep -v -e HEAD -e refs"
         before = await sh(sandbox, listing)
-        again = await scrub(sandbox, task)
+        again = await hide_future(sandbox, task)
         assert not again.changed
         assert await sh(sandbox, listing) == before
 
@@ -129,7 +129,7 @@ async def test_a_clean_repository_is_left_alone(task: Task) -> None:
 async def test_the_past_is_kept_or_cut(task: Task, history: History, commits: int) -> None:
     async with opened(task) as sandbox:
         await sh(sandbox, f"{MAKE_FIX} fetch_fix; git branch later $fix; rm -rf /tmp/fix")
-        done = await scrub(sandbox, task, history=history)
+        done = await hide_future(sandbox, task, history=history)
         assert done.history == history
         assert len((await sh(sandbox, "git log --oneline --all")).splitlines()) == commits
         assert (await sh(sandbox, "git rev-parse HEAD")).strip() == task.base_commit
@@ -148,7 +148,7 @@ async def test_a_past_that_holds_the_solution_is_cut(tmp_path: Path) -> None:
         git(folder, "commit", "-qam", "Try and revert")
     task = task_of(folder)
     async with opened(task) as sandbox:
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert done.history == "none"
         assert done.base == git(folder, "rev-parse", "HEAD")
         assert FIXED_LINE not in await sh(sandbox, "git cat-file --batch-all-objects --batch")
@@ -158,7 +158,7 @@ async def test_commits_on_top_of_the_base_become_changes_of_the_work_tree(task: 
     folder = Path(task.image.removeprefix("dir:"))
     git(folder, "commit", "-qam", "Set the image up")
     async with opened(task) as sandbox:
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert done.base == task.base_commit
         assert (await sh(sandbox, "git rev-parse HEAD")).strip() == task.base_commit
         assert "words of the image" in await sh(sandbox, "git --no-pager diff --cached")
@@ -168,7 +168,7 @@ async def test_commits_on_top_of_the_base_become_changes_of_the_work_tree(task: 
 async def test_a_base_commit_that_the_image_lacks_gives_way_to_its_head(task: Task) -> None:
     stranger = task_of(Path(task.image.removeprefix("dir:")), base_commit="1" * 40)
     async with opened(stranger) as sandbox:
-        assert (await scrub(sandbox, stranger)).base == task.base_commit
+        assert (await hide_future(sandbox, stranger)).base == task.base_commit
 
 
 async def test_no_setting_of_the_image_runs_a_program(task: Task) -> None:
@@ -195,7 +195,7 @@ END
             mkdir tests; echo x >tests/test_total.py
             rm -f /tmp/ran""",
         )
-        await scrub(sandbox, task)
+        await hide_future(sandbox, task)
         assert (await run(sandbox, "test -e /tmp/ran")).exit_code == 1
         await sh(sandbox, "git status; git --no-pager diff; git --no-pager log -p")
         assert (await run(sandbox, "test -e /tmp/ran")).exit_code == 1
@@ -209,9 +209,11 @@ async def test_compiled_files_of_their_sources_stay(task: Task) -> None:
             echo x >committed.cpython-311.pyc; git add -f committed.cpython-311.pyc
             git commit -qm 'Commit a compiled file'""",
         )
-        done = await scrub(sandbox, replace(task, base_commit=""))
+        done = await hide_future(sandbox, replace(task, base_commit=""))
         assert await sh(sandbox, "ls pkg/__pycache__ | wc -l") == "2\n"
-        assert not (await scrub(sandbox, replace(task, base_commit=""), facts=done.facts)).changed
+        assert not (
+            await hide_future(sandbox, replace(task, base_commit=""), facts=done.facts)
+        ).changed
 
 
 async def test_a_test_of_the_base_stands_as_the_base_has_it(task: Task) -> None:
@@ -221,7 +223,7 @@ async def test_a_test_of_the_base_stands_as_the_base_has_it(task: Task) -> None:
             """mkdir tests; echo old >tests/test_total.py; git add tests; git commit -qm tests
             echo hidden >tests/test_total.py""",
         )
-        await scrub(sandbox, task_of(Path("/nowhere")))
+        await hide_future(sandbox, task_of(Path("/nowhere")))
         assert await sh(sandbox, "cat tests/test_total.py") == "old\n"
         assert "words of the image" in await sh(sandbox, "cat README.md")
 
@@ -234,15 +236,15 @@ async def test_tags_of_the_past_stay_so_that_a_project_knows_its_version(task: T
             git tag v1.0 HEAD~2; git tag -a -m 'the fix is to filter' v1.1 HEAD~1; git tag v2.0 $fix
             git pack-refs --all; git tag v1.2 HEAD~1; rm -rf /tmp/fix""",
         )
-        await scrub(sandbox, task)
+        await hide_future(sandbox, task)
         assert (await sh(sandbox, "git tag")).split() == ["v1.0", "v1.1", "v1.2"]
         assert (await sh(sandbox, "git describe --tags --match 'v1.[01]'")).startswith("v1.1-1-g")
         everything = await sh(sandbox, "git cat-file --batch-all-objects --batch")
         assert "filter" not in everything
         assert not (await sh(sandbox, "git fsck --no-progress --full 2>&1")).strip()
         assert (await scan(sandbox, task)).leaks == ()
-        assert not (await scrub(sandbox, task)).changed
-        await scrub(sandbox, task, history=History.NONE)
+        assert not (await hide_future(sandbox, task)).changed
+        await hide_future(sandbox, task, history=History.NONE)
         assert (await sh(sandbox, "git tag")) == ""
 
 
@@ -254,7 +256,7 @@ async def test_a_file_of_the_base_stays_where_datasets_leave_one_of_that_name(ta
     (folder / "output.json").write_text("{}")
     own = replace(task_of(folder), workdir="/workspace")
     async with opened(own) as sandbox:
-        done = await scrub(sandbox, own)
+        done = await hide_future(sandbox, own)
         assert done.removed == ("/workspace/output.json",)
         assert (await scan(sandbox, own)).leaks == ()
         assert await sandbox.read("/workspace/parser.py") == b"the project's own\n"

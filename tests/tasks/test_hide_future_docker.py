@@ -1,4 +1,4 @@
-"""The scrub in real containers, on repositories of root and of the ordinary user."""
+"""Hide the future in real containers, on repositories of root and of the ordinary user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from swerl.checks.scan_leaks import scan
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import docker
-from swerl.tasks.hide_future import scrub
+from swerl.tasks.hide_future import hide_future
 from tests.checks.leaks import task_of
 
 PLANT = """
@@ -28,7 +28,7 @@ stat -c '%U' .git/HEAD .git/objects .git/config code.py
 
 
 @pytest.mark.parametrize("owner", ["root", None])
-async def test_whoever_owns_the_repository_it_is_scrubbed_and_stays_theirs(
+async def test_the_future_is_hidden_and_the_owner_of_the_repository_stays(
     dockerd: str, docker_image: str, owner: str | None
 ) -> None:
     backend = docker.build(docker.Options(base_url=dockerd))
@@ -40,7 +40,7 @@ async def test_whoever_owns_the_repository_it_is_scrubbed_and_stays_theirs(
         task = replace(task, workdir=workdir)
         planted = await sandbox.run(["sh", "-ec", PLANT, "sh", workdir], user=owner, cwd="/")
         assert planted.exit_code == 0, planted.text
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert done.changed
         assert "/r2e_tests" in done.removed
         told = await sandbox.run(["sh", "-c", READ], cwd=task.workdir)

@@ -1,4 +1,4 @@
-"""Repositories of unusual shapes, and images that lack something, are scrubbed all the same."""
+"""Repositories of unusual shapes, and images that lack something, have their future hidden, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swerl.core.contracts import Sandbox
 from swerl.core.errors import BrokenImageError, SandboxError
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task
-from swerl.tasks.hide_future import scrub
+from swerl.tasks.hide_future import hide_future
 from tests.checks.leaks import (
     FIXED_LINE,
     MAKE_FIX,
@@ -47,18 +47,18 @@ async def test_submodules_keep_their_commit_and_lose_their_history(task: Task) -
         )
         own = task_of(Path("/nowhere"))
         before = await sh(sandbox, "git status --porcelain; git -C lib rev-parse HEAD")
-        done = await scrub(sandbox, own)
+        done = await hide_future(sandbox, own)
         assert done.changed
         assert await sh(sandbox, "git status --porcelain; git -C lib rev-parse HEAD") == before
         assert (await sh(sandbox, "git -C lib log --all --oneline | wc -l")).strip() == "1"
         assert (await scan(sandbox, own)).leaks == ()
 
 
-async def test_repositories_with_sha256_names_are_scrubbed(tmp_path: Path) -> None:
+async def test_repositories_with_sha256_names_lose_their_future(tmp_path: Path) -> None:
     task = make_repository(tmp_path / "image", "--object-format=sha256")
     async with opened(task) as sandbox:
         await sh(sandbox, f"{MAKE_FIX} fetch_fix; git tag later $fix; rm -rf /tmp/fix")
-        assert (await scrub(sandbox, task)).base == task.base_commit
+        assert (await hide_future(sandbox, task)).base == task.base_commit
         assert FIXED_LINE not in await sh(sandbox, "git cat-file --batch-all-objects --batch")
         assert (await scan(sandbox, task)).leaks == ()
 
@@ -75,7 +75,7 @@ async def test_a_partial_clone_fetches_nothing(task: Task) -> None:
             git config remote.origin.url 'ext::sh -c touch% /tmp/fetched'
             git config protocol.ext.allow always""",
         )
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert (done.base, done.history) == (task.base_commit, "none")
         assert (await run(sandbox, "test -e /tmp/fetched")).exit_code == 1
         assert "words of the image" in await sh(sandbox, "git --no-pager diff")
@@ -89,17 +89,17 @@ async def test_a_shallow_clone_stays_one(task: Task) -> None:
             """mkdir /srv; git clone -q --depth 2 file:///repo /srv/part
             rm -rf .git; mv /srv/part/.git .git""",
         )
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert (done.base, done.history) == (task.base_commit, "full")
         assert len((await sh(sandbox, "git log --oneline")).splitlines()) == 2
         assert (await scan(sandbox, task)).leaks == ()
 
 
-async def test_a_workdir_inside_a_repository_is_scrubbed_at_its_top(task: Task) -> None:
+async def test_a_workdir_inside_a_repository_loses_the_future_of_its_top(task: Task) -> None:
     async with opened(task) as sandbox:
         await sh(sandbox, f"{MAKE_FIX} fetch_fix; git tag later $fix; rm -rf /tmp/fix")
         inner = replace(task, workdir="/repo/pkg")
-        assert (await scrub(sandbox, inner)).changed
+        assert (await hide_future(sandbox, inner)).changed
         assert (await sh(sandbox, "git tag")) == ""
 
 
@@ -118,7 +118,7 @@ async def test_a_broken_repository_is_a_broken_image(task: Task, damage: str) ->
     async with opened(task) as sandbox:
         await sh(sandbox, damage)
         with pytest.raises(BrokenImageError) as caught:
-            await scrub(sandbox, task)
+            await hide_future(sandbox, task)
         assert caught.value.hint
         assert not caught.value.retryable
 
@@ -129,7 +129,7 @@ async def test_a_repository_without_a_commit_loses_what_it_fetched(task: Task) -
             sandbox,
             f"{MAKE_FIX} rm -rf .git; git init -q; git fetch -q /tmp/fix HEAD; rm -rf /tmp/fix",
         )
-        assert (await scrub(sandbox, task)).base == ""
+        assert (await hide_future(sandbox, task)).base == ""
         assert (await sh(sandbox, "git cat-file --batch-all-objects --batch-check")) == ""
 
 
@@ -138,7 +138,7 @@ async def test_a_workdir_without_a_repository_still_loses_hidden_files(tmp_path:
     (tmp_path / "tests/test_total.py").write_text(SECRET_TEST)
     task = task_of(tmp_path)
     async with opened(task) as sandbox:
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert done.removed == (f"{task.workdir}/tests/test_total.py",)
 
 
@@ -151,7 +151,7 @@ async def test_without_a_repository_those_below_and_beside_lose_their_future(tas
             cd project; git tag later; git reset -q --hard HEAD~1; git show later | grep -q start_of
             rm -rf .git/logs .git/ORIG_HEAD""",
         )
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert "/srv/total.git" in done.removed
         head = (await sh(sandbox, "git -C project rev-parse HEAD")).strip()
         assert head == task.base_commit
@@ -162,7 +162,7 @@ async def test_without_a_repository_those_below_and_beside_lose_their_future(tas
 async def test_a_repository_inside_that_cannot_be_read_goes(task: Task) -> None:
     async with opened(task) as sandbox:
         await sh(sandbox, "mkdir -p vendor/.git; echo nonsense >vendor/.git/HEAD; echo 1 >vendor/f")
-        done = await scrub(sandbox, task)
+        done = await hide_future(sandbox, task)
         assert done.removed == ("/repo/vendor/.git",)
         assert await sh(sandbox, "cat vendor/f") == "1\n"
 
@@ -196,7 +196,7 @@ async def test_an_image_with_little_more_than_git_is_enough(task: Task) -> None:
             leak.kind for leak in raw.leaks
         }
         assert any("python3" in reason for reason in raw.unchecked)
-        done = await scrub(OnBusybox(sandbox), task)
+        done = await hide_future(OnBusybox(sandbox), task)
         assert done.base == task.base_commit
         assert (await scan(OnBusybox(sandbox), task)).leaks == ()
         assert (await scan(sandbox, task)).leaks == ()
@@ -212,4 +212,4 @@ async def test_a_full_disk_is_no_fault_of_the_image(tmp_path: Path) -> None:
     task = task_of(folder)
     async with opened(task, disk_mib=2) as sandbox:
         with pytest.raises(SandboxError, match="no space left"):
-            await scrub(sandbox, task)
+            await hide_future(sandbox, task)

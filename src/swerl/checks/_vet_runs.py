@@ -22,7 +22,7 @@ from swerl.core.grade import Grade, Verdict
 from swerl.core.patch import touched
 from swerl.core.sandbox import Limits, Usage
 from swerl.core.task import Task
-from swerl.tasks.hide_future import scrub
+from swerl.tasks.hide_future import hide_future
 from swerl.tasks.set_up import set_up
 
 _TRIES = 3
@@ -102,7 +102,7 @@ class Runs:
     async def scan_leaks(self, task: Task) -> LeakScan:
         """Return the leaks that an agent would still find in its sandbox."""
         async with self._open(task) as sandbox:
-            await scrub(sandbox, task)
+            await hide_future(sandbox, task)
             return await scan(sandbox, task)
 
     async def _grade(self, task: Task, patch: str, read: Iterable[str]) -> GradedRun:

@@ -1,7 +1,7 @@
-"""What of swerl works on this machine, and the one command that mends what does not.
+"""Check this machine, and name the command that fixes each failed check.
 
-Checks try the thing itself where that is harmless: a sandbox is opened, torch is imported, a
-daemon is asked. Nothing goes over the network, and no secret is shown.
+A check tries the real part if that is harmless: it opens a sandbox, imports torch, connects to
+the Docker daemon. No check uses the network or prints a secret.
 """
 
 from __future__ import annotations
@@ -36,59 +36,59 @@ _TRAINER = f"{_IMPORTS}, m.__version__)"
 
 
 class State(StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     OK = "ok"
     WARN = "warn"
-    """It is absent, and only what it enables is lost."""
+    """The part is absent; everything else works."""
     MISSING = "missing"
-    """It is absent, and the twin cannot run."""
+    """The part is absent, and the twin cannot run without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that this machine has or lacks."""
+    """One part that this machine has or lacks."""
 
     name: str
     state: State
     found: str
-    """What was seen, in a few words."""
+    """The observation, in a few words."""
     enables: str
-    """What it is good for."""
-    mend: str = ""
-    """The one command that mends it; empty where all is well."""
+    """Features that require this part."""
+    fix: str = ""
+    """The command that installs or repairs the part; empty if the check passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Something to look for."""
+    """A part to check, before the result is known."""
 
     name: str
     enables: str
-    mend: str = ""
+    fix: str = ""
     for_twin: bool = False
 
-    def seen(self, found: str, *, absent: str = "not installed") -> Check:
+    def present(self, found: str, *, absent: str = "not installed") -> Check:
         return self.judged(found or absent, good=bool(found))
 
     def judged(self, found: str, *, good: bool) -> Check:
         if good:
             return Check(self.name, State.OK, found, self.enables)
         state = State.MISSING if self.for_twin else State.WARN
-        return Check(self.name, state, found, self.enables, self.mend)
+        return Check(self.name, state, found, self.enables, self.fix)
 
 
 async def examine(folder: Path) -> list[Check]:
-    """Run every check; `folder` is where runs would be kept."""
-    asked = await asyncio.gather(
+    """Run every check. `folder` is the folder of all run folders; it need not exist."""
+    slow = await asyncio.gather(
         _git(), _sandbox(), _bwrap(), _trainer(), _node(), _docker(), _gpus()
     )
     here = (_cgroups(), _disk(folder), _memory(), _shared_memory())
-    return [_python(), *asked, *here, *_packages(), *_keys()]
+    return [_python(), *slow, *here, *_packages(), *_keys()]
 
 
 def twin_runs(checks: Sequence[Check]) -> bool:
-    """Say whether the twin can run here."""
+    """Return True if the twin can run on this machine."""
     return all(check.state is not State.MISSING for check in checks)
 
 
@@ -99,12 +99,12 @@ def _python() -> Check:
 
 async def _git() -> Check:
     need = _Need("git", "work trees and patches", "apt-get install -y git", for_twin=True)
-    return need.seen(await _first_line("git", "--version"))
+    return need.present(await _first_line("git", "--version"))
 
 
 async def _sandbox() -> Check:
     enables = "sandboxes on this machine, without network"
-    mend = "apt-get install -y bubblewrap"
+    fix = "apt-get install -y bubblewrap"
     try:
         module = plugins.load("sandboxes", "local")
         backend = tracked("local", module.Options(), run="doctor")
@@ -114,8 +114,8 @@ async def _sandbox() -> Check:
         ):
             done = await sandbox.run(["git", "--version"], cwd="/")
     except (SwerlError, OSError, TimeoutError) as error:
-        mend = getattr(error, "hint", "") or mend
-        need = _Need("local sandbox", enables, mend, for_twin=True)
+        fix = getattr(error, "hint", "") or fix
+        need = _Need("local sandbox", enables, fix, for_twin=True)
         return need.judged(str(error) or "no answer", good=False)
     need = _Need("local sandbox", enables, "apt-get install -y git", for_twin=True)
     good = done.exit_code == 0
@@ -126,9 +126,9 @@ async def _sandbox() -> Check:
 
 
 async def _bwrap() -> Check:
-    enables = "local sandboxes where the kernel refuses us; else not needed"
+    enables = "local sandboxes if the kernel refuses user namespaces; else not needed"
     need = _Need("bubblewrap", enables, "apt-get install -y bubblewrap")
-    return need.seen(await _first_line("bwrap", "--version"))
+    return need.present(await _first_line("bwrap", "--version"))
 
 
 async def _trainer() -> Check:
@@ -139,7 +139,7 @@ async def _trainer() -> Check:
     if absent:
         return need.judged(f"not installed: {', '.join(absent)}", good=False)
     found = await _first_line(sys.executable, "-c", _TRAINER, timeout_s=_IMPORT_TIMEOUT_S)
-    return need.seen(found, absent="torch or megatron-core is installed but cannot be imported")
+    return need.present(found, absent="torch or megatron-core is installed but cannot be imported")
 
 
 async def _node() -> Check:
@@ -147,7 +147,7 @@ async def _node() -> Check:
     node, npm = await asyncio.gather(
         _first_line("node", "--version"), _first_line("npm", "--version")
     )
-    return need.seen(f"node {node}, npm {npm}" if node and npm else "")
+    return need.present(f"node {node}, npm {npm}" if node and npm else "")
 
 
 async def _docker() -> Check:
@@ -156,32 +156,32 @@ async def _docker() -> Check:
         async with asyncio.timeout(_TIMEOUT_S):
             await api.connect()
     except (SwerlError, TimeoutError) as error:
-        mend = "apt-get install -y docker.io && dockerd &"
-        mend = mend if _version("docker") else "pip install 'swerl[docker]'"
-        return _Need("docker", enables, mend).judged(str(error) or "no answer", good=False)
-    told = api.info
-    missing = [name for name, key in LIMITS_HELD.items() if not told.get(key)]
-    found = f"{told.get('ServerVersion', '?')}, {told.get('Driver', '?')}"
+        fix = "apt-get install -y docker.io && dockerd &"
+        fix = fix if _version("docker") else "pip install 'swerl[docker]'"
+        return _Need("docker", enables, fix).judged(str(error) or "no answer", good=False)
+    info = api.info
+    missing = [name for name, key in LIMITS_HELD.items() if not info.get(key)]
+    found = f"{info.get('ServerVersion', '?')}, {info.get('Driver', '?')}"
     found += f", without limits on {', '.join(missing)}" if missing else ""
-    need = _Need("docker", enables, "a daemon with cgroups holds every limit")
+    need = _Need("docker", enables, "start the daemon on a machine with writable cgroups")
     return need.judged(found, good=not missing)
 
 
 async def _gpus() -> Check:
     need = _Need("GPUs", "models larger than the twin's")
-    asked = await _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    names = asked.splitlines()
-    return need.seen(f"{len(names)} x {names[0].strip()}" if names else "", absent="none")
+    output = await _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    names = output.splitlines()
+    return need.present(f"{len(names)} x {names[0].strip()}" if names else "", absent="none")
 
 
 def _cgroups() -> Check:
-    mend = "run as root, or below `systemd-run --user --scope -p Delegate=yes`"
-    need = _Need("cgroups", "limits for a sandbox as a whole", mend)
+    fix = "run as root, or below `systemd-run --user --scope -p Delegate=yes`"
+    need = _Need("cgroups", "limits for a whole sandbox instead of each process", fix)
     try:
         found = sorted(limits.find())
     except OSError:
         found = []
-    return need.seen(", ".join(found), absent="none that this user may write")
+    return need.present(", ".join(found), absent="none is writable for this user")
 
 
 def _disk(folder: Path) -> Check:
@@ -200,28 +200,32 @@ def _memory() -> Check:
 
 def _shared_memory() -> Check:
     folder = Path("/dev/shm")
-    enables = "tensors that an SGLang engine is handed"
+    enables = "weights for an SGLang engine"
     if not folder.is_dir():
-        return _Need("/dev/shm", enables, "mount -t tmpfs shm /dev/shm").seen("", absent="absent")
+        return _Need("/dev/shm", enables, "mount -t tmpfs shm /dev/shm").present(
+            "", absent="absent"
+        )
     free_mib = shutil.disk_usage(folder).free / 2**20
     need = _Need("/dev/shm", enables, "mount -o remount,size=1G /dev/shm")
     return need.judged(f"{free_mib:,.0f} MiB free", good=free_mib >= _SHM_MIB)
 
 
 def _packages() -> Iterator[Check]:
-    for name, enables, mend in (
-        ("matplotlib", "the reward curve as a picture", "pip install 'swerl[twin]'"),
+    for name, enables, fix in (
+        ("matplotlib", "a plot of the reward curve", "pip install 'swerl[twin]'"),
         ("sglang", 'engine.type = "sglang"', "pip install sglang==0.5.21"),
         ("trackio", "metrics in Trackio", "pip install 'swerl[trackio]'"),
         ("wandb", "metrics at Weights & Biases", "pip install 'swerl[wandb]'"),
     ):
-        yield _Need(name, enables, mend).seen(_version(name))
+        yield _Need(name, enables, fix).present(_version(name))
     need = _Need(
-        "docker-registry", "a mirror of task images here", "apt-get install -y docker-registry"
+        "docker-registry",
+        "a local mirror of task images",
+        "apt-get install -y docker-registry",
     )
-    yield need.seen(shutil.which("docker-registry") or "")
+    yield need.present(shutil.which("docker-registry") or "")
     need = _Need("registry logins", "private images and higher pull limits", "docker login")
-    yield need.seen(", ".join(logged_in(default_config())), absent="none")
+    yield need.present(", ".join(logged_in(default_config())), absent="none")
 
 
 def _keys() -> Iterator[Check]:
@@ -231,7 +235,7 @@ def _keys() -> Iterator[Check]:
         ("HF_TOKEN", "gated models and data sets"),
     ):
         need = _Need(name, enables, f"export {name}=…")
-        yield need.seen("set" if secret(name) else "", absent="not set")
+        yield need.present("set" if secret(name) else "", absent="not set")
 
 
 def _version(package: str) -> str:
@@ -246,7 +250,7 @@ async def _first_line(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
 
 
 async def _output(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
-    """Return what a program prints; empty where it is absent, fails or hangs."""
+    """Return the output of a program; empty if it is absent, fails or hangs."""
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(

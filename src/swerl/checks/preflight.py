@@ -1,7 +1,7 @@
-"""`swerl train preflight`: the machines of a recipe, its sandboxes, and the way between them.
+"""`swerl train preflight`: check a recipe's machines, sandboxes and gateway connection.
 
-Sandboxes and the gateway's reach from inside are looked at where the recipe puts sandboxes: beside
-the controller, or on each machine; everything else on each.
+Checks of machines run on every machine. Checks of sandboxes and of their connection to the gateway
+run where the recipe places sandboxes: beside the controller, or on every machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from swerl.rollout import wiring
 
 REACH_S = 60.0
 REST_BYTES = 2 << 30
-"""Episodes, turns, samples and logs of a run of a hundred steps."""
+"""Disk for Episodes, Turns, Samples and logs of a run of a hundred steps."""
 _FETCH = (
     'curl -fsS -m 20 "$0" 2>/dev/null || wget -qO- -T 20 "$0" 2>/dev/null || python3 -c '
     "'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())' "
@@ -41,9 +41,9 @@ _FETCH = (
 
 
 async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[MachineFinding]:
-    """Yield every finding as it comes; starts nothing of the run, leaves only logs behind.
+    """Yield every finding when it is ready. Starts no part of the run and leaves only logs.
 
-    Raises ClusterError where the machines cannot be had at all.
+    Raises ClusterError if Ray cannot provide the machines.
     """
     logs = root / "preflight"
     with disk_errors(logs):
@@ -54,42 +54,44 @@ async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[MachineFinding]
         async for finding in check_nodes(recipe, nodes, root, disk_bytes=disk_bytes):
             yield finding
         if spread:
-            async for finding in _on_nodes(recipe, nodes, logs):
+            async for finding in _check_on_nodes(recipe, nodes, logs):
                 yield finding
     if recipe.gateway.port:
         for finding in check_ports(platform.node(), recipe.gateway.bind, [recipe.gateway.port]):
             yield finding
     if not spread:
-        async for finding in _here(recipe, logs):
+        async for finding in _check_here(recipe, logs):
             yield finding
 
 
-async def _here(recipe: Recipe, logs: Path) -> AsyncIterator[MachineFinding]:
+async def _check_here(recipe: Recipe, logs: Path) -> AsyncIterator[MachineFinding]:
     here = platform.node()
     try:
         backend = wiring.sandbox_backend(recipe, lambda _: None)
     except SwerlError as error:
         yield check_result(here, "sandbox", str(error), good=False, fix=error.hint)
         return
-    async for finding in _sandboxes(recipe, {here: backend}, logs):
+    async for finding in _check_sandboxes(recipe, {here: backend}, logs):
         yield finding
 
 
-async def _on_nodes(recipe: Recipe, nodes: Nodes, logs: Path) -> AsyncIterator[MachineFinding]:
-    """Look at the sandboxes of every machine of the cluster, through a server there."""
+async def _check_on_nodes(
+    recipe: Recipe, nodes: Nodes, logs: Path
+) -> AsyncIterator[MachineFinding]:
+    """Check the sandboxes of every machine, through a sandbox server on it."""
     try:
         async with serve_sandboxes(nodes.all, recipe, logs=logs, emit=ignore) as served:
             places = {site.name: site.backend for site in served.sites if site.backend}
-            async for finding in _sandboxes(recipe, places, logs):
+            async for finding in _check_sandboxes(recipe, places, logs):
                 yield finding
     except SwerlError as error:
         yield check_result("all", "sandbox", str(error), good=False, fix=error.hint)
 
 
-async def _sandboxes(
+async def _check_sandboxes(
     recipe: Recipe, places: Mapping[str, SandboxBackend], logs: Path
 ) -> AsyncIterator[MachineFinding]:
-    """Boot the image of the first Task in each place, and fetch a page of this machine's there."""
+    """Boot the first Task's image on each machine, and fetch a page of this machine from it."""
     with tempfile.TemporaryDirectory(prefix="tasks-", dir=logs) as scratch:
         few = {"num_train": 1, "num_heldout": 0, "num_unseen": 0}
         one = recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=few)})
@@ -98,13 +100,13 @@ async def _sandboxes(
         except SwerlError as error:
             yield check_result(platform.node(), "tasks", str(error), good=False, fix=error.hint)
             return
-        looks = [_look(recipe, tasks[0], name, backend) for name, backend in places.items()]
-        for findings in await asyncio.gather(*looks):
+        checks = [_check(recipe, tasks[0], name, backend) for name, backend in places.items()]
+        for findings in await asyncio.gather(*checks):
             for finding in findings:
                 yield finding
 
 
-async def _look(
+async def _check(
     recipe: Recipe, task: Task, where: str, backend: SandboxBackend
 ) -> list[MachineFinding]:
     try:
@@ -115,12 +117,14 @@ async def _look(
             raise
         return [check_result(where, "sandbox", str(error), good=False, fix=error.hint)]
     found = f"{recipe.sandbox.type}: {seen.image} booted in {seen.boot_s:.1f} s"
-    fix = f"`swerl sandbox smoke` looks at all images of the tasks: {seen.failure}"
+    fix = f"run `swerl sandbox smoke` on all images of the tasks: {seen.failure}"
     rows = [check_result(where, "sandbox", found, good=seen.ok, fix=fix)]
-    return [*rows, await _reach(recipe, task, where, backend)] if seen.ok else rows
+    return [*rows, await _check_gateway(recipe, task, where, backend)] if seen.ok else rows
 
 
-async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend) -> MachineFinding:
+async def _check_gateway(
+    recipe: Recipe, task: Task, here: str, backend: SandboxBackend
+) -> MachineFinding:
     word = secrets.token_hex(8)
     page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
     listener = WordServer(page)
@@ -130,12 +134,12 @@ async def _reach(recipe: Recipe, task: Task, here: str, backend: SandboxBackend)
             url = await sandbox.expose(listener)
             done = await sandbox.run(["sh", "-c", _FETCH, f"{url}/"], cwd="/", timeout_s=REACH_S)
     except (SwerlError, OSError, TimeoutError) as error:
-        fix = getattr(error, "hint", "") or "`swerl sandbox attacks` says what the backend lacks"
+        fix = getattr(error, "hint", "") or "run `swerl sandbox attacks` to test the backend"
         return check_result(here, "gateway", str(error), good=False, fix=fix)
     finally:
         listener.close()
     if word in done.text:
         return MachineFinding(here, "gateway", FindingState.OK, f"reached from inside at {url}")
     found = f"not reached from inside at {url}: {done.text.strip()[-80:]}"
-    fix = "set gateway.bind and the backend's address for it; `swerl sandbox attacks` says more"
+    fix = "set gateway.bind and the backend's gateway address, or run `swerl sandbox attacks`"
     return check_result(here, "gateway", found, good=False, fix=fix)

@@ -23,7 +23,7 @@ from swerl.core.jobs import append_result, read_results, run_jobs
 from swerl.core.patch import edits, touched
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, to_row
-from swerl.tasks.hide_future import Facts, History, orders, scrub
+from swerl.tasks.hide_future import Facts, History, hide_future, script_input
 
 _GIT_TIMEOUT_S = 600.0
 _FILES_S = 120.0
@@ -209,7 +209,7 @@ async def _scan_task(backend: SandboxBackend, task: Task, settings: ScanSettings
             if settings.raw:
                 raw = await scan(sandbox, task)
             if settings.scrubbed:
-                done = await scrub(sandbox, task, history=settings.history)
+                done = await hide_future(sandbox, task, history=settings.history)
                 history, scrub_s = done.history, done.duration_s
                 scrubbed = await scan(sandbox, task)
     except SandboxUnavailableError:
@@ -245,7 +245,7 @@ def _scan_of(row: Mapping[str, Any] | None) -> LeakScan | None:
 
 async def _scan_git(sandbox: Sandbox, task: Task) -> list[list[str]]:
     argv = ["sh", "-c", _script(), "scan", task.workdir, task.base_commit]
-    stdin = "\n".join(orders(task, Facts())).encode("utf-8", "surrogateescape")
+    stdin = "\n".join(script_input(task, Facts())).encode("utf-8", "surrogateescape")
     done = await sandbox.run(argv, cwd="/", timeout_s=_GIT_TIMEOUT_S, stdin=stdin)
     if done.exit_code:
         answer = done.stderr.decode("utf-8", "replace").strip()[-300:] or f"code {done.exit_code}"

@@ -38,7 +38,11 @@ def _print_json(checks: list[Check], good: bool) -> None:
 
     from swerl.cli._output import console
 
-    rows = [asdict(check) for check in checks]
+    # Released versions call this key `mend`.
+    rows = [
+        {"mend" if key == "fix" else key: value for key, value in asdict(check).items()}
+        for check in checks
+    ]
     text = json.dumps({"twin_runs": good, "checks": rows}, indent=1)
     console().print(text, soft_wrap=True, markup=False)
 
@@ -58,9 +62,9 @@ def _show(checks: list[Check], good: bool) -> None:
         table.add_row(state, check.name, escape(check.found), check.enables)
     console().print(table)
     for check in checks:
-        if check.mend:
+        if check.fix:
             colour = _COLOURS[check.state]
-            console().print(f"[{colour}]{check.name}[/]: {escape(check.mend)}", soft_wrap=True)
+            console().print(f"[{colour}]{check.name}[/]: {escape(check.fix)}", soft_wrap=True)
     if good:
         console().print("next: swerl train recipes/twin_cpu.toml")
     else:

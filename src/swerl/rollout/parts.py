@@ -17,7 +17,7 @@ from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.server import Gateway
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.reward import Rule
-from swerl.tasks.hide_future import Facts, scrub
+from swerl.tasks.hide_future import Facts, hide_future
 from swerl.tasks.set_up import set_up
 
 
@@ -60,8 +60,8 @@ class Provisioner:
         ) as sandbox:
             with clock.phase("scrub"):
                 await set_up(sandbox, task)
-                scrubbed = await scrub(sandbox, task, facts=self._facts.get(task.id))
-            self._facts[task.id] = scrubbed.facts
+                hidden = await hide_future(sandbox, task, facts=self._facts.get(task.id))
+            self._facts[task.id] = hidden.facts
             await harness.install(sandbox)
             yield sandbox
 

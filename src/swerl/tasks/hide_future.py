@@ -1,8 +1,8 @@
-"""Hide a repository's future from an agent's sandbox: later git history, and hidden tests.
+"""Hide a repository's future from an agent: later git history, solutions and hidden tests.
 
-One command in the sandbox does it all; `_hide_future/` holds its shell functions. Everything that
-is not known to be harmless is removed: the object store keeps the objects that the base commit, its
-past and the index need, and git's folder keeps only objects, settings and the index.
+One shell command in the sandbox removes them; `_hide_future/` holds its functions. The command
+keeps only parts that are known to be harmless: the objects that the base commit, its past and the
+index need, and of git's folder the objects, settings and the index.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 
 MAX_OBJECTS = 50_000
-"""Maximum objects of a store with its past kept: about 0.3 s of work."""
+"""Maximum objects of a store that keeps its past: about 0.3 s of work."""
 MAX_KIB = 128 * 2**10
-"""Maximum KiB of a store with its past kept: it is copied into the sandbox's own layer."""
+"""Maximum KiB of a store that keeps its past, which is copied into the sandbox's layer."""
 _TIMEOUT_S = 600.0
 _SCRIPTS = ("common.sh", "main.sh", "repository.sh", "objects.sh", "files.sh", "copies.sh")
 _BROKEN, _FOREIGN = 93, 94
@@ -46,7 +46,7 @@ class History(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that are equal in every sandbox of one Task; only the first one searches."""
+    """Facts of a Task's image, found in its first sandbox and reused in the next ones."""
 
     solved: tuple[str, ...] = ()
     """Object ids of the files after the solution and after the hidden tests."""
@@ -55,7 +55,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Scrubbed:
+class HiddenFuture:
     """Result of hiding the future in one sandbox."""
 
     base: str
@@ -63,17 +63,17 @@ class Scrubbed:
     history: str = ""
     """`full` or `none`."""
     changed: bool = False
-    """Whether anything was hidden."""
+    """True if anything was removed or changed."""
     removed: tuple[str, ...] = ()
-    """Removed files and folders, without git's own."""
+    """Removed files and folders outside git's folder."""
     duration_s: float = 0.0
     facts: Facts = field(default_factory=Facts)
     """Facts for the next sandbox of the same Task."""
 
 
-async def scrub(
+async def hide_future(
     sandbox: Sandbox, task: Task, *, history: History = History.AUTO, facts: Facts | None = None
-) -> Scrubbed:
+) -> HiddenFuture:
     """Remove everything from an agent's sandbox that reveals the solution or the tests.
 
     The base commit keeps its id, HEAD points to it, and work tree and index are unchanged. The base
@@ -82,20 +82,20 @@ async def scrub(
     """
     started = time.monotonic()
     known = facts or Facts(solved=await _solved(sandbox, task))
-    said = await _run(sandbox, task, history, known)
+    reported = await _run(sandbox, task, history, known)
     if known.copies is None:
-        known = replace(known, copies=tuple(said.get("found", ())))
-    return Scrubbed(
-        base=said.get("base", [""])[-1],
-        history=said.get("history", [""])[-1],
-        changed="changed" in said or "removed" in said,
-        removed=tuple(said.get("removed", ())),
+        known = replace(known, copies=tuple(reported.get("found", ())))
+    return HiddenFuture(
+        base=reported.get("base", [""])[-1],
+        history=reported.get("history", [""])[-1],
+        changed="changed" in reported or "removed" in reported,
+        removed=tuple(reported.get("removed", ())),
         duration_s=time.monotonic() - started,
         facts=known,
     )
 
 
-def orders(task: Task, facts: Facts) -> list[str]:
+def script_input(task: Task, facts: Facts) -> list[str]:
     """Return the standard input of the shell scripts, one instruction per line."""
     hidden = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
     tests = [path for path in hidden if _is_plain(path)]
@@ -111,12 +111,12 @@ def orders(task: Task, facts: Facts) -> list[str]:
 async def _run(
     sandbox: Sandbox, task: Task, history: History, facts: Facts
 ) -> dict[str, list[str]]:
-    """Run the script as the ordinary user, then as root for files that this user cannot change."""
+    """Run the script as the ordinary user, then as root for files that need root."""
     look = "1" if facts.copies is None else "0"
     settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), str(MAX_KIB)]
-    argv = ["sh", "-c", _script(), "scrub", *settings, look]
-    stdin = "\n".join(orders(task, facts)).encode("utf-8", "surrogateescape")
-    said: dict[str, list[str]] = {}
+    argv = ["sh", "-c", _script(), "hide_future", *settings, look]
+    stdin = "\n".join(script_input(task, facts)).encode("utf-8", "surrogateescape")
+    reported: dict[str, list[str]] = {}
     denied: set[str] | None = None
     for user in (None, "root"):
         done = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=stdin)
@@ -126,30 +126,34 @@ async def _run(
         for line in done.stdout.decode("utf-8", "replace").splitlines():
             kind, _, value = line.partition(" ")
             own |= {value} if kind == "denied" else set()
-            said.setdefault(kind, []).append(value)
+            reported.setdefault(kind, []).append(value)
         if done.exit_code == 0:
             denied = own if denied is None else denied & own
         if denied is not None and not denied:
-            return said
+            return reported
     names = ", ".join(sorted(denied or ())[:3]) or done.stderr.decode("utf-8", "replace").strip()
     raise SandboxError(
-        f"cannot hide the future of {task.image}: no user of the sandbox may change {names}",
+        f"cannot hide the future of {task.image}: no user of the sandbox can change {names}",
         hint="`swerl tasks scan-leaks` lists what the image reveals",
     )
 
 
 def _failure(task: Task, done: Exec) -> BrokenImageError | SandboxError:
-    said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+    stderr = done.stderr.decode("utf-8", "replace").strip()[-300:]
     if done.exit_code == _BROKEN:
-        message = f"the repository of {task.image} cannot be used: {said}"
+        message = f"the repository of {task.image} cannot be used: {stderr}"
         return BrokenImageError(message, hint="build or pull the image again")
-    reason = f"{_TIMEOUT_S:g} s ran out" if done.timed_out else said or f"code {done.exit_code}"
+    reason = (
+        f"{_TIMEOUT_S:g} s passed without an end"
+        if done.timed_out
+        else stderr or f"exit code {done.exit_code}"
+    )
     message = f"cannot hide the future of {task.image}: {reason}"
     return SandboxError(message, hint="`swerl tasks scan-leaks` lists what the image reveals")
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path stays inside the workdir and has no line break."""
+    """Return True if a path stays inside the workdir and has no line break."""
     clean = posixpath.normpath(path)
     return "\n" not in path and not clean.startswith(("/", "../")) and clean not in (".", "..")
 
@@ -161,9 +165,9 @@ def _script() -> str:
 
 
 async def _solved(sandbox: Sandbox, task: Task) -> tuple[str, ...]:
-    """Return git's ids of the files after the solution and after the tests.
+    """Return git's object ids of the files after the solution and after the hidden tests.
 
-    They are computed here, so no part of the solution ever enters the sandbox.
+    This process computes them, so no part of the solution enters the sandbox.
     """
     contents: dict[str, str] = dict(task.grading.test_files)
     for patch in (task.gold_patch, task.grading.test_patch):
@@ -259,7 +263,7 @@ OUTSIDE: Mapping[str, tuple[str, ...]] = {
         "/root/.config/git/credentials",
         "/home/*/.config/git/credentials",
     ),
-    "who made the image": (
+    "image authors": (
         "/root/.*_history",
         "/home/*/.*_history",
         "/root/.viminfo",
@@ -274,7 +278,7 @@ OUTSIDE: Mapping[str, tuple[str, ...]] = {
         "/opt/*conda*/pkgs/*.tar.bz2",
     ),
 }
-"""Absolute shell patterns, by the dataset that leaves such files; `*` matches no slash."""
+"""Absolute shell patterns by the dataset whose images have such files; `*` matches no slash."""
 
 INSIDE: Mapping[str, tuple[str, ...]] = {
     "r2e-gym": (
@@ -292,7 +296,7 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "harbor": ("verifier", "oracle.patch", "reward.txt", "reward.json"),
     "any": ("fix.patch", "test.patch", "gold.patch", "model.patch", "solution.patch", "fix.diff"),
 }
-"""Patterns relative to the repository; files of the base commit stay."""
+"""Shell patterns relative to the repository. Files of the base commit stay."""
 
 
 def outside() -> list[str]:

@@ -1,12 +1,12 @@
 # Report what a repository and its machine reveal of the future. Follows common.sh and copies.sh.
 #
-#   sh -c SCRIPT scan WORKDIR BASE <orders      (orders as for hiding the future)
+#   sh -c SCRIPT scan WORKDIR BASE <input       (the same input as for hiding the future)
 #
 # Prints lines of fields between tabs: `leak KIND NAME EVIDENCE`, and `unchecked REASON`.
 look=1 extra=''
 
 main() {
-  orders=$(cat)
+  input=$(cat)
   for tool in git find sed sort comm; do
     command -v "$tool" >/dev/null 2>&1 || say "unchecked$tab""git: the image has no $tool"
   done
@@ -172,7 +172,7 @@ check_user_setting() {
 
 check_hidden() {
   old_ifs=$IFS IFS=$line_end
-  for path in $(set -f; say "$orders" | sed -n 's/^hidden //p'); do
+  for path in $(set -f; say "$input" | sed -n 's/^hidden //p'); do
     case "$top/" in "$path"/* | "${path%/}"/*) continue ;; esac
     [ -e "$path" ] || continue
     case $path in "${top%/}"/*) is_of_base "${path#"${top%/}"/}" && continue ;; esac
@@ -181,11 +181,11 @@ check_hidden() {
   folder=$(cd -P -- "$work" && pwd -P)
   prefix=${folder#"$top"} prefix=${prefix#/} prefix=${prefix:+$prefix/}
   cd -- "$top" || exit 93
-  for path in $(set -f; say "$orders" | sed -n 's/^inside //p'); do
+  for path in $(set -f; say "$input" | sed -n 's/^inside //p'); do
     [ ! -e "$path" ] || is_of_base "$path" || leak file "$top/$path" "a file that its dataset hides"
   done
   IFS=$old_ifs
-  for_each "$(say "$orders" | sed -n 's/^test //p')" check_test
+  for_each "$(say "$input" | sed -n 's/^test //p')" check_test
 }
 
 check_test() {

@@ -1,4 +1,4 @@
-# What scrub and sweep share. POSIX sh, git 2.17 or newer.
+# Functions for hiding the future and scanning for leaks. POSIX sh, git 2.17 or newer.
 #
 # No configuration of the image is in force: git's own home is empty, programs that a repository
 # names are overruled, and every transport is forbidden, so that a partial clone fetches nothing.

@@ -1,12 +1,12 @@
-# Brings the repository of a task's image to a state without a future.
+# Removes the future from the repository of a task's image.
 #
-#   sh -c SCRIPT scrub WORKDIR BASE HISTORY OBJECTS KIB LOOK <orders
+#   sh -c SCRIPT hide_future WORKDIR BASE HISTORY OBJECTS KIB LOOK <input
 #
-# Orders are lines: `hidden GLOB` outside the work tree, `inside GLOB` and `test PATH` relative to
-# it, `copy PATH` found by an earlier look, `solved BLOB` ids of the files as the solution leaves
-# them. Says lines: `base SHA`, `history KIND`, `changed`, `removed PATH`, `found PATH`, and
-# `denied PATH` for what only another user may change. Exit codes: 93 the repository is broken,
-# 94 stopped midway by what another user owns, 95 no space, 0 done.
+# The input is lines: `hidden GLOB` outside the work tree, `inside GLOB` and `test PATH` relative to
+# it, `copy PATH` found by an earlier run, `solved BLOB` ids of the files as the solution leaves
+# them. Prints lines: `base SHA`, `history KIND`, `changed`, `removed PATH`, `found PATH`, and
+# `denied PATH` for a path that only another user can change. Exit codes: 93 broken repository,
+# 94 stopped midway by a file of another user, 95 no space, 0 done.
 #
 # The repository's settings are reduced to harmless ones before anything else.
 tag_format='%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)'
@@ -14,11 +14,11 @@ history=$3 limit=$4 limit_kib=$5 look=$6
 
 main() {
   changed='' extra='' base='' dir='' nested_base='' compiled=''
-  read_orders
+  read_input
   find_top
   if [ -n "$top" ]; then
     find_inside
-    scrub_repository "$top" "$want" "$history"
+    hide_in_repository "$top" "$want" "$history"
     base=$sha
     say "base $base"
     if [ -n "$kept" ]; then
@@ -40,11 +40,11 @@ main() {
 }
 
 # Each kind's values, a line each.
-read_orders() {
+read_input() {
   hidden='' names_inside='' tests='' copies='' solved=''
-  while IFS= read -r order; do
-    value=${order#* }$line_end
-    case $order in
+  while IFS= read -r line; do
+    value=${line#* }$line_end
+    case $line in
       'hidden '*) hidden=$hidden$value ;;
       'inside '*) names_inside=$names_inside$value ;;
       'test '*) tests=$tests$value ;;
@@ -54,10 +54,10 @@ read_orders() {
   done
 }
 
-# Repositories inside the work tree are scrubbed at once, files are judged later.
+# Repositories inside the work tree lose their future at once; files are checked later.
 find_inside() {
   walk
   # Inner repositories come first: the git folder of an outer one may hold theirs.
   [ -z "$inside" ] || inside=$(say "$inside" | sort -r)
-  for_each "$inside" scrub_nested
+  for_each "$inside" hide_in_nested
 }

@@ -1,9 +1,9 @@
 # One repository: its settings, its base commit, its references.
 
 # What is left of a repository that cannot be read has no use, yet may hold objects.
-scrub_nested() {
+hide_in_nested() {
   case $1 in */.git) ;; *) return 0 ;; esac
-  (scrub_repository "${1%/.git}" "$nested_base" none; [ -z "$changed$extra" ] || say changed) 2>/dev/null
+  (hide_in_repository "${1%/.git}" "$nested_base" none; [ -z "$changed$extra" ] || say changed) 2>/dev/null
   case $? in
     0) ;;
     94) deny "$1" ;;
@@ -12,7 +12,7 @@ scrub_nested() {
 }
 
 # Sets `sha` to the base commit and `kept` to what is left of the past.
-scrub_repository() {
+hide_in_repository() {
   tree=$1 dir=$1/.git rebuild=''
   if [ ! -w "$tree" ] || [ ! -w "$dir" ]; then
     deny "$dir"
