@@ -1,4 +1,4 @@
-"""Nodes: the machines of a run, on which it starts processes and talks to them.
+"""Nodes: the machines of a run, on which it starts processes and exchanges lines with them.
 
 `LocalNode` is this machine, `RayNode` one of a Ray cluster. Ranks, engines and checks use only the
 Protocols of this file.

@@ -99,6 +99,7 @@ async def _check_shared(nodes: Sequence[Node], folder: Path) -> list[MachineFind
     shared = folder.resolve()
     rows = []
     try:
+        # All machines write before the first one reads.
         for node, (name, own) in zip(nodes, tokens.items(), strict=True):
             await node.call(checks.write_token, shared, name, own)
         for node in nodes:

@@ -1,4 +1,4 @@
-"""The tree of one Session's messages and replies: which branch does a request continue?
+"""The tree of one Session's messages and replies: find the branch that a request continues.
 
 A step of the tree is a reply, or all messages between two replies, keyed by its identity. A request
 is walked down the tree as far as its steps are known. The last reply on the way is its parent, and

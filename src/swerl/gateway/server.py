@@ -140,6 +140,7 @@ class Gateway:
             server=self._make_server,
             on_close=self._forget,
         )
+        # An earlier Session with this key receives no further requests.
         self._router.sessions[session.key] = session
         self._sessions[session_id] = session
         return session

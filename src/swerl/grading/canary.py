@@ -1,7 +1,7 @@
 """Canaries: tests that must fail, put among the hidden tests of a grading.
 
-Code under test runs in the process that reports on it, so it can make every report say "passed".
-It cannot know which hidden test was written to fail. A canary is placed beside a declared test, in
+Code under test runs in the process that reports on it, so it can report every test as passed. It
+cannot find out which hidden test was written to fail. A canary is placed beside a declared test, in
 the same class, under the same name but for one word. It is a copy of that test with another
 expected value (`altered.py`), else a comparison of words. A canary that is reported as passed shows
 that the report is forged, or that the code under test equals everything.

@@ -5,7 +5,7 @@ standard input, so no argument list or environment in the sandbox shows it. The 
 the sandbox at once, so that no code can take it back. The exit code that the sandbox reports must
 equal the one in the last marker.
 
-A report is believed only if it can still say "failed" (`canary.py`). If the Task declares tests,
+A report counts only if it can still show a failure (`canary.py`). If the Task declares tests,
 the canaries are among them. If only a number or an exit code decides, a solved run is followed by a
 second run with canaries, which must not be solved; it has its own clean sandbox if there is one.
 """

@@ -253,6 +253,7 @@ def step_rows(run: Path, steps: Sequence[int]) -> Iterator[StepRow]:
                 hint=f"it holds those of {_shown(steps_of(run))}",
             )
         outcomes = _outcomes(folder.turns(step))
+        # Groups and rollouts are numbered in the order in which they appear.
         groups: dict[str, int] = {}
         rollouts: dict[str, int] = {}
         for sample in tables.read_samples(path):

@@ -86,6 +86,7 @@ def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
         ]
     )
     table = pa.Table.from_pylist(plain, columns)
+    # Numbers become arrays without a Python object for each.
     for name, code in _TURN_NUMBERS.items():
         table = table.append_column(name, _list_array([getattr(t, name) for _, t in turns], code))
     return table

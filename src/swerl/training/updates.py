@@ -102,6 +102,7 @@ def join_stats(stats: Sequence[StepStats]) -> StepStats | None:
             return values[-1]
         if "max" in name or "peak" in name:
             return max(values)
+        # The name of a rate, such as tokens per second, ends in `_s` too.
         is_duration = name.endswith("_s") and not name.endswith("_per_s")
         return sum(values) if is_duration else mean(values)
 

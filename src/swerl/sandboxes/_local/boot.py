@@ -8,7 +8,7 @@ inside.
 
 Root's sandboxes have a host user, so /proc must not show them files that root may read without a
 capability. Some resources are counted by the kernel per user; each sandbox has its own limits for
-them, so that one cannot use up what the host's user has.
+them, so that no sandbox can exhaust the host user's limits.
 """
 
 from __future__ import annotations

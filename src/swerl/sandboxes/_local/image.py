@@ -77,7 +77,7 @@ class LocalImage:
     content: Path | None = None
     """Folder with the initial content of the workdir."""
     is_whole: bool = False
-    """Whether the layers are a complete system. The base then goes over them, without programs."""
+    """True if the layers are a complete system. The base then goes over them, without programs."""
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class _Spawner:
     dead: dict[str, int]
     """Sandboxes whose cgroups remain to be removed -> number of tries left."""
     own_users: bool
-    """Whether each sandbox has its own user on the host."""
+    """True if each sandbox has its own user on the host."""
     supervisors: dict[int, tuple[int, SandboxPlan]] = field(default_factory=dict)
 
     def serve(self) -> None:

@@ -34,7 +34,7 @@ class SandboxPlan:
     layers: Sequence[str] = ()
     """Folders of the writable root, lowest first."""
     is_whole: bool = False
-    """Whether the layers are a complete system. If so, the base goes over them, not below."""
+    """True if the layers are a complete system. If so, the base goes over them, not below."""
     content: str = ""
     """Folder with the initial content of the workdir."""
     binds: Sequence[tuple[str, str]] = ()

@@ -180,6 +180,7 @@ async def reap(
     due = [(each, reason) for each, reason in found if reason]
     reaped = await run_jobs(due, remove, limit=_AT_ONCE, on_done=on_done)
     if not dry_run:
+        # In a thread, because it may wait for another process's transaction.
         await asyncio.to_thread(ledger.tidy)
     return ReapReport(reaped, listing.unreachable)
 

@@ -82,7 +82,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How ranks share one dimension of a parameter."""
+    """One rank's share of one dimension of a parameter."""
 
     dim: int
     rank: int

@@ -258,7 +258,7 @@ def stacked(cuts: Sequence[PerRank | None], dim: int = 0) -> PerRank | None:
 
 
 def hash_tensor(tensor: torch.Tensor, device: str) -> str:
-    """Return the checksum that SGLang's `/weights_checker` states, on a `cpu` or `cuda` engine.
+    """Return the checksum that SGLang's `/weights_checker` reports, on a `cpu` or `cuda` engine.
 
     sha256 on a CPU (`sglang.srt.managers.mm_utils.tensor_hash`), a positional sum of 32-bit mixes
     on a GPU (`sglang.kernels.ops.memory.gpu_tensor_hash`).

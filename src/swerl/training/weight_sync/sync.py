@@ -1,8 +1,8 @@
 """Bring the trainer's weights into the engine, between learning and sampling.
 
 There are three ways, the fastest first: `tensor` shares memory between trainer and engine,
-`distributed` broadcasts, `disk` writes a folder. By every way, afterwards all of the weights serve
-or none of them.
+`distributed` broadcasts, `disk` writes a folder. After each of them, either all of the weights
+serve or none.
 """
 
 from __future__ import annotations
