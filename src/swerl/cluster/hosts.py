@@ -88,8 +88,8 @@ async def _join_all(
         async with asyncio.TaskGroup() as group:
             for member in members:
                 group.create_task(stack.enter_async_context(member))
-    # The other members were cancelled, so only the first error has a cause.
     except* ClusterError as failed:
+        # The other members were cancelled, so only the first error has a cause.
         raise failed.exceptions[0] from None
 
 

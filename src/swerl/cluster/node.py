@@ -126,8 +126,8 @@ class LocalNode:
                 f"cannot start {spec.argv[0]} on {self.name}: {error.strerror}",
                 hint="is it installed there at the same path?",
             ) from error
-        # The child has a copy of its own.
         finally:
+            # The child has a copy of its own.
             if theirs:
                 theirs.close()
         link = await asyncio.open_connection(sock=ours, limit=LINE_BYTES) if ours else None

@@ -300,7 +300,7 @@ async def _entered(
             raise lost.result()
         return entering.result()
     finally:
-        # The sandbox may be half open; the cancelled task closes it.
+        # A sandbox that is half open must not stay behind.
         if not entering.done():
             entering.cancel()
             await asyncio.gather(entering, return_exceptions=True)

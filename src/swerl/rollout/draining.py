@@ -60,8 +60,8 @@ class DrainingEngine:
                 await asyncio.gather(*map(self._engine.abort, list(self._running)))
             await self._is_empty.wait()
             yield
-        # Set on every path: an error while weights load must not block requests for ever.
         finally:
+            # Set on every path: an error while weights load must not block requests forever.
             self._is_open.set()
 
     async def abort(self, session: str) -> None:

@@ -80,8 +80,8 @@ async def open_schedule(inputs: ScheduleInputs, cursor: Cursor) -> AsyncIterator
                 yield schedule
             finally:
                 schedule.stop()
-    # A TaskGroup wraps every error; callers expect the error itself.
     except BaseExceptionGroup as errors:
+        # A TaskGroup wraps every error; callers expect the error itself.
         raise _first_error(errors) from errors
 
 
@@ -142,7 +142,7 @@ class OneStepOff:
 
     async def serve(self, transfer: Transfer) -> None:
         self._transfer = transfer
-        # Rollouts that run finish on the old weights; `take` or `settle` loads these later.
+        # Running rollouts keep the old weights; `take` or `settle` then loads the new ones.
         if self._ahead is None:
             await self.settle()
 
@@ -290,7 +290,7 @@ class AsyncPool:
         self._inputs.parts.emit(StepStarted(number, episodes))
         left_out: list[Group] = []
         stale: list[StaleGroup] = []
-        # Each pass sorts out Groups; `None` means that the step needs one more finished Group.
+        # Each pass filters the queue; `None` means that the step needs one more finished Group.
         while (chosen := self._choose(left_out, stale)) is None:
             pending = [each.work for each in self._queue if not each.is_finished]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -351,7 +351,7 @@ class AsyncPool:
         if may_refill:
             self._fill()
         done = [each for each in self._queue if each.is_finished]
-        # Without refills, the step takes what is finished, even if that is less than it wants.
+        # Without refills, the step takes what is finished, even if that is less than a full step.
         wanted = min(self._bounds.groups, len(self._queue if may_refill else done))
         if drops:
             return done[:wanted] if len(done) >= wanted else None

@@ -70,7 +70,7 @@ async def run(training: Training) -> history.RunHistory:
             collected = _write(folder, step, groups, collected)
             with training.timer.span("train"):
                 result = await _learn(training, counters, collected)
-            # `serve` may add a version; staleness refers to the weights that this step has trained.
+            # `serve` may add a version; staleness refers to the weights that this step trains.
             metrics = counters.record(step, groups, collected, result)
             metrics |= training.draining.metrics() if training.draining else {}
             with training.timer.span("publish"):

@@ -97,7 +97,7 @@ async def open_training(
 ) -> AsyncIterator[loop.Training]:
     logs = folder.new_attempt()
     costs(Progress("reading or writing tasks", 0, 1))
-    # Hundreds of tasks take seconds to read, and the event loop must stay free.
+    # Reading many tasks takes a while, and the event loop must stay free.
     train, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
     model = await initial_model(recipe, folder, logs, costs)
     family = family_of(recipe, model)

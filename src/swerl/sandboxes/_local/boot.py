@@ -98,8 +98,8 @@ def enter_mount_namespace() -> None:
     own = os.geteuid(), os.getegid()
     try:
         kernel.unshare(kernel.NEWNS)
-    # An ordinary user may mount only in a user namespace of its own.
     except PermissionError:
+        # An ordinary user may mount only in a user namespace of its own.
         kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
         map_ids(own, own)
 

@@ -38,7 +38,7 @@ async def launch(
     """Start a command. `given` is its whole standard input; None leaves the input open."""
     output = _Output()
     try:
-        # Whole input is a file in memory: nobody needs to feed a pipe.
+        # Whole input is a file in memory, so no task has to feed a pipe.
         source, stdin = _open_pipe() if given is None else (_open_file(given), -1)
         try:
             number, answer = await link.request(request, (source, *output.inside))
@@ -201,7 +201,7 @@ class _Output:
             if chunk := self._read():
                 return chunk
             await self._wait()
-            # A process that the command left behind may hold the pipe open for ever.
+            # A process that the command left behind may hold the pipe open forever.
             if self._ended and self._unread <= 0 and self._loop.time() >= self._until_s:
                 self._close_streams()
         return None
@@ -350,7 +350,7 @@ class Link:
         number = packet.body["number"]
         waiting = self._waiting.pop(number, None) if isinstance(number, int) else None
         if waiting is None or waiting.done():
-            # Nobody takes these descriptors, so they would leak.
+            # No caller takes these descriptors, so they would leak.
             _close_fds(packet)
         elif "refused" in packet.body:
             message = f"sandbox {self._name} cannot start a command: {packet.body['refused']}"

@@ -86,8 +86,8 @@ def choose_user(plan: SandboxPlan) -> HostUser:
             if owner not in spaces:
                 spaces[owner] = _user_namespace(owner, plan.host_id)
             views[source] = kernel.view(source, spaces[owner], recursive=source not in sources)
-    # Without idmapped mounts the sandbox runs as this process's own user.
     except OSError:
+        # Without idmapped mounts the sandbox runs as this process's own user.
         for fd in views.values():
             os.close(fd)
         return own

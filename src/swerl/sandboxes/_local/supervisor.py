@@ -172,8 +172,8 @@ class _Supervisor:
             pid = self.launcher.start(command, streams)
         except BlockingIOError as error:
             self._reply({"number": command.number, "refused": error.strerror})
-        # The command cannot start: report that as a shell would.
         except (OSError, ValueError) as error:
+            # The command cannot start: report that as a shell would.
             os.write(streams[2], _start_error(error))
             self._reply({"number": command.number, "exit_code": _exit_code(error, command)})
         else:

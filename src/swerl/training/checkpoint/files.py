@@ -299,7 +299,7 @@ def _boxes(start: int, end: int, shape: Sequence[int], begin: int = 0) -> Iterat
     if first > last:  # within one row
         yield from _in_row(last, start, end, shape, begin)
         return
-    # The range is the end of a row, then whole rows, then the begin of a row.
+    # The range is the end of a row, then whole rows, then the start of a row.
     yield from _in_row(first - 1, start, first * row, shape, begin)
     if first < last:
         offsets = (first, *(0 for _ in shape[1:]))

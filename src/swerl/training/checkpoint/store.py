@@ -175,8 +175,8 @@ class Checkpoints:
         dist.all_reduce(num_bytes, group=self._group)
         if self._rank == 0:
             self._agree(lambda: folders.make_room(folder, int(num_bytes)))
-        # The others call too, so that an error of the first rank raises on all of them.
         else:
+            # The others call too, so that an error of the first rank raises on all of them.
             self._agree(lambda: None)
 
     def _meta(self, step: int) -> CheckpointMeta:
