@@ -1,7 +1,7 @@
-"""Converters: one module per dataset, each turning one row into one Task.
+"""Converters: one module per dataset. A converter turns one row into one Task.
 
-A converter has `SOURCE` (its hub id), `SPLITS` (the first is the default) and
-`to_task(row) -> Task`, which raises TaskError with the reason why a row cannot be used. It may have
-`FILES`, a pattern of files that the hub holds in place of a table, and
-`with_assets(row, folder) -> row`, which adds what the rows lack.
+A converter has `SOURCE` (the hub id), `SPLITS` (the first is the default) and
+`to_task(row) -> Task`, which raises TaskError with a reason if the row cannot be used. It may have
+`FILES`, a pattern of the hub's files if the dataset is no table, and
+`with_assets(row, folder) -> row`, which adds columns from a local folder.
 """

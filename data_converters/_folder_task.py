@@ -1,4 +1,4 @@
-"""What datasets of task folders share: the files of a row, and the image that they ask for."""
+"""Functions for datasets of task folders: a row's files, its image and its grading."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _WORKDIR = re.compile(r"^WORKDIR\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 
 
 def files_of(row: Row) -> dict[str, str]:
-    """Return a task folder's files by path. Raises TaskError where the row has none."""
+    """Return a task folder's files by path. Raises TaskError if the row has none."""
     found = json_object(row, "files")
     return {path: str(content) for path, content in found.items()}
 
 
 def instruction(files: dict[str, str]) -> str:
-    """Return what the agent is asked."""
+    """Return the agent's prompt. Raises TaskError if instruction.md is missing or empty."""
     return text({"instruction.md": files.get("instruction.md")}, "instruction.md").strip()
 
 
 def under(files: dict[str, str], folder: str, target: str) -> dict[str, str]:
-    """Return the files of one folder, by their absolute path in a sandbox."""
+    """Return the files of one folder by their absolute path in a sandbox."""
     prefix = folder + "/"
     return {
         f"{target}/{path.removeprefix(prefix)}": content
@@ -39,7 +39,7 @@ def under(files: dict[str, str], folder: str, target: str) -> dict[str, str]:
 
 
 def reward_spec(files: dict[str, str], timeout_s: float, env: dict[str, str]) -> GradingSpec:
-    """Return the spec of tests that write a reward to a file."""
+    """Return the grading spec of tests that write a reward to a file."""
     tests = under(files, "tests", TESTS)
     if f"{TESTS}/test.sh" not in tests:
         raise TaskError("the task has no tests/test.sh")
@@ -55,10 +55,10 @@ def reward_spec(files: dict[str, str], timeout_s: float, env: dict[str, str]) ->
 
 
 def image_of(task_id: str, files: dict[str, str], named: str) -> tuple[str, dict[str, Json]]:
-    """Return the image of a task, and what its Task should say about building it.
+    """Return the image of a task, and metadata for building it.
 
-    A Dockerfile that only names a base stands for that base. Any other has to be built; the name
-    for that carries a digest of the folder, so that a changed folder is another image.
+    A Dockerfile that only names a base image means that image. Any other Dockerfile must be built:
+    the image name has a digest of the folder, so a changed folder gets another image.
     """
     if named:
         return named, {}
@@ -72,7 +72,7 @@ def image_of(task_id: str, files: dict[str, str], named: str) -> tuple[str, dict
 
 
 def workdir_of(files: dict[str, str], default: str) -> str:
-    """Return the folder that a Dockerfile leaves its image in."""
+    """Return the last WORKDIR of the Dockerfile, or the default."""
     found = _WORKDIR.findall(files.get("environment/Dockerfile", ""))
     return found[-1] if found and found[-1].startswith("/") else default
 

@@ -1,4 +1,4 @@
-"""The solution of an R2E-Gym row as a unified diff, rebuilt from its parsed commit."""
+"""The solution of an R2E-Gym row: a unified diff, rebuilt from the parsed commit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ _MARKS = {"context": " ", "added": "+", "deleted": "-"}
 
 
 def solution(commit: dict[str, Json]) -> str:
-    """Return the commit's diff without its test files. Raises TaskError where nothing is left."""
+    """Return the commit's diff without test files. Raises TaskError if nothing remains."""
     try:
         parts = [_file(each) for each in _list(commit["file_diffs"])]
     except (KeyError, TypeError) as error:
-        raise TaskError(f"parsed_commit_content lacks or misnames a field: {error}") from error
+        raise TaskError(
+            f"parsed_commit_content lacks a field or has one of the wrong type: {error}"
+        ) from error
     text = "".join(parts)
     if not text:
         raise TaskError("the commit changes no file outside its tests")
@@ -46,7 +48,7 @@ def _hunk(hunk: dict[str, Json]) -> Iterator[str]:
     yield f"@@ -{_range(where['old_range'])} +{_range(where['new_range'])} @@{section}"
     for entry in _list(_dict(hunk["line_group"])["all_lines"]):
         line = _dict(entry)
-        # Any other kind is git's note that a file ends without a newline.
+        # The only other type marks a file without a newline at its end.
         mark = _MARKS.get(str(line["type"]))
         yield f"{mark}{line['content']}" if mark else "\\ No newline at end of file"
 

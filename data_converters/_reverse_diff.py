@@ -1,4 +1,4 @@
-"""A unified diff turned round: what takes its change back."""
+"""Reverse a unified diff, so that it reverts the change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SWAPPED = (
 
 
 def reverse(patch: str) -> str:
-    """Return the diff that reverts a git diff. Raises TaskError on one with binary parts."""
+    """Return the diff that reverts a git diff. Raises TaskError if it has binary parts."""
     out: list[str] = []
     header: list[str] = []
     left = (0, 0)
@@ -50,16 +50,16 @@ def _rest(left: tuple[int, int], line: str) -> tuple[int, int]:
 def _header(lines: list[str]) -> list[str]:
     if any(line.startswith(("GIT binary patch", "Binary files ")) for line in lines):
         raise TaskError("column patch changes a binary file, which cannot be reverted")
-    turned = [_turned(line) for line in lines]
+    swapped = [_swapped(line) for line in lines]
     for first, second in (("--- ", "+++ "), *_SWAPPED):
-        at = [i for i, line in enumerate(turned) if line.startswith((first, second))]
+        at = [i for i, line in enumerate(swapped) if line.startswith((first, second))]
         if len(at) == 2:
-            # What stood first of the two stays first: `---` before `+++`, `old` before `new`.
-            turned[at[0]], turned[at[1]] = turned[at[1]], turned[at[0]]
-    return turned
+            # Restore the order of the pair: `---` before `+++`, `old` before `new`.
+            swapped[at[0]], swapped[at[1]] = swapped[at[1]], swapped[at[0]]
+    return swapped
 
 
-def _turned(line: str) -> str:
+def _swapped(line: str) -> str:
     if match := _GIT.match(line):
         return f"diff --git a/{match[2]} b/{match[1]}"
     if line.startswith("index ") and ".." in line:
@@ -83,7 +83,7 @@ def _other_side(name: str, old: str, new: str) -> str:
 
 
 def _hunk(lines: list[str]) -> list[str]:
-    """Swap the marks; within a run of changes, what is removed stands first."""
+    """Swap the marks. In each group of changes, removed lines come first."""
     out: list[str] = []
     removed: list[str] = []
     added: list[str] = []

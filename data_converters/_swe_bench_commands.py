@@ -1,4 +1,4 @@
-"""How SWE-bench runs the tests of each repository in its own images, for rows without a script."""
+"""Test commands of SWE-bench's repositories in SWE-bench's images, for rows without a script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swerl.core.errors import TaskError
 from ._common import test_files
 
 ACTIVATE = "source /opt/miniconda3/bin/activate\nconda activate testbed"
-"""What enters the environment of the dataset's images."""
+"""Shell commands that activate the environment of the dataset's images."""
 
 _EDITABLE = "python -m pip install -e ."
 _UTF8 = "export LANG=en_US.UTF-8\nexport LANGUAGE=en_US:en\nexport LC_ALL=en_US.UTF-8"
@@ -17,7 +17,7 @@ _UTF8 = "export LANG=en_US.UTF-8\nexport LANGUAGE=en_US:en\nexport LC_ALL=en_US.
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """How one repository is installed again and tested, and which parser reads its log."""
+    """Install command, test command and log parser of one repository."""
 
     test: str = "pytest -rA"
     install: str = _EDITABLE
@@ -59,7 +59,7 @@ PARSERS = {
     f"parse_log_{repo.split('/')[1].split('-')[0]}": runner.parser
     for repo, runner in _RUNNERS.items()
 }
-"""SWE-bench's own parser names -> the names that Tasks use."""
+"""SWE-bench's parser names -> the names in Tasks."""
 PARSERS |= {
     "parse_log_pytest_options": "pytest_options",
     "parse_log_pytest_v2": "pytest_coloured",
@@ -85,31 +85,31 @@ _PARSERS_OF_TASKS = {
     "immutable-js__immutable-js-2005": "jest_json",
     "immutable-js__immutable-js-2006": "jest",
 }
-"""Parsers of repositories that changed their test runner, where a parser's name does not tell."""
+"""Parsers by task, for repositories that changed their test runner under one parser name."""
 _CHANGING = {"parse_log_jekyll", "parse_log_immutable_js"}
 
 
 def log_parser(name: str, task_id: str = "") -> str:
-    """Return the name that Tasks use for a parser that a row names; an unknown one keeps its name.
+    """Return the name in Tasks of a row's parser; an unknown parser keeps its name.
 
-    Raises TaskError on what is no name of a parser.
+    Raises TaskError if the name is not an identifier.
     """
     if not name.isidentifier():
-        raise TaskError(f"log_parser {name!r:.40} is no name of a parser")
+        raise TaskError(f"log_parser {name!r:.40} is not a parser name")
     if name in _CHANGING:
         return _PARSERS_OF_TASKS.get(task_id, name)
     return PARSERS.get(name, name)
 
 
 def runner(repo: str) -> Runner:
-    """Return how this repository is tested. Raises TaskError where nobody knows."""
+    """Return the commands of this repository. Raises TaskError if they are unknown."""
     if repo not in _RUNNERS:
-        raise TaskError(f"repository {repo} is unknown and the row brings no evaluation script")
+        raise TaskError(f"repository {repo} is unknown and the row has no evaluation script")
     return _RUNNERS[repo]
 
 
 def test_command(repo: str, version: str, test_patch: str) -> str:
-    """Return the whole shell command that tests one row in its own image."""
+    """Return the shell script that tests one row in its image."""
     how = runner(repo)
     steps = [_locale(repo, version), ACTIVATE, _install(repo, version, how)]
     arguments = test_files(test_patch)

@@ -22,18 +22,18 @@ SOURCE = ""
 SPLITS = ("test",)
 
 WORKDIR = "/app"
-"""Where an image stands that does not say so itself."""
+"""Workdir of an image whose task and Dockerfile name none."""
 TIMEOUT_S = 600.0
-"""For a verifier without a limit of its own."""
+"""Timeout of a verifier that sets none."""
 
 
 def to_task(row: Row) -> Task:
-    """Turn a task folder's row into a Task. Raises TaskError on what needs several containers."""
+    """Turn a task folder's row into a Task. Raises TaskError if it needs several containers."""
     name, files = text(row, "task_id"), files_of(row)
     config = _config(files)
     environment, verifier = _table(config, "environment"), _table(config, "verifier")
     if _is_composed(files):
-        raise TaskError("the environment is one of several containers, or of several steps")
+        raise TaskError("the environment has several containers or several steps")
     image, note = image_of(name, files, optional_text(environment, "docker_image"))
     return Task(
         id=optional_text(_table(config, "task"), "name") or name,
@@ -51,13 +51,13 @@ def _config(files: dict[str, str]) -> dict[str, Json]:
     try:
         return tomllib.loads(text({"task.toml": files.get("task.toml")}, "task.toml"))
     except tomllib.TOMLDecodeError as error:
-        raise TaskError(f"task.toml is no TOML: {error}") from error
+        raise TaskError(f"task.toml is not valid TOML: {error}") from error
 
 
 def _table(config: dict[str, Json], name: str) -> dict[str, Json]:
     value = config.get(name, {})
     if not isinstance(value, dict):
-        raise TaskError(f"task.toml: {name} is no table")
+        raise TaskError(f"task.toml: {name} is not a table")
     return value
 
 
@@ -69,14 +69,14 @@ def _is_composed(files: dict[str, str]) -> bool:
 def _timeout_s(verifier: dict[str, Json]) -> float:
     value = verifier.get("timeout_sec", TIMEOUT_S)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise TaskError(f"task.toml: verifier.timeout_sec is {value!r:.40}")
+        raise TaskError(f"task.toml: verifier.timeout_sec is {value!r:.40}, not a positive number")
     return float(value)
 
 
 def _env(verifier: dict[str, Json]) -> dict[str, str]:
     env = _table(verifier, "env")
     if secret := next((name for name, value in env.items() if "${" in str(value)), ""):
-        raise TaskError(f"the verifier needs the variable {secret} of whoever runs it")
+        raise TaskError(f"the verifier requires the host's environment variable {secret}")
     return {name: str(value) for name, value in env.items()}
 
 

@@ -13,12 +13,12 @@ from ._common import Row, commit, diff, json_object, needed, optional_text, prom
 SOURCE = "ByteDance-Seed/Multi-SWE-RL"
 SPLITS = ("train",)
 FILES = "*.jsonl"
-"""The hub holds a file per repository, and their columns differ in type."""
+"""The hub has one file per repository, and their columns differ in type."""
 
 TIMEOUT_S = 3600.0
 """Builds of the larger repositories take longer than their tests."""
-_MENDED = ("f2p_tests", "s2p_tests", "n2p_tests")
-"""Tests that failed, were skipped or were not there before the solution, and pass after it."""
+_FIXED = ("f2p_tests", "s2p_tests", "n2p_tests")
+"""Columns of tests that pass only after the solution: failed, skipped or absent before it."""
 
 
 def to_task(row: Row) -> Task:
@@ -27,7 +27,7 @@ def to_task(row: Row) -> Task:
     workdir = f"/home/{repo}"
     spec = GradingSpec(
         grader="command",
-        fail_to_pass=needed(_passing(row, _MENDED), ", ".join(_MENDED)),
+        fail_to_pass=needed(_passing(row, _FIXED), ", ".join(_FIXED)),
         pass_to_pass=_passing(row, ("p2p_tests",)),
         test_patch=diff(row, "test_patch"),
         test_command="bash /home/run.sh",
@@ -50,7 +50,7 @@ def to_task(row: Row) -> Task:
 def _number(row: Row) -> int:
     number = row.get("number")
     if not isinstance(number, int) or isinstance(number, bool):
-        raise TaskError("column number holds no number of a pull request")
+        raise TaskError("column number is not the number of a pull request")
     return number
 
 
@@ -68,13 +68,13 @@ def _passes(runs: Json) -> bool:
 
 
 def _problem(row: Row) -> str:
-    """Return the issues that the pull request closes; its own text would tell the solution."""
+    """Return the issues that the pull request closes. Its own text would reveal the solution."""
     issues = row.get("resolved_issues")
     if not isinstance(issues, list) or not issues:
-        raise TaskError("resolved_issues is empty: nothing says what is wrong")
+        raise TaskError("resolved_issues is empty: no text describes the problem")
     parts = []
     for issue in issues:
         if not isinstance(issue, dict):
-            raise TaskError("resolved_issues holds no issues")
+            raise TaskError("resolved_issues contains no issue with text")
         parts.append(f"{optional_text(issue, 'title')}\n{optional_text(issue, 'body')}".strip())
     return text({"resolved_issues": "\n\n".join(parts)}, "resolved_issues")

@@ -1,4 +1,4 @@
-"""Open-Instruct's task data: folders with `instruction.md`, `image.txt`, seeds and tests."""
+"""Open-Instruct's task folders: `instruction.md`, `image.txt`, seed files and tests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ._folder_task import files_of, image_of, instruction, reward_spec, under
 SOURCE = "hamishivi/agent-task-combined"
 SPLITS = ("train",)
 FILES = "task-data.tar.gz"
-"""The hub holds the folders in one archive."""
+"""The hub has one archive with all folders."""
 
 WORKDIR = "/workspace"
 TIMEOUT_S = 600.0
-"""The floor that Open-Instruct itself puts under its limit."""
+"""Open-Instruct's own minimum."""
 
 
 def to_task(row: Row) -> Task:

@@ -1,4 +1,4 @@
-"""R2E-Gym (V1, Lite, Subset) with its 14 columns, and its SWE-bench form."""
+"""R2E-Gym (V1, Lite, Subset) with 14 columns, and its version with SWE-bench's columns."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def to_task(row: Row) -> Task:
-    """Turn a row of either form into a Task."""
+    """Turn a row of either version into a Task."""
     if "FAIL_TO_PASS" in row:
-        return _swe_bench_form(row)
+        return _swe_bench_task(row)
     repo, commit = text(row, "repo_name"), text(row, "commit_hash")
     problem = text(row, "problem_statement").strip()
     problem = problem.removeprefix("[ISSUE]").removesuffix("[/ISSUE]")
@@ -54,7 +54,7 @@ def to_task(row: Row) -> Task:
     )
 
 
-def _swe_bench_form(row: Row) -> Task:
+def _swe_bench_task(row: Row) -> Task:
     script = script_commands(text(row, "run_tests"))
     columns = {k: v for k, v in row.items() if k not in {"eval_script", "log_parser"}}
     columns["image"] = text(row, "docker_image")
@@ -68,7 +68,7 @@ def _expected(row: Row) -> dict[str, str]:
     if not cleaned:
         raise TaskError("expected_output_json is empty: every patch would count as a solution")
     if bad := {str(s) for s in cleaned.values()} - {"PASSED", "FAILED", "ERROR"}:
-        raise TaskError(f"expected_output_json holds the unknown status {sorted(bad)[0]!r:.40}")
+        raise TaskError(f"expected_output_json has the unknown status {sorted(bad)[0]!r:.40}")
     return {name: str(status) for name, status in cleaned.items()}
 
 
@@ -76,9 +76,9 @@ def _test_files(row: Row) -> dict[str, str]:
     result = json_object(row, "execution_result_content")
     names, codes = _texts(result, "test_file_names"), _texts(result, "test_file_codes")
     if not names or len(names) != len(codes):
-        raise TaskError("execution_result_content holds no hidden tests")
+        raise TaskError("execution_result_content has no hidden tests")
     if bad := [name for name in names if "/" in name or name in {"", ".", ".."}]:
-        raise TaskError(f"execution_result_content names the test file {bad[0]!r:.80}")
+        raise TaskError(f"execution_result_content has the invalid test file name {bad[0]!r:.80}")
     return {f"r2e_tests/{name}": code for name, code in zip(names, codes, strict=True)}
 
 
@@ -89,7 +89,7 @@ def _texts(result: dict[str, Json], key: str) -> list[str]:
 
 def _command(repo: str) -> str:
     if repo == "tornado":
-        raise TaskError("tornado's rows run a test runner whose report no parser reads")
+        raise TaskError("tornado's rows use a test runner without a log parser")
     if repo == "orange3":
         return _PYTEST.format(display="QT_QPA_PLATFORM=minimal xvfb-run --auto-servernum ")
     return _PYTEST.format(display="")

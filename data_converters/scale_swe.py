@@ -1,4 +1,4 @@
-"""Scale-SWE: a script or a patch of tests per row; and the rows that slime's example reads."""
+"""Scale-SWE: a test script or a test patch per row. Also reads the rows of slime's example."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SOURCE = "AweAI-Team/Scale-SWE"
 SPLITS = ("train",)
 
 TIMEOUT_S = 600.0
-"""What slime's example allows."""
+"""The limit of slime's example."""
 SCRIPT = "test_fail_to_pass.py"
-"""Where the script goes, in the repository's own folder."""
+"""Path of the script in the repository."""
 
 
 def to_task(row: Row) -> Task:
@@ -48,7 +48,7 @@ def to_task(row: Row) -> Task:
 
 
 def _flat(row: Row) -> Row:
-    """Return the columns of a row that holds them under `metadata`, as slime's rows do."""
+    """Return the columns of a row, also if they are under `metadata`, as in slime's rows."""
     outer = row.get("metadata")
     if not isinstance(outer, dict):
         return row
@@ -58,22 +58,24 @@ def _flat(row: Row) -> Row:
 
 
 def _spec(row: Row) -> GradingSpec:
-    mend, keep = _ids(row, "FAIL_TO_PASS"), _ids(row, "PASS_TO_PASS")
+    broken, working = _ids(row, "FAIL_TO_PASS"), _ids(row, "PASS_TO_PASS")
     if command := optional_text(row, "eval_cmd"):
-        return GradingSpec("command", mend, keep, test_command=command, timeout_s=TIMEOUT_S)
+        return GradingSpec("command", broken, working, test_command=command, timeout_s=TIMEOUT_S)
     script = optional_text(row, "f2p_script")
     patch = diff(row, "f2p_patch") if row.get("f2p_patch") else ""
     if not script and not patch:
-        raise TaskError("columns f2p_script, f2p_patch and eval_cmd are empty: nothing to grade by")
+        raise TaskError(
+            "columns f2p_script, f2p_patch and eval_cmd are empty: the row has no tests"
+        )
     if not script:
-        needed(mend, "FAIL_TO_PASS")
+        needed(broken, "FAIL_TO_PASS")
     return GradingSpec(
         grader="script",
-        fail_to_pass=mend,
-        pass_to_pass=keep,
+        fail_to_pass=broken,
+        pass_to_pass=working,
         test_patch=patch,
         test_files={SCRIPT: script} if script else {},
-        test_command=_command(bool(script), (*mend, *keep)),
+        test_command=_command(bool(script), (*broken, *working)),
         log_parser="pytest",
         env={"PYTEST_ADDOPTS": "-rA"},
         timeout_s=TIMEOUT_S,
@@ -85,7 +87,7 @@ def _ids(row: Row, column: str) -> tuple[str, ...]:
 
 
 def _command(has_script: bool, ids: tuple[str, ...]) -> str:
-    """Return the script's run, and pytest's on the files of the tests that it does not hold."""
+    """Return the commands that run the script, and pytest on test files outside the script."""
     files = list(dict.fromkeys(name.split("::")[0] for name in ids))
     others = [name for name in files if not (has_script and name.endswith(SCRIPT))]
     steps = [f"python {SCRIPT}"] if has_script else []

@@ -1,4 +1,4 @@
-"""SWE-bench (full, Lite, Verified, Multilingual): classic columns, and those of 2026-08."""
+"""SWE-bench (full, Lite, Verified, Multilingual), with the original columns or those of 2026-08."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ._common import (
     commit,
     diff,
     difficulty,
+    fail_to_pass,
     optional_text,
     prompt,
     script_commands,
     test_ids,
-    tests_to_mend,
     text,
 )
 from ._swe_bench_commands import log_parser, runner, test_command
@@ -24,18 +24,18 @@ SPLITS = ("test", "dev", "train")
 
 WORKDIR = "/testbed"
 OFFLINE_PIP = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
-"""Lets the scripts' own install step run without a network. For pip, "0" means: no isolation."""
+"""Lets the scripts' install step run without a network. For pip, "0" disables isolation."""
 TIMEOUT_S = 1800.0
 """The official harness's limit."""
 
 
 def to_task(row: Row) -> Task:
-    """Turn a row of either generation of columns into a Task."""
+    """Turn a row with original or new columns into a Task."""
     task_id, repo = text(row, "instance_id"), text(row, "repo")
     test_patch = diff(row, "test_patch")
     spec = GradingSpec(
         grader="swebench",
-        fail_to_pass=tests_to_mend(row),
+        fail_to_pass=fail_to_pass(row),
         pass_to_pass=test_ids(row, "PASS_TO_PASS"),
         test_patch=test_patch,
         test_command=_command(row, repo, test_patch),
@@ -58,20 +58,20 @@ def to_task(row: Row) -> Task:
 
 
 def image(task_id: str) -> str:
-    """Return the name under which the dataset's authors publish a row's image."""
+    """Return the image name under which the dataset's authors publish this task."""
     return f"swebench/sweb.eval.x86_64.{task_id.lower().replace('__', '_1776_')}:latest"
 
 
 def _image(row: Row, task_id: str) -> str:
     name = optional_text(row, "image")
     if name and "/" not in name:
-        raise TaskError("column image names a local build that no registry has")
+        raise TaskError("column image names a local build, which no registry has")
     return name or image(task_id)
 
 
 def _command(row: Row, repo: str, test_patch: str) -> str:
     if optional_text(row, "eval_type") == "fail_only":
-        raise TaskError("eval_type fail_only is judged by silence: an empty log would be a pass")
+        raise TaskError("eval_type fail_only is not supported: an empty log would count as a pass")
     if script := optional_text(row, "eval_script"):
         return script_commands(script)
     return test_command(repo, optional_text(row, "version"), test_patch)

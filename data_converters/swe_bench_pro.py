@@ -1,4 +1,4 @@
-"""SWE-bench Pro: tests that a script per instance runs, and a parser per instance reads."""
+"""SWE-bench Pro: every instance has its own test script and log parser."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WORKDIR = "/app"
 TIMEOUT_S = 3600.0
 """The official harness's limit."""
 FOLDER = "/opt/swerl-grading"
-"""Where the scripts of the grading sandbox stand; no image has this folder."""
+"""Folder of the scripts in the grading sandbox; no image has this folder."""
 REPORT = f"{FOLDER}/output.json"
 
 _STDERR = "----- standard error -----"
-# The parser reads both streams apart, and the log of a grading is one: this line parts it.
+# The parser reads stdout and stderr apart, but a grading has one log: this line separates them.
 _RUN = """bash {folder}/run_script.sh {files} 2>{folder}/stderr.log
 code=$?
 printf '\\n%s\\n' '{mark}'
@@ -43,23 +43,23 @@ _ASSETS = {
     "base_dockerfile": "dockerfiles/base_dockerfile/{id}/Dockerfile",
     "instance_dockerfile": "dockerfiles/instance_dockerfile/{id}/Dockerfile",
 }
-"""Column -> file in a checkout of the benchmark's own repository."""
+"""Column -> file in a checkout of the benchmark's repository."""
 
 
 def with_assets(row: Row, folder: Path) -> Row:
     """Add an instance's scripts, which the hub's rows lack, from the benchmark's repository."""
     name = text(row, "instance_id")
     if "/" in name:
-        raise TaskError(f"column instance_id holds {name!r:.80}")
+        raise TaskError(f"column instance_id has a slash: {name!r:.80}")
     found = {column: folder / path.format(id=name) for column, path in _ASSETS.items()}
     try:
         return {**row, **{k: path.read_text() for k, path in found.items() if path.is_file()}}
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskError("a script of the instance cannot be read from the assets") from error
+        raise TaskError("cannot read a script of the instance from the assets") from error
 
 
 def to_task(row: Row) -> Task:
-    """Turn a row into a Task; its scripts come with the row or from `--assets`."""
+    """Turn a row into a Task. Its scripts are in the row or come from `--assets`."""
     task_id = text(row, "instance_id")
     reset, checkout = _split(text(row, "before_repo_set_cmd"))
     spec = GradingSpec(
@@ -94,24 +94,22 @@ def to_task(row: Row) -> Task:
 
 
 def _split(commands: str) -> tuple[str, str]:
-    """Return what resets the repository, and the last line, which brings the solution's tests."""
+    """Return the reset commands, and the last line, which checks out the solution's tests."""
     steps = [line.strip() for line in commands.split("\n") if line.strip()]
     if not steps[-1].startswith("git checkout ") or " -- " not in steps[-1]:
-        raise TaskError("the last line of before_repo_set_cmd checks no test files out")
+        raise TaskError("the last line of before_repo_set_cmd checks out no test files")
     return "\n".join(steps[:-1]), steps[-1]
 
 
 def _ids(row: Row, column: str) -> tuple[str, ...]:
-    """Return test ids of a column that older rows write in upper case."""
+    """Return the test ids of a column; its name is in upper case in older rows."""
     return test_ids(row, column if column in row else column.upper())
 
 
 def _script(row: Row, column: str) -> str:
     script = optional_text(row, column)
     if not script.strip():
-        raise TaskError(
-            f"the row brings no {column}: pass --assets with the benchmark's repository"
-        )
+        raise TaskError(f"the row lacks {column}: pass --assets with the benchmark's repository")
     return script
 
 
@@ -121,7 +119,7 @@ def _command(row: Row) -> str:
 
 
 def _env(row: Row) -> Iterator[tuple[str, str]]:
-    """Yield the variables that the image's two build files set; the official harness sets both."""
+    """Yield the variables of the image's two Dockerfiles, as the official harness sets them."""
     for column in ("base_dockerfile", "instance_dockerfile"):
         for name, value in _ENV.findall(optional_text(row, column)):
             words = shlex.split(value) if "$" not in value else []
@@ -141,7 +139,7 @@ def _prompt(row: Row) -> str:
 
 
 def _plain(value: str) -> str:
-    """Return a text that some rows write as a quoted JSON string."""
+    """Return a text, decoded if the row has it as a quoted JSON string."""
     if not (value.startswith('"') and value.endswith('"')):
         return value
     found = _quoted(value)
@@ -149,7 +147,7 @@ def _plain(value: str) -> str:
 
 
 def _quoted(value: str) -> str | None:
-    """Return what a quoted JSON string says, or nothing where it is none."""
+    """Return the content of a quoted JSON string; None if it is not one."""
     try:
         found = orjson.loads(value)
     except orjson.JSONDecodeError:

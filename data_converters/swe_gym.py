@@ -1,4 +1,4 @@
-"""SWE-Gym and its Lite and Raw forms: SWE-bench's columns for eleven other repositories."""
+"""SWE-Gym, SWE-Gym Lite and SWE-Gym Raw: SWE-bench's columns for eleven other repositories."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ._common import (
     Row,
     commit,
     diff,
+    fail_to_pass,
     optional_text,
     prompt,
     test_files,
     test_ids,
-    tests_to_mend,
     text,
 )
 from ._swe_bench_commands import ACTIVATE
@@ -51,7 +51,7 @@ def to_task(row: Row) -> Task:
     test_patch = diff(row, "test_patch")
     spec = GradingSpec(
         grader="swebench",
-        fail_to_pass=tests_to_mend(row),
+        fail_to_pass=fail_to_pass(row),
         pass_to_pass=test_ids(row, "PASS_TO_PASS"),
         test_patch=test_patch,
         test_command=f"{ACTIVATE}\n{_command(repo, test_patch)}",
@@ -73,15 +73,15 @@ def to_task(row: Row) -> Task:
 
 
 def image(task_id: str) -> str:
-    """Return the name under which the dataset's authors publish a row's image."""
+    """Return the image name under which the dataset's authors publish this task."""
     return f"xingyaoww/sweb.eval.x86_64.{task_id.lower().replace('__', '_s_')}:latest"
 
 
 def _command(repo: str, test_patch: str) -> str:
     if repo not in _COMMANDS:
-        raise TaskError(f"repository {repo} is not one of SWE-Gym's eleven: no test command known")
+        raise TaskError(f"repository {repo} is unknown: it is not one of SWE-Gym's eleven")
     if repo == "python/mypy":
-        # mypy's tests are cases in data files, which pytest selects by name.
+        # mypy's tests are cases in data files; pytest selects them by name.
         cases = dict.fromkeys(re.findall(r"\[case ([^\]]+)\]", test_patch))
         if cases:
             return f'{_COMMANDS[repo]} "{" or ".join(cases)}"'

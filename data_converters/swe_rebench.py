@@ -10,13 +10,13 @@ from ._common import (
     Row,
     commit,
     diff,
+    fail_to_pass,
     json_object,
     lines,
     optional_text,
     prompt,
     test_files,
     test_ids,
-    tests_to_mend,
     text,
 )
 from ._swe_bench_commands import ACTIVATE, log_parser
@@ -25,7 +25,7 @@ SOURCE = "nebius/SWE-rebench"
 SPLITS = ("test", "filtered", "train")
 
 TIMEOUT_S = 1800.0
-"""The limit for a task of SWE-bench, whose harness this one's is made from."""
+"""The limit of SWE-bench's harness, on which this dataset's harness is based."""
 
 _PARSERS = {
     "parse_log_phpunit": "phpunit_timed",
@@ -44,7 +44,7 @@ _PARSERS = {
     "parse_log_js": "mocha_headings",
     "parse_log_js_2": "mocha",
 }
-"""V2's parser names that SWE-bench does not know, or knows by another rule."""
+"""V2's parser names that SWE-bench lacks or uses for another format."""
 
 
 def to_task(row: Row) -> Task:
@@ -58,7 +58,7 @@ def to_task(row: Row) -> Task:
         command = f"{ACTIVATE}\n{' '.join([command, *test_files(test_patch)])}"
     spec = GradingSpec(
         grader="swebench",
-        fail_to_pass=tests_to_mend(row),
+        fail_to_pass=fail_to_pass(row),
         pass_to_pass=test_ids(row, "PASS_TO_PASS"),
         test_patch=test_patch,
         test_command=command,
@@ -80,7 +80,7 @@ def to_task(row: Row) -> Task:
 
 
 def image(task_id: str) -> str:
-    """Return the name under which V1's authors publish a row's image."""
+    """Return the image name under which V1's authors publish this task."""
     return f"swerebench/sweb.eval.x86_64.{task_id.lower().replace('__', '_1776_')}"
 
 
@@ -91,13 +91,13 @@ def _image(row: Row) -> str:
 
 def _parser(config: dict[str, Json]) -> str:
     if config.get("log_parsers"):
-        raise TaskError("the row needs more than one log parser")
+        raise TaskError("the row requires more than one log parser")
     name = text(config, "log_parser")
     return _PARSERS.get(name) or log_parser(name)
 
 
 def _difficulty(row: Row) -> dict[str, Json]:
-    """Return what a model judged: V1 scores from 0 to 10, V2 says easy, medium or hard."""
+    """Return a model's rating: a score from 0 to 10 in V1; easy, medium or hard in V2."""
     meta = row.get("meta")
     if not isinstance(meta, dict):
         return {}

@@ -1,8 +1,8 @@
-"""SWE-smith: bugs put into working repositories; a row's patch brings the bug.
+"""SWE-smith: bugs inserted into working repositories. A row's patch adds the bug.
 
-The official harness fetches a branch per row. Here the bug is applied to the image's own commit,
-so that no network is needed. An agent gets one commit without a past: the bug in it, and without
-the test files that it breaks. Grading takes those files back from the image's commit.
+The official harness fetches a branch per row. This converter applies the bug to the image's commit,
+so that no network is necessary. An agent gets one commit without a past, with the bug and without
+the test files that the bug breaks. The grader restores those files from the image's commit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 from swerl.core.errors import TaskError
 from swerl.core.task import GradingSpec, Task
 
-from ._common import Row, diff, optional_text, prompt, test_ids, tests_to_mend, text
+from ._common import Row, diff, fail_to_pass, optional_text, prompt, test_ids, text
 from ._reverse_diff import reverse
 from ._swe_bench_commands import ACTIVATE
 
@@ -22,11 +22,11 @@ SPLITS = ("train",)
 
 WORKDIR = "/testbed"
 TIMEOUT_S = 1800.0
-"""The limit for a task of SWE-bench, whose harness this one's is made from."""
+"""The limit of SWE-bench's harness, on which this dataset's harness is based."""
 _CLEAN = "refs/swerl/clean"
-"""Where a new sandbox keeps the image's commit; an agent's sandbox loses it before the agent."""
+"""Ref of the image's commit in a new sandbox. It is removed before the agent starts."""
 _TEST = "pytest --disable-warnings --color=no --tb=no --verbose -rA"
-"""The dataset's own command, and a summary at the end, which the parser reads."""
+"""The dataset's command, with a summary at the end for the parser."""
 _SETUP = """set -e
 git update-index -q --refresh || true
 git update-ref {clean} HEAD
@@ -41,19 +41,19 @@ git reset -q "$commit"
 
 
 def to_task(row: Row) -> Task:
-    """Turn a row into a Task. Raises TaskError on rows of other languages than Python."""
+    """Turn a row into a Task. Raises TaskError if its language is not Python."""
     task_id, repo = text(row, "instance_id"), text(row, "repo")
     if not repo.startswith("swesmith/"):
-        raise TaskError(f"repository {repo} is none of SWE-smith's mirrors")
+        raise TaskError(f"repository {repo} is not one of SWE-smith's mirrors")
     bug = diff(row, "patch")
-    mend, keep = tests_to_mend(row), test_ids(row, "PASS_TO_PASS")
-    hidden = shlex.join(_files(mend))
+    broken, working = fail_to_pass(row), test_ids(row, "PASS_TO_PASS")
+    hidden = shlex.join(_files(broken))
     spec = GradingSpec(
         grader="swebench",
-        fail_to_pass=mend,
-        pass_to_pass=keep,
+        fail_to_pass=broken,
+        pass_to_pass=working,
         test_setup=f"git checkout -q {_CLEAN} -- {hidden}",
-        test_command=f"{ACTIVATE}\n{_TEST} {shlex.join(_files((*mend, *keep)))}",
+        test_command=f"{ACTIVATE}\n{_TEST} {shlex.join(_files((*broken, *working)))}",
         log_parser="pytest",
         timeout_s=TIMEOUT_S,
     )
@@ -84,5 +84,5 @@ def _setup(bug: str, hidden: str) -> str:
 def _files(ids: tuple[str, ...]) -> list[str]:
     files = list(dict.fromkeys(name.split("::")[0] for name in ids))
     if not all(name.endswith(".py") for name in files):
-        raise TaskError("the tests are not pytest's, and the row brings no other test command")
+        raise TaskError("the tests are not pytest's, and the row has no other test command")
     return files

@@ -37,23 +37,23 @@ REFUSED = {
     "deepswe_harbor": ("harbor", "column files is missing"),
     "nemotron_swerl_llm_judge": ("swe-gym", "column repo is missing"),
     "r2e_partial_aiohttp": ("r2e-gym", "column commit_hash is missing"),
-    "swebench_multimodal_dev": ("swe-bench", "a local build|judged by silence"),
-    "swebench_pro": ("swe-bench-pro", "brings no run_script: pass --assets"),
+    "swebench_multimodal_dev": ("swe-bench", "a local build|an empty log would count as a pass"),
+    "swebench_pro": ("swe-bench-pro", "the row lacks run_script: pass --assets"),
     "swebench_pro_suite27": ("swe-bench-pro", "column before_repo_set_cmd is missing"),
 }
 OTHER = {
     "multi_swe_bench_java": ("swe-bench", "column instance_id|FAIL_TO_PASS is missing"),
     "swe_rebench_v2": ("swe-bench", "repository Unidata/netcdf-c is unknown"),
     "swebench_pro": ("swe-bench", "column FAIL_TO_PASS is missing"),
-    "swegym": ("swe-smith", "is none of SWE-smith's"),
+    "swegym": ("swe-smith", "is not one of SWE-smith's"),
     "swebench_lite_classic": ("multi-swe-rl", "column org is missing"),
     "swebench_full_dev": ("scale-swe", "column workdir is missing"),
 }
-"""Rows given to another dataset's converter."""
+"""Rows that another dataset's converter refuses."""
 
 
 OWN_PARSERS = re.compile(r"multi_swe/[\w-]+/[\w-]+|")
-"""Parsers by a dataset's own name; Pro's rows bring a script in place of one."""
+"""Parsers by a dataset's own name; Pro's rows have a script instead."""
 
 
 def rows_of(shared_dir: Path, name: str) -> list[Row]:
@@ -135,15 +135,15 @@ def test_tornado_rows_are_refused(shared_dir: Path) -> None:
     ("column", "value", "reason"),
     [
         ("FAIL_TO_PASS", "[]", "every patch would count"),
-        ("FAIL_TO_PASS", "['a' 'b']", "no JSON list"),
+        ("FAIL_TO_PASS", "['a' 'b']", "not a JSON list"),
         ("FAIL_TO_PASS", [1], "not a list of test ids"),
         ("FAIL_TO_PASS", [], "every patch would count"),
         ("FAIL_TO_PASS", None, "not a list of test ids"),
         ("PASS_TO_PASS", None, "not a list of test ids"),
         ("patch", "", "column patch is empty"),
-        ("patch", "no diff", "no unified diff"),
+        ("patch", "no diff", "not a unified diff"),
         ("patch", "\n@@ " + "x" * 50_000_000, "over 10 MB"),
-        ("problem_statement", 7, "holds int, not text"),
+        ("problem_statement", 7, "contains int, not text"),
         ("repo", "some/where", "is unknown"),
         ("base_commit", None, "column base_commit is empty"),
     ],
