@@ -39,7 +39,7 @@ begin("daemon", leaves=True)
 (folder / "server.part").write_text(str(os.getpid()))
 (folder / "server.part").rename(folder / "server.pid")
 """
-"""Begins a child and a daemon, and says who they are."""
+"""Begins a child and a daemon, and writes their ids."""
 NAMES = ("server", "worker", "daemon")
 STAYS = STARTING + "time.sleep(600)\n"
 CRASHES = (
@@ -117,7 +117,7 @@ async def test_a_server_may_end_by_itself_first(folder: Path) -> None:
     assert (folder / "said goodbye").exists()
 
 
-async def test_a_command_that_is_not_there_is_told(folder: Path) -> None:
+async def test_a_command_that_is_missing_is_named(folder: Path) -> None:
     async def never() -> None:
         return None
 
@@ -160,7 +160,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "described"),
     [
         (0, "exit code 0"),
         (-9, "killed by SIGKILL"),
@@ -169,5 +169,5 @@ def is_alive(pid: int) -> bool:
         (255, "exit code 255"),
     ],
 )
-def test_how_a_process_ended_is_told_by_its_signal(code: int, told: str) -> None:
-    assert how_ended(code) == told
+def test_an_exit_code_is_described_by_its_signal(code: int, described: str) -> None:
+    assert how_ended(code) == described

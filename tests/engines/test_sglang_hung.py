@@ -61,7 +61,7 @@ async def test_a_hung_server_is_replaced_and_its_requests_answered_by_the_right_
         assert not hung.is_running()
         replies = [await engine.generate([7], Sampling(3), name) for name in sessions]
         assert {reply.weight_version for reply in replies} == {"v1"}
-    assert "ran but answered nothing; restarting it (1 of 9)" in notices[0]
+    assert "ran but did not answer; restarting it (1 of 9)" in notices[0]
 
 
 async def test_another_client_takes_no_token_of_a_server_that_started_anew(

@@ -163,7 +163,7 @@ async def test_a_restart_that_hangs_counts_and_the_next_one_follows(tmp_path: Pa
         async with asyncio.timeout(120):
             await keeping
     assert server.state is ServerState.ENDED
-    assert "did not restart" in notices[1] and "gone for good" in notices[-1]
+    assert "did not restart" in notices[1] and "lost and will not be restarted" in notices[-1]
 
 
 def _pid(note: Path) -> int:

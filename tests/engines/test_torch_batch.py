@@ -11,7 +11,8 @@ import torch
 
 from swerl.core.errors import EngineError
 from swerl.engines import _torch_batch
-from swerl.engines._torch_batch import FinishedReply, PauseMode, ReplyRequest, RunningBatch
+from swerl.engines._sglang_wire import PauseMode
+from swerl.engines._torch_batch import FinishedReply, ReplyRequest, RunningBatch
 from swerl.engines._torch_model import Qwen3Model, read_shape, read_weights
 
 CONTEXT = 300

@@ -1,4 +1,4 @@
-"""Run an engine's server as a child process: start, wait until it serves, stop, leave nothing."""
+"""Run an engine's server as a child process: start it, wait until it serves, stop all of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import TypeVar
 from swerl.core.errors import EngineError
 from swerl.core.secrets import child_environment
 
-GUARD = Path(__file__).with_name("_deathwatch.py")
+GUARD = Path(__file__).with_name("_process_guard.py")
 STOP_S = 5.0
-"""Seconds a server gets to end by itself before it is killed."""
+"""Seconds for a server to end by itself before it is killed."""
 GUARD_STOP_S = 10.0
-"""Seconds beyond those for the guard to kill what is left; then it is killed itself."""
+"""Seconds beyond those for the guard to kill the rest; then the guard is killed."""
 
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ async def child(
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a command with its output in `log`; leaving the context ends all that it began.
+    """Run a command with its output in `log`; leaving the context ends all its processes.
 
-    The process is a guard, which exits with the command's code; 128 is added to a signal's number.
+    The process is a guard, which exits with the command's code, or 128 plus a signal's number.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -60,18 +60,18 @@ async def until_ready(
     *,
     timeout_s: float,
 ) -> T:
-    """Poll `probe` until it returns something. Raises EngineError if the process ends first."""
+    """Poll `probe` until it returns a value. Raises EngineError if the process ends first."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while True:
                 if process.returncode is not None:
-                    raise _died(process.returncode, log)
+                    raise _ended_early(process.returncode, log)
                 if (found := await probe()) is not None:
                     return found
                 await asyncio.sleep(0.05)
     raise EngineError(
         f"the engine did not serve within {timeout_s:.0f} s\n{_tail(log)}",
-        hint=f"its whole log is {log}; raise engine.start_timeout_s",
+        hint=f"the whole log is {log}; raise engine.start_timeout_s",
     )
 
 
@@ -83,19 +83,20 @@ def signal_of(code: int) -> int:
 
 
 def how_ended(code: int) -> str:
-    """Say how a process ended, from its exit code."""
+    """Describe an exit code: the signal that ended the process, or the code."""
     try:
         return f"killed by {signal.Signals(signal_of(code)).name}"
     except ValueError:
         return f"exit code {code}"
 
 
-def _died(code: int, log: Path) -> EngineError:
+def _ended_early(code: int, log: Path) -> EngineError:
+    """Build the error; a hint that the engine printed is kept as the hint."""
     lines = _tail(log).splitlines()
-    told = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
+    hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
     rest = "\n".join(line for line in lines if not line.startswith("hint: "))
     message = f"the engine ended before it served ({how_ended(code)})\n{rest}"
-    return EngineError(message, hint=told[-1] if told else f"its whole log is {log}")
+    return EngineError(message, hint=hints[-1] if hints else f"the whole log is {log}")
 
 
 def _tail(log: Path, num_lines: int = 12) -> str:

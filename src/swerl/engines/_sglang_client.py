@@ -30,9 +30,9 @@ from swerl.engines._sglang_server import Connections, Host, SglangServer, lost, 
 from swerl.engines._sglang_wire import PARTIAL, ServedShape, generate_body, read_completion
 
 KEEPALIVE_S = 2.0
-"""Seconds that an unused connection is kept; less than servers do, so that none is found closed."""
+"""Seconds to keep an idle connection: less than servers do, so that none is found closed."""
 CONNECT_S = 30.0
-"""Seconds to open a connection: with thousands at once, the last one waits for all before it."""
+"""Seconds to open a connection: with thousands at once, the last one waits for the others."""
 SPARE_FILES = 512
 """Open files beside the connections."""
 ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -40,7 +40,7 @@ ABORT_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 ROUTING_HEADERS = ("X-SMG-Routing-Key", "X-SGL-Routing-Key")
 """Headers by which routers keep a session on one server."""
 NUM_SPANS = 4096
-"""Busy spans that are remembered: more than one training step makes."""
+"""Busy spans that are kept: more than one training step makes."""
 
 _T = TypeVar("_T")
 
@@ -57,9 +57,9 @@ async def connect(
 ) -> AsyncIterator[HttpEngine]:
     """Open a client of one server, of several, or of a router, and check them until it closes.
 
-    `process` is the only server's, if it is ours: when it ends, the server is gone for good.
-    `hosts` are the servers' processes that are restarted `settings.retries` times; `notify` gets a
-    sentence on each restart. Raises EngineLostError if a server does not answer.
+    `process` is the process of a single server: when it ends, the server is out of use for good.
+    `hosts` are server processes that are restarted up to `settings.retries` times; `notify` gets a
+    sentence about each restart. Raises EngineLostError if a server does not answer.
     """
     settings = settings or ClientSettings()
     _allow_files(settings.max_in_flight + SPARE_FILES)
@@ -118,7 +118,7 @@ def _allow_files(num_files: int) -> None:
 
 @dataclass(slots=True)
 class EngineUsage:
-    """Tokens that this client got from its engine, and the time in which it had requests there."""
+    """Tokens that this client got from its engine, and the time with requests in flight."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
@@ -144,7 +144,6 @@ class EngineUsage:
             self.busy_s += ended - self._since
 
     def count(self, completion: Completion, *, num_prompt: int) -> None:
-        """Add a finished reply."""
         self.num_requests += 1
         self.num_prompt_tokens += num_prompt
         self.num_cached_tokens += completion.cached_tokens
@@ -164,7 +163,6 @@ class _Flight:
     """Done if the client gave the request up; failed if its server went out of use."""
 
     def give_up(self) -> None:
-        """Stop waiting for the answer."""
         if not self.stop.done():
             self.stop.set_result(None)
 
@@ -189,13 +187,13 @@ class HttpEngine:
 
     @property
     def streams(self) -> bool:
-        """Whether `receive` and `sleep` can be used."""
+        """True if `receive` and `sleep` can be used."""
         return self._settings.streams
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError if the engine is gone.
 
-        If its server is gone, the request begins again on another: nobody saw the lost tokens.
+        If its server is gone, the request starts again on another: the lost tokens were never used.
         """
         self._check_prompt(ids)
         await self.pool.require_one_version()
@@ -240,7 +238,6 @@ class HttpEngine:
         await self.pool.pause()
 
     async def resume(self) -> None:
-        """Continue on every server."""
         await self.pool.resume()
 
     async def load(self, weights: WeightRef) -> str:
@@ -253,7 +250,7 @@ class HttpEngine:
         return weights.version
 
     async def receive(self, source: WeightSource) -> Received:
-        """Take all weights of a source. Implements StreamedEngine."""
+        """Receive all weights of a source. Implements StreamedEngine."""
         return await self._update(lambda: updates.receive(self.pool, source))
 
     async def sleep(self) -> None:
@@ -277,21 +274,21 @@ class HttpEngine:
         return replace(self._usage, busy_s=busy_s)
 
     async def busy_spans(self) -> list[tuple[float, float]]:
-        """Return the last times in which the engine computed, in seconds of CLOCK_MONOTONIC.
+        """Return the latest spans of computation, in seconds of CLOCK_MONOTONIC.
 
-        If the server keeps no account: the times in which it had at least one of our requests.
+        If the server does not report them: the spans with at least one of our requests.
         """
         spans = (await self._server_account()).get("busy_spans", self._usage.spans)
         return [(start, end) for start, end in spans]
 
     async def _server_account(self) -> Mapping[str, Any]:
-        """Return a lone server's own account; those of several cannot be added up."""
+        """Return a single server's own account; those of several cannot be added up."""
         if self.pool.router or len(self.pool.servers) > 1:
             return {}
         return await self.pool.servers[0].get("/server_info")
 
     async def _update(self, update: Callable[[], Awaitable[_T]]) -> _T:
-        """Update weights; if that lost every server, try again once one has come back."""
+        """Update weights; if every server was lost in it, try again once one answers."""
         for attempt in range(self._settings.retries + 1):
             await self.pool.await_one()
             try:
@@ -315,9 +312,9 @@ class HttpEngine:
         self, ids: Sequence[int], sampling: Sampling, session: str, server: SglangServer
     ) -> Mapping[str, Any] | None:
         """Return a server's answer; None if the request was given up."""
-        # The key names a session for routers and logs without disclosing it.
+        # Routers and logs get a keyed hash of the session, not its name.
         key = hashlib.blake2b(session.encode(), key=self._salt, digest_size=12).hexdigest()
-        # Of fixed width: SGLang aborts every request whose id begins with the given one.
+        # Fixed width: SGLang aborts every request whose id starts with the given one.
         flight = _Flight(f"{key}_t{next(self._numbers):09d}", server)
         body = generate_body(ids, sampling, flight.rid, routed=self._settings.routed_experts)
         headers = dict.fromkeys(ROUTING_HEADERS, key) if self.pool.router else {}
@@ -341,7 +338,7 @@ class HttpEngine:
 
     @contextmanager
     def _registered(self, flight: _Flight, session: str) -> Iterator[None]:
-        """Keep a request where aborts and the loss of its server find it."""
+        """Register a request for aborts and for the loss of its server."""
         self._flights[session].add(flight)
         flight.server.waiting.add(flight.stop)
         self._usage.start()
@@ -360,8 +357,8 @@ class HttpEngine:
     def _send_abort(self, flight: _Flight) -> None:
         """Abort a request at its server, in the background.
 
-        A router does not tell which server has a request, so all of them get the abort. A server
-        that does not answer is lost or will be; the request is given up all the same.
+        A router does not report which server has a request, so all of them get the abort. If a
+        server does not answer, the request is given up all the same.
         """
         pool, server = self.pool, flight.server
         targets = [each for each in pool.servers if each.in_use]
@@ -378,7 +375,7 @@ class HttpEngine:
         task.add_done_callback(self._pending_aborts.discard)
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
-        """Refuse an id outside the embedding: SGLang's server dies of one."""
+        """Refuse an id outside the embedding: it would crash SGLang's server."""
         import numpy as np
 
         num_vocab = self._shape.num_vocab
@@ -396,7 +393,7 @@ class HttpEngine:
         given = [completion.weight_version, *(one.version for one in completion.weight_changes)]
         if any(version.startswith(PARTIAL) for version in given):
             raise EngineLostError(
-                f"{self.url} answered with a part of its weights",
+                f"{self.url} answered with partly updated weights",
                 hint="an update was interrupted; the next one repairs it",
             )
         if not num_updates:

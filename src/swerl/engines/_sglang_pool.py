@@ -1,7 +1,7 @@
-"""The servers of one engine: found, placed on, paused, and checked every few seconds.
+"""The servers of one engine: find them, place sessions, pause, and check them every few seconds.
 
-A server that stops answering goes out of use: its requests fail, and no more are sent there. It is
-used again once it answers and holds the weights that serve.
+A server that stops answering is marked as lost: its requests fail, and it gets no more. It is used
+again once it answers and holds the weights that serve. `_sglang_server` documents the states.
 """
 
 from __future__ import annotations
@@ -23,23 +23,21 @@ from swerl.engines._sglang_server import Connections, ServerState, SglangServer
 from swerl.engines._sglang_wire import PARTIAL, PauseMode
 
 WATCH_EVERY_S = 5.0
-"""Seconds between two checks of every server."""
+"""Seconds between two checks of a server."""
 WATCH_S = 10.0
 """Seconds that one check may take."""
 MISSES = 3
-"""Failed checks in a row that take a server out of use: a busy one is late now and then."""
+"""Failed checks in a row that mark a server as lost: a busy server misses one at times."""
 STUCK_S = 300.0
-"""Seconds without an answer of the process that computes: the limit of SGLang's own watchdog."""
+"""Seconds without an answer from the scheduler: the limit of SGLang's own watchdog."""
 POLL_S = 0.2
 """Seconds between two attempts to find a server if none is left."""
 SESSION_IDLE_S = 1800.0
-"""Seconds after which an idle session loses its server: the longest that a tool usually runs."""
+"""Seconds after which an idle session loses its server: more than a tool usually runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Settings of a client."""
-
     pause_mode: PauseMode = PauseMode.RETRACT
     max_in_flight: int = 4096
     reply_s: float | None = None
@@ -47,25 +45,25 @@ class ClientSettings:
     """Seconds for one server to load weights from disk."""
     routed_experts: bool = False
     retries: int = 0
-    """Times that a request begins again on another server because its own is gone."""
+    """Times that a request starts again on another server because its own is lost."""
     wait_s: float = 0.0
-    """Seconds that such a request waits if no server is left: one may be starting."""
+    """Seconds that such a request waits if no server is in use: one may be starting."""
     streams: bool = True
-    """Whether the servers take weights without a folder in between."""
+    """True if the servers receive weights directly, without a folder."""
     answers_in_loads: bool = True
-    """Whether the servers answer while they load weights; if so, a silent one hangs."""
+    """True if the servers answer while they load weights; then one that does not answer hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedWeights:
-    """Weights that serve, and that only their source can send again."""
+    """Weights that serve, which only their source can send again."""
 
     version: str
     source: WeightSource
 
 
 class ServerPool:
-    """The servers, reached directly or behind a router that was running already."""
+    """The servers, reached directly or through a router that was running already."""
 
     def __init__(
         self,
@@ -75,13 +73,13 @@ class ServerPool:
         *,
         restarts: bool = False,
     ) -> None:
-        """`restarts`: whether servers are supervised, so that it helps to give up a stuck one."""
+        """`restarts`: True if servers are supervised, so that a stuck one is replaced."""
         self.servers = [SglangServer(url, connections) for url in dict.fromkeys(urls)]
         self.router: SglangServer | None = None
         self.settings = settings
         self.paused = False
         self.asleep = False
-        """Whether the servers have lent their memory to the trainer."""
+        """True while the servers' memory is lent to the trainer."""
         self.served: list[WeightRef | StreamedWeights] = []
         """Every update that all servers took, oldest first."""
         self.first_version = "default"
@@ -107,11 +105,11 @@ class ServerPool:
 
     @property
     def ended(self) -> bool:
-        """Return whether every server is gone for good."""
+        """True if no server can come back."""
         return all(server.state is ServerState.ENDED for server in self.servers)
 
     async def discover(self, timeout_s: float = WATCH_S) -> None:
-        """Ask a lone URL whether it is a router, and a router for its servers.
+        """Find the servers behind a single URL if it is a router.
 
         Raises EngineLostError if a router has no servers.
         """
@@ -129,7 +127,7 @@ class ServerPool:
         self._set_servers(urls)
 
     def _set_servers(self, urls: Sequence[str]) -> None:
-        """Take over a router's list of servers."""
+        """Replace the servers with a router's list."""
         known = {server.url: server for server in self.servers}
         for url in (each.rstrip("/") for each in urls):
             if url not in known:
@@ -141,7 +139,7 @@ class ServerPool:
     async def check(self) -> None:
         """Read every server's version. Raises EngineError if one is not an SGLang server.
 
-        Servers may hold different weights, as a killed run leaves them: see `require_one_version`.
+        Servers may hold different weights after a killed run: see `require_one_version`.
         """
         infos = await asyncio.gather(*(server.get("/model_info") for server in self.servers))
         found = [str(info.get("weight_version")) for info in infos]
@@ -170,14 +168,19 @@ class ServerPool:
         """Return the server of a session, or the router.
 
         A session stays on one server, where its prefix is cached. A new one goes to the server with
-        the fewest sessions; its hash decides between equals, so that the clients of several
-        processes do not all begin with the same server. Raises EngineLostError if none is left.
+        the fewest sessions. Its hash decides between equals, so that the clients of several
+        processes do not all start with the same server. Raises EngineLostError if none is left.
         """
         urls = {server.url: server for server in self.in_use()}
         if self.router:
             return self.router
         now = time.monotonic()
-        self._forget_sessions(now - SESSION_IDLE_S)
+        while self._homes:
+            idle, (home, used) = next(iter(self._homes.items()))
+            if used > now - SESSION_IDLE_S:
+                break
+            del self._homes[idle]
+            self._num_sessions[home] -= 1
         home, _ = self._homes.pop(session, ("", 0.0))
         if home:
             self._num_sessions[home] -= 1
@@ -187,16 +190,8 @@ class ServerPool:
         self._num_sessions[home] += 1
         return urls[home]
 
-    def _forget_sessions(self, before: float) -> None:
-        while self._homes:
-            session, (home, seen) = next(iter(self._homes.items()))
-            if seen > before:
-                return
-            del self._homes[session]
-            self._num_sessions[home] -= 1
-
     async def is_gone(self, server: SglangServer) -> bool:
-        """Check a server whose request broke off; it goes out of use if it does not answer."""
+        """Check a server whose request failed; it is marked as lost if it does not answer."""
         if server.in_use:
             try:
                 await server.get("/model_info", timeout_s=WATCH_S)
@@ -222,14 +217,14 @@ class ServerPool:
         return servers or self.in_use()
 
     async def any_answers(self) -> bool:
-        """Return whether a server is in use, or one that is out of use answers."""
+        """Return True if a server is in use or answers."""
         try:
             return bool(await self.reachable())
         except EngineLostError:
             return False
 
     async def await_one(self) -> None:
-        """If no server is in use, wait until one answers again: it may be starting."""
+        """If no server is in use, wait until one answers: it may be starting."""
         for _ in range(math.ceil(self.settings.wait_s / POLL_S)):
             if self.ended or await self.any_answers():
                 return
@@ -242,7 +237,6 @@ class ServerPool:
         return await self.call_all(lambda server: server.post("/pause_generation", body), servers)
 
     async def resume(self) -> None:
-        """Continue on every server."""
         await self.call_all(lambda server: server.post("/continue_generation", {}))
         self.paused = False
 
@@ -260,8 +254,8 @@ class ServerPool:
     ) -> list[SglangServer]:
         """Call every server, by default all in use; return those that answered, at least one.
 
-        One that is gone goes out of use. Raises the EngineError of any other, and EngineLostError
-        if none answered.
+        A server that is gone is marked as lost. Raises the EngineError of any other, and
+        EngineLostError if none answered.
         """
         servers = self.in_use() if servers is None else servers
         results = await asyncio.gather(*map(call, servers), return_exceptions=True)
@@ -278,7 +272,7 @@ class ServerPool:
         return answered
 
     async def on_exit(self, process: asyncio.subprocess.Process) -> None:
-        """Wait until the process of the only server has ended; the server is then gone for good."""
+        """Wait until the only server's process ends, then take the server out of use for good."""
         code = await process.wait()
         for server in self.servers:
             server.end(f"its process ended: {how_ended(code)}")
@@ -286,7 +280,7 @@ class ServerPool:
     async def watch(self, take_back: Callable[[SglangServer], Coroutine[Any, Any, None]]) -> None:
         """Check the servers until cancelled, and call `take_back` with those that answer again.
 
-        Checks go on while weights change: a server that answers nothing would delay all of them.
+        Checks go on while weights change: a server that does not answer would delay all of them.
         """
         returning: dict[str, asyncio.Task[None]] = {}
         inspected: dict[str, asyncio.Task[None]] = {}
@@ -320,7 +314,7 @@ class ServerPool:
             self._set_servers(urls)
 
     async def _check_server(self, server: SglangServer) -> bool:
-        """Check once; return whether a server that is out of use can be taken back."""
+        """Check once; return True if the server is out of use and can be taken back."""
         num_updates = len(self.served)
         try:
             info = await server.get("/model_info", timeout_s=WATCH_S)
@@ -339,9 +333,9 @@ class ServerPool:
         return not server.in_use
 
     async def _check_scheduler(self, server: SglangServer) -> None:
-        """Take a server out of use if its HTTP process answers and the one that computes does not.
+        """Mark a server as lost if its HTTP process answers and its scheduler does not.
 
-        An answer that is late because weights changed does not count.
+        A late answer does not count if weights changed meanwhile.
         """
         num_updates, began = len(self.served), time.monotonic()
         try:
@@ -368,7 +362,7 @@ def _hash(session: str, url: str) -> bytes:
 
 
 def _no_server(servers: Sequence[SglangServer]) -> EngineLostError:
-    """Return the first server's reason, if there is one."""
+    """Return the first server's error, if there is one."""
     reason = servers[0].lost if servers else None
     hint = "start one; the same command resumes the run"
     return reason or EngineLostError("no engine server is left", hint=hint)

@@ -1,7 +1,20 @@
 """One SGLang server: its state, the calls to it, and its restarts.
 
-The pool asks only servers that are in use. A request is never sent again to a server that may have
-sampled from it: its tokens would be drawn twice.
+Requests go only to servers in use: `serving` and `updating`. TRANSITIONS lists every change that is
+allowed, and these events make them (`end` leads from every state to `ended`):
+
+    event         made by             changes
+    begin_update  weight updates      serving -> updating; out of use -> stale
+    keep_weights  weight updates      updating -> serving: the server refused the weights
+    use           updates, the pool   any but ended -> serving: it has the weights that serve
+    lose          pool, client        serving -> lost, or `to`; updating -> stale
+    lose to stale updates, supervise  any but ended -> stale
+    move          pool's checks       lost <-> partial, by the version that the server reports
+    restarted     supervise           stale -> restarted; other states stay
+    end           supervise, pool     -> ended: nothing starts the server again
+
+A request is never sent again to a server that may have sampled from it: its tokens would be drawn
+twice.
 """
 
 from __future__ import annotations
@@ -27,7 +40,7 @@ CONNECT_TRIES = 3
 CONTROL_S = 120.0
 """Seconds for a call that samples nothing; a pause waits for one step of the whole batch."""
 UNAVAILABLE = frozenset({502, 503, 504})
-"""Statuses of a router whose worker died, and of a server that is full or shuts down."""
+"""Statuses of a router whose worker died, and of a server that is full or ends."""
 _WORKER_FAILED = "call_upstream"
 """Prefix of a router's error codes for a worker that it could not reach, or that died."""
 _DP_RANK = re.compile(r"@\d+$")
@@ -35,7 +48,7 @@ _DP_RANK = re.compile(r"@\d+$")
 
 
 class ServerState(StrEnum):
-    """The use of a server, and the weights that it holds."""
+    """Use of a server, and the weights that it holds."""
 
     SERVING = "serving"
     """In use."""
@@ -46,7 +59,7 @@ class ServerState(StrEnum):
     PARTIAL = "partial"
     """Out of use until another client's weight update is complete."""
     STALE = "stale"
-    """Out of use: its weights are gone, mixed or unknown, and it needs all of them again."""
+    """Out of use: its weights are released, mixed or unknown, and it needs all of them again."""
     RESTARTED = "restarted"
     """Out of use: it runs again, with the weights that it was started on."""
     ENDED = "ended"
@@ -99,11 +112,11 @@ class SglangServer:
 
     @property
     def in_use(self) -> bool:
-        """Return whether requests may go here."""
+        """True if requests may go here."""
         return self.state in IN_USE
 
     def move(self, state: ServerState) -> None:
-        """Change the state; the present one changes nothing.
+        """Change the state; a change to the same state has no effect.
 
         Raises RuntimeError on a change that TRANSITIONS does not list.
         """
@@ -116,7 +129,7 @@ class SglangServer:
     def lose(self, why: Exception | str, *, to: ServerState = ServerState.LOST) -> None:
         """Take the server out of use; its requests fail.
 
-        A server that is out of use already keeps its reason; `to` STALE discards its weights.
+        A server that is already out of use keeps its reason; `to` STALE marks its weights as lost.
         """
         if self.in_use:
             self.move(ServerState.STALE if self.state is ServerState.UPDATING else to)
@@ -125,13 +138,13 @@ class SglangServer:
             self.move(to)
 
     def end(self, why: str) -> None:
-        """Take the server out of use for good; clients need not ask again."""
+        """Take the server out of use for good; its error is not retryable."""
         self.move(ServerState.ENDED)
         error = lost(self.url, why)
         self._fail(EngineLostError(str(error), hint=error.hint, retryable=False))
 
     def mark_hung(self, why: EngineError) -> None:
-        """Take a server that answers nothing out of use, and cancel every call to it."""
+        """Take a server that does not answer out of use, and cancel every call to it."""
         self.lose(why)
         self.hung.set()
         for limit in self._limits:
@@ -141,7 +154,7 @@ class SglangServer:
     def restarted(self) -> None:
         """Record that the process runs again, with the weights that it was started on.
 
-        If the pool has seen it answer already and given it weights, these stay.
+        If the pool has already given it weights, these stay.
         """
         if self.state is ServerState.STALE:
             self.move(ServerState.RESTARTED)
@@ -149,7 +162,6 @@ class SglangServer:
         self.answered()
 
     def answered(self) -> None:
-        """Record an answer."""
         self.misses = 0
         self.hung.clear()
 
@@ -169,7 +181,7 @@ class SglangServer:
             self.move(ServerState.STALE)
 
     def keep_weights(self) -> None:
-        """Record that it refused an update and holds the weights of before."""
+        """Record that it refused an update and holds its old weights."""
         if self.state is ServerState.UPDATING:
             self.move(ServerState.SERVING)
 
@@ -188,7 +200,7 @@ class SglangServer:
     async def post(
         self, path: str, body: Mapping[str, Json], *, timeout_s: float = CONTROL_S
     ) -> dict[str, Any]:
-        """Make a call that samples nothing. Raises EngineError."""
+        """Send a request that samples nothing. Raises EngineError."""
         return await self._call("POST", path, body, timeout_s=timeout_s)
 
     async def get(self, path: str, *, timeout_s: float = CONTROL_S) -> dict[str, Any]:
@@ -266,7 +278,7 @@ class SglangServer:
             return {}
         with contextlib.suppress(orjson.JSONDecodeError):
             answer = orjson.loads(raw)
-            if answer is None:  # the answer of calls that return nothing
+            if answer is None:  # from routes that return nothing
                 return {}
             if isinstance(answer, dict):
                 return answer
@@ -295,10 +307,10 @@ class Host(Protocol):
         """End the running process, start a new one, and wait until it serves. Raises SwerlError."""
 
     async def stop(self) -> None:
-        """End the process, also if it reacts to nothing."""
+        """End the process, also if it ignores signals."""
 
     async def ended(self) -> str:
-        """Wait until the process has ended, and return how."""
+        """Wait until the process has ended, and return the reason."""
 
 
 async def supervise(
@@ -306,27 +318,27 @@ async def supervise(
 ) -> None:
     """Restart a server each time it ends or hangs, at most `restarts` times.
 
-    It starts with the weights of the run's beginning. The pool uses it again once it holds the
-    weights that serve.
+    It starts with the run's first weights. The pool uses it again once it holds the weights that
+    serve.
     """
     for number in range(1, restarts + 1):
         why = f"{await _until_over(host, server)}; restarting it ({number} of {restarts})"
-        notify(f"the server at {host.url} is gone: {why}")
+        notify(f"the server at {host.url} is marked as lost: {why}")
         server.lose(why, to=ServerState.STALE)
         try:
             await host.start()
         except SwerlError as error:
             notify(f"the server at {host.url} did not restart: {error}")
-            await host.stop()  # a process that hangs would never end by itself
+            await host.stop()  # a process that hangs does not end by itself
             continue
         server.restarted()
     why = await _until_over(host, server)
-    notify(f"the server at {host.url} is gone for good: {why}")
+    notify(f"the server at {host.url} is lost and will not be restarted: {why}")
     server.end(why)
 
 
 async def _until_over(host: Host, server: SglangServer) -> str:
-    """Wait until a server ends, or end it once it hangs; return which of both."""
+    """Wait until a server ends, or end it once it hangs; return the reason."""
     ended = asyncio.ensure_future(host.ended())
     hung = asyncio.ensure_future(server.hung.wait())
     try:
@@ -334,7 +346,7 @@ async def _until_over(host: Host, server: SglangServer) -> str:
         if ended.done():
             return ended.result()
         await host.stop()
-        return "it ran but answered nothing"
+        return "it ran but did not answer"
     finally:
         ended.cancel()
         hung.cancel()

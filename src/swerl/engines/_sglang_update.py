@@ -1,8 +1,8 @@
 """Weight updates of a pool: weights serve only if every server in use holds all of them.
 
 From the first byte until all is confirmed, a server that takes streamed weights carries the version
-`partial:...`. Tokens of such weights are refused, also by a controller that starts after one that
-died in between.
+`partial:...`. Tokens of such weights are refused, also by a controller that starts after one
+that died during an update.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 async def load(pool: ServerPool, weights: WeightRef) -> None:
     """Load a folder into every server in use, or leave the old weights in all.
 
-    Servers that an interrupted update left mixed take part only if no other is left. Raises the
-    EngineError of the first server that refuses. A server that cannot be put back to the old
-    weights goes out of use, so that two versions never serve side by side.
+    Servers with mixed weights, after an interrupted update, take part only if no other is left.
+    Raises the EngineError of the first server that refuses. A server that cannot be put back to the
+    old weights goes out of use, so that two versions never serve side by side.
     """
     async with pool.changing:
         if not any(server.in_use for server in pool.servers):
@@ -86,7 +86,7 @@ async def _put_back(pool: ServerPool, server: SglangServer) -> None:
 
 
 async def receive(pool: ServerPool, source: WeightSource) -> Received:
-    """Send a source's weights into every server; one that does not take all goes out of use.
+    """Send a source's weights into every server; one that does not take all is marked as stale.
 
     Servers out of use take part if they answer. Raises EngineError if no server holds all weights,
     and TrainerError if the source failed, which leaves no server in use.
@@ -148,10 +148,9 @@ async def sleep(pool: ServerPool) -> None:
 
 
 async def take_back(pool: ServerPool, server: SglangServer) -> None:
-    """Use a server that answers again, once it has the weights that serve.
+    """Use a server that answers again, after it has loaded the weights that serve.
 
-    It waits for the next update if the trainer no longer holds those weights, or if the pool is
-    paused.
+    If the trainer no longer has those weights or the pool is paused, it waits for the next update.
     """
     async with pool.changing:
         if server.in_use or pool.paused:
@@ -177,10 +176,12 @@ def _flushes(pool: ServerPool) -> bool:
 async def _reclaim(
     pool: ServerPool, servers: Sequence[SglangServer], kind: str
 ) -> list[SglangServer]:
-    """Take back memory that `sleep` released; return the servers that answered."""
+    """Reclaim memory that `sleep` released; return the servers that answered."""
 
     async def reclaim(server: SglangServer) -> None:
-        if kind in server.released:  # SGLang dies if asked for memory that it did not release
+        if (
+            kind in server.released
+        ):  # SGLang crashes on a request for memory that it did not release
             server.released.discard(kind)
             await server.post("/resume_memory_occupation", {"tags": [kind]})
 
@@ -190,7 +191,7 @@ async def _reclaim(
 async def _take(
     pool: ServerPool, server: SglangServer, weights: WeightRef | StreamedWeights, *, flush: bool
 ) -> None:
-    """Bring weights into one paused server, from their folder or from their source."""
+    """Load weights into one paused server, from their folder or from their source."""
     if isinstance(weights, StreamedWeights):
         outcome = await _stream([server], weights.source, flush=flush, version=weights.version)
         _ = outcome.received  # raises the server's failure
@@ -232,29 +233,19 @@ async def _set_version(server: SglangServer, version: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Confirmed:
-    """Number of a server's parameters with the trainer's checksum, and with any checksum."""
-
-    num: int
-    num_stated: int
-
-
-@dataclass(frozen=True, slots=True)
 class _UpdateOutcome:
     """Result of a streamed update of some servers, by URL."""
 
-    version: str
-    confirmed: Mapping[str, _Confirmed]
+    confirmed: Mapping[str, Received]
     """Servers that hold all weights."""
     failures: Mapping[str, EngineError]
 
     @property
     def received(self) -> Received:
-        """Return the least that a server confirmed. Raises EngineError if none holds all."""
+        """Return the report with the fewest confirmed parameters. Raises EngineError if none."""
         if not self.confirmed:
             raise next(iter(self.failures.values()))
-        least = min(self.confirmed.values(), key=lambda each: each.num)
-        return Received(self.version, least.num, least.num_stated)
+        return min(self.confirmed.values(), key=lambda each: each.num_confirmed)
 
 
 async def _stream(
@@ -272,7 +263,7 @@ async def _stream(
         server.begin_update()
     targets, failures = await _each(servers, _begin)
     if not targets:
-        return _UpdateOutcome("", {}, failures)
+        return _UpdateOutcome({}, failures)
     kinds = {(each.num_ranks, each.dtype, each.device) for each in targets.values()}
     if len(kinds) > 1:
         raise EngineError(
@@ -285,7 +276,7 @@ async def _stream(
         failures[url] = EngineError(message, hint="it must load all of them again")
     whole = [server for server in servers if server.url in targets and server.url not in failures]
 
-    async def finish(server: SglangServer) -> _Confirmed:
+    async def finish(server: SglangServer) -> Received:
         await server.post("/end_weight_update", {})
         if flush:
             await server.post("/flush_cache", {})
@@ -295,13 +286,13 @@ async def _stream(
         return confirmed
 
     confirmed, late = await _each(whole, finish)
-    return _UpdateOutcome(sent.version, confirmed, failures | late)
+    return _UpdateOutcome(confirmed, failures | late)
 
 
 async def _each(
     servers: Sequence[SglangServer], call: Callable[[SglangServer], Awaitable[_T]]
 ) -> tuple[dict[str, _T], dict[str, EngineError]]:
-    """Call for every server at once; return the answers and the failures, by URL."""
+    """Call all servers concurrently; return the answers and the failures, by URL."""
     results = await asyncio.gather(*map(call, servers), return_exceptions=True)
     answers: dict[str, _T] = {}
     failures: dict[str, EngineError] = {}
@@ -341,18 +332,18 @@ async def _begin(server: SglangServer) -> EngineTarget:
     return target
 
 
-async def _confirm(server: SglangServer, sent: Sent) -> _Confirmed:
+async def _confirm(server: SglangServer, sent: Sent) -> Received:
     """Compare the checksums of every rank with the trainer's. Raises EngineError if one differs.
 
-    An engine may lay out a kind of parameters, such as the experts of all layers, in its own way.
-    None of their checksums then ever agrees, and the kind is not confirmed. Once one of a kind has
-    agreed, all must. If ranks share attention's data (`--enable-dp-attention`), they cut parameters
-    in other ways, so this holds for every kind. A server without checksums confirms nothing.
+    An engine may store a kind of parameters, such as the experts of all layers, in its own layout.
+    Then none of their checksums agrees, and the kind is not confirmed. If one of a kind has agreed,
+    all must. With data-parallel attention (`--enable-dp-attention`) ranks split parameters in other
+    ways, so any kind may disagree. A server without checksums confirms nothing.
     """
     try:
         answer = await server.post("/weights_checker", {"action": "checksum"})
     except EngineError:
-        return _Confirmed(0, 0)
+        return Received(sent.version, 0)
     ranks = answer.get("ranks") or []
     # The first place of a rank is the model's; others are its draft models', not the trainer's.
     places = [each["parallelism_info"][0] for each in ranks]
@@ -382,9 +373,9 @@ async def _confirm(server: SglangServer, sent: Sent) -> _Confirmed:
         hint = "does the server hold this model in this type, without quantisation?"
         raise EngineError(message, hint=hint)
     common = set.intersection(*agreed) if agreed else set()
-    return _Confirmed(len(common), min(map(len, stated), default=0))
+    return Received(sent.version, len(common), min(map(len, stated), default=0))
 
 
 def _kind(name: str) -> str:
-    """Return a parameter's name with its layer's number left out."""
+    """Return a parameter's name with `*` for every number."""
     return _NUMBER.sub("*", name)

@@ -1,6 +1,6 @@
-"""SGLang's wire format: bodies of /generate, the answers to them, and names of weight versions.
+"""SGLang's wire format: requests and answers of /generate, and names of weight versions.
 
-An answer that contradicts itself is an error.
+An inconsistent answer is an error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 ROUNDING = 1e-4
 """Largest log-probability above 0 that floating-point sums may produce."""
 PARTIAL = "partial:"
-"""Prefix of the version of weights that a server may hold only in part."""
+"""Prefix of the version of partly updated weights."""
 STARTED_ANEW = f"{PARTIAL}started-anew"
-"""Version of a restarted server: it holds the weights of the run's beginning."""
+"""Version of a restarted server: it holds the run's first weights."""
 
 
 class PauseMode(StrEnum):
@@ -31,14 +31,14 @@ class PauseMode(StrEnum):
     RETRACT = "retract"
     """They keep their tokens and are prefilled again under the new weights: no stale cache."""
     ABORT = "abort"
-    """They end; their sessions ask again."""
+    """They end with the tokens sampled so far; their sessions send them again."""
     IN_PLACE = "in_place"
-    """They keep tokens and cache: fastest, but the cached keys stay those of the old weights."""
+    """They keep tokens and cache: fastest, but the cached keys belong to the old weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedShape:
-    """Numbers of a model against which a client checks an answer."""
+    """Sizes of a model, to check an answer against."""
 
     num_vocab: int | None = None
     """Upper bound of the ids that the engine may sample; None if it is not known."""
@@ -50,7 +50,7 @@ class ServedShape:
 def generate_body(
     ids: Sequence[int], sampling: Sampling, rid: str, *, routed: bool
 ) -> dict[str, Any]:
-    """Build the body of a /generate; its ids are an array, which serialises six times as fast."""
+    """Build the body of /generate; ids are an array, which serialises six times as fast."""
     import numpy as np
 
     params: dict[str, Json] = {
@@ -80,7 +80,7 @@ def read_completion(
     num_prompt: int = 0,
     routed_from: int | None = None,
 ) -> Completion:
-    """Check and convert the answer to a /generate. Raises EngineError on any inconsistency.
+    """Check and convert an answer of /generate. Raises EngineError on any inconsistency.
 
     `routed_from` is the first position whose routed experts were requested; None requests none.
     """

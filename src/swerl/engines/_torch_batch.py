@@ -1,15 +1,14 @@
 """Continuous batching: requests join and leave the running batch at every step.
 
 One step places waiting requests in rows, prefills one chunk of what their rows do not hold yet,
-and decodes one token for every row whose prompt is complete. Nothing here knows HTTP or clocks.
+and decodes one token for every row whose prompt is complete. This file uses no HTTP and no clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 import torch
@@ -17,18 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swerl.core.errors import EngineError
+from swerl.engines._sglang_wire import PauseMode
 from swerl.engines._torch_model import Draws, Qwen3Model, Qwen3Weights, draw
-
-
-class PauseMode(StrEnum):
-    """Effect of a pause on running requests."""
-
-    ABORT = "abort"
-    """They end with what they have."""
-    IN_PLACE = "in_place"
-    """They stay in their rows; the cache cannot be flushed meanwhile."""
-    RETRACT = "retract"
-    """They go back to the queue with the tokens sampled so far and are prefilled again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +37,7 @@ class ReplyRequest:
 
 @dataclass(slots=True)
 class ReplyJob:
-    """A request and what has been sampled for it while it is in no row."""
+    """A request, and the tokens sampled for it while it has no row."""
 
     request: ReplyRequest
     ids: NDArray[np.int64]
@@ -58,7 +47,7 @@ class ReplyJob:
     """(weight version, sampled tokens before it), oldest first."""
 
     def serve_under(self, version: str) -> None:
-        """Note the weight version that samples from here on."""
+        """Record the weight version that samples from here on."""
         num_sampled = len(self.logprobs)
         if self.versions and self.versions[-1][1] == num_sampled:
             self.versions.pop()
@@ -66,7 +55,7 @@ class ReplyJob:
             self.versions.append((version, num_sampled))
 
     def end(self, reason: str) -> FinishedReply:
-        """Close the job with what has been sampled."""
+        """Close the job with the tokens sampled so far."""
         return FinishedReply(
             request=self.request,
             output_ids=self.ids[len(self.request.ids) :].tolist(),
@@ -79,8 +68,6 @@ class ReplyJob:
 
 @dataclass(frozen=True, slots=True)
 class FinishedReply:
-    """A finished request."""
-
     request: ReplyRequest
     output_ids: list[int]
     logprobs: list[float]
@@ -109,7 +96,7 @@ RECORD = np.dtype([
     ("num_tokens", np.int64),  # tokens in the row, prompt and sampled
     ("num_cached", np.int64),  # of these, tokens whose keys and values are in the cache
     ("num_prompt", np.int64),
-    ("limit", np.int64),  # the row is full at this many tokens
+    ("limit", np.int64),  # number of tokens at which the row is full
     ("temperature", np.float32),
     ("top_p", np.float32),
     ("top_k", np.int64),
@@ -121,16 +108,16 @@ RECORD = np.dtype([
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The row that shares most with a prompt, and how many cached tokens it shares."""
+    """The row that shares most with a prompt, and the number of cached tokens it shares."""
 
     row: int
     length: int
-    promised: int
-    """The longest prefix any row will share once its own prefill is done."""
+    expected: int
+    """The longest prefix that any row will share once its own prefill is done."""
 
 
 class Rows:
-    """Row storage. `table` has one RECORD a row; `tokens_SP` and `logprobs_SP` go with it."""
+    """Rows of tokens and cache; `table`, `tokens_SP` and `logprobs_SP` have one entry a row."""
 
     def __init__(self, cache: Tensor) -> None:
         num_rows, num_positions = cache.shape[2], cache.shape[4]
@@ -150,16 +137,15 @@ class Rows:
         same_SL = self.tokens_SP[:, :length] == ids[:length]
         same_S = np.where(same_SL.all(axis=1), length, same_SL.argmin(axis=1))
         shared_S = np.minimum(same_S, self.table["num_cached"])
-        promised = int(np.minimum(same_S, self.table["num_tokens"]).max())
+        expected = int(np.minimum(same_S, self.table["num_tokens"]).max())
         row = int(shared_S.argmax())
-        return Prefix(row, int(shared_S[row]), promised)
+        return Prefix(row, int(shared_S[row]), expected)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy keys and values of the first `length` tokens to another row."""
         self.cache[:, :, target, :, :length] = self.cache[:, :, source, :, :length]
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange two rows."""
         if a == b:
             return
         pair, crossed = [a, b], [b, a]
@@ -169,31 +155,21 @@ class Rows:
         cached = self.cache[:, :, :, :, : int(self.table["num_cached"][pair].max())]
         cached[:, :, pair] = cached[:, :, crossed]
 
-    def oldest(self, first: int) -> int:
-        """Return the least recently used row from `first` on."""
-        return first + int(self.table["used"][first:].argmin())
-
     def forget(self) -> None:
-        """Make no cached key or value reusable."""
+        """Mark every cached key and value as unusable."""
         self.table["num_cached"] = 0
         self.table["num_tokens"] = 0
 
-    def set_stop_ids(self, row: int, stop_ids: Sequence[int]) -> None:
-        """Store the ids that end a row."""
-        stops = self.table["stop_ids"][row]
-        stops[:] = -1
-        stops[: len(stop_ids)] = stop_ids
-
 
 PREFILL_TOKENS = 4096
-"""Most padded prompt tokens of one step: large enough to be efficient, small enough that the rows
-which decode are not starved."""
-WORTH_WAITING = 32
-"""A request waits for a running prefill when that will save it more prompt tokens than this."""
+"""Most padded prompt tokens of one step: enough to be efficient, without delaying the rows that
+decode."""
+MIN_SAVED_TOKENS = 32
+"""A request waits for a running prefill if that saves it more prompt tokens than this."""
 
 
 class RunningBatch:
-    """All requests in flight. Single-threaded: call its methods from one thread."""
+    """All requests in flight. Call its methods from one thread only."""
 
     def __init__(self, model: Qwen3Model, *, num_rows: int, max_running: int, context: int) -> None:
         self.model = model
@@ -221,18 +197,18 @@ class RunningBatch:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
+        """True if `step` has work to do."""
         return not self.paused and bool(self._jobs or self._waiting)
 
     def add(self, request: ReplyRequest) -> None:
-        """Queue a request; it joins at a coming step."""
+        """Queue a request; it joins at a later step."""
         ids = np.array(request.ids, dtype=np.int64)
         self._waiting.append(ReplyJob(request, ids, np.zeros(0, dtype=np.float32)))
         self.counters.num_requests += 1
         self.counters.num_prompt_tokens += len(ids)
 
     def step(self) -> list[FinishedReply]:
-        """Advance every request by one move and return those that ended."""
+        """Advance every request, and return those that ended."""
         self._clock += 1
         self.counters.num_steps += 1
         with torch.inference_mode():
@@ -240,14 +216,17 @@ class RunningBatch:
             return self._prefill() + self._decode()
 
     def abort(self, chosen: Callable[[ReplyRequest], bool]) -> list[FinishedReply]:
-        """End the chosen requests with what they have so far."""
+        """End the chosen requests with the tokens sampled so far."""
         gone = [job for job in self._waiting if chosen(job.request)]
         self._waiting = deque(job for job in self._waiting if not chosen(job.request))
         running = [row for row, job in enumerate(self._jobs) if chosen(job.request)]
         return [job.end("abort") for job in gone] + self._leave(dict.fromkeys(running, "abort"))
 
     def pause(self, mode: PauseMode) -> list[FinishedReply]:
-        """Stop stepping until `resume`. Returns the requests that the mode ended."""
+        """Stop stepping until `resume`. Returns the requests that the mode ended.
+
+        IN_PLACE keeps them in their rows, so the cache cannot be flushed meanwhile.
+        """
         self.paused = True
         if mode is PauseMode.ABORT:
             return self.abort(lambda request: True)
@@ -259,20 +238,19 @@ class RunningBatch:
         return []
 
     def resume(self) -> None:
-        """Step again."""
         self.paused = False
 
     def flush(self) -> None:
-        """Forget all cached prefixes. Raises EngineError while requests hold rows."""
+        """Drop all cached prefixes. Raises EngineError while requests hold rows."""
         if self._jobs:
             raise EngineError(
                 f"{self.num_running} requests are running: their cache cannot be flushed",
-                hint="pause generation with mode abort or retract first",
+                hint="first pause generation with mode abort or retract",
             )
         self._rows.forget()
 
     def set_weights(self, weights: Qwen3Weights, version: str) -> None:
-        """Serve other weights from the next step on. Raises EngineError as `flush` does."""
+        """Serve other weights from the next step on. Raises EngineError like `flush`."""
         self.flush()
         self.model.weights = weights
         self.version = version
@@ -286,13 +264,14 @@ class RunningBatch:
         self._waiting.extendleft(reversed(held_back))
 
     def _place(self, job: ReplyJob) -> bool:
-        """Give the job a row, with the longest prefix any row holds; False to wait for a better."""
+        """Give the job a row with the longest cached prefix; False if a longer one is coming."""
         rows, row = self._rows, self.num_running
         prefix = rows.find_prefix(job.ids)
-        if prefix.promised > prefix.length + WORTH_WAITING:
+        if prefix.expected > prefix.length + MIN_SAVED_TOKENS:
             return False
         reusable = prefix.row >= row and prefix.length == rows.table["num_cached"][prefix.row]
-        target = prefix.row if reusable else rows.oldest(row)
+        least_recent = row + int(rows.table["used"][row:].argmin())
+        target = prefix.row if reusable else least_recent
         if target != prefix.row and prefix.length:
             rows.copy_prefix(prefix.row, target, prefix.length)
         rows.table["num_cached"][target] = prefix.length
@@ -319,7 +298,8 @@ class RunningBatch:
         record["top_k"] = request.top_k
         record["seed"] = request.seed
         record["used"] = self._clock
-        rows.set_stop_ids(row, request.stop_ids)
+        record["stop_ids"] = -1
+        record["stop_ids"][: len(request.stop_ids)] = request.stop_ids
 
     def _prefill(self) -> list[FinishedReply]:
         """Prefill one chunk of the first rows that lack prompt tokens."""
@@ -358,7 +338,7 @@ class RunningBatch:
         rows, num_rows = self._rows, len(chunk_B)
         table = rows.table[first : first + num_rows]
         start_B1 = table["num_cached"][:, None]
-        # Padding runs on behind the chunk; it is overwritten before anything reads it.
+        # Padding continues after the chunk; it is overwritten before it is read.
         positions_BT = start_B1 + np.arange(chunk_B.max())
         scratch = rows.tokens_SP.shape[1] - 1
         np.minimum(positions_BT, scratch, out=positions_BT)
@@ -382,7 +362,7 @@ class RunningBatch:
         self.counters.num_generated_tokens += len(rows_B)
 
     def _finished(self, first: int) -> dict[int, str]:
-        """Return why decoding rows from `first` on are done, for those that are."""
+        """Return the decoding rows from `first` on that are done, with the reason."""
         table = self._rows.table[first : self._num_decoding]
         rows_B = np.arange(first, self._num_decoding)
         last_B = self._rows.tokens_SP[rows_B, table["num_tokens"] - 1]
@@ -392,7 +372,7 @@ class RunningBatch:
         return {first + int(i): "stop" if stopped_B[i] else "length" for i in done}
 
     def _leave(self, reasons: dict[int, str]) -> list[FinishedReply]:
-        """Free the rows, highest first, so that no row moves before its turn."""
+        """Free the rows, highest first, so that no row moves before it is freed."""
         ended = []
         for row in sorted(reasons, reverse=True):
             ended.append(self._collect(row).end(reasons[row]))
@@ -405,7 +385,7 @@ class RunningBatch:
         return ended
 
     def _collect(self, row: int) -> ReplyJob:
-        """Take what has been sampled from the row into its job; the row keeps its cached prefix."""
+        """Move the sampled tokens from the row to its job; the row keeps its cached prefix."""
         job, record = self._jobs[row], self._rows.table[row]
         end = int(record["num_tokens"])
         job.ids = self._rows.tokens_SP[row, :end].copy()

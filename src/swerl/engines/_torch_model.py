@@ -1,11 +1,11 @@
 """A dense Qwen3 forward in plain torch over a cache of rows, in float32.
 
 Axes: B rows of the batch, T new positions, L cached positions, V vocabulary, H hidden, Q query
-heads, K key-value heads, G = Q / K, D head dimension, P positions a row can hold.
+heads, K key-value heads, G = Q / K, D head dimension, P positions of a row.
 
-A row of the cache is the memory of one token sequence. `forward` writes keys and values of the new
-tokens at their positions and attends to every position up to the token's own, so whatever lies
-beyond in the row is never read. Position P - 1 is scratch: padding goes there.
+A row of the cache belongs to one token sequence. `forward` writes keys and values of the new tokens
+at their positions. Each token attends to the positions up to its own, so later ones in the row are
+never read. Position P - 1 is scratch space for padding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from swerl.engines._weights import digest, shards
 
 @dataclass(frozen=True, slots=True)
 class Qwen3Shape:
-    """The numbers of a config.json that the forward needs."""
+    """The numbers of a config.json that the forward pass uses."""
 
     vocab: int
     hidden: int
@@ -75,7 +75,7 @@ class Qwen3Weights:
 
 
 class Qwen3Model:
-    """Weights plus rotary tables; knows nothing of requests."""
+    """Weights and rotary tables."""
 
     def __init__(self, shape: Qwen3Shape, weights: Qwen3Weights, num_positions: int) -> None:
         self.shape = shape
@@ -85,7 +85,7 @@ class Qwen3Model:
     def new_cache(self, num_rows: int) -> Tensor:
         """Return zeroed memory [layers, 2, rows, K, P, D]; pages are taken when first written.
 
-        Raises EngineError when the system will not promise that much.
+        Raises EngineError if the system does not reserve that much.
         """
         shape, positions = self.shape, self._cos_PD.shape[0]
         size = (shape.num_layers, 2, num_rows, shape.num_kv_heads, positions, shape.head_dim)
@@ -96,7 +96,7 @@ class Qwen3Model:
                 f"no memory for a cache of {4 * math.prod(size) / 2**30:.0f} GiB: {error}",
                 hint="lower num_rows or context_length",
             ) from error
-        # Rows are mostly short: huge pages would be zeroed whole for a few tokens each.
+        # Most rows are short: a whole huge page would be zeroed for a few tokens.
         with contextlib.suppress(AttributeError, OSError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.float32).view(size)
@@ -144,7 +144,7 @@ class Qwen3Model:
         row_B1 = torch.arange(num_rows)[:, None]
         kv[0][row_B1, :, positions_BT] = k
         kv[1][row_B1, :, positions_BT] = v
-        # Query heads that share a key head become more queries of it: [B, K, G·T, D].
+        # Query heads that share a key head are merged into one: [B, K, G·T, D].
         split = q.view(num_rows, num_new, num_kv, -1, dim).permute(0, 2, 3, 1, 4)
         grouped = split.reshape(num_rows, num_kv, -1, dim)
         length = mask.shape[-1]
@@ -156,7 +156,7 @@ class Qwen3Model:
 
 
 def read_shape(folder: Path) -> Qwen3Shape:
-    """Read config.json. Raises EngineError when it describes anything but a dense Qwen3."""
+    """Read config.json. Raises EngineError if the model is not a dense Qwen3."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text())
@@ -174,7 +174,7 @@ def read_shape(folder: Path) -> Qwen3Shape:
 
 
 def read_weights(folder: Path, shape: Qwen3Shape) -> Qwen3Weights:
-    """Read and check a folder of weights. Raises EngineError naming the first wrong tensor."""
+    """Read and check a folder of weights. Raises EngineError that names the first wrong tensor."""
     blobs = [path.read_bytes() for path in shards(folder)]
     checksum = digest(blobs)
     tensors = {name: t for blob in blobs for name, t in load_safetensors(blob).items()}
@@ -186,23 +186,31 @@ def read_weights(folder: Path, shape: Qwen3Shape) -> Qwen3Weights:
         if found != size:
             raise EngineError(
                 f"tensor {name!r} must be {size}, the folder has {found}",
-                hint="the weights belong to another model than the one that is served",
+                hint="use weights of the served model",
             )
     if extra := sorted(set(tensors) - set(expected)):
         raise EngineError(f"tensor {extra[0]!r} is not part of the served model")
-    return _assemble(shape, {name: tensors[name].float() for name in expected}, checksum)
+    tensors = {name: tensors[name].float() for name in expected}
+    embed_VH = tensors["model.embed_tokens.weight"]
+    return Qwen3Weights(
+        embed_VH=embed_VH,
+        layers=tuple(_layer(shape, tensors, index) for index in range(shape.num_layers)),
+        norm_H=tensors["model.norm.weight"],
+        head_VH=embed_VH if shape.tied else tensors["lm_head.weight"],
+        checksum=checksum,
+    )
 
 
 def _refuse_other_models(config: Mapping[str, Any]) -> None:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    wanted = {
+    required = {
         "model_type": (config["model_type"], "qwen3"),
         "hidden_act": (config.get("hidden_act", "silu"), "silu"),
         "attention_bias": (config.get("attention_bias", False), False),
         "use_sliding_window": (config.get("use_sliding_window", False), False),
         "rope_type": (rope.get("rope_type", "default"), "default"),
     }
-    for key, (found, supported) in wanted.items():
+    for key, (found, supported) in required.items():
         if found != supported:
             raise ValueError(f"{key} is {found!r}, supported is {supported!r}")
 
@@ -261,17 +269,6 @@ def _expected(shape: Qwen3Shape) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _assemble(shape: Qwen3Shape, tensors: Mapping[str, Tensor], checksum: str) -> Qwen3Weights:
-    embed_VH = tensors["model.embed_tokens.weight"]
-    return Qwen3Weights(
-        embed_VH=embed_VH,
-        layers=tuple(_layer(shape, tensors, index) for index in range(shape.num_layers)),
-        norm_H=tensors["model.norm.weight"],
-        head_VH=embed_VH if shape.tied else tensors["lm_head.weight"],
-        checksum=checksum,
-    )
-
-
 def _layer(shape: Qwen3Shape, tensors: Mapping[str, Tensor], index: int) -> LayerWeights:
     def part(name: str) -> Tensor:
         return tensors[f"model.layers.{index}.{name}.weight"]
@@ -290,7 +287,7 @@ def _layer(shape: Qwen3Shape, tensors: Mapping[str, Tensor], index: int) -> Laye
 
 
 def _rotary(shape: Qwen3Shape, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and signed sines [P, D]; the sign makes a half-roll a quarter turn."""
+    """Return cosines and signed sines [P, D]; with them a roll by half rotates by 90°."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
     angles = torch.arange(num_positions).float()[:, None] / shape.rope_theta**exponents
     sin = angles.sin()
@@ -299,7 +296,7 @@ def _rotary(shape: Qwen3Shape, num_positions: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """One sampled token a row."""
+    """One sampled token for each row."""
 
     ids_B: NDArray[np.int64]
     logprobs_B: NDArray[np.float32]
@@ -331,7 +328,7 @@ def uniforms(seed_B: NDArray[np.uint64], count_B: NDArray[np.int64]) -> NDArray[
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         mixed = _mix(_mix(seed_B + golden) + (count_B.astype(np.uint64) + np.uint64(1)) * golden)
-    # 40 bits: u times the total stays below the total, so no draw falls off the end.
+    # 40 bits: u times the total stays below the total, so every draw is a valid id.
     return (mixed >> np.uint64(24)).astype(np.float64) * 2.0**-40
 
 
@@ -342,7 +339,7 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _cut(probs_BV: Tensor, table: NDArray[np.void]) -> Tensor:
-    """Zero what lies outside each row's top-k and outside its top-p nucleus."""
+    """Set probabilities outside each row's top-k or top-p nucleus to zero."""
     top_p_B1 = torch.from_numpy(table["top_p"].astype(np.float64))[:, None]
     num_vocab = probs_BV.shape[-1]
     top_k = np.where(table["top_k"] > 0, table["top_k"], num_vocab)
@@ -350,6 +347,6 @@ def _cut(probs_BV: Tensor, table: NDArray[np.void]) -> Tensor:
     sorted_BV, order_BV = probs_BV.sort(stable=True, dim=-1, descending=True)
     before_BV = sorted_BV.cumsum(-1) - sorted_BV
     kept_BV = (before_BV <= top_p_B1) & (torch.arange(num_vocab) < top_k_B1)
-    # The most likely token survives every setting.
+    # The most likely token is kept under every setting.
     kept_BV[:, 0] = True
     return torch.zeros_like(probs_BV).scatter_(-1, order_BV, sorted_BV * kept_BV)

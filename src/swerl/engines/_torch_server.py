@@ -1,7 +1,7 @@
-"""The CPU server of a dense Qwen3 as a process: arguments, start, and how it ends.
+"""The CPU server of a dense Qwen3 model: a process that implements SGLang's HTTP contract.
 
-`python -m swerl.engines._torch_server --model DIR --ready-file FILE …`; FILE gets the port as JSON
-once requests are served.
+`python -m swerl.engines._torch_server --model DIR --ready-file FILE …` writes the port to FILE as
+JSON once it serves requests.
 """
 
 from __future__ import annotations
@@ -27,25 +27,20 @@ from pydantic import BaseModel, Field, ValidationError
 
 from swerl.core.chat import Json
 from swerl.core.errors import EngineError, SwerlError
-from swerl.engines._torch_batch import (
-    MAX_STOP_IDS,
-    FinishedReply,
-    PauseMode,
-    ReplyRequest,
-    RunningBatch,
-)
+from swerl.engines._sglang_wire import PauseMode
+from swerl.engines._torch_batch import MAX_STOP_IDS, FinishedReply, ReplyRequest, RunningBatch
 from swerl.engines._torch_model import Qwen3Model, Qwen3Shape, read_shape, read_weights
 
 NUM_BUSY_SPANS = 4096
-"""Spans of work that are remembered: more than one training step makes."""
+"""Spans of work that are kept: more than one training step makes."""
 MERGED_GAP_S = 1e-3
-"""Pauses shorter than this are the server answering HTTP between two steps."""
+"""A shorter pause between two steps counts as work: the server answers HTTP in it."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class App:
-    """The batch, who waits for which reply, and the routes."""
+    """The batch, the requests that wait for it, and the HTTP routes."""
 
     def __init__(self, model_dir: Path, *, num_rows: int, max_running: int, context: int) -> None:
         shape = read_shape(model_dir)
@@ -72,18 +67,14 @@ class App:
                 continue
             started = time.monotonic()
             self._settle(self.batch.step())
-            self._note_busy(started, time.monotonic())
+            ended = time.monotonic()
+            self._busy_s += ended - started
+            if self._busy_spans and started - self._busy_spans[-1][1] < MERGED_GAP_S:
+                started, _ = self._busy_spans.pop()
+            self._busy_spans.append((started, ended))
             await asyncio.sleep(0)
 
-    def _note_busy(self, started: float, ended: float) -> None:
-        """Remember a span of work; steps that follow each other at once are one span."""
-        self._busy_s += ended - started
-        if self._busy_spans and started - self._busy_spans[-1][1] < MERGED_GAP_S:
-            started, _ = self._busy_spans.pop()
-        self._busy_spans.append((started, ended))
-
     def routes(self) -> web.Application:
-        """Return the HTTP application."""
         app = web.Application(middlewares=[_errors_as_json], client_max_size=256 * 2**20)
         app.add_routes([
             web.post("/generate", self._generate),
@@ -114,7 +105,7 @@ class App:
         return _json(reply(ended, self.batch.version, body.return_logprob))
 
     async def _sample(self, request: ReplyRequest) -> FinishedReply:
-        """Queue a request and wait for its end; a client that goes away takes it along."""
+        """Queue a request and wait for its end; it is aborted if its client disconnects."""
         future: asyncio.Future[FinishedReply] = asyncio.get_running_loop().create_future()
         self._replies[request.rid] = future
         self.batch.add(request)
@@ -165,14 +156,14 @@ class App:
         return _json({"success": True, "message": "Success"})
 
     async def _update_from_disk(self, http: web.Request) -> web.Response:
-        """Swap the weights whole or not at all; like SGLang's, it needs no begin and end."""
+        """Replace all weights or none; like SGLang's route, it needs no begin and end."""
         body = await read_body(http, UpdateBody)
         batch = self.batch
         if not batch.paused and (batch.num_running or batch.num_waiting):
             raise BadRequestError("requests are in flight; pause generation before the update")
         weights = read_weights(Path(body.model_path), batch.model.shape)
         if not body.flush_cache:
-            raise BadRequestError("flush_cache must be true: old keys do not fit new weights")
+            raise BadRequestError("flush_cache must be true: cached keys belong to the old weights")
         batch.set_weights(weights, body.weight_version or batch.version)
         self.model_dir = Path(body.model_path)
         message = f"Serving {body.model_path} as version {batch.version}."
@@ -187,7 +178,7 @@ class App:
         return web.Response()
 
     async def _health_generate(self, http: web.Request) -> web.Response:
-        """Sample one token for real, unless paused."""
+        """Sample one token, unless paused."""
         if not self.batch.paused:
             rid = f"health-{self._seeds.integers(2**63)}"
             await self._sample(ReplyRequest(rid=rid, ids=(0,), max_new_tokens=1))
@@ -230,11 +221,11 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 class BadRequestError(EngineError):
-    """The client asks for something that this server cannot do."""
+    """A request that this server cannot serve."""
 
 
 class SamplingBody(BaseModel):
-    """`sampling_params`; what is not named here is refused, never silently ignored."""
+    """`sampling_params`; an unknown key is refused, never ignored."""
 
     model_config = {"extra": "forbid"}
 
@@ -248,8 +239,6 @@ class SamplingBody(BaseModel):
 
 
 class GenerateBody(BaseModel):
-    """POST /generate."""
-
     input_ids: list[int] = Field(min_length=1)
     rid: str = Field(default_factory=lambda: uuid4().hex)
     sampling_params: SamplingBody = SamplingBody()
@@ -257,29 +246,21 @@ class GenerateBody(BaseModel):
 
 
 class AbortBody(BaseModel):
-    """POST /abort_request."""
-
     rid: str = ""
     abort_all: bool = False
 
 
 class PauseBody(BaseModel):
-    """POST /pause_generation."""
-
     mode: PauseMode = PauseMode.ABORT
 
 
 class UpdateBody(BaseModel):
-    """POST /update_weights_from_disk."""
-
     model_path: str
     flush_cache: bool = True
     weight_version: str | None = None
 
 
 class CheckBody(BaseModel):
-    """POST /weights_checker."""
-
     action: str = Field(default="checksum", pattern="^checksum$")
 
 
@@ -287,19 +268,19 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 async def read_body(http: web.Request, kind: type[Body]) -> Body:
-    """Parse a request's JSON. Raises BadRequestError naming the first wrong field."""
+    """Parse a request's JSON. Raises BadRequestError that names the first wrong field."""
     try:
         return kind.model_validate_json(await http.read() or b"{}")
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadRequestError(f"{where}: {first['msg']}") from error
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadRequestError(f"{field}: {first['msg']}") from error
 
 
 def to_request(
     body: GenerateBody, *, shape: Qwen3Shape, context: int, free_seed: int
 ) -> ReplyRequest:
-    """Check a body against the model. `free_seed` serves where the client sets none."""
+    """Check a body against the model. `free_seed` is used if the client sets none."""
     sampling = body.sampling_params
     if unknown := [i for i in body.input_ids if not 0 <= i < shape.vocab]:
         raise BadRequestError(f"input id {unknown[0]} is outside the vocabulary of {shape.vocab}")
@@ -326,13 +307,18 @@ def to_request(
 
 
 def reply(ended: FinishedReply, version: str, return_logprob: bool) -> Json:
-    """Build the body of a finished /generate. `version` serves a request that never ran."""
+    """Build the body of a finished /generate. `version` is for a request that never ran."""
     num_output = len(ended.output_ids)
+    finish: Json = {"type": "abort", "message": "Aborted"}
+    if ended.reason == "stop":
+        finish = {"type": "stop", "matched": ended.output_ids[-1]}
+    elif ended.reason == "length":
+        finish = {"type": "length", "length": ended.request.max_new_tokens}
     spans = ended.versions or ((version, 0),)
     ends = [start for _, start in spans[1:]] + [num_output]
     meta: dict[str, Json] = {
         "id": ended.request.rid,
-        "finish_reason": _finish(ended),
+        "finish_reason": finish,
         "prompt_tokens": len(ended.request.ids),
         "completion_tokens": num_output,
         "cached_tokens": ended.cached_tokens,
@@ -346,14 +332,6 @@ def reply(ended: FinishedReply, version: str, return_logprob: bool) -> Json:
         pairs = zip(ended.logprobs, ended.output_ids, strict=True)
         meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
     return {"text": "", "output_ids": list(ended.output_ids), "meta_info": meta}
-
-
-def _finish(ended: FinishedReply) -> Json:
-    if ended.reason == "stop":
-        return {"type": "stop", "matched": ended.output_ids[-1]}
-    if ended.reason == "length":
-        return {"type": "length", "length": ended.request.max_new_tokens}
-    return {"type": "abort", "message": "Aborted"}
 
 
 def main() -> int:
@@ -372,7 +350,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
-    parser.add_argument("--ready-file", type=Path, required=True, help="gets the port once ready")
+    parser.add_argument("--ready-file", type=Path, required=True, help="gets the port when ready")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, help="0 for any free one")
     parser.add_argument("--threads", type=int, required=True)
@@ -398,14 +376,11 @@ async def _serve(args: argparse.Namespace) -> None:
             f"cannot listen on {args.host}:{args.port}: {error.strerror}",
             hint="use another port, or port 0 for any free one",
         ) from error
-    _write_ready(args.ready_file, runner.addresses[0][1])
+    ready = {"port": runner.addresses[0][1], "pid": os.getpid()}
+    temporary: Path = args.ready_file.with_suffix(".part")
+    temporary.write_text(json.dumps(ready))
+    temporary.rename(args.ready_file)
     await app.step_forever()
-
-
-def _write_ready(path: Path, port: int) -> None:
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps({"port": port, "pid": os.getpid()}))
-    partial.rename(path)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Model folders on disk: find their safetensors files and name their content by a checksum.
+"""Model folders on disk: find their safetensors files, and compute a checksum of their tensors.
 
-The checksum depends on names, types, shapes and bytes of the tensors, not on how they are spread
-over files or ordered in them. Only the standard library is needed, so trainers and engines agree.
+The checksum depends on names, types, shapes and bytes of the tensors, not on their files or order.
+Only the standard library is needed, so trainers and engines use the same code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swerl.core.errors import EngineError
 from swerl.engines._sglang_wire import ServedShape
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-"""How model lines call the number of routed experts."""
+"""Keys for the number of routed experts, by model line."""
 
 
 def checksum(folder: Path) -> str:
@@ -29,14 +29,14 @@ def checksum(folder: Path) -> str:
         with path.open("rb") as file:
             if not path.stat().st_size:
                 _tensors(b"")
-            # Closed with its last view: an error on the way would still hold some.
+            # Closed with its last view; an explicit close fails while a view exists.
             blob = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             digests |= dict(_digests(blob))
     return combine(digests)
 
 
 def shards(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model folder. Raises EngineError when it has none."""
+    """Return the safetensors files of a model folder. Raises EngineError if there are none."""
     found = sorted(folder.glob("*.safetensors"))
     if not found:
         raise EngineError(
@@ -47,7 +47,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def model_shape(folder: Path) -> ServedShape:
-    """Return what the folder's config.json states."""
+    """Return the numbers in the folder's config.json; unknown ones if it cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text())
         text = config.get("text_config") or config
@@ -102,6 +102,6 @@ def _tensors(blob: bytes | mmap.mmap) -> dict[str, tuple[str, list[int], memoryv
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(
             f"not a readable safetensors file: {error}",
-            hint="the file is cut short or of another format; publish the weights again",
+            hint="the file is truncated or of another format; publish the weights again",
         ) from error
     return found

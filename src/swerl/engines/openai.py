@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as a ChatEngine: for looking at agents, never for training."""
+"""Any OpenAI-compatible server as a ChatEngine: to try agents, not to train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from swerl.core.chat import (
     Json,
     Message,
     Role,
-    Tool,
     ToolCall,
     Usage,
 )
@@ -35,20 +34,18 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: str
-    """URL up to and with `/v1`."""
+    """URL of the API, including `/v1`."""
     model: str
-    """Name that the server knows the model by."""
+    """Name of the model at the server."""
     api_key: str | None = None
-    """Environment variable with the key; none, as servers of one's own need none."""
+    """Environment variable with the key; None sends no key: a local server needs none."""
 
 
 @asynccontextmanager
-async def open(  # the name every engine module has
-    options: Options, setup: EngineSetup
-) -> AsyncIterator[OpenAIEngine]:
+async def open(options: Options, setup: EngineSetup) -> AsyncIterator[OpenAIEngine]:
     """Open the engine.
 
-    Raises InputError where the variable with the key is not set, EngineLostError where nobody
+    Raises InputError if the variable with the key is not set, and EngineLostError if no server
     answers at `base_url`.
     """
     key = secret(options.api_key) if options.api_key else None
@@ -59,7 +56,7 @@ async def open(  # the name every engine module has
         )
     engine = OpenAIEngine(options, key)
     try:
-        await engine.greet()
+        await engine.require_answer()
         yield engine
     finally:
         await engine.close()
@@ -76,11 +73,8 @@ class OpenAIEngine:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._http = aiohttp.ClientSession(headers=headers, timeout=timeout)
 
-    async def greet(self) -> None:
-        """Ask for the list of models, only to see that somebody answers, whatever it is.
-
-        Raises EngineLostError.
-        """
+    async def require_answer(self) -> None:
+        """Raise EngineLostError if no server answers; any answer will do."""
         try:
             async with self._http.get(self._base_url + "/models"):
                 pass
@@ -90,7 +84,7 @@ class OpenAIEngine:
     async def chat(self, request: ChatRequest, session: str) -> ChatReply:
         """Return the next assistant message.
 
-        Raises EngineLostError where nobody answers, EngineError on a refusal or a broken answer.
+        Raises EngineLostError if no server answers, EngineError on a refusal or a broken answer.
         """
         body = orjson.dumps(_request(request, self._model))
         headers = {"Content-Type": "application/json"}
@@ -104,7 +98,6 @@ class OpenAIEngine:
         return _reply(_object(answer, self._url), self._url)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._http.close()
 
 
@@ -120,7 +113,17 @@ def _request(request: ChatRequest, model: str) -> dict[str, Json]:
         "max_tokens": request.max_tokens,
     }
     if request.tools:
-        body["tools"] = [_tool(tool) for tool in request.tools]
+        body["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": dict(tool.parameters),
+                },
+            }
+            for tool in request.tools
+        ]
     return body
 
 
@@ -143,30 +146,29 @@ def _message(message: Message) -> Json:
     return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
 
 
-def _tool(tool: Tool) -> Json:
-    function: Json = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": dict(tool.parameters),
-    }
-    return {"type": "function", "function": function}
-
-
 def _reply(body: dict[str, Any], url: str) -> ChatReply:
     try:
         choice = body["choices"][0]
-        said = choice["message"]
-        calls = [_call(call) for call in said.get("tool_calls") or ()]
+        message = choice["message"]
+        calls = [_call(call) for call in message.get("tool_calls") or ()]
+        usage = body.get("usage") or {}
+        prompt_details = usage.get("prompt_tokens_details") or {}
+        output_details = usage.get("completion_tokens_details") or {}
         return ChatReply(
             id=str(body.get("id", "")),
             message=Message(
                 Role.ASSISTANT,
-                said.get("content") or "",
-                said.get("reasoning_content") or "",
+                message.get("content") or "",
+                message.get("reasoning_content") or "",
                 tuple(call for call in calls if call is not None),
             ),
             finish=_FINISHES.get(choice.get("finish_reason"), Finish.STOP),
-            usage=_usage(body.get("usage") or {}),
+            usage=Usage(
+                prompt_tokens=usage.get("prompt_tokens") or 0,
+                completion_tokens=usage.get("completion_tokens") or 0,
+                cached_tokens=prompt_details.get("cached_tokens") or 0,
+                thinking_tokens=output_details.get("reasoning_tokens") or 0,
+            ),
             malformed_calls=calls.count(None),
         )
     except (AttributeError, IndexError, KeyError, TypeError) as error:
@@ -176,19 +178,8 @@ def _reply(body: dict[str, Any], url: str) -> ChatReply:
         ) from error
 
 
-def _usage(usage: dict[str, Any]) -> Usage:
-    asked = usage.get("prompt_tokens_details") or {}
-    said = usage.get("completion_tokens_details") or {}
-    return Usage(
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        completion_tokens=usage.get("completion_tokens") or 0,
-        cached_tokens=asked.get("cached_tokens") or 0,
-        thinking_tokens=said.get("reasoning_tokens") or 0,
-    )
-
-
 def _call(call: dict[str, Any]) -> ToolCall | None:
-    """Read a call; None where the model wrote arguments that are no JSON object."""
+    """Read a call; None if its arguments are not a JSON object."""
     function = call["function"]
     try:
         arguments = orjson.loads(function.get("arguments") or "{}")
@@ -216,5 +207,5 @@ def _refused(url: str, status: int, answer: bytes) -> EngineError:
     message = f"{url} answered {status}: {answer[:200].decode('utf-8', 'replace')}"
     if status in _LOST or status == 429:
         return EngineLostError(message, hint="the server is overloaded or starting; try again")
-    hint = "check engine.model, and the key that engine.api_key names"
+    hint = "check engine.model, and the variable that engine.api_key names"
     return EngineError(message, hint=hint)

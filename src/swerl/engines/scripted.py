@@ -1,7 +1,7 @@
-"""An engine that says what it was told to say: for tests, demos and known solutions.
+"""An engine that returns written messages: for tests, demos and known solutions.
 
-A session's nth new request gets the nth message of its script, in the family's own tokens. Asking
-the same prompt again right away gets the same answer, as a client that retries expects.
+A session's nth new request gets the nth message of its script, in the family's own tokens. The same
+prompt sent again at once gets the same answer, as a client that retries expects.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     delay_s: float = Field(default=0.0, ge=0)
-    """Seconds before each reply; 0 because nobody waits for a script but tests of waiting."""
+    """Seconds before each reply; tests of waiting raise it."""
 
 
 @asynccontextmanager
-async def open(  # the name every engine module has
-    options: Options, setup: EngineSetup
-) -> AsyncIterator[ScriptedEngine]:
-    """Open the engine. Raises InputError where nobody wrote a script."""
+async def open(options: Options, setup: EngineSetup) -> AsyncIterator[ScriptedEngine]:
+    """Open the engine. Raises InputError if there is no script."""
     if setup.script is None:
         raise InputError(
             "the scripted engine has no script to follow",
@@ -50,12 +48,12 @@ async def open(  # the name every engine module has
 
 
 @dataclass(slots=True)
-class _Line:
-    """Where a session stands in its script."""
+class _Position:
+    """The last message that a session got from its script."""
 
     number: int
     prompt: int
-    """Hash of the prompt that this line answers."""
+    """Hash of the prompt that the message answers."""
 
 
 class ScriptedEngine:
@@ -68,52 +66,50 @@ class ScriptedEngine:
         self._script = script
         self._delay_s = delay_s
         self._version = "scripted"
-        self._lines: dict[str, _Line] = {}
+        self._positions: dict[str, _Position] = {}
         self._aborts: dict[str, set[asyncio.Event]] = {}
         self._running = asyncio.Event()
         self._running.set()
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
-        """Say the session's next line; a deterministic policy has log-probability 0."""
+        """Return the session's next message; a deterministic policy has log-probability 0."""
         await self._running.wait()
-        line = self._next_line(session, hash(tuple(ids)))
+        number = self._next_number(session, hash(tuple(ids)))
         if await self._aborted_while_waiting(session):
             return self._completion((), Finish.ABORT, len(ids))
         script = self._script(session)
-        message = script[line] if line < len(script) else _AFTER
-        spoken = self._family.encode_reply(message)
-        cut = tuple(spoken[: sampling.max_new_tokens])
-        finish = Finish.STOP if len(cut) == len(spoken) else Finish.LENGTH
+        message = script[number] if number < len(script) else _AFTER
+        whole = self._family.encode_reply(message)
+        cut = tuple(whole[: sampling.max_new_tokens])
+        finish = Finish.STOP if len(cut) == len(whole) else Finish.LENGTH
         return self._completion(cut, finish, len(ids))
 
     async def abort(self, session: str) -> None:
-        """Stop what the session is waiting for."""
+        """End the session's requests that wait for `delay_s`."""
         for event in self._aborts.get(session, ()):
             event.set()
 
     async def pause(self) -> None:
-        """Stop taking up work until `resume`."""
+        """Hold new requests until `resume`."""
         self._running.clear()
 
     async def load(self, weights: WeightRef) -> str:
-        """Take over the version: a script has no weights, but its Turns carry one."""
+        """Store the version: a script has no weights, but its Turns carry one."""
         self._version = weights.version
         return self._version
 
     async def resume(self) -> None:
-        """Take up work again."""
         self._running.set()
 
     async def close(self) -> None:
-        """Forget every session."""
-        self._lines.clear()
+        self._positions.clear()
 
-    def _next_line(self, session: str, prompt: int) -> int:
-        last = self._lines.get(session)
+    def _next_number(self, session: str, prompt: int) -> int:
+        last = self._positions.get(session)
         if last and last.prompt == prompt:
             return last.number
         number = last.number + 1 if last else 0
-        self._lines[session] = _Line(number, prompt)
+        self._positions[session] = _Position(number, prompt)
         return number
 
     async def _aborted_while_waiting(self, session: str) -> bool:

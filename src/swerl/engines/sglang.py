@@ -1,4 +1,4 @@
-"""SGLang: connect to running servers, or launch some, on GPUs or unmodified on a CPU."""
+"""SGLang: connect to running servers, or launch servers on GPUs or, unmodified, on a CPU."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class Options(BaseModel):
     flags: tuple[str, ...] = ()
     """Further command-line flags for the launched server, passed on unchanged."""
     pause_mode: PauseMode = PauseMode.RETRACT
-    """Effect of a weight update on running requests: `retract`, `abort` or `in_place`. The first
+    """Effect of a weight update on running requests: `retract`, `abort` or `in_place`. `retract`
     loses no token and leaves no stale cache."""
     routed_experts: bool = False
     """Record the chosen experts of a mixture-of-experts model; about 1 kB per token of context."""
     max_in_flight: int = Field(default=4096, ge=1)
     """Requests sent at once; more wait in the client. Servers have queues of their own."""
     reply_timeout_s: float = Field(default=3600.0, gt=0)
-    """Seconds for one reply: the last resort, above every `budgets.model_call_s`."""
+    """Seconds for one reply: a last limit, above every `budgets.model_call_s`."""
     load_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds for one server to load weights from disk; a large model takes minutes."""
     start_timeout_s: float = Field(default=300.0, gt=0)
@@ -94,7 +94,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
     """Yield a client of the servers at `options.url`, or of servers launched on `setup.model`.
 
     Raises EngineError if no server answers there, if SGLang is not installed, or if a launched
-    server does not come up.
+    server does not start.
     """
     if options.url:
         urls = [options.url] if isinstance(options.url, str) else list(options.url)
@@ -152,7 +152,7 @@ def _settings(options: Options) -> ClientSettings:
 async def _require_same_model(servers: Sequence[SglangServer], model: Path) -> None:
     """Raise EngineError if a server's vocabulary or tokenizer differs from that of `model`.
 
-    Ids of another vocabulary are other words, or the server dies of them. A server reports the
+    Ids of another vocabulary are other words, or crash the server. A server reports the
     folder of its files; if this machine cannot read it, only the reported size is compared.
     """
     infos = await asyncio.gather(*(server.get("/model_info") for server in servers))
@@ -184,7 +184,7 @@ def _vocabulary(folder: Path) -> Json:
 
 
 def environment(options: Options) -> dict[str, str]:
-    """Return the environment variables that a launched server gets besides ours."""
+    """Return the variables that a launched server gets in addition to the environment."""
     if not options.cpu:
         return {}
     threads = {"OMP_NUM_THREADS": str(options.threads)}
@@ -282,7 +282,6 @@ class Launched:
 
 
 async def serves(url: str) -> bool:
-    """Return whether a server is up."""
     timeout = aiohttp.ClientTimeout(total=10)
     try:
         async with (
@@ -295,7 +294,7 @@ async def serves(url: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that is free at present."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

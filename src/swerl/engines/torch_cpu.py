@@ -23,13 +23,13 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     port: int = Field(default=0, ge=0, lt=65536)
-    """Port on the loopback interface; 0 takes a free one, so that runs never collide."""
+    """Port on the loopback interface; 0 takes a free one, so that runs do not collide."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of the server; small models are slower with more than one."""
     max_running: int = Field(default=64, ge=1)
     """Requests that are batched at once; decoding gains little beyond 64 on one core."""
     num_rows: int = Field(default=128, ge=1)
-    """Token sequences whose keys and values are kept; twice `max_running` keeps the prefixes of
+    """Token sequences whose keys and values are cached; twice `max_running` keeps the prefixes of
     sessions that wait for a tool."""
     context_length: int = Field(default=4096, ge=2)
     """Most tokens of one sequence; the model's own limit applies if it is lower."""

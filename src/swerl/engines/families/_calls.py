@@ -1,8 +1,8 @@
-"""Tool calls in a reply's text: the formats that model lines write, and how to read them.
+"""Read the tool calls in a reply's text, in the formats of the model lines.
 
-swerl reads three formats itself. Any other is read by SGLang's own parsers, which run in a process
-of their own: importing them takes about ten seconds, and SGLang often has its own environment. A
-reply takes about a millisecond there and back.
+swerl reads three formats itself. SGLang's own parsers read any other, in a process of their own:
+importing them takes about ten seconds, and SGLang often has its own environment. A reply takes
+about a millisecond.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ReadCalls:
 def read_calls(text: str, form: CallForm) -> ReadCalls:
     """Find the calls in a reply's text.
 
-    The time is linear in the text's length for every text. The event loop waits meanwhile, and a
-    model in training may repeat one token ten thousand times.
+    The time is linear in the text's length for every text: the event loop waits for it, and a model
+    in training may repeat one token ten thousand times.
     """
     kept: list[str] = []
     calls: list[_Call] = []
@@ -89,7 +89,7 @@ def read_calls(text: str, form: CallForm) -> ReadCalls:
 
 
 def is_sendable(arguments: Mapping[str, Json]) -> bool:
-    """Return whether these arguments can be sent to a client.
+    """Return True if these arguments can be sent to a client.
 
     No wire format carries half a surrogate pair. Clients' JSON readers refuse numbers over 64 bits
     and 254 nested lists.
@@ -173,7 +173,7 @@ def _read_pairs(body: str) -> _Call | None:
 
 
 class SglangParser:
-    """Reads replies with SGLang's parsers of tool calls and reasoning."""
+    """Read replies with SGLang's parsers of tool calls and reasoning."""
 
     def __init__(self, choice: ParserChoice) -> None:
         """Start the process. Raises InputError on a parser name that SGLang does not have."""
@@ -205,7 +205,7 @@ class SglangParser:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise self._gone() from error
+            raise self._ended() from error
         found = self._receive()
         calls = tuple((name, args) for name, args in found["calls"] if is_sendable({name: args}))
         malformed = found["malformed"] + len(found["calls"]) - len(calls)
@@ -216,18 +216,18 @@ class SglangParser:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            raise self._gone()
+            raise self._ended()
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _gone(self) -> EngineError:
+    def _ended(self) -> EngineError:
         message = f"SGLang's parsers ended with exit code {self._process.poll()}"
         command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
-        return EngineError(message, hint=f"run it by hand: {command}")
+        return EngineError(message, hint=f"run it yourself: {command}")
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:
-    """Start the process. It ends when its input closes, so also when its parent is killed."""
+    """Start the process. It ends when its input closes, which a killed parent causes too."""
     try:
         return subprocess.Popen(
             command,

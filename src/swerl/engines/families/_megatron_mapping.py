@@ -1,6 +1,6 @@
-"""Moves weights between Hugging Face's names and Megatron-Core's, for every trained model line.
+"""Convert weights between Hugging Face's names and Megatron-Core's, for every trained model line.
 
-Which line it is says `model_type` in the model's config.json.
+`model_type` in the model's config.json names the line.
 """
 
 from __future__ import annotations
@@ -32,60 +32,63 @@ Split: TypeAlias = "Callable[[torch.Tensor], Sequence[torch.Tensor]]"
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """How one parameter is read and written."""
+    """Rule to read and write one Megatron parameter."""
 
     names: tuple[str, ...]
     """Hugging Face's names, after the layer's prefix."""
     join: Join
     split: Split
     other: TensorRule | None = None
-    """Another form in which checkpoints hold it; it is read and never written."""
+    """Another form of it in checkpoints; it is read and never written."""
 
 
 def same(name: str) -> TensorRule:
-    """Return the entry of a parameter that only changes its name."""
-    return TensorRule((name,), _only, lambda whole: (whole,))
+    """Return the rule of a parameter that only changes its name."""
+    return TensorRule((name,), lambda parts: parts[0], lambda whole: (whole,))
 
 
 def stacked_halves(first: str, second: str) -> TensorRule:
-    """Return the entry of two matrices of one size, one on top of the other."""
+    """Return the rule of two matrices of one size, one on top of the other."""
     return TensorRule((first, second), _cat, lambda whole: whole.chunk(2))
 
 
 def grouped(names: Sequence[str], rows: Sequence[int], num_groups: int) -> TensorRule:
-    """Return the entry of tensors whose rows stand together by group.
+    """Return the rule of tensors whose rows are interleaved by group.
 
-    Tensor number i has `rows[i]` rows a group, and a group holds the tensors' rows one after the
-    other. So any cut between groups gives each part whole groups.
+    Tensor number i has `rows[i]` rows for each group; a group is the rows of all tensors in order.
+    So a cut between groups never splits a group.
     """
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        import torch
-
         by_group = [
             part.reshape(num_groups, size, *part.shape[1:])
             for part, size in zip(parts, rows, strict=True)
         ]
-        return torch.cat(by_group, dim=1).flatten(0, 1)
+        return _cat(by_group, dim=1).flatten(0, 1)
 
     def split(whole: torch.Tensor) -> Sequence[torch.Tensor]:
-        import torch
-
         by_group = whole.reshape(num_groups, sum(rows), *whole.shape[1:])
-        return [part.flatten(0, 1) for part in torch.split(by_group, list(rows), dim=1)]
+        return [part.flatten(0, 1) for part in _split(by_group, rows, dim=1)]
 
     return TensorRule(tuple(names), join, split)
 
 
-def _only(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    (part,) = parts
-    return part
-
-
-def _cat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _cat(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     import torch
 
-    return torch.cat(list(parts))
+    return torch.cat(list(parts), dim=dim)
+
+
+def _split(whole: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> Sequence[torch.Tensor]:
+    import torch
+
+    return torch.split(whole, list(sizes), dim=dim)
+
+
+def _stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    return torch.stack(list(parts))
 
 
 _EMBEDDING = "embedding.word_embeddings.weight"
@@ -98,18 +101,18 @@ _HF_LAYER = re.compile(r"layers\.(\d+)\.")
 class ModelMapping:
     """Implements MegatronMapping.
 
-    A layer's number in a parameter's name is the number in the whole model, also under pipeline
-    parallelism; experts are stacked in the order of their numbers.
+    A layer's number in a parameter's name counts in the whole model, also under pipeline
+    parallelism. Experts are stacked in the order of their numbers.
     """
 
     def config(self, hf_config: HfConfig) -> Mapping[str, Json]:
-        """Return the keyword arguments of Megatron's configuration, and what layers are built of.
+        """Return the keyword arguments of Megatron's configuration, and the parts of each layer.
 
-        `transformer` belongs to TransformerConfig, `model` to GPTModel; `layers` has one object a
-        layer (`attention`: full or gated_delta, `experts`: whether it has routed ones); `router`
-        says how experts are chosen. The caller adds what is no plain value (`activation_func` is
-        SiLU) or no property of the model: dtypes, parallel sizes, `max_sequence_length`. Raises
-        InputError on a model that cannot be trained.
+        `transformer` belongs to TransformerConfig, `model` to GPTModel. `layers` has one object for
+        each layer: `attention` is full or gated_delta, `experts` is true for routed ones. `router`
+        configures the choice of experts. The caller adds `activation_func` (SiLU) and settings
+        that are not the model's: dtypes, parallel sizes, `max_sequence_length`. Raises InputError
+        on a model that cannot be trained.
         """
         return megatron_settings(plan_of(hf_config))
 
@@ -118,49 +121,54 @@ class ModelMapping:
     ) -> torch.Tensor:
         """Return the full (unsharded) tensor of one Megatron parameter.
 
-        Raises InputError on a parameter or a Hugging Face tensor that is not there.
+        Raises InputError on an unknown parameter and on a missing Hugging Face tensor.
         """
-        plan = plan_of(hf_config)
-        prefix, entry = _entry(plan, name)
-        if entry.other and prefix + entry.names[0] not in hf:
-            entry = entry.other
-        return entry.join([_get(hf, prefix + part) for part in entry.names])
+        prefix, rule = _rule(plan_of(hf_config), name)
+        if rule.other and prefix + rule.names[0] not in hf:
+            rule = rule.other
+        for part in rule.names:
+            if prefix + part not in hf:
+                raise InputError(
+                    f"the model's weights lack {prefix + part!r}",
+                    hint="is the model folder complete?",
+                )
+        return rule.join([hf[prefix + part] for part in rule.names])
 
     def to_hf(
         self, full: Mapping[str, torch.Tensor], hf_config: HfConfig
     ) -> dict[str, torch.Tensor]:
         """Return the Hugging Face tensors of full Megatron parameters.
 
-        With tied embeddings the output layer is left out, as Hugging Face's own files do.
+        Tied embeddings have no output layer, as in Hugging Face's own files.
         """
         plan = plan_of(hf_config)
         out: dict[str, torch.Tensor] = {}
         for name, tensor in full.items():
             if name == _OUTPUT and plan.tied:
                 continue
-            prefix, entry = _entry(plan, name)
-            for part, piece in zip(entry.names, entry.split(tensor), strict=True):
+            prefix, rule = _rule(plan, name)
+            for part, piece in zip(rule.names, rule.split(tensor), strict=True):
                 out[prefix + part] = piece.contiguous()
         return out
 
     def untrained(self, names: Iterable[str], hf_config: HfConfig) -> tuple[str, ...]:
-        """Return those tensors of a checkpoint that training leaves as they are.
+        """Return the tensors of a checkpoint that training does not change.
 
         They are the vision tower and the layers that predict further tokens (MTP). An export
-        copies them from the model that the training began with.
+        copies them from the model before training.
         """
         num_layers = plan_of(hf_config).num_layers
-        return tuple(name for name in names if _is_untrained(name, num_layers))
 
+        def is_untrained(name: str) -> bool:
+            layer = _HF_LAYER.search(name)
+            return bool(_UNTRAINED.match(name) or (layer and int(layer[1]) >= num_layers))
 
-def _is_untrained(name: str, num_layers: int) -> bool:
-    layer = _HF_LAYER.search(name)
-    return bool(_UNTRAINED.match(name) or (layer and int(layer[1]) >= num_layers))
+        return tuple(filter(is_untrained, names))
 
 
 @lru_cache(maxsize=8)
 def _layer_kinds(plan: ModelPlan) -> tuple[dict[str, TensorRule], ...]:
-    """Return the entries of every layer; layers of one kind share theirs."""
+    """Return the rules of every layer; layers of one kind share theirs."""
     kinds: dict[tuple[bool, bool], dict[str, TensorRule]] = {}
     found = []
     for layer in range(plan.num_layers):
@@ -171,8 +179,8 @@ def _layer_kinds(plan: ModelPlan) -> tuple[dict[str, TensorRule], ...]:
     return tuple(found)
 
 
-def _entry(plan: ModelPlan, name: str) -> tuple[str, TensorRule]:
-    """Return a parameter's entry and the prefix of its Hugging Face names."""
+def _rule(plan: ModelPlan, name: str) -> tuple[str, TensorRule]:
+    """Return the prefix of a parameter's Hugging Face names, and its rule."""
     top = {
         _EMBEDDING: (plan.prefix, "embed_tokens.weight"),
         "decoder.final_layernorm.weight": (plan.prefix, "norm.weight"),
@@ -183,22 +191,13 @@ def _entry(plan: ModelPlan, name: str) -> tuple[str, TensorRule]:
         return prefix, same(hf_name)
     found = _LAYER.fullmatch(name)
     layer = int(found[1]) if found else plan.num_layers
-    entries = _layer_kinds(plan)[layer] if layer < plan.num_layers else {}
-    if not found or found[2] not in entries:
+    rules = _layer_kinds(plan)[layer] if layer < plan.num_layers else {}
+    if not found or found[2] not in rules:
         raise InputError(
             f"Megatron parameter {name!r} has no counterpart in the model",
             hint="do config.json and the weights belong together?",
         )
-    return f"{plan.prefix}layers.{layer}.", entries[found[2]]
-
-
-def _get(hf: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    try:
-        return hf[name]
-    except KeyError:
-        raise InputError(
-            f"the model's weights lack {name!r}", hint="is the model folder complete?"
-        ) from None
+    return f"{plan.prefix}layers.{layer}.", rules[found[2]]
 
 
 _NORMS = {
@@ -212,7 +211,7 @@ _DENSE = {
 
 
 def layer_entries(plan: ModelPlan, layer: int) -> dict[str, TensorRule]:
-    """Return a layer's entries by Megatron's names, after the layer's prefix."""
+    """Return a layer's rules by Megatron's names, after the layer's prefix."""
     entries = dict(_NORMS)
     if layer in plan.linear_layers and plan.delta:
         entries |= _delta(plan.delta)
@@ -226,7 +225,10 @@ def layer_entries(plan: ModelPlan, layer: int) -> dict[str, TensorRule]:
 
 
 def _attention(shape: AttentionPlan) -> dict[str, TensorRule]:
-    """Megatron keeps a query group's heads, their gates, its key and its value together."""
+    """Return the attention's rules.
+
+    Megatron stores a query group's heads, their gates, its key and its value next to each other.
+    """
     query = shape.num_heads // shape.num_groups * shape.head_dim
     rows = (query, shape.head_dim, shape.head_dim)
     names = [f"self_attn.{part}_proj" for part in "qkv"]
@@ -242,28 +244,24 @@ def _attention(shape: AttentionPlan) -> dict[str, TensorRule]:
 
 
 def _gated(entry: TensorRule, shape: AttentionPlan, rows: tuple[int, int, int]) -> TensorRule:
-    """Hugging Face interleaves each query head with its gate, Megatron parts them by group."""
+    """Add the gates: Hugging Face puts each after its query head, Megatron after its group's."""
     if not shape.gated:
         return entry
     groups, per_group = shape.num_groups, shape.num_heads // shape.num_groups
     size = shape.head_dim
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        import torch
-
         mixed, key, value = parts
         rest = mixed.shape[1:]
         by_head = mixed.reshape(groups, per_group, 2, size, *rest)
         pieces = [by_head.transpose(1, 2).reshape(groups, 2 * rows[0], *rest)]
         pieces += [part.reshape(groups, size, *rest) for part in (key, value)]
-        return torch.cat(pieces, dim=1).flatten(0, 1)
+        return _cat(pieces, dim=1).flatten(0, 1)
 
     def split(whole: torch.Tensor) -> Sequence[torch.Tensor]:
-        import torch
-
         rest = whole.shape[1:]
         by_group = whole.reshape(groups, -1, *rest)
-        mixed, key, value = torch.split(by_group, [2 * rows[0], *rows[1:]], dim=1)
+        mixed, key, value = _split(by_group, (2 * rows[0], *rows[1:]), dim=1)
         by_head = mixed.reshape(groups, 2, per_group, size, *rest).transpose(1, 2)
         return [by_head.reshape(-1, *rest), key.flatten(0, 1), value.flatten(0, 1)]
 
@@ -271,7 +269,10 @@ def _gated(entry: TensorRule, shape: AttentionPlan, rows: tuple[int, int, int]) 
 
 
 def _delta(shape: DeltaPlan) -> dict[str, TensorRule]:
-    """A key head's rows stand together: its query, key and values, their gates and decays."""
+    """Return the rules of a gated delta net.
+
+    Megatron stores a key head's rows together: query, key and values, their gates and decays.
+    """
     groups = shape.num_key_heads
     per_group = shape.num_value_heads // groups
     values = per_group * shape.value_dim
@@ -300,20 +301,16 @@ def _delta(shape: DeltaPlan) -> dict[str, TensorRule]:
 
 
 def _by_head(entry: TensorRule, rows: tuple[int, ...], groups: int) -> TensorRule:
-    """The first tensor of the entry holds all queries, then all keys, then all values."""
+    """Regroup the rule's first tensor, which has all queries, then all keys, then all values."""
     heads = grouped(["q", "k", "v"], rows, groups)
     sizes = [size * groups for size in rows]
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        import torch
-
-        return entry.join([heads.join(torch.split(parts[0], sizes)), *parts[1:]])
+        return entry.join([heads.join(_split(parts[0], sizes)), *parts[1:]])
 
     def split(whole: torch.Tensor) -> Sequence[torch.Tensor]:
-        import torch
-
         first, *rest = entry.split(whole)
-        return [torch.cat(list(heads.split(first))), *rest]
+        return [_cat(heads.split(first)), *rest]
 
     return replace(entry, join=join, split=split)
 
@@ -338,13 +335,7 @@ def _experts(shape: ExpertsPlan) -> dict[str, TensorRule]:
 
 
 def _expert_inputs(shape: ExpertsPlan) -> TensorRule:
-    """(experts, gate and up, width, hidden)."""
-
-    def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        import torch
-
-        return torch.stack(list(parts)).reshape(shape.num, 2, *parts[0].shape)
-
+    """Return the rule of a tensor [experts, gate and up, width, hidden]."""
     stacked = TensorRule(
         ("mlp.experts.gate_up_proj",),
         lambda parts: parts[0].reshape(shape.num, 2, shape.width, -1),
@@ -355,25 +346,23 @@ def _expert_inputs(shape: ExpertsPlan) -> TensorRule:
         for expert in range(shape.num)
         for part in ("gate", "up")
     ]
-    return _published(
-        stacked, TensorRule(tuple(names), join, lambda w: w.flatten(0, 1).unbind()), shape
+    single = TensorRule(
+        tuple(names),
+        lambda parts: _stack(parts).reshape(shape.num, 2, *parts[0].shape),
+        lambda whole: whole.flatten(0, 1).unbind(),
     )
+    return _published(stacked, single, shape)
 
 
 def _expert_outputs(shape: ExpertsPlan) -> TensorRule:
-    """(experts, hidden, width)."""
-
-    def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        import torch
-
-        return torch.stack(list(parts))
-
+    """Return the rule of a tensor [experts, hidden, width]."""
     names = [f"mlp.experts.{expert}.down_proj.weight" for expert in range(shape.num)]
-    single = TensorRule(tuple(names), join, lambda whole: whole.unbind())
+    single = TensorRule(tuple(names), _stack, lambda whole: whole.unbind())
     return _published(same("mlp.experts.down_proj"), single, shape)
 
 
 def _published(stacked: TensorRule, single: TensorRule, shape: ExpertsPlan) -> TensorRule:
+    """Return the form of published checkpoints, with the other one to read."""
     if shape.stacked:
         return replace(stacked, other=single)
     return replace(single, other=stacked)

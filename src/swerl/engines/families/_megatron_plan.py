@@ -18,7 +18,7 @@ def text_config(whole: HfConfig) -> HfConfig:
 
 
 def whole_number(config: HfConfig, key: str) -> int:
-    """Return an integer. Raises InputError where there is none."""
+    """Return an integer. Raises InputError if it is missing."""
     value = config.get(key)
     if not isinstance(value, int):
         raise InputError(
@@ -46,7 +46,7 @@ def rope_value(config: HfConfig, key: str, default: float) -> float:
 
 
 def refuse(config: HfConfig, odd: Mapping[str, bool]) -> None:
-    """Raise InputError that names the first key marked as odd."""
+    """Raise an InputError that names the first key marked as odd."""
     for key, is_odd in odd.items():
         if is_odd:
             kind = config.get("model_type")
@@ -57,7 +57,7 @@ def refuse(config: HfConfig, odd: Mapping[str, bool]) -> None:
 
 
 def refuse_unusual(config: HfConfig) -> None:
-    """Raise InputError on what no trained line has: scaled rope, windows, other activations."""
+    """Raise InputError on scaled rope, windows and other activations: no trained line has them."""
     nested = config.get("rope_parameters") or config.get("rope_scaling")
     kind = nested.get("rope_type", "default") if isinstance(nested, Mapping) else "default"
     if kind != "default":
@@ -82,11 +82,11 @@ class AttentionPlan:
     num_groups: int
     head_dim: int
     gated: bool = False
-    """Whether each query head has a gate of its width, of which the output's sigmoid weight is."""
+    """True if each query head has a gate of its width; its sigmoid weighs the output."""
     bias: bool = False
-    """Whether the projections to queries, keys and values have a bias."""
+    """True if the projections to queries, keys and values have a bias."""
     normed: bool = True
-    """Whether queries and keys are normalised by head."""
+    """True if queries and keys are normalised by head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class DeltaPlan:
     key_dim: int
     value_dim: int
     kernel: int
-    """Positions that the convolution sees, the current one included."""
+    """Positions of the convolution, the current one included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ class ExpertsPlan:
     shared_name: str = "shared_expert"
     shared_gate: bool = False
     sigmoid: bool = False
-    """Whether scores are sigmoids; softmax over all experts otherwise."""
+    """True for sigmoid scores, False for a softmax over all experts."""
     normalised: bool = True
-    """Whether the chosen experts' scores are divided by their sum."""
+    """True if the chosen experts' scores are divided by their sum."""
     scale: float = 1.0
     bias: bool = False
-    """Whether a correction bias is added to the scores for choosing, not for weighing."""
+    """True if a correction bias is added to the scores that choose experts, not to the weights."""
     stacked: bool = False
-    """Whether published checkpoints hold a layer's experts as two stacked tensors."""
+    """True if published checkpoints store a layer's experts as two stacked tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,11 @@ class ModelPlan:
     epsilon: float
     tied: bool
     prefix: str = "model."
-    """Before the names of the decoder's tensors."""
+    """Prefix of the names of the decoder's tensors."""
     rotary_share: float = 1.0
-    """Part of a head that is rotated."""
+    """Fraction of a head that is rotated."""
     norm_adds_one: bool = False
-    """Whether norms multiply by one plus their weight."""
+    """True if norms multiply by one plus their weight."""
     delta: DeltaPlan | None = None
     linear_layers: frozenset[int] = frozenset()
     """Layers, counted from 0, that have a gated delta net for attention."""
@@ -148,7 +148,7 @@ class ModelPlan:
     """Layers without experts in a model of experts."""
 
     def has_experts(self, layer: int) -> bool:
-        """Say whether a layer, counted from 0, has routed experts."""
+        """Return True if a layer, counted from 0, has routed experts."""
         return self.experts is not None and layer not in self.dense_layers
 
 
@@ -160,7 +160,7 @@ def plan_of(hf_config: HfConfig) -> ModelPlan:
     if read is None:
         message = f"models of the type {kind!r} can be run but not trained"
         known = ", ".join(sorted(name for name in _READERS if not name.endswith("_text")))
-        raise InputError(message, hint=f"trained are those whose config.json says: {known}")
+        raise InputError(message, hint=f"model_type must be one of: {known}")
     refuse_unusual(config)
     plan = read(config)
     nested = config is not hf_config
@@ -255,10 +255,10 @@ _READERS: Mapping[str, Callable[[HfConfig], ModelPlan]] = {
     "qwen3_5_moe_text": _qwen3_5_moe,
     "glm4_moe": _glm4_moe,
 }
-"""`model_type` in config.json -> how the rest of it is read."""
+"""`model_type` in config.json -> reader of the rest."""
 
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
-"""Names for the number of experts; transformers renames it when it writes a config."""
+"""Keys for the number of experts; transformers renames the key when it writes a config."""
 
 
 def _base(config: HfConfig) -> ModelPlan:
@@ -293,7 +293,13 @@ def _experts(config: HfConfig) -> ExpertsPlan:
 
 
 def megatron_settings(plan: ModelPlan) -> dict[str, Json]:
-    """Return `transformer`, `model`, `layers` and `router`, as ModelMapping.config says."""
+    """Return `transformer`, `model`, `layers` and `router`; see ModelMapping.config."""
+    router: dict[str, Json] = {}
+    if experts := plan.experts:
+        router["sigmoid"] = experts.sigmoid
+        router["normalised"] = experts.normalised
+        router["scale"] = experts.scale
+        router["bias"] = experts.bias
     layers: list[Json] = [
         {
             "attention": "gated_delta" if layer in plan.linear_layers else "full",
@@ -311,7 +317,7 @@ def megatron_settings(plan: ModelPlan) -> dict[str, Json]:
             "share_embeddings_and_output_weights": plan.tied,
         },
         "layers": layers,
-        "router": _router(plan.experts) if plan.experts else {},
+        "router": router,
     }
 
 
@@ -343,31 +349,17 @@ def _transformer(plan: ModelPlan) -> dict[str, Json]:
             "linear_num_key_heads": plan.delta.num_key_heads,
             "linear_num_value_heads": plan.delta.num_value_heads,
         }
-    if plan.experts:
-        settings |= _expert_settings(plan.experts)
+    if experts := plan.experts:
+        settings |= {
+            "num_moe_experts": experts.num,
+            "moe_router_topk": experts.per_token,
+            "moe_ffn_hidden_size": experts.width,
+            "moe_token_dispatcher_type": "alltoall",
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+            "moe_router_dtype": "fp32",
+        }
+        if experts.shared_width:
+            settings["moe_shared_expert_intermediate_size"] = experts.shared_width
+            settings["moe_shared_expert_gate"] = experts.shared_gate
     return settings
-
-
-def _expert_settings(experts: ExpertsPlan) -> dict[str, Json]:
-    settings: dict[str, Json] = {
-        "num_moe_experts": experts.num,
-        "moe_router_topk": experts.per_token,
-        "moe_ffn_hidden_size": experts.width,
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
-        "moe_router_dtype": "fp32",
-    }
-    if experts.shared_width:
-        settings["moe_shared_expert_intermediate_size"] = experts.shared_width
-        settings["moe_shared_expert_gate"] = experts.shared_gate
-    return settings
-
-
-def _router(experts: ExpertsPlan) -> dict[str, Json]:
-    return {
-        "sigmoid": experts.sigmoid,
-        "normalised": experts.normalised,
-        "scale": experts.scale,
-        "bias": experts.bias,
-    }

@@ -1,6 +1,6 @@
-"""Reads replies with SGLang's own parsers: a JSON object a line in, one out.
+"""Read replies with SGLang's own parsers: one JSON object a line in, one a line out.
 
-Run by an interpreter that has SGLang, as a file: nothing of swerl is imported here.
+An interpreter that has SGLang runs this file, so it imports nothing of swerl.
 
     python _sglang_parse_server.py CALLS [REASONING]
 """
@@ -15,29 +15,29 @@ from collections.abc import Callable
 from typing import Any
 
 ANY_TOOL = "swerl_any_tool"
-"""SGLang reads calls only where tools are declared; which ones is for the gateway to judge."""
+"""SGLang reads calls only if a tool is declared; the gateway checks the names of tools."""
 
 
 def main() -> None:
-    """Say `ready` or `error`, then answer every line until the input ends."""
+    """Print `ready` or `error`, then answer every line until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever SGLang prints must not look like an answer
+    os.dup2(2, 1)  # lines that SGLang prints must not look like answers
     os.environ["SGLANG_FORWARD_UNKNOWN_TOOLS"] = "1"
     try:
         reader = Reader(*sys.argv[1:])
-    except Exception as error:  # noqa: BLE001  the edge of this process
-        _say(answers, {"error": f"{type(error).__name__}: {error}"})
+    except Exception as error:  # noqa: BLE001  the boundary of this process
+        _write(answers, {"error": f"{type(error).__name__}: {error}"})
         return
-    _say(answers, {"ready": True})
+    _write(answers, {"ready": True})
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            _say(answers, reader.read(asked["text"], asked["thinking_opened"]))
-        except Exception as error:  # noqa: BLE001  a parser that trips has not read the reply
+            _write(answers, reader.read(request["text"], request["thinking_opened"]))
+        except Exception as error:  # noqa: BLE001  a parser that fails has not read the reply
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
-            text = asked["text"]
+            text = request["text"]
             empty = {"thinking": None, "text": text, "whole": text, "calls": [], "malformed": 1}
-            _say(answers, empty)
+            _write(answers, empty)
 
 
 class Reader:
@@ -63,9 +63,10 @@ class Reader:
         self._reasoning_name = reasoning
 
     def read(self, text: str, thinking_opened: bool) -> dict[str, Any]:
-        """Take a reply apart; `thinking` is None where it was not asked for.
+        """Split a reply into thinking, text and calls.
 
-        `text` is what is said beside the calls that could be read, `whole` what is said with all.
+        `thinking` is None without a parser for it. `text` leaves out the calls that could be read;
+        `whole` includes them.
         """
         thinking = None
         if self._reasoning_name:
@@ -77,7 +78,7 @@ class Reader:
             thinking, text = parser.parse_non_stream(text)
         finder = self._calls()
         found = finder.has_tool_call(text or "")
-        said, items = finder.parse_non_stream(text or "")
+        outside, items = finder.parse_non_stream(text or "")
         calls, malformed = [], 0
         for item in items:
             arguments = None
@@ -89,14 +90,14 @@ class Reader:
                 malformed += 1
         return {
             "thinking": thinking,
-            "text": said or "",
+            "text": outside or "",
             "whole": text or "",
             "calls": calls,
             "malformed": 1 if found and not items else malformed,
         }
 
 
-def _say(answers: Any, value: dict[str, Any]) -> None:
+def _write(answers: Any, value: dict[str, Any]) -> None:
     answers.write(json.dumps(value) + "\n")
     answers.flush()
 

@@ -1,15 +1,15 @@
 """A family made of a model's own tokenizer and chat template, and of the form of its calls.
 
-What follows an assistant turn is found by rendering a short conversation whose reply is a marker,
-and taking what comes after it. So the cost is that of the new messages, and a template that would
-rewrite earlier turns cannot.
+To find the tokens after an assistant turn, a short conversation is rendered whose reply is a
+marker; the text after the marker is the result. So the cost is that of the new messages, and a
+template cannot rewrite earlier turns.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -32,33 +32,30 @@ _ASK = Message(Role.USER, "a")
 _THINK, _THINK_END = "<think>", "</think>"
 
 
-def load_family(
-    model: Path | None,
-    form: CallForm | None,
-    *,
-    name: str,
-    parser: ParserChoice | None = None,
-) -> TemplateFamily:
-    """Load a family from a model folder; without a `form` the template shows it.
+def builder(form: CallForm | None, *, name: str) -> Callable[..., TemplateFamily]:
+    """Return the `build` of a family; without a `form`, the template shows it."""
 
-    A `parser` reads the replies instead, in whatever form they are.
+    def build(model: Path | None, parser: ParserChoice | None = None) -> TemplateFamily:
+        """Build the family from a model folder; a `parser` reads replies instead of `form`.
 
-    Raises InputError on a folder that lacks a part.
-    """
-    if model is None:
-        raise InputError(
-            f"the family {name} needs a model folder",
-            hint="set model.path to one in Hugging Face format",
+        Raises InputError if the folder lacks a part.
+        """
+        if model is None:
+            raise InputError(
+                f"the family {name} needs a model folder",
+                hint="set model.path to one in Hugging Face format",
+            )
+        tokenizer = load_tokenizer(model)
+        source, names = read_template(model)
+        template = ChatTemplate(source, tokenizer.names(), names)
+        return TemplateFamily(
+            tokenizer,
+            template,
+            SglangParser(parser) if parser else form or find_form(template),
+            stops=read_stops(model, tokenizer, names),
         )
-    tokenizer = load_tokenizer(model)
-    source, names = read_template(model)
-    template = ChatTemplate(source, tokenizer.names(), names)
-    return TemplateFamily(
-        tokenizer,
-        template,
-        SglangParser(parser) if parser else form or find_form(template),
-        stops=read_stops(model, tokenizer, names),
-    )
+
+    return build
 
 
 class TemplateFamily:
@@ -82,20 +79,20 @@ class TemplateFamily:
         self._opens_thinking = "".join(self._opening).rstrip().endswith(_THINK)
 
     def render(self, request: ChatRequest) -> list[int]:
-        """Return the whole prompt, up to where the assistant begins to speak."""
+        """Return the whole prompt, including the opening of the assistant's turn."""
         messages = list(self._folded(request.messages))
         return self._tokenizer.encode(self._template.pieces(messages, request.tools, opening=True))
 
     def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Return the tokens that follow an assistant turn: new messages and the next opening."""
-        said = Message(Role.ASSISTANT, _MARKER)
-        tail = self._after(said, list(self._late(messages)), opening=True)
+        marked = Message(Role.ASSISTANT, _MARKER)
+        tail = self._after(marked, list(self._late(messages)), opening=True)
         if closed and tail and tail[0] in self._stops and isinstance(tail[0], Special):
             tail = tail[1:]
         return self._tokenizer.encode(tail)
 
     def parse(self, ids: Sequence[int]) -> ParsedReply:
-        """Read sampled ids as thinking, text and tool calls; what cannot be read stays text."""
+        """Read sampled ids as thinking, text and tool calls; malformed calls stay text."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text = "".join(self._tokenizer.pieces(body))
         thinking, head, found = self._read(text)
@@ -107,7 +104,7 @@ class TemplateFamily:
         return "".join(self._tokenizer.pieces(ids))
 
     def encode_reply(self, message: Message) -> list[int]:
-        """Return the ids with which the model would say this message, stop id included."""
+        """Return the ids of this message as a reply of the model, stop id included."""
         if _THINK_END in self._opening:  # the prompt has ended the thinking already
             message = replace(message, thinking="")
         whole = self._after(Message(Role.USER, _MARKER), [message], opening=False)
@@ -115,11 +112,10 @@ class TemplateFamily:
         return self._tokenizer.encode([*body, self._stop_after(message)])
 
     def megatron(self) -> MegatronMapping:
-        """Return how Hugging Face weights and Megatron-Core parameters correspond."""
         return ModelMapping()
 
     def _stop_after(self, message: Message) -> Special:
-        """Return the token with which the template ends such a turn."""
+        """Return the token that ends this turn in the template."""
         follows = Message(Role.TOOL if message.tool_calls else Role.USER, "b")
         tail = self._after(Message(Role.ASSISTANT, _MARKER), [follows], opening=False)
         first = tail[0] if tail else ""
@@ -134,12 +130,12 @@ class TemplateFamily:
             if found and not isinstance(piece, Special):
                 return [*([rest] if rest else []), *pieces[place + 1 :]]
         raise InputError(
-            "the model's chat template leaves out what the assistant says",
+            "the model's chat template leaves out the assistant's messages",
             hint="use a family that is written for the model",
         )
 
     def _read(self, text: str) -> tuple[str, str, ReadCalls]:
-        """Return the thinking, the text up to its end, and what follows it."""
+        """Return the thinking, the text up to its end, and the calls and text after it."""
         reader = self._reader
         if isinstance(reader, SglangParser) and reader.reads_thinking:
             thinking, found = reader.read(text, thinking_opened=self._opens_thinking)
@@ -159,13 +155,13 @@ class TemplateFamily:
         return thinking.strip("\n"), rest.removeprefix("\n\n").removeprefix("\n")
 
     def _num_thinking(self, ids: Sequence[int], text: str) -> int:
-        """Return how many ids stand for the thinking; where its end is no token, nearly so."""
+        """Return the number of ids of the thinking; an estimate if its end is not one token."""
         if _THINK_END in self._tokenizer.names():
             return self._tokenizer.count_through(ids, _THINK_END)
         return min(len(self._tokenizer.encode([text])), len(ids))
 
     def _folded(self, messages: Sequence[Message]) -> Iterator[Message]:
-        """Yield messages with the system prompt in one piece at the front."""
+        """Yield messages, with the leading system messages joined into one."""
         position = 0
         while position < len(messages) and messages[position].role is Role.SYSTEM:
             position += 1
@@ -174,7 +170,7 @@ class TemplateFamily:
         yield from self._late(messages[position:])
 
     def _late(self, messages: Sequence[Message]) -> Iterator[Message]:
-        """Yield messages; a system message is the user's where the template takes none late."""
+        """Yield messages; a system message becomes the user's if the template refuses late ones."""
         for message in messages:
             if message.role is Role.SYSTEM and not self._template.takes_late_system:
                 yield replace(message, role=Role.USER)
@@ -183,14 +179,13 @@ class TemplateFamily:
 
 
 def find_form(template: ChatTemplate) -> CallForm:
-    """Return the form in which a template writes calls. Raises InputError on one unknown here."""
+    """Return the form of a template's calls. Raises InputError on an unknown form."""
     call = ToolCall("call_1", "look", {"path": "a b", "deep": {"c": [1]}})
-    said = [
-        _ASK,
+    reply, result = (
         Message(Role.ASSISTANT, "", "", (call,)),
         Message(Role.TOOL, "", "", (), "call_1"),
-    ]
-    text = "".join(template.pieces(said, [Tool("look")], opening=False))
+    )
+    text = "".join(template.pieces([_ASK, reply, result], [Tool("look")], opening=False))
     for form in CallForm:
         if any(name == "look" and "path" in found for name, found in read_calls(text, form).calls):
             return form
@@ -212,14 +207,14 @@ def read_stops(model: Path, tokenizer: SplitTokenizer, names: Mapping[str, str])
     found = [name for name in dict.fromkeys([names.get("eos_token"), *listed]) if name]
     if not found:
         raise InputError(
-            f"{model} does not say which token ends a turn",
+            f"{model} names no token that ends a turn",
             hint="set eos_token_id in generation_config.json",
         )
     return found
 
 
 def _beyond(opening: Sequence[str], whole: Sequence[str]) -> list[str]:
-    """Return what a rendered turn says after what it shares with the opening."""
+    """Return the pieces of a rendered turn after the part that it shares with the opening."""
     place = 0
     while place < min(len(opening), len(whole)) and opening[place] == whole[place]:
         place += 1
@@ -239,16 +234,17 @@ def _until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
 
 
 _PRIVATE = range(0xF5000, 0xF5100)
-"""Code points that no text needs; one that a conversation does not hold becomes its guard."""
+"""Private code points; one that a conversation does not contain becomes its guard: it breaks the
+names of special tokens in texts, so that they stay plain text."""
 
 
 class ChatTemplate:
     """Renders conversations to pieces of text and special tokens."""
 
     def __init__(self, source: str, specials: Iterable[str], names: Mapping[str, str]) -> None:
-        """Compile a template. `names` are tokens that it calls by role, such as `bos_token`.
+        """Compile a template. `names` maps roles such as `bos_token` to tokens.
 
-        Raises InputError on a template with an error in it.
+        Raises InputError if the template has an error.
         """
         self._names = dict(names)
         self._specials = sorted(specials, key=len, reverse=True)
@@ -258,9 +254,9 @@ class ChatTemplate:
     def pieces(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opening: bool
     ) -> list[str]:
-        """Render messages; `opening` adds where the assistant begins to speak.
+        """Render messages; `opening` adds the opening of the assistant's turn.
 
-        Raises InputError where the template refuses the conversation.
+        Raises InputError if the template refuses the conversation.
         """
         guard = _guard(messages, tools)
         text = self._render(
@@ -269,11 +265,13 @@ class ChatTemplate:
             opening,
         )
         parts = self._split.split(text) if self._specials else [text]
-        return list(_unguarded(parts, guard))
+        # Every second part is a special token.
+        pieces = [Special(p) if n % 2 else p.replace(guard, "") for n, p in enumerate(parts)]
+        return [piece for piece, part in zip(pieces, parts, strict=True) if part]
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """Whether a system message may stand after others."""
+        """True if the template accepts a system message after others."""
         late = [Message(Role.USER, "a"), Message(Role.SYSTEM, "b"), Message(Role.USER, "c")]
         try:
             return any("b" in piece for piece in self.pieces(late, opening=True))
@@ -281,20 +279,20 @@ class ChatTemplate:
             return False
 
     @cached_property
-    def _wants_arguments_as_text(self) -> bool:
-        """Whether a call's arguments must be JSON already, as in DeepSeek-V3's own template."""
+    def _requires_json_text(self) -> bool:
+        """True if a call's arguments must be JSON text, as in DeepSeek-V3's own template."""
 
-        def takes(arguments: Json) -> bool:
+        def accepts(arguments: Json) -> bool:
             call: Json = {"name": "look", "arguments": arguments}
             calls: Json = [{"id": "call_1", "type": "function", "function": call}]
-            said: Json = {"role": "assistant", "content": "", "tool_calls": calls}
+            reply: Json = {"role": "assistant", "content": "", "tool_calls": calls}
             try:
-                self._render([{"role": "user", "content": "a"}, said], [], False)
+                self._render([{"role": "user", "content": "a"}, reply], [], False)
             except InputError:
                 return False
             return True
 
-        return not takes({"path": "a"}) and takes('{"path": "a"}')
+        return not accepts({"path": "a"}) and accepts('{"path": "a"}')
 
     def _render(self, messages: list[Json], tools: list[Json], opening: bool) -> str:
         try:
@@ -304,38 +302,30 @@ class ChatTemplate:
                 add_generation_prompt=opening,
                 **self._names,
             )
-        except Exception as error:  # a template may fail in any way that a program can
+        except Exception as error:  # a template may raise any exception
             raise InputError(
                 f"the model's chat template refuses the conversation: {error}",
                 hint="is this the right template for the model?",
             ) from error
 
     def _message(self, message: Message, guard: str) -> Json:
-        shown: dict[str, Json] = {
+        rendered: dict[str, Json] = {
             "role": str(message.role),
             "content": self._break(message.text, guard),
         }
         if message.thinking:
-            shown["reasoning_content"] = self._break(message.thinking, guard)
+            rendered["reasoning_content"] = self._break(message.thinking, guard)
         if message.role is Role.TOOL:
-            shown["tool_call_id"] = message.tool_call_id
+            rendered["tool_call_id"] = message.tool_call_id
         if message.tool_calls:
-            shown["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.name,
-                        "arguments": self._arguments(call, guard),
-                    },
-                }
-                for call in message.tool_calls
-            ]
-        return shown
-
-    def _arguments(self, call: ToolCall, guard: str) -> Json:
-        arguments = self._broken(dict(call.arguments), guard)
-        return _to_json(arguments) if self._wants_arguments_as_text else arguments
+            calls: list[Json] = []
+            for call in message.tool_calls:
+                arguments = self._broken(dict(call.arguments), guard)
+                arguments = _to_json(arguments) if self._requires_json_text else arguments
+                function: Json = {"name": call.name, "arguments": arguments}
+                calls.append({"id": call.id, "type": "function", "function": function})
+            rendered["tool_calls"] = calls
+        return rendered
 
     def _tool(self, tool: Tool, guard: str) -> Json:
         function: dict[str, Json] = {
@@ -346,6 +336,7 @@ class ChatTemplate:
         return {"type": "function", "function": self._broken(function, guard)}
 
     def _broken(self, value: Json, guard: str) -> Json:
+        """Return a value with the guard in every name of a special token."""
         match value:
             case str():
                 return self._break(value, guard)
@@ -363,10 +354,7 @@ class ChatTemplate:
 
 
 def read_template(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return a model folder's chat template and the tokens that it calls by role.
-
-    Raises InputError where there is none.
-    """
+    """Return a model folder's chat template and its tokens by role. Raises InputError."""
     config = _read_json(folder / "tokenizer_config.json")
     file = folder / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
@@ -375,14 +363,13 @@ def read_template(folder: Path) -> tuple[str, dict[str, str]]:
         source = by_name.get("tool_use") or by_name.get("default")
     if not isinstance(source, str):
         message = f"{folder} has no chat template"
-        hint = "it stands in chat_template.jinja, or in tokenizer_config.json"
+        hint = "add chat_template.jinja, or chat_template in tokenizer_config.json"
         raise InputError(message, hint=hint)
-    named = ((key, config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token"))
-    return source, {key: _content(token) for key, token in named if token}
-
-
-def _content(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, dict) else str(token)
+    names = {}
+    for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        if token := config.get(key):
+            names[key] = str(token["content"] if isinstance(token, dict) else token)
+    return source, names
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -396,30 +383,21 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _guard(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-    said = repr((messages, tools))  # escapes what is not printable, so compare escaped
-    found = next((point for point in _PRIVATE if ascii(chr(point))[1:-1] not in said), None)
+    text = repr((messages, tools))  # escapes private code points, so the escapes are compared
+    found = next((point for point in _PRIVATE if ascii(chr(point))[1:-1] not in text), None)
     if found is None:
         raise InputError(
-            "the conversation holds every guard character", hint="its messages are not text"
+            "the conversation contains every guard character", hint="its messages are not text"
         )
     return chr(found)
-
-
-def _unguarded(parts: list[str], guard: str) -> Iterator[str]:
-    """Yield the pieces; every second one is a special token."""
-    for number, part in enumerate(parts):
-        if number % 2:
-            yield Special(part)
-        elif part:
-            yield part.replace(guard, "")
 
 
 def _compile(source: str) -> jinja2.Template:
     import jinja2
     from jinja2.sandbox import SandboxedEnvironment
 
-    # Not the immutable one: some templates append to a list, and all that they can change was made
-    # for this one rendering.
+    # Not ImmutableSandboxedEnvironment: some templates append to a list. The values that they can
+    # change were made for this one rendering.
     environment = SandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -437,7 +415,7 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _generation() -> type[jinja2.ext.Extension]:
-    """Return an extension for `{% generation %}` blocks, which only mark what was generated."""
+    """Return an extension for `{% generation %}` blocks, which only mark generated text."""
     from jinja2 import nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser

@@ -1,7 +1,7 @@
 """A tokenizer that keeps special tokens and text apart.
 
 Text is always encoded as plain text: the name of a special token inside it never becomes the
-special id. Special ids are put in by name, and only by the code that writes a chat template.
+special id. Only the code that writes a chat template inserts special ids, by name.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 _LONG = 20_000
-"""Characters from which a text is encoded as a batch of one: that lets other threads run."""
+"""A text of more characters is encoded as a batch of one, which lets other threads run."""
 
 
 class Special(str):
-    """The written form of a special token, told apart from the same text."""
+    """The written form of a special token, as distinct from the same text."""
 
     __slots__ = ()
 
@@ -31,14 +31,14 @@ class SplitTokenizer:
     """Encodes pieces of plain text and special tokens, over a `tokenizers.Tokenizer`."""
 
     def __init__(self, spec: str) -> None:
-        """Take a tokenizer as `tokenizers` writes it: the text of a `tokenizer.json`."""
-        self._tokenizer = _without_parsing(spec)
+        """`spec` is the text of a `tokenizer.json`."""
+        self._tokenizer = _literal_tokenizer(spec)
         added = self._tokenizer.get_added_tokens_decoder()
         self._names = {index: Special(token.content) for index, token in added.items()}
         self._ids: dict[str, int] = {str(name): index for index, name in self._names.items()}
 
     def id(self, special: Special) -> int:
-        """Return the id of a special token. Raises InputError where the tokenizer lacks it."""
+        """Return the id of a special token. Raises InputError if the tokenizer lacks it."""
         try:
             return self._ids[special]
         except KeyError:
@@ -48,11 +48,10 @@ class SplitTokenizer:
             ) from None
 
     def name(self, index: int) -> str | None:
-        """Return the name of a special token, None where the id is none."""
+        """Return the name of a special token; None for any other id."""
         return self._names.get(index)
 
     def names(self) -> list[str]:
-        """Return the names of all special tokens."""
         return list(self._ids)
 
     def encode(self, pieces: Iterable[str]) -> list[int]:
@@ -69,7 +68,7 @@ class SplitTokenizer:
         return ids + self._encode_run(run)
 
     def pieces(self, ids: Sequence[int]) -> Iterator[str]:
-        """Yield plain text and Special pieces in the order in which they stand in `ids`."""
+        """Yield plain text and Special pieces in the order of `ids`."""
         run: list[int] = []
         for index in ids:
             special = self._names.get(index)
@@ -84,7 +83,7 @@ class SplitTokenizer:
             yield self._decode(run)
 
     def count_through(self, ids: Sequence[int], special: str) -> int:
-        """Return how many ids stand up to the first `special`, it included; all without one."""
+        """Return the number of ids up to and including the first `special`; all if it is absent."""
         index = self._ids.get(special)
         return next((n for n, one in enumerate(ids, 1) if one == index), len(ids))
 
@@ -100,12 +99,11 @@ class SplitTokenizer:
         return ids
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def load_tokenizer(folder: Path) -> SplitTokenizer:
-    """Load `tokenizer.json` of a model folder. Raises InputError where it is absent or broken."""
+    """Load `tokenizer.json` of a model folder. Raises InputError if it is absent or broken."""
     path = folder / "tokenizer.json"
     try:
         return SplitTokenizer(path.read_text(encoding="utf-8"))
@@ -119,8 +117,8 @@ def load_tokenizer(folder: Path) -> SplitTokenizer:
         ) from error
 
 
-def _without_parsing(text: str) -> Tokenizer:
-    """Return a tokenizer whose encoder takes every text literally."""
+def _literal_tokenizer(text: str) -> Tokenizer:
+    """Return a tokenizer whose encoder reads every text literally."""
     from tokenizers import Tokenizer
 
     spec: dict[str, Any] = json.loads(text)

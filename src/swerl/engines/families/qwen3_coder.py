@@ -1,14 +1,6 @@
-"""Qwen3-Coder: calls as `<function=NAME>` with one `<parameter=KEY>` a value."""
+"""Qwen3-Coder: calls as `<function=NAME>` with one `<parameter=KEY>` for each value."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-from swerl.core.contracts import ParserChoice
 from swerl.engines.families._calls import CallForm
-from swerl.engines.families._template_family import TemplateFamily, load_family
+from swerl.engines.families._template_family import builder
 
-
-def build(model: Path | None, parser: ParserChoice | None = None) -> TemplateFamily:
-    """Build the family from a model folder's tokenizer and chat template. Raises InputError."""
-    return load_family(model, CallForm.XML, name="qwen3-coder", parser=parser)
+build = builder(CallForm.XML, name="qwen3-coder")

@@ -1,13 +1,5 @@
-"""Any model with a tokenizer and a chat template, of which the form of its calls is read off."""
+"""Any model with a tokenizer and a chat template; the template shows the form of its calls."""
 
-from __future__ import annotations
+from swerl.engines.families._template_family import builder
 
-from pathlib import Path
-
-from swerl.core.contracts import ParserChoice
-from swerl.engines.families._template_family import TemplateFamily, load_family
-
-
-def build(model: Path | None, parser: ParserChoice | None = None) -> TemplateFamily:
-    """Build the family from a model folder's tokenizer and chat template. Raises InputError."""
-    return load_family(model, None, name="template", parser=parser)
+build = builder(None, name="template")

@@ -1,8 +1,8 @@
 """The tiny family: dense Qwen3 models of under a million parameters and a few hundred tokens.
 
 Chat template and tool calls follow Qwen3-Coder. The system prompt and the tools' schemas are left
-out of the prompt: such a model learns its tools from examples, and they alone would fill its
-context. All argument values are texts.
+out of the prompt: such a model learns its tools from examples, and the schemas alone would fill
+its context. All argument values are texts.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SPECIAL_TOKENS = (PAD, START, END, CALL, CALL_END, RESPONSE, RESPONSE_END, THINK
 _SPLIT = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 _NUM_BYTES = 256
 _WORDS = r"\n?</?(?:function|parameter)[^>\n]*>\n| ?\w+| ?[^\s\w]+|\s+"
-"""Candidates for one token. A tag of a tool call with its line ends is one word: otherwise tags
-would take two thirds of all tokens that a tiny model samples."""
+"""Candidates for one token. A tag of a tool call with its line ends is one word; otherwise tags
+would be two thirds of all tokens that a tiny model samples."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages if message.role != 'system' %}
@@ -89,7 +89,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train byte-level BPE on rendered conversations, their special tokens included.
 
     `vocab_size` counts the special tokens and all 256 bytes, so any text can be encoded. Raises
-    InputError where it leaves no room for them.
+    InputError if it is too small for them.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
@@ -113,7 +113,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` where transformers and SGLang look."""
+    """Write `tokenizer.json` and `tokenizer_config.json`, as transformers and SGLang read them."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -143,19 +143,19 @@ def _finish(tokenizer: Tokenizer, pre_tokenizer: PreTokenizer) -> Tokenizer:
 
 
 def _plain(texts: Iterable[str]) -> Iterator[str]:
-    """Yield what stands between special tokens: no merge may be spent on them."""
+    """Yield the text between special tokens, which need no merges."""
     for text in texts:
         yield from filter(None, _SPLIT.split(text))
 
 
 _GAP = "\n\n"
-"""Between thinking and text, and between text and the first call."""
+"""Separator of thinking and text, and of text and the first call."""
 
 
 def build(model: Path | None, parser: ParserChoice | None = None) -> TinyFamily:
     """Build the family with the tokenizer of a model folder, or with one id per byte.
 
-    Raises InputError on a folder without a usable tokenizer, and on a `parser`: it has its own.
+    Raises InputError on a folder without a usable tokenizer, and on a `parser`.
     """
     if parser:
         raise InputError(
@@ -175,7 +175,7 @@ class TinyFamily:
         self.stop_ids: tuple[int, ...] = (ids[END], ids[PAD])
 
     def render(self, request: ChatRequest) -> list[int]:
-        """Return the whole prompt, up to where the assistant begins to speak."""
+        """Return the whole prompt, including the opening of the assistant's turn."""
         return self._tokenizer.encode([*_conversation(request.messages), *_OPENING])
 
     def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
@@ -184,7 +184,7 @@ class TinyFamily:
         return self._tokenizer.encode([*end, *_conversation(messages), *_OPENING])
 
     def parse(self, ids: Sequence[int]) -> ParsedReply:
-        """Read sampled ids as thinking, text and tool calls; what cannot be read stays text."""
+        """Read sampled ids as thinking, text and tool calls; malformed calls stay text."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         found = _read(list(self._tokenizer.pieces(body)))
         if not found.thinking:
@@ -196,11 +196,10 @@ class TinyFamily:
         return "".join(self._tokenizer.pieces(ids))
 
     def encode_reply(self, message: Message) -> list[int]:
-        """Return the ids with which the model would say this message, stop id included."""
+        """Return the ids of this message as a reply of the model, stop id included."""
         return self._tokenizer.encode([*_reply(message), END])
 
     def megatron(self) -> ModelMapping:
-        """Return how Hugging Face weights and Megatron-Core parameters correspond."""
         return ModelMapping()
 
 
@@ -215,19 +214,15 @@ def _conversation(messages: Sequence[Message]) -> Iterator[str]:
         if previous is Role.TOOL and message.role is not Role.TOOL:
             yield from (END, "\n")
         if message.role is Role.TOOL:
-            yield from _tool_result(message, first=previous is not Role.TOOL)
+            if previous is not Role.TOOL:
+                yield from (START, "user\n")
+            yield from (RESPONSE, f"\n{message.text}\n", RESPONSE_END, "\n")
         else:
             body = _reply(message) if message.role is Role.ASSISTANT else iter([message.text])
             yield from (START, f"{message.role}\n", *body, END, "\n")
         previous = message.role
     if previous is Role.TOOL:
         yield from (END, "\n")
-
-
-def _tool_result(message: Message, *, first: bool) -> Iterator[str]:
-    if first:
-        yield from (START, "user\n")
-    yield from (RESPONSE, f"\n{message.text}\n", RESPONSE_END, "\n")
 
 
 def _reply(message: Message) -> Iterator[str]:
@@ -265,7 +260,7 @@ def _read(pieces: list[str]) -> ParsedReply:
 
 
 def _end_of_call(pieces: list[str], place: int) -> int | None:
-    """Return where a call is closed; None where another one begins before."""
+    """Return the position of a call's end; None if another call begins before it."""
     for position in range(place, len(pieces)):
         if _is(pieces[position], CALL_END):
             return position
@@ -275,21 +270,14 @@ def _end_of_call(pieces: list[str], place: int) -> int | None:
 
 
 def _split_thinking(pieces: list[str]) -> tuple[str, list[str]]:
-    """Return the thinking at the start and the pieces after it; thinking cut short has no end."""
+    """Return the thinking at the start and the pieces after it; truncated thinking has no end."""
     if not pieces or not _is(pieces[0], THINK):
         return "", pieces
-    body, rest = _until(pieces[1:], THINK_END)
+    end = next((n for n, piece in enumerate(pieces) if _is(piece, THINK_END)), len(pieces))
+    rest = pieces[end + 1 :]
     if rest and not isinstance(rest[0], Special):
         rest = [rest[0].removeprefix(_GAP), *rest[1:]]
-    return body.removeprefix("\n").removesuffix("\n"), rest or []
-
-
-def _until(pieces: list[str], end: Special) -> tuple[str, list[str] | None]:
-    """Return the text before `end` and the pieces after it; None where `end` never comes."""
-    for position, piece in enumerate(pieces):
-        if _is(piece, end):
-            return "".join(pieces[:position]), pieces[position + 1 :]
-    return "".join(pieces), None
+    return "".join(pieces[1:end]).removeprefix("\n").removesuffix("\n"), rest
 
 
 def _is(piece: str, special: Special) -> bool:
