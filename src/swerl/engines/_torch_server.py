@@ -336,18 +336,6 @@ def reply(ended: FinishedReply, version: str, return_logprob: bool) -> Json:
 
 def main() -> int:
     """Serve until terminated. Returns the exit code."""
-    args = _arguments()
-    torch.set_num_threads(args.threads)
-    try:
-        asyncio.run(_serve(args))
-    except (SwerlError, OSError) as error:
-        hint = error.hint if isinstance(error, SwerlError) else ""
-        sys.stderr.write(f"error: {error}\n" + (f"hint: {hint}\n" if hint else ""))
-        return 1
-    return 0
-
-
-def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--ready-file", type=Path, required=True, help="gets the port when ready")
@@ -357,7 +345,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-running", type=int, required=True, help="most concurrent requests")
     parser.add_argument("--num-rows", type=int, required=True, help="most cached sequences")
     parser.add_argument("--context-length", type=int, required=True, help="most tokens of one")
-    return parser.parse_args()
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    try:
+        asyncio.run(_serve(args))
+    except (SwerlError, OSError) as error:
+        hint = error.hint if isinstance(error, SwerlError) else ""
+        sys.stderr.write(f"error: {error}\n" + (f"hint: {hint}\n" if hint else ""))
+        return 1
+    return 0
 
 
 async def _serve(args: argparse.Namespace) -> None:

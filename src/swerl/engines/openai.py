@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,7 +26,7 @@ from swerl.core.errors import EngineError, EngineLostError, InputError
 from swerl.core.secrets import secret
 
 _FINISHES: Mapping[str, Finish] = {"tool_calls": Finish.TOOL_CALLS, "length": Finish.LENGTH}
-_LOST = frozenset({502, 503, 504})
+_UNAVAILABLE = frozenset({429, 502, 503, 504})
 
 
 class Options(BaseModel):
@@ -94,8 +95,15 @@ class OpenAIEngine:
         except aiohttp.ClientError as error:
             raise _lost(self._url, error) from error
         if response.status != 200:
-            raise _refused(self._url, response.status, answer)
-        return _reply(_object(answer, self._url), self._url)
+            message = (
+                f"{self._url} answered {response.status}: {answer[:200].decode(errors='replace')}"
+            )
+            if response.status in _UNAVAILABLE:
+                hint = "the server is overloaded or starting; try again"
+                raise EngineLostError(message, hint=hint)
+            hint = "check engine.model, and the variable that engine.api_key names"
+            raise EngineError(message, hint=hint)
+        return _reply(answer, self._url)
 
     async def close(self) -> None:
         await self._http.close()
@@ -146,7 +154,15 @@ def _message(message: Message) -> Json:
     return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
 
 
-def _reply(body: dict[str, Any], url: str) -> ChatReply:
+def _reply(answer: bytes, url: str) -> ChatReply:
+    body: Any = None
+    with contextlib.suppress(orjson.JSONDecodeError):
+        body = orjson.loads(answer)
+    if not isinstance(body, dict):
+        raise EngineError(
+            f"{url} did not answer in JSON: {answer[:80]!r}",
+            hint="engine.base_url must end with /v1",
+        )
     try:
         choice = body["choices"][0]
         message = choice["message"]
@@ -180,32 +196,9 @@ def _reply(body: dict[str, Any], url: str) -> ChatReply:
 
 def _call(call: dict[str, Any]) -> ToolCall | None:
     """Read a call; None if its arguments are not a JSON object."""
-    function = call["function"]
-    try:
+    function, arguments = call["function"], None
+    with contextlib.suppress(orjson.JSONDecodeError):
         arguments = orjson.loads(function.get("arguments") or "{}")
-    except orjson.JSONDecodeError:
-        return None
     if not isinstance(arguments, dict):
         return None
     return ToolCall(str(call["id"]), str(function["name"]), arguments)
-
-
-def _object(answer: bytes, url: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(answer)
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise EngineError(
-            f"{url} did not answer in JSON: {answer[:80]!r}",
-            hint="engine.base_url must end with /v1",
-        )
-    return value
-
-
-def _refused(url: str, status: int, answer: bytes) -> EngineError:
-    message = f"{url} answered {status}: {answer[:200].decode('utf-8', 'replace')}"
-    if status in _LOST or status == 429:
-        return EngineLostError(message, hint="the server is overloaded or starting; try again")
-    hint = "check engine.model, and the variable that engine.api_key names"
-    return EngineError(message, hint=hint)
