@@ -49,10 +49,10 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         """Headers of every /generate."""
         self.paths: list[str] = []
-        """Every path that was asked for."""
+        """Every requested path."""
         self.fault: Fault | None = None
         """Changes the answer of a /generate."""
-        self.deaf = False
+        self.unresponsive = False
         """Never answers, though it takes connections."""
         self.stuck = False
         """Its HTTP process answers, the process behind it does not."""
@@ -62,7 +62,7 @@ class FakeServer:
         self.dp_size = 1
         """Parts of attention's data, as `--enable-dp-attention` makes them."""
         self.session = False
-        """Whether a weight update is open."""
+        """True while a weight update is open."""
         self.held: dict[str, str] = {}
         """Parameter -> checksum, of what was sent to it."""
         self.released: set[str] = set()
@@ -119,7 +119,7 @@ class FakeServer:
     @web.middleware
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.paths.append(request.path)
-        if self.deaf or (self.stuck and request.path in ("/generate", "/server_info")):
+        if self.unresponsive or (self.stuck and request.path in ("/generate", "/server_info")):
             await asyncio.sleep(HOLD_S)
         answer: web.StreamResponse = await handler(request)
         return answer
@@ -210,8 +210,8 @@ class FakeServer:
         body = await request.json()
         folder = Path(body["model_path"])
         if self.refuses_weights or not folder.is_dir():
-            told = {"success": False, "message": f"Failed to load {folder}."}
-            return web.json_response(told, status=400)
+            refusal = {"success": False, "message": f"Failed to load {folder}."}
+            return web.json_response(refusal, status=400)
         self.model, self.version = folder, self.lies_about_version or body["weight_version"]
         if body["flush_cache"]:
             self._seen = []
@@ -269,14 +269,14 @@ class FakeServer:
         return web.json_response(info)
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        told = {
+        body = {
             "version": "0.5.21",
             "tp_size": 1,
             "pp_size": 1,
             "dtype": "auto",
             "device": self.device,
         }
-        return web.json_response(told)
+        return web.json_response(body)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -386,5 +386,5 @@ def _problem(body: dict[str, Any]) -> str | None:
 
 
 def _draw(model: Path, ids: list[int]) -> int:
-    said = f"{model}\0".encode() + struct.pack(f"{len(ids)}i", *ids)
-    return int.from_bytes(hashlib.blake2b(said, digest_size=4).digest())
+    seed = f"{model}\0".encode() + struct.pack(f"{len(ids)}i", *ids)
+    return int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest())

@@ -1,4 +1,4 @@
-"""Every engine that the contract test runs, and what each of them can be asked."""
+"""Every engine that the contract test runs, and the features of each."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Traits:
     """What an engine is beyond the contract of all."""
 
     http: bool = True
-    """Whether it speaks SGLang's contract: prefixes, aborts and refusals can be seen."""
+    """True if it implements SGLang's contract: prefixes, aborts and refusals can be seen."""
     real: bool = True
-    """Whether its tokens come from the model's weights."""
+    """True if its tokens come from the model's weights."""
     seeded: bool = False
-    """Whether a seed fixes the reply."""
+    """True if a seed fixes the reply."""
 
 
 @dataclass(frozen=True, slots=True)

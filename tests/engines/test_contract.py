@@ -357,7 +357,7 @@ async def test_a_folder_that_is_not_there_leaves_the_old_weights_serving(http: S
 
 
 @pytest.mark.parametrize(
-    ("ids", "sampling", "told"),
+    ("ids", "sampling", "message"),
     [
         (prompt(1025), Sampling(1), "context"),
         (prompt(1000), Sampling(100), "context"),
@@ -368,9 +368,9 @@ async def test_a_folder_that_is_not_there_leaves_the_old_weights_serving(http: S
     ids=["prompt too long", "no room for the reply", "unknown id", "negative id", "empty prompt"],
 )
 async def test_bad_requests_are_refused_and_the_engine_lives_on(
-    http: Served, ids: list[int], sampling: Sampling, told: str
+    http: Served, ids: list[int], sampling: Sampling, message: str
 ) -> None:
-    with pytest.raises(EngineError, match=told):
+    with pytest.raises(EngineError, match=message):
         await http.engine.generate(ids, sampling, "s")
     assert (await http.engine.generate([5], Sampling(1), "s")).ids
 

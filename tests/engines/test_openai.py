@@ -98,7 +98,7 @@ async def test_turns_through_a_chat_engine_are_kept_but_not_trainable(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "127.0.0.1/v1", "nonsense"])
-async def test_a_server_that_is_not_there_is_told_before_anything_starts(url: str) -> None:
+async def test_an_absent_server_is_an_error_before_anything_starts(url: str) -> None:
     with pytest.raises(EngineLostError, match="no answer from") as caught:
         async with opened(url):
             pass

@@ -50,7 +50,7 @@ while len(list(folder.glob("*.pid"))) < 3:
 sys.exit(7)
 """
 )
-DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STAYS
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STAYS
 TIDY = """
 import signal, sys, time
 from pathlib import Path
@@ -94,7 +94,7 @@ async def test_a_controller_killed_while_its_server_starts_leaves_nothing(
     await until_gone(pids)
 
 
-@pytest.mark.parametrize("program", [STAYS, DEAF])
+@pytest.mark.parametrize("program", [STAYS, STUBBORN])
 async def test_leaving_the_context_ends_every_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
@@ -152,7 +152,7 @@ async def until_gone(pids: list[int]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that only waits to be reaped does not."""
+    """Return True if the process runs; a zombie does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -30,7 +30,7 @@ async def test_any_server_of_the_contract_is_driven_by_its_url(
         assert (await server.generate([5], Sampling(1), "s")).ids
 
 
-async def test_a_url_where_nobody_answers_is_one_clear_error(tmp_path: Path) -> None:
+async def test_a_url_without_a_server_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(EngineLostError, match=r"127\.0\.0\.1:9") as caught:
         async with sglang.open(sglang.Options(url="http://127.0.0.1:9"), setup(tmp_path, None)):
             pass

@@ -130,7 +130,7 @@ async def test_a_server_that_ignores_aborts_does_not_hold_the_session(
     servers: list[FakeServer],
 ) -> None:
     async with opened(servers[:1]) as engine:
-        servers[0].deaf = True
+        servers[0].unresponsive = True
         task = asyncio.create_task(engine.generate([5], LONG, "s"))
         await until(lambda: "/generate" in servers[0].paths)
         abort = asyncio.create_task(engine.abort("s"))
@@ -184,7 +184,7 @@ async def test_a_server_that_hangs_is_given_up_with_its_requests(
 ) -> None:
     monkeypatch.setattr(_sglang_pool, "WATCH_S", 0.1)
     async with opened(servers[:1]) as engine:
-        servers[0].deaf = True
+        servers[0].unresponsive = True
         with pytest.raises(EngineLostError):
             await asyncio.wait_for(engine.generate([5], LONG, "s"), 60)
 

@@ -1,4 +1,4 @@
-"""Continuous batching: whoever shares the batch, each request gets what it would get alone."""
+"""Continuous batching: each request gets the same reply in every batch as alone."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def test_a_seed_fixes_the_reply(engine: HttpEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "message"),
     [
         ("/generate", {}, "input_ids"),
         ("/generate", {"input_ids": [1, "x"]}, "input_ids.1"),
@@ -118,11 +118,11 @@ async def test_a_seed_fixes_the_reply(engine: HttpEngine) -> None:
     ],
 )
 async def test_bad_bodies_are_answered_400_with_the_reason(
-    engine: HttpEngine, path: str, body: Any, told: str
+    engine: HttpEngine, path: str, body: Any, message: str
 ) -> None:
     status, answer = await call(engine, path, body)
     assert status == 400
-    assert told in answer["error"]["message"]
+    assert message in answer["error"]["message"]
 
 
 async def test_a_weight_update_is_opened_once_and_closed_once(engine: HttpEngine) -> None:
@@ -271,7 +271,7 @@ def server_pid(log_dir: Path) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that only waits to be reaped does not."""
+    """Return True if the process runs; a zombie does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:

@@ -58,7 +58,7 @@ def test_what_lies_behind_a_position_is_never_read(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"model_type": "llama"}, "model_type"),
         ({"attention_bias": True}, "attention_bias"),
@@ -69,11 +69,11 @@ def test_what_lies_behind_a_position_is_never_read(tiny_model: Path) -> None:
     ],
 )
 def test_a_config_of_another_model_is_refused(
-    tmp_path: Path, tiny_model: Path, change: dict[str, Any], told: str
+    tmp_path: Path, tiny_model: Path, change: dict[str, Any], message: str
 ) -> None:
     config = json.loads((tiny_model / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(EngineError, match=told) as caught:
+    with pytest.raises(EngineError, match=message) as caught:
         read_shape(tmp_path)
     assert caught.value.hint
 

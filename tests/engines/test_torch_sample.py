@@ -1,4 +1,4 @@
-"""Draws follow the distribution that was asked for, each row from its own stream."""
+"""Draws follow the distribution of the settings, each row from its own stream."""
 
 from __future__ import annotations
 

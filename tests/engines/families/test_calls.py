@@ -52,14 +52,14 @@ def call(body: str) -> str:
     ],
     ids=range(11),
 )
-def test_a_model_that_repeats_itself_holds_nobody_up(form: CallForm, text: str) -> None:
+def test_a_model_that_repeats_itself_is_read_in_linear_time(form: CallForm, text: str) -> None:
     found = read_calls(text, form)
 
     assert found.num_malformed + len(found.calls) == 1
 
 
 @pytest.mark.parametrize("num_closed", [0, 1])
-def test_the_tiny_family_is_held_up_by_no_repetition_either(num_closed: int) -> None:
+def test_the_tiny_family_reads_a_repetition_in_linear_time_too(num_closed: int) -> None:
     family = tiny.build(None)
     opened, closed = map(family._tokenizer.id, (CALL, CALL_END))
 

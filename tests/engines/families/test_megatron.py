@@ -133,7 +133,7 @@ def test_megatron_takes_the_settings(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "extra", "said"),
+    ("line", "extra", "message"),
     [
         ("qwen3", {"attention_bias": True}, "attention_bias = True cannot be trained"),
         ("qwen3", {"rope_parameters": {"rope_type": "yarn"}}, "'yarn' cannot be trained"),
@@ -144,9 +144,9 @@ def test_megatron_takes_the_settings(line: str) -> None:
     ],
 )
 def test_a_model_outside_the_mapping_is_refused(
-    line: str, extra: dict[str, Any], said: str
+    line: str, extra: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         ModelMapping().config(LINES[line] | extra)
 
 

@@ -124,7 +124,7 @@ def read_message(item: dict[str, Any]) -> Message:
 
 @pytest.mark.parametrize("template", FAMILIES)
 @pytest.mark.parametrize("reply", REPLIES)
-def test_a_reply_is_read_back_as_it_was_said(
+def test_a_reply_is_read_back_as_it_was_written(
     make_family: MakeFamily, template: str, reply: Message
 ) -> None:
     family = make_family(template)

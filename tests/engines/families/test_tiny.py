@@ -47,7 +47,7 @@ def text_of(ids: list[int]) -> str:
 
 @given(REPLIES)
 @settings(max_examples=200, deadline=None)
-def test_a_reply_is_read_back_as_it_was_said(reply: Message) -> None:
+def test_a_reply_is_read_back_as_it_was_written(reply: Message) -> None:
     ids = FAMILY.encode_reply(reply)
 
     parsed = FAMILY.parse(ids)
