@@ -125,7 +125,7 @@ def test_images_with_musl_get_a_program_of_their_own(
 ) -> None:
     claude_code.build(Options(version="2.1.143", libc="musl"))
     assert fetched[0][0] == "@anthropic-ai/claude-code-linux-x64-musl"
-    with pytest.raises(InputError, match=r"2\.1\.112 runs on Node") as caught:
+    with pytest.raises(InputError, match=r"2\.1\.112 needs Node") as caught:
         claude_code.build(Options(libc="musl"))
     assert "native" in caught.value.hint
 

@@ -51,7 +51,7 @@ async def test_an_image_that_the_registry_lacks(
 ) -> None:
     error = await refuse(backend, f"{registry}/nobody/nothing:1", ImageError)
     assert "nobody/nothing" in str(error)
-    assert "name right" in error.hint
+    assert "check the name" in error.hint
 
 
 async def test_an_image_that_may_not_be_pulled(dockerd: str, registry: str) -> None:
