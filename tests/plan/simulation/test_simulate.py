@@ -156,5 +156,5 @@ def test_command_prints_assumptions_and_every_schedule() -> None:
 
 def test_command_refuses_a_run_on_cpu() -> None:
     twin = RECIPE.with_name("twin_cpu.toml")
-    with pytest.raises(RecipeError, match="nothing to simulate"):
+    with pytest.raises(RecipeError, match="runs on CPU"):
         CliRunner().invoke(app, ["simulate", str(twin)], catch_exceptions=False)
