@@ -81,50 +81,6 @@ def test_imports_point_down(path: Path) -> None:
             assert not is_choice, f"{path}:{line} imports a sibling choice: {module}"
 
 
-KNOWN_CYCLES: list[list[str]] = []
-
-
-def test_no_modules_import_each_other() -> None:
-    """No cycle of modules, imports in functions and under TYPE_CHECKING counted."""
-    graph = {
-        _name(path): {
-            target
-            for module, _ in _imports(ast.parse(path.read_text()))
-            if (target := module.removeprefix("swerl.")) in MODULES and target != _name(path)
-        }
-        for path in _files()
-    }
-    assert _cycles(graph) == KNOWN_CYCLES
-
-
-def _cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the strongly connected components with two nodes or more (Tarjan, 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for target in sorted(graph[node]):
-            if target not in index:
-                visit(target)
-                low[node] = min(low[node], low[target])
-            elif target in stack:
-                low[node] = min(low[node], index[target])
-        if low[node] == index[node]:
-            component = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(component) > 1:
-                found.append(sorted(component))
-
-    for node in sorted(graph):
-        if node not in index:
-            visit(node)
-    return found
-
-
 @pytest.mark.parametrize("path", list(_files()), ids=_name)
 def test_heavy_imports_are_lazy(path: Path) -> None:
     if str(path.relative_to(SRC)) in OWN_PROCESS or "# heavy imports" in path.read_text()[:2000]:
