@@ -1,1 +1,1 @@
-"""The command line: the only room that prints."""
+"""The command line: the only room that prints. `main.py` lists the commands."""

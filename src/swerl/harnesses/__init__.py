@@ -1,1 +1,1 @@
-"""Coding agents; the file name is `harness.type`."""
+"""Coding agents; the file name is `harness.type`. Read `builtin.py` first: the smallest one."""

@@ -1,1 +1,1 @@
-"""Memory, disk, cost and time of a run, computed before it starts."""
+"""Memory, disk, cost and time of a run, computed before it starts. Read `plan.py` first."""

@@ -1,1 +1,1 @@
-"""The recipe: one TOML file that describes a run."""
+"""The recipe: one TOML file that describes a run. Read `schema.py` first: every setting."""

@@ -1,1 +1,1 @@
-"""From a Task to a graded Episode."""
+"""From a Task to a graded Episode. Read `run` in `episode.py` first; `wiring.py` builds parts."""

@@ -1,1 +1,1 @@
-"""The run folder and everything in it."""
+"""The run folder and everything in it. Read `layout.py` first."""

@@ -1,1 +1,1 @@
-"""From graded Groups to new weights."""
+"""From graded Groups to new weights. Read `run` in `loop.py` first."""
