@@ -152,7 +152,7 @@ async def test_the_preflight_looks_at_sandboxes_and_gateway_of_each_machine(
     tmp_path: Path,
 ) -> None:
     nodes = (LocalNode(name="n1"), LocalNode(name="n2"))
-    looks = preflight._on_nodes(_recipe("looked"), Nodes(nodes, nodes), tmp_path)
+    looks = preflight._check_on_nodes(_recipe("looked"), Nodes(nodes, nodes), tmp_path)
     found = [each async for each in looks]
     assert {each.state for each in found} == {FindingState.OK}, found
     assert [(each.node, each.check) for each in found] == [
