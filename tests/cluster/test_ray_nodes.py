@@ -183,7 +183,7 @@ async def test_a_server_of_a_node_that_hangs_is_replaced_and_its_requests_begun_
         while any(server.lost for server in engine.pool.servers):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert {len(reply.ids) for reply in replies} == {900}
-    assert "ran but answered nothing; restarting it" in told[0]
+    assert "ran but did not answer; restarting it" in told[0]
 
 
 async def test_a_node_that_is_lost_ends_its_processes_for_the_controller(
