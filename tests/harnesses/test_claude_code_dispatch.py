@@ -65,7 +65,7 @@ async def test_only_workers_change_anything_and_all_is_trained(harness: ClaudeCo
 
 @pytest.mark.parametrize("other", [{"bare": True}, {"sub_agents": False}, {"tools": ["Bash"]}])
 def test_what_would_undo_it_is_refused(other: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="brings tools and agents of its own"):
+    with pytest.raises(ValidationError, match="sets tools and agents itself"):
         Options.model_validate({"dispatch": "forced", "version": "2.1.330"} | other)
 
 
