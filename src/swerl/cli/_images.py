@@ -46,7 +46,7 @@ def images_of(arguments: Sequence[str]) -> list[str]:
 
 
 def is_file(argument: str) -> bool:
-    """Whether an argument is a file name, not an image name."""
+    """True if an argument is a file name, not an image name."""
     path = Path(argument)
     return path.is_file() or path.suffix in _ENDINGS or argument.startswith(("/", ".", "~"))
 

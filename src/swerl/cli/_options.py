@@ -32,6 +32,14 @@ SettingsOption = Annotated[
         help="One setting of the backend, as in a recipe's sandbox section.",
     ),
 ]
+SettingsAndLimitsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of the backend, or a limit such as limits.memory_mib=8192.",
+    ),
+]
 
 
 def open_backend(
@@ -84,7 +92,7 @@ def split_limits(settings: Sequence[str], **defaults: float) -> tuple[Limits, li
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """True if only this machine reaches the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -133,7 +141,7 @@ class EngineChoice:
 
     @property
     def trainable(self) -> bool:
-        """Whether it returns token ids."""
+        """True if it returns token ids."""
         return self.type != "openai"
 
 

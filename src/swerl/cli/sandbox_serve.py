@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import BackendOption, is_loopback
+from swerl.cli._options import BackendOption, SettingsAndLimitsOption, is_loopback
 
 if TYPE_CHECKING:
     from swerl.core.contracts import SandboxBackend
@@ -24,14 +24,7 @@ _LIFETIME_S = 24 * 3600.0
 def serve(
     *,
     backend: BackendOption = "local",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting of the backend, or a limit such as limits.memory_mib=4096.",
-        ),
-    ] = None,
+    settings: SettingsAndLimitsOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")

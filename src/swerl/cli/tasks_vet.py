@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import BackendOption, split_limits
+from swerl.cli._options import BackendOption, SettingsAndLimitsOption, split_limits
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
@@ -46,14 +46,7 @@ def vet(
         typer.Option("--drop-flaky", help="Drop flaky pass-to-pass tests, then vet the rest."),
     ] = False,
     backend: BackendOption = "local",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting of the backend, or a limit such as limits.memory_mib=8192.",
-        ),
-    ] = None,
+    settings: SettingsAndLimitsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Prove that each task fails without its solution, passes with it, and resists cheap cheats.

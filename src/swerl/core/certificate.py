@@ -102,7 +102,7 @@ class Certificate:
 
     @property
     def ok(self) -> bool:
-        """Whether the Task is admitted."""
+        """True if the Task is admitted."""
         return bool(self.row) and not self.findings
 
 

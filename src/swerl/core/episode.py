@@ -52,7 +52,7 @@ class Episode:
 
     @property
     def learnable(self) -> bool:
-        """Whether the Episode is a result of the policy."""
+        """True if the Episode is a result of the policy."""
         return self.grade.verdict in LEARNABLE
 
 
@@ -65,5 +65,5 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Whether its learnable Episodes have different rewards."""
+        """True if its learnable Episodes have different rewards."""
         return len({episode.reward for episode in self.episodes if episode.learnable}) > 1

@@ -88,7 +88,7 @@ def parse_target(text: str) -> Target:
 
 
 def is_local(image: str) -> bool:
-    """Whether the image exists only on this machine and in no registry."""
+    """True if the image exists only on this machine and in no registry."""
     return image == "host" or image.startswith(("built:", "dir:"))
 
 

@@ -155,7 +155,7 @@ def _make(target: Path, fill: Callable[[Path], str]) -> None:
 
 
 def _is_complete(bundle: Path) -> bool:
-    """Whether every recorded file exists with its size."""
+    """True if every recorded file exists with its size."""
     try:
         record = json.loads((bundle / "bundle.json").read_text())
         return all((bundle / file).stat().st_size == n for file, n in record["files"].items())

@@ -227,7 +227,7 @@ def _prompt(text: str) -> bytes:
 
 
 def _hit_limit(done: Exec) -> bool:
-    """Whether the transcript's last line names a turn or context limit."""
+    """True if the transcript's last line names a turn or context limit."""
     last = next(said_last(done.stdout), {})
     return last.get("terminal_reason") in _LIMIT_REASONS
 
@@ -268,7 +268,7 @@ _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm6
 
 
 def is_native(version: str) -> bool:
-    """Whether a release is a native program, without Node."""
+    """True if a release is a native program, without Node."""
     return tuple(map(int, version.split("."))) > _LAST_JAVASCRIPT
 
 
@@ -297,7 +297,7 @@ def program(version: str) -> list[str]:
 
 
 def can_compact(version: str, bundle: Sequence[Mount]) -> bool:
-    """Whether a release supports `compact_at`; every native one does."""
+    """True if a release supports `compact_at`; every native one does."""
     return is_native(version) or COMPACT_AT.encode() in (bundle[0].source / "cli.js").read_bytes()
 
 
@@ -350,5 +350,5 @@ _FIRST = (2, 1, 143)
 
 
 def is_kept_by(version: str) -> bool:
-    """Whether a release restricts the lead agent to its tools."""
+    """True if a release restricts the lead agent to its tools."""
     return tuple(map(int, version.split("."))) >= _FIRST

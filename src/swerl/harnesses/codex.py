@@ -197,7 +197,7 @@ class Codex:
 
 
 def _hit_limit(log: bytes) -> bool:
-    """Whether the run ended because a reply or the context was at its limit."""
+    """True if the run ended because a reply or the context was at its limit."""
     for event in said_last(log):
         if event.get("type") == "turn.failed":
             said = json.dumps(event.get("error"))

@@ -199,7 +199,7 @@ class OpenCode:
 
 
 def _hit_limit(log: bytes) -> bool:
-    """Whether the last reply hit its token limit or the context was full."""
+    """True if the last reply hit its token limit or the context was full."""
     for event in _cli.said_last(log):
         if event.get("type") == "error":
             return "prompt is too long" in json.dumps(event)

@@ -159,7 +159,7 @@ class Pi:
 
 
 def _hit_limit(session: bytes) -> bool:
-    """Whether the last reply hit its token limit or the context was full."""
+    """True if the last reply hit its token limit or the context was full."""
     for entry in _cli.said_last(session):
         message = entry.get("message")
         if isinstance(message, dict) and message.get("role") == "assistant":

@@ -185,7 +185,7 @@ def _prompt(text: str) -> bytes:
 
 
 def _hit_limit(log: bytes) -> bool:
-    """Whether the transcript ends because of a full context, refused or predicted."""
+    """True if the transcript ends because of a full context, refused or predicted."""
     for event in _cli.said_last(log):
         if event.get("type") == "result":
             error = json.dumps(event.get("error", ""))

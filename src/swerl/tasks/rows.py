@@ -52,7 +52,7 @@ class RowFile:
 
     @property
     def is_parquet(self) -> bool:
-        """Whether it is a table, not lines."""
+        """True if it is a table, not lines."""
         return self.name.endswith(".parquet")
 
 

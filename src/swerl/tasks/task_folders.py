@@ -25,7 +25,7 @@ _PARTS = {INSTRUCTION, "task.toml", "image.txt", "setup.sh", "environment", "tes
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file's name is that of an archive of task folders."""
+    """True if a file's name is that of an archive of task folders."""
     return path.name.endswith((".tar.gz", ".tgz", ".tar"))
 
 

@@ -88,7 +88,7 @@ class ContainerPlan:
 
 @dataclass(slots=True)
 class DiskQuota:
-    """Whether the daemon's storage driver can limit a container's disk; the first create shows."""
+    """The storage driver's support for a disk limit, measured by the first create."""
 
     works: bool
 

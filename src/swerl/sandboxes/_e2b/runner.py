@@ -330,7 +330,7 @@ class JobOutput:
 
     @property
     def complete(self) -> bool:
-        """Whether the command has ended and all of its output is read."""
+        """True if the command has ended and all of its output is read."""
         return self.result is not None and self.result.sizes == tuple(self.offsets)
 
     def begin(self) -> None:
