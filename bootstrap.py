@@ -37,6 +37,9 @@ DEBIAN_PACKAGES = {
         "docker-registry": "docker-registry",
         "skopeo": "skopeo",
         "mmdebstrap": "mmdebstrap",
+        "go": "golang-go",
+        "rspec": "ruby-rspec",
+        "phpunit": "phpunit",
     },
 }
 """Command -> program -> its Debian package. No daemon is started."""

@@ -25,7 +25,7 @@ from swerl.core.turn import Trajectory, Turn, WeightChange
 from swerl.recipe.schema import BudgetsSection, RolloutSection, ScheduleSection
 from swerl.rollout import group
 from swerl.rollout.parts import Parts, Provisioner
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.rollout.schedules import ScheduleInputs, open_schedule
 from swerl.rollout.versions import Staleness, Versions, staleness
 from swerl.runs.layout import Cursor, RunFolder
@@ -134,7 +134,7 @@ def parts_of(groups: int, episodes: int) -> Parts:
         gateway=absent,
         provisioner=Provisioner(absent, Limits(), concurrency=4 * groups * episodes),
         harness=absent,
-        reward=rule("solved"),
+        reward=reward_of("solved"),
         rollout=RolloutSection(groups_per_step=groups, episodes_per_group=episodes),
         budgets=BudgetsSection(),
         seed=0,

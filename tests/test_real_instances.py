@@ -92,8 +92,12 @@ def test_it_is_certified(swerl: Swerl, instance: str) -> None:
     [vetted] = json.loads(swerl("tasks", "vet", f"{instance}.jsonl", "--gold-runs", "1", "--json"))
     certificate = vetted["certificate"]
     assert vetted["ok"], certificate["findings"]
-    assert certificate["canary"] is True
-    assert set(certificate["probes"].values()) <= {"unsolved", "cheat"}
+    assert certificate["swaps"]
+    # Some instances expect only values that stand in the repository before, so none is secret.
+    assert (certificate["bits"] > 3) == (certificate["swapped_share"] > 0)
+    # A cheat that does not apply holds the reason in place of a verdict.
+    assert "solved" not in certificate["probes"].values()
+    assert certificate["probes"]["forged lines"] in ("unsolved", "cheat")
     assert certificate["measured"]["test_s"] < certificate["timeout_s"]
 
 
@@ -107,8 +111,9 @@ def test_the_swebench_package_comes_to_the_same_verdict(
     task = from_row(json.loads((swerl.folder / f"{instance}.jsonl").read_text()))
     result = swerl.rollout(instance, "--engine", f"scripted:{script}")
     text = json.loads((swerl.folder / result["artefacts"]["grade"]).read_text())["log"]
-    # A canary fails in every run, so that pytest ends with 1.
-    log = Log(instance, parser, text, 1, swerl.folder / f"{instance}-{script}.log")
+    log = Log(
+        instance, parser, text, int(script == "noop"), swerl.folder / f"{instance}-{script}.log"
+    )
     log.save()
     lists = Lists(task.grading.fail_to_pass, task.grading.pass_to_pass)
     [theirs] = ask(package, [log], [(0, lists)])

@@ -146,6 +146,21 @@ async def test_what_cannot_be_checked_is_said(task: Task) -> None:
     assert any("python3" in reason for reason in found.unchecked)
 
 
+TOOLS = "sh git find sed sort comm grep head tr cut wc mktemp rm mkdir cat stat readlink xargs tar"
+
+
+async def test_without_python_plain_files_are_searched(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sandbox.write("/opt/lib/total.py", FIXED.encode())
+        await sh(sandbox, f"for t in {TOOLS}; do ln -s $(command -v $t) /opt/lib; done")
+        await hide_future(sandbox, task)
+        found = await scan(Without(sandbox, "python3", PATH="/opt/lib"), task)
+    assert [(leak.kind, leak.name) for leak in found.leaks] == [
+        (LeakKind.TEXT, "/opt/lib/total.py")
+    ]
+    assert any("python3" in reason for reason in found.unchecked)
+
+
 def test_the_command_resumes_and_fails_on_leaks_that_remain(task: Task, tmp_path: Path) -> None:
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "scanned.jsonl"
     folder = Path(task.image.removeprefix("dir:"))

@@ -22,7 +22,9 @@ def smoke(folder: Path, image: str, *words: str) -> dict[str, object]:
 
 
 def test_an_image_of_a_daemon(dockerd: str, docker_image: str, tmp_path: Path) -> None:
-    row = smoke(tmp_path, docker_image, "--backend", "docker", "--set", f"base_url={dockerd}")
+    row = smoke(
+        tmp_path, docker_image, "--backend", "docker", "--set", f"sandbox.base_url={dockerd}"
+    )
     assert str(row["digest"]).startswith("sha256:"), row
     assert int(str(row["size"])) > 2**20
     assert (

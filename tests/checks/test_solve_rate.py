@@ -86,7 +86,7 @@ def test_filters_and_tables_read_the_solve_rate(file: Path) -> None:
     out = file.with_name("some.jsonl")
     call("filter", file, "--solve-rate", "0.1..0.9", "-o", out)
     assert [task.id for task in read_tasks(out)] == ["1", "2"]
-    call("filter", file, "id != '1'", "--solve-rate", "0.1..0.9", "-o", out)
+    call("filter", file, "id != '1'", "--solve-rate", "0.1..0.9", "--force", "-o", out)
     assert [task.id for task in read_tasks(out)] == ["2"]
     assert json.loads(call("stats", file, "--json"))["solve_rates"] == [0.0, 0.1, 0.5, 1.0]
 

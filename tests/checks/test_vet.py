@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from swerl.checks._vet_runs import Runs
 from swerl.checks.smoke import ImageFacts
 from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers, vet
 from swerl.core.certificate import Defect, certified, from_json, objection, to_json
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, file_text, from_row, to_row
-from swerl.sandboxes import docker
+from swerl.sandboxes import docker, local
+from swerl.tasks.hide_future import Stage, hide_future
 
 from .vetting import (
     ADD,
-    GOLD,
     RUN_FILE,
     TESTS,
     WORKDIR,
@@ -69,14 +70,18 @@ async def test_a_sound_task_is_certified_with_what_vetting_measured(
     told = vetted.certificate
     assert vetted.ok, told
     assert told
-    assert (told.gold_runs, told.canary, told.timeout_s) == (3, True, 60.0)
+    assert (told.gold_runs, told.timeout_s) == (3, 60.0)
+    assert (told.swapped_share, told.bits) == (1.0, pytest.approx(3.25, abs=0.01))
     assert set(told.probes.values()) <= {"unsolved", "cheat"}
-    assert len(told.probes) == 3
+    assert len(told.probes) == 4
     assert 0 < told.measured.test_s <= told.measured.grading_s
     assert told.measured.disk_mib is not None
 
     final = certified(task, told)
-    assert final.grading == replace(task.grading, canary=True, timeout_s=60.0)
+    kept = final.grading.swaps
+    assert kept
+    assert {swap.fails for swap in kept} == {(ADD,)}
+    assert final.grading == replace(task.grading, swaps=kept, not_run=(), timeout_s=60.0)
     assert objection(final) == ""
     assert from_row(to_row(final)) == final
     assert from_json(to_json(told)) == told
@@ -128,14 +133,32 @@ async def test_a_task_without_a_solution_is_rejected(make: Callable[..., Task]) 
     assert [found.defect for found in vetted.certificate.findings] == [Defect.NO_SOLUTION]
 
 
-async def test_a_solution_that_lies_in_the_image_is_a_leak(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "defects"),
+    [("answer.diff", []), ("lib/python3.11/site-packages/calc/answer.diff", [Defect.LEAK])],
+)
+async def test_a_solution_in_the_image_is_removed_or_a_leak(
+    tmp_path: Path, path: str, defects: list[Defect]
+) -> None:
     task = make_task(tmp_path / "image")
-    telling = "    return sum((a, b))  # adds what it is given"
-    task = replace(task, gold_patch=GOLD.replace("    return a + b", telling))
-    Path(task.image.removeprefix("dir:"), "answer.diff").write_text(task.gold_patch)
+    file = tmp_path / "image" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(task.gold_patch)
     vetted = await vet_one(task)
     assert vetted.certificate
-    assert [found.defect for found in vetted.certificate.findings] == [Defect.LEAK]
+    assert [found.defect for found in vetted.certificate.findings] == defects
+    assert vetted.certificate.removed == (() if defects else ("/repo/answer.diff",))
+    # Every sandbox of the certified Task loses it.
+    await hide_and_expect(certified(task, vetted.certificate), path, is_there=bool(defects))
+
+
+async def hide_and_expect(task: Task, path: str, *, is_there: bool) -> None:
+    for stage in (Stage.AGENT, Stage.GRADING):
+        backend = local.build(local.Options())
+        async with backend.open(task.image, Limits(), workdir=WORKDIR) as sandbox:
+            await hide_future(sandbox, task, stage=stage)
+            listed = await sandbox.run(["ls", path], cwd=WORKDIR)
+            assert (listed.exit_code == 0) == is_there
 
 
 def flaky_task(tmp_path: Path, *, bad_run: int) -> Task:
@@ -144,15 +167,24 @@ def flaky_task(tmp_path: Path, *, bad_run: int) -> Task:
     return make_task(tmp_path / "image", test_files=files, pass_to_pass=(ZERO, FLAKY))
 
 
+async def first_gold_run(tmp_path: Path) -> int:
+    """Return the number of the sandbox in which the known solution is tested first."""
+    backend = Numbered()
+    await Runs(backend, Limits()).measure(flaky_task(tmp_path / "count", bad_run=0), 4)
+    # The run without a change, the measuring, and the sandbox in which the diff is applied.
+    return 1 + backend.num_opened + 1 + 1
+
+
 async def test_a_test_that_fails_in_one_of_the_runs_is_flaky(tmp_path: Path) -> None:
-    vetted = await vet_one(flaky_task(tmp_path, bad_run=3))
+    vetted = await vet_one(flaky_task(tmp_path, bad_run=await first_gold_run(tmp_path)))
     assert vetted.certificate
     assert vetted.certificate.flaky == (FLAKY,)
     assert Defect.FLAKY in {found.defect for found in vetted.certificate.findings}
 
 
-@pytest.mark.parametrize("bad_run", [1, 3])
-async def test_unsteady_tests_are_dropped_where_asked(tmp_path: Path, bad_run: int) -> None:
+@pytest.mark.parametrize("is_noop", [True, False])
+async def test_unsteady_tests_are_dropped_where_asked(tmp_path: Path, is_noop: bool) -> None:
+    bad_run = 1 if is_noop else await first_gold_run(tmp_path)
     task = flaky_task(tmp_path, bad_run=bad_run)
     vetted = await vet_one(task, Rigour(2, drop_flaky=True))
     assert vetted.ok, vetted
@@ -163,18 +195,24 @@ async def test_unsteady_tests_are_dropped_where_asked(tmp_path: Path, bad_run: i
     assert objection(final) == ""
 
 
-async def test_a_report_without_a_canary_can_be_forged_and_is_not_admitted(
+async def test_a_task_without_a_swap_can_be_forged_and_is_not_admitted(
     make: Callable[..., Task],
 ) -> None:
-    """The command picks one test, so no canary runs, and nothing tells forged lines from real."""
-    picked = ADD.split()[1][1:-1]
-    command = f"python3 -m unittest -v {picked}; code=$?; echo '{ZERO} ... ok'; exit $code"
-    vetted = await vet_one(make(test_command=command))
+    """The test compares nothing with a value, so forged lines look like a solution."""
+    tests = (
+        "import sys\n\nimport calc\n\nprint('test_add', end=' ')\ncalc.add(2, 3)\nprint('... ok')\n"
+    )
+    vetted = await vet_one(
+        make(
+            test_files={"tests/__init__.py": "", "tests/test_calc.py": tests},
+            test_command="python3 -m tests.test_calc",
+            fail_to_pass=("test_add",),
+            pass_to_pass=(),
+        )
+    )
     assert vetted.certificate
-    assert vetted.certificate.canary is False
-    assert vetted.certificate.probes["leave early"] == "unsolved"
-    assert vetted.certificate.probes["forged lines"] == "solved"
-    assert [found.defect for found in vetted.certificate.findings] == [Defect.CHEAT]
+    assert (vetted.certificate.swapped_share, vetted.certificate.bits) == (0.0, 0.0)
+    assert Defect.NOOP_SOLVED in [found.defect for found in vetted.certificate.findings]
 
 
 async def test_what_is_known_is_not_vetted_again(make: Callable[..., Task]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks._vet_runs import CONFTEST, cheats
+from swerl.checks._vet_cheats import CONFTEST, cheats, files_to_change
+from swerl.checks.redteam import repository
+from swerl.checks.redteam.languages import GROUNDS
+from swerl.checks.redteam.policy import Defence, Policy, TaskKind
+from swerl.checks.redteam.repository import ImageTools
+from swerl.core.grade import TestStatus
 from swerl.core.task import Task
+from swerl.grading.log_parsers import find_parser
+from swerl.grading.statuses import Statuses
 
 from .vetting import BROKEN, make_task
 
@@ -75,6 +83,81 @@ def test_cheats_keep_a_module_that_imports_from_the_future(task: Task) -> None:
     assert python(folder, "-m", "py_compile", "calc.py").returncode == 0
 
 
-def test_a_solution_without_python_leaves_little_to_try(task: Task) -> None:
-    other = replace(task, gold_patch=task.gold_patch.replace("calc.py", "calc.go"))
+def test_a_solution_in_an_unknown_language_leaves_nothing_to_try(task: Task) -> None:
+    other = replace(task, gold_patch=task.gold_patch.replace("calc.py", "calc.lua"))
     assert all(cheat.why_not and not cheat.patch for cheat in cheats(other, {}))
+
+
+def in_language(kind: TaskKind, folder: Path) -> Task:
+    """Write a project with its tests, and return its Task."""
+    ground = GROUNDS[kind]
+    if subprocess.run(["bash", "-c", ground.probe], capture_output=True).returncode:
+        pytest.skip(f"this machine cannot run `{ground.probe}`")
+    task = repository.task_of(
+        Policy("p", "s", (), Defence.TESTS, kind=kind),
+        ImageTools((3, 11), has_pytest=True, grounds=frozenset(GROUNDS)),
+        "host",
+    )
+    inside = {path.removeprefix(f"{task.workdir}/"): text for path, text in task.files.items()}
+    for path, text in {**inside, **task.grading.test_files}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return task
+
+
+def run_tests(task: Task, folder: Path) -> Statuses:
+    """Run the tests without any protection, and read their log."""
+    spec = task.grading
+    done = subprocess.run(
+        ["bash", "-c", spec.test_command],
+        cwd=folder,
+        env={**os.environ, **spec.env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return find_parser(spec.log_parser)(done.stdout + done.stderr)
+
+
+LANGUAGES = sorted(set(GROUNDS) - {TaskKind.PYTHON, TaskKind.CLASSES})
+
+
+@pytest.mark.parametrize("kind", LANGUAGES)
+def test_a_cheat_wins_in_every_language_without_protection(kind: TaskKind, tmp_path: Path) -> None:
+    """Node's runner reads no lines of a test file, so there the assertions are replaced."""
+    task = in_language(kind, tmp_path)
+    name = "equal to all" if kind is TaskKind.JAVASCRIPT else "forged lines"
+    texts = {path: (tmp_path / path).read_text() for path in files_to_change(task)[:1]}
+    [patch] = [each.patch for each in cheats(task, texts) if each.name == name]
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch.encode(), check=True)
+    found = run_tests(task, tmp_path)
+    declared = (*task.grading.fail_to_pass, *task.grading.pass_to_pass)
+    assert {found.get(test) for test in declared} == {TestStatus.PASSED}
+
+
+def test_an_object_equal_to_everything_is_tried(task: Task) -> None:
+    assert pytest_in(cheat_in(task, "equal to all")).returncode == 0
+
+
+def test_a_task_gets_the_same_cheats_every_time(task: Task) -> None:
+    texts = {"calc.py": BROKEN}
+    assert cheats(task, texts) == cheats(task, dict(texts))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "first"),
+    [
+        ("a.php", "<?php\n\ndeclare(strict_types=1);\n\nnamespace Shop;\n\nclass A {}\n", "class"),
+        ("a.js", "#!/usr/bin/env node\n'use strict';\n", "'use strict'"),
+        ("a.rb", "# frozen_string_literal: true\n\nmodule A\nend\n", "module"),
+    ],
+)
+def test_code_is_put_behind_lines_that_must_be_first(
+    task: Task, path: str, text: str, first: str
+) -> None:
+    other = replace(task, gold_patch=f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-x\n+y\n")
+    [patch] = [each.patch for each in cheats(other, {path: text}) if each.name == "leave early"]
+    added = [line for line in patch.splitlines() if line.startswith("+") and "exit" in line]
+    kept = next(n for n, line in enumerate(patch.splitlines()) if line.startswith(f" {first}"))
+    assert added
+    assert patch.splitlines().index(added[-1]) < kept

@@ -1,5 +1,6 @@
 """The command line as a whole: exit codes, and one clear error with what to do."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,43 @@ def test_wrong_input_is_one_error_one_hint_and_exit_code_two(
 
 def test_an_unknown_command_is_exit_code_two() -> None:
     assert _swerl("trian").returncode == 2
+
+
+def test_a_full_disk_behind_the_output_is_two_lines() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "swerl.cli", "recipes"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 2
+    assert "No space left" in done.stderr
+
+
+def test_an_output_that_lacks_characters_is_no_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "swerl.cli", "agents", "compat", "--list"],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_shell_completion_is_offered() -> None:
+    assert "--install-completion" in _swerl("--help").stdout
+
+
+def test_a_missing_package_is_one_error_with_its_extra() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['pyarrow'] = None\n"
+        "from swerl.cli.main import app\n"
+        "sys.argv = ['swerl', 'samples', 'export', '.', '-o', 'x']\n"
+        "import swerl.runs.export as export\n"
+        "export.steps_of = lambda run: __import__('pyarrow')\n"
+        "app()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'swerl[twin]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 2

@@ -22,6 +22,7 @@ from swerl.core.errors import InputError, SwerlError
 from swerl.core.events import PhaseEnded, TurnEnded, ignore
 from swerl.core.sample import to_samples
 from swerl.core.task import Task, write_tasks
+from swerl.engines.families import tiny
 from swerl.harnesses import claude_code
 from swerl.images import build
 from swerl.rollout import record
@@ -107,9 +108,18 @@ def test_transcript_and_tokens_tell_the_same_turns(run: Run, tmp_path: Path) -> 
     run("-o", "out")
     words = json.loads((tmp_path / "out" / "transcript.json").read_text())
     tokens = json.loads((tmp_path / "out" / "trajectory.json").read_text())["turns"]
-    assert [turn["turn"] for turn in words] == [turn["index"] for turn in tokens]
+    assert [turn["turn"] for turn in words] == [turn["index"] + 1 for turn in tokens]
     assert [turn["tokens_out"] for turn in words] == [len(turn["output_ids"]) for turn in tokens]
     assert words[0]["said"]["tool_calls"]
+
+
+def test_a_transcript_shows_the_prompt_that_the_model_saw(run: Run, tmp_path: Path) -> None:
+    run("-o", "out")
+    first, *_ = json.loads((tmp_path / "out" / "transcript.json").read_text())
+    tokens = json.loads((tmp_path / "out" / "trajectory.json").read_text())["turns"]
+    # The tiny family leaves the agent's system prompt and tools out.
+    assert first["prompt"] == tiny.build(None).text(tokens[0]["prompt_ids"])
+    assert first["prompt"].startswith("<|im_start|>user\n")
 
 
 def test_second_rollout_of_a_task_keeps_the_first(run: Run, task: Task, tmp_path: Path) -> None:
@@ -143,7 +153,7 @@ def test_turns_used_up_at_the_gateway_are_a_limit_and_the_work_is_graded(run: Ru
         (["--engine", "scripted:silver"], "is not an engine", "scripted:gold"),
         (["--engine", "torch-cpu"], "needs --model", "newest weights"),
         (["--engine", "torch-cpu", "--model", "nowhere"], "is not a model folder", "Hugging Face"),
-        (["--agent", "claude-cod"], "unknown harness", "claude-code"),
+        (["--agent", "claude-cod"], "unknown agent", "claude-code"),
         (["--set", "harnes.bare=true"], "unknown recipe key", "harness"),
         (["--agent", "claude-code", "--set", "harness.bar=true"], "unknown recipe key", "bare"),
     ],
@@ -179,6 +189,7 @@ def test_folder_of_a_run_stands_for_its_newest_weights(tmp_path: Path) -> None:
         folder = tmp_path / "weights" / version
         folder.mkdir(parents=True)
         (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
+        tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
     recipe = rollout._recipe("builtin", rollout._read_engine("torch-cpu"), str(tmp_path), ())
     assert recipe.model.path == tmp_path / "weights" / "000010"
     assert (recipe.rollout.max_context_tokens, recipe.rollout.max_new_tokens) == (1024, 256)
@@ -190,7 +201,8 @@ async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
     async def answer(request: web.Request) -> web.Response:
         message = {"role": "assistant", "content": "I would rather not."}
         choice = {"message": message, "finish_reason": "stop"}
-        return web.json_response({"id": "1", "choices": [choice]})
+        usage = {"prompt_tokens": 7, "completion_tokens": 5}
+        return web.json_response({"id": "1", "choices": [choice], "usage": usage})
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
@@ -203,7 +215,11 @@ async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
     _output.console.cache_clear()
     assert episode.verdict == "unsolved"
     assert not any(turn.trainable for turn in episode.trajectory.turns)
-    assert "not trainable" in capsys.readouterr().out
+    assert episode.trajectory.num_sampled_tokens == 5
+    assert "5 out" in (shown := capsys.readouterr().out)
+    assert "not trainable" in shown
+    (turn,) = json.loads((tmp_path / "transcript.json").read_text())
+    assert [message["role"] for message in turn["prompt"]] == ["system", "user"]
 
 
 def test_terminal_commands_in_what_a_model_says_are_not_obeyed(

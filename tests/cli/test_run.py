@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+
+from swerl.cli import _output, _run
 
 CLOSING = """
         print("closing", flush=True)
@@ -87,3 +90,16 @@ def started(script: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_work_that_takes_a_while_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_run, "_PATIENCE_S", 0.0)
+    _output.stderr.cache_clear()
+    with _run.waiting("downloading codex"):
+        until = time.monotonic() + 20
+        while "downloading codex" not in (seen := capsys.readouterr().err):
+            assert time.monotonic() < until, seen
+            time.sleep(0.01)
+    _output.stderr.cache_clear()

@@ -38,7 +38,7 @@ def test_a_report_is_printed_and_kept(state: Path) -> None:
 def test_a_run_keeps_its_report(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     run.mkdir(parents=True)
-    assert attacks(*FAST, "--run", str(run), "--set", "isolator=unshare").exit_code == 0
+    assert attacks(*FAST, "--run", str(run), "--set", "sandbox.isolator=unshare").exit_code == 0
     body = json.loads((run / "probe.json").read_text())
     assert body["options"]["isolator"] == "unshare"
 

@@ -143,7 +143,7 @@ def test_a_bill_adds_up_by_run_backend_and_day() -> None:
         (("bill", "--since", "soon"), InputError, "not a time span"),
         (("ps", "--set", "a=b"), InputError, "--set needs --backend"),
         (("ps", "--backend", "dokcer"), UnknownNameError, "unknown sandbox 'dokcer'"),
-        (("reap", "--backend", "local", "--set", "isolatr=x"), RecipeError, "isolatr"),
+        (("reap", "--backend", "local", "--set", "sandbox.isolatr=x"), RecipeError, "isolatr"),
     ],
 )
 def test_bad_input_is_named(words: tuple[str, ...], kind: type[Exception], said: str) -> None:

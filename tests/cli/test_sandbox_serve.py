@@ -86,7 +86,8 @@ def test_a_key_of_ones_own_is_used_and_never_printed(tmp_path: Path) -> None:
         (["--template", "nothing"], "NAME=IMAGE"),
         (["--api-key-file", "/no/such/file"], "cannot read the key"),
         (["--backend", "lokal"], "local"),
-        (["--set", "isolater=bwrap"], "isolator"),
+        (["--set", "sandbox.isolater=bwrap"], "isolator"),
+        (["--set", "isolator=bwrap"], "sandbox.isolator"),
         (["--workdir", "relative"], "absolute"),
     ],
 )

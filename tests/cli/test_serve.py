@@ -209,7 +209,7 @@ def test_sigterm_is_an_ordinary_end_and_kill_9_leaves_the_words(tmp_path: Path) 
             served.shows(r"1\.1 ")
             assert served.end(how) == code
         (turn,) = transcript(served.folder / "1")
-        assert turn["heard"] == [{"role": "user", "text": "Say hello."}]
+        assert turn["prompt"] == "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_each_key_of_a_file_has_a_session_and_is_not_printed(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_an_idle_session_is_written_and_its_key_goes_on(tmp_path: Path) -> None:
         served.end()
 
     (turn,) = transcript(served.folder / "2")
-    assert (turn["parent"], len(turn["heard"])) == (None, 3)
+    assert (turn["parent"], turn["prompt"].count("<|im_end|>")) == (None, 3)
     assert "2 turns in 2 branches, 2 samples" in served.text
 
 
@@ -320,7 +320,7 @@ async def test_an_engine_without_token_ids_serves_but_trains_nothing(tmp_path: P
     async with TestServer(app) as server:
         served = await asyncio.to_thread(talk, str(server.make_url("/v1")))
     assert "nothing is trainable" in served.text
-    assert "1 turn in 1 branch, 0 samples; 0 of 0 sampled tokens trainable" in served.text
+    assert "1 turn in 1 branch, 0 samples; 0 of 3 sampled tokens trainable" in served.text
     assert not (served.folder / "1" / "samples.parquet").exists()
 
 

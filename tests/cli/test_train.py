@@ -116,6 +116,31 @@ def test_a_run_in_the_usual_place_is_called_by_its_name(
     assert "swerl train resume shown\n" in swerl("status", "shown").output
 
 
+def test_a_mistyped_command_is_not_taken_for_a_recipe() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        swerl("statsu")
+    assert "did you mean status" in caught.value.hint
+
+
+def test_a_recipe_of_swerl_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = swerl("twin_cpu", "--dry-run")
+    assert done.exit_code == 0
+    assert "Plan of twin" in done.output
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(root: Path) -> None:
+    broken = root.parent / "broken"
+    broken.mkdir()
+    (broken / "recipe.resolved.json").write_text("{")
+    done = swerl("status", "--runs", str(root.parent))
+    assert done.exit_code == 0
+    assert "3/9" in done.output
+    assert "broken cannot be read" in done.output
+    rows = json.loads(swerl("status", "--runs", str(root.parent), "--json").output)
+    assert {row["run"]: row["standing"] for row in rows}["broken"] == "unreadable"
+
+
 def test_status_lists_all_runs_and_says_where_there_are_none(root: Path, tmp_path: Path) -> None:
     assert "3/9" in swerl("status", "--runs", str(root.parent)).output
     empty = swerl("status", "--runs", str(tmp_path / "none"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from swerl.cluster.checks import (
     FindingState,
     GpuNeed,
     check_gpus,
+    gpu_uuids,
     judge_gpus,
     read_gpus,
     read_users,
@@ -51,3 +54,16 @@ def test_a_machine_without_nvidia_smi_fails_only_if_gpus_are_needed(
     assert (found.state, found.found) == (FindingState.FAIL, "nvidia-smi: not installed")
     (found,) = check_gpus("n1", GpuNeed(0, "h100"))
     assert found.state is FindingState.OK
+
+
+def test_the_uuids_of_a_runs_gpus_follow_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{TWO}'\n".replace("\n1,", "\\n1,", 1))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert gpu_uuids(("1", "GPU-aaa")) == ("bbb", "aaa")
+    assert gpu_uuids(("2",)) == ()
+    monkeypatch.setenv("PATH", "")
+    assert gpu_uuids(("1",)) == ()

@@ -34,7 +34,7 @@ from swerl.harnesses import builtin
 from swerl.recipe.schema import Recipe
 from swerl.rollout import group
 from swerl.rollout.parts import Parts, Provisioner
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
 from swerl.sandboxes.ledger import reap
@@ -189,7 +189,7 @@ async def _parts(engine: Any, recipe: Recipe, backend: SandboxBackend) -> AsyncI
             gateway=gateway,
             provisioner=Provisioner(backend, LIMITS, concurrency=SIZE),
             harness=builtin.build(builtin.Options()),
-            reward=rule("solved"),
+            reward=reward_of("solved"),
             rollout=recipe.rollout,
             budgets=recipe.budgets,
             seed=0,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swerl.cluster.node import LocalNode, LocalProcess, ProcessSpec
-from swerl.cluster.sglang_servers import NodeServer, engines_per_node, serve_on
+from swerl.cluster.sglang_servers import NodeServer, engines_of, serve_on
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import ClusterError, EngineError, RecipeError
 from swerl.core.turn import Sampling
@@ -172,7 +172,8 @@ async def test_running_servers_end_if_another_cannot_start(
 
 
 def test_engines_of_a_node() -> None:
-    assert engines_per_node(CPU) == 1
-    assert engines_per_node(ClusterSection(gpus_per_node=8, gpus_per_engine=2)) == 4
+    node = LocalNode(gpus=tuple("01234567"))
+    assert engines_of(LocalNode(), CPU) == 1
+    assert engines_of(node, ClusterSection(gpus_per_node=8, gpus_per_engine=2)) == 4
     with pytest.raises(RecipeError, match="exceeds a node"):
-        engines_per_node(ClusterSection(gpus_per_node=8, gpus_per_engine=16))
+        engines_of(node, ClusterSection(gpus_per_node=8, gpus_per_engine=16))

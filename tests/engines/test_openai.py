@@ -128,9 +128,10 @@ async def test_a_server_that_went_away_is_lost() -> None:
 async def test_a_strange_answer_is_one_clear_error(
     status: int, text: str, kind: type[EngineError]
 ) -> None:
-    async with answering(status, text) as url, opened(url) as engine:
+    async with answering(status, text) as url:
         with pytest.raises(EngineError) as caught:
-            await engine.chat(ChatRequest((ASK,)), "s")
+            async with opened(url) as engine:
+                await engine.chat(ChatRequest((ASK,)), "s")
     assert type(caught.value) is kind
     assert caught.value.hint
 
@@ -144,8 +145,27 @@ async def test_calls_that_are_no_json_are_counted() -> None:
     assert (reply.malformed_calls, reply.message.tool_calls) == (1, ())
 
 
+@pytest.mark.parametrize(("status", "hint"), [(401, "engine.api_key"), (404, "/v1")])
+async def test_a_server_that_refuses_key_or_model_is_an_error_before_anything_starts(
+    status: int, hint: str
+) -> None:
+    async with answering(status, "no") as url:
+        with pytest.raises(EngineError, match=f"answered {status}") as caught:
+            async with opened(url):
+                pass
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("key", ["sk-abcdef0123456789", "gsk_AbCdEf0123456789"])
+async def test_a_key_in_place_of_its_variables_name_is_not_printed(key: str) -> None:
+    with pytest.raises(InputError, match="is not set") as caught:
+        async with opened("http://127.0.0.1:9/v1", key):
+            pass
+    assert key not in caught.value.explained()
+
+
 async def test_a_key_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOME_KEY", raising=False)
-    with pytest.raises(InputError, match="SOME_KEY is not set"):
+    with pytest.raises(InputError, match=r"SOME_KEY of engine.api_key is not set"):
         async with opened("http://127.0.0.1:9/v1", "SOME_KEY"):
             pass

@@ -198,6 +198,7 @@ async def test_a_server_whose_scheduler_is_stuck_is_given_up_if_it_can_be_restar
         """A process whose scheduler answers again after a restart."""
 
         url = servers[0].url
+        gpus = ()
 
         async def start(self) -> None:
             servers[0].stuck = False

@@ -52,11 +52,14 @@ class Source:
         self.lies: str = ""
         """Pieces of which the trainer states another checksum."""
         self.certain = frozenset({"a", "b"})
+        self.targets: Sequence[EngineTarget] = ()
+        """The servers of the last update."""
 
     async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
         if version not in (None, self.version):
             message = f"the trainer holds {self.version}"
             raise TrainerError(message, hint="")
+        self.targets = targets
         wrong: dict[str, str] = {}
         caller = Caller(len(targets), 5.0)
         for piece in ("a", "b"):
@@ -137,6 +140,21 @@ async def test_a_server_that_missed_weights_gets_them_from_their_source(
         await servers[0].restart()
         await until(lambda: servers[0].version == "1" and not servers[0].session)
         assert await versions(engine) == {"1"}
+
+
+async def test_a_server_that_comes_back_alone_keeps_its_place_and_gpus(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tensor` finds the memory of a server's GPUs by them, also in an update of that server."""
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
+    source = Source("1")
+    async with opened(servers) as engine:
+        engine.pool.servers[2].gpus = ("g2",)
+        await engine.receive(source)
+        assert [target.place for target in source.targets] == [0, 1, 2]
+        await servers[2].restart()
+        await until(lambda: servers[2].version == "1" and not servers[2].session)
+        assert [(target.place, target.gpus) for target in source.targets] == [(2, ("g2",))]
 
 
 async def test_a_server_waits_if_the_trainer_holds_newer_weights(

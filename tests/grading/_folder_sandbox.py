@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from swerl.core.contracts import Listener
+from swerl.core.contracts import Listener, OpenClean, Sandbox
 from swerl.core.sandbox import Exec
+from swerl.core.task import Task
 
 
 class FolderSandbox:
@@ -63,3 +66,22 @@ class FolderSandbox:
 
     async def expose(self, listener: Listener) -> str:
         raise AssertionError("graders expose nothing")
+
+
+def opener(task: Task, sandbox: FolderSandbox | None = None) -> OpenClean:
+    """Return a function that opens the Task's folder as it is now, one sandbox at a time."""
+    one = asyncio.Lock()
+    workdir = Path(task.workdir)
+    kept = workdir.with_name(f"{workdir.name}.clean")
+    if workdir.exists():
+        shutil.copytree(workdir, kept, symlinks=True, dirs_exist_ok=True)
+
+    @asynccontextmanager
+    async def open_clean() -> AsyncIterator[Sandbox]:
+        async with one:
+            if kept.exists():
+                shutil.rmtree(workdir)
+                shutil.copytree(kept, workdir, symlinks=True)
+            yield sandbox or FolderSandbox()
+
+    return open_clean

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from swerl.core.contracts import OpenClean, Sandbox
+from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
+from swerl.sandboxes import local
+from swerl.tasks.set_up import set_up
 
 RUNNER = """
 import calc
@@ -49,6 +54,19 @@ def with_spec(task: Task) -> Callable[..., Task]:
         return replace(task, grading=replace(task.grading, **changes))
 
     return build
+
+
+def in_sandboxes(task: Task) -> OpenClean:
+    """Return a function that opens local sandboxes of a Task."""
+    backend = local.build(local.Options())
+
+    @asynccontextmanager
+    async def open_clean() -> AsyncIterator[Sandbox]:
+        async with backend.open(task.image, Limits(), workdir=task.workdir) as sandbox:
+            await set_up(sandbox, task)
+            yield sandbox
+
+    return open_clean
 
 
 GOLD = """\

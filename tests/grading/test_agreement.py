@@ -134,6 +134,7 @@ def all_lists(log: Log) -> Iterator[Lists]:
     yield from (Lists((line.removeprefix("PASSED "),)) for line in log.before.split("\n") if line)
     yield from (Lists(good[:1] or (each,), (each,)) for each in cut)
     yield Lists((), good)
+    yield from (Lists((name,)) for name in printed_passes(log))
     if good:
         yield Lists(good)
         yield Lists(good[:1], good[1:])
@@ -145,6 +146,13 @@ def all_lists(log: Log) -> Iterator[Lists]:
     for _ in range(2):
         some = chance.sample(names, min(len(names), 4))
         yield Lists(tuple(some[:2]) or ("x",), tuple(some[2:]))
+
+
+def printed_passes(log: Log) -> list[str]:
+    """Return the tests that pass only by a line that stands before the summary of pytest."""
+    before, heading, summary = log.text.partition("= short test summary info =")
+    lines = [line.split() for line in before.split("\n") if heading and line.startswith("PASSED ")]
+    return sorted({words[1] for words in lines if len(words) > 1 and words[1] not in summary})
 
 
 def test_enough_logs_of_real_runs_are_compared(runs: list[tuple[Run, str, int]]) -> None:

@@ -7,25 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from swerl.core.changes import Changes, TreeFile
 from swerl.core.errors import SandboxLostError
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 from swerl.grading.graders import command
-from tests.grading._folder_sandbox import FolderSandbox
+from tests.grading._folder_sandbox import FolderSandbox, opener
 from tests.grading.conftest import GOLD
 
 
 async def grade(task: Task, patch: str) -> Grade:
-    return await command.build().grade(task, patch, FolderSandbox())
+    return await command.build().grade(task, patch, opener(task))
 
 
-async def test_gold_is_solved_in_two_commands(task: Task) -> None:
-    sandbox = FolderSandbox()
-    result = await command.build().grade(task, GOLD, sandbox)
+async def test_known_changes_are_solved(task: Task) -> None:
+    old = TreeFile((Path(task.workdir) / "calc.py").read_bytes())
+    new = TreeFile(old.data.replace(b"a - b", b"a + b"))
+    changes = Changes({"calc.py": new}, {"calc.py": old})
+    result = await command.build().grade(task, changes, opener(task))
     assert result.verdict is Verdict.SOLVED
     assert result.tests == {"test_add": TestStatus.PASSED, "test_zero": TestStatus.PASSED}
-    assert sandbox.num_runs == 2
 
 
 async def test_no_patch_is_unsolved_and_names_the_test(task: Task) -> None:
@@ -107,7 +109,7 @@ async def test_lost_sandbox_is_infra(task: Task) -> None:
         async def run(self, *args: object, **options: object) -> Exec:
             raise SandboxLostError("gone")
 
-    result = await command.build().grade(task, GOLD, Lost())
+    result = await command.build().grade(task, GOLD, opener(task, Lost()))
     assert (result.verdict, result.reason) == (Verdict.INFRA, "the sandbox failed: gone")
 
 

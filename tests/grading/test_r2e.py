@@ -9,7 +9,7 @@ import pytest
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import Task
 from swerl.grading.graders import r2e
-from tests.grading._folder_sandbox import FolderSandbox
+from tests.grading._folder_sandbox import opener
 
 EXPECTED = {"test_a": "PASSED", "K.test_b": "FAILED"}
 
@@ -19,7 +19,7 @@ async def grade(with_spec: Callable[..., Task], *lines: str, **changes: object) 
     # Its exit code says failure, as that of a recorded report with failures does.
     command = f"printf '{text}\\n'; exit 1"
     task = with_spec(**{"test_command": command, "expected": EXPECTED, **changes})
-    return await r2e.build().grade(task, "", FolderSandbox())
+    return await r2e.build().grade(task, "", opener(task))
 
 
 async def test_recorded_report_is_solved(with_spec: Callable[..., Task]) -> None:

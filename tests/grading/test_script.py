@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from swerl.core.grade import Canary, Grade, Verdict
+from swerl.core.grade import Blind, Grade, Verdict
 from swerl.core.task import GradingSpec, Task
 from swerl.grading.graders import script
-from tests.grading._folder_sandbox import FolderSandbox
+from tests.grading._folder_sandbox import opener
 from tests.grading.conftest import GOLD
 from tests.grading.test_reward_file import rewrite
 
@@ -44,7 +44,7 @@ def scripted(task: Task, **changes: object) -> Task:
 
 
 async def grade(task: Task, patch: str) -> Grade:
-    return await script.build().grade(task, patch, FolderSandbox())
+    return await script.build().grade(task, patch, opener(task))
 
 
 @pytest.mark.parametrize("declared", [(f"{NAME}::test_add",), ()])
@@ -65,7 +65,7 @@ async def test_leaving_early_with_success_proves_nothing(
     assert result.verdict is Verdict.UNSOLVED
 
 
-async def test_a_script_that_pytest_runs_gets_a_canary(task: Task) -> None:
+async def test_a_script_that_pytest_runs_is_run_blindly(task: Task) -> None:
     chosen = scripted(task, test_command=f"{sys.executable} -m pytest {NAME}")
     result = await grade(chosen, GOLD)
-    assert (result.verdict, result.canary) == (Verdict.SOLVED, Canary.FAILED)
+    assert (result.verdict, result.blind) == (Verdict.SOLVED, Blind.MATCHED)

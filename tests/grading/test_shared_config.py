@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 from swerl.core.grade import Verdict
 from swerl.core.task import Task
 from swerl.grading.graders import command
-from swerl.grading.prepare import holds_steering, without_steering
-from tests.grading._folder_sandbox import FolderSandbox
+from swerl.grading.steering import holds_steering, without_steering
+from tests.grading._folder_sandbox import opener
 from tests.grading.conftest import GOLD
 
 SETUP_CFG = """\
@@ -114,7 +115,9 @@ async def test_grading_restores_them_and_reports_it(task: Task) -> None:
         "diff --git a/setup.cfg b/setup.cfg\nnew file mode 100644\n--- /dev/null\n+++ b/setup.cfg\n"
         f"@@ -0,0 +1,5 @@\n{new}"
     )
-    result = await command.build().grade(task, GOLD + patch, FolderSandbox())
+    # Without swaps the first run is the last one, so its files stay.
+    task = replace(task, grading=replace(task.grading, swaps=(), not_run=()))
+    result = await command.build().grade(task, GOLD + patch, opener(task))
     assert (result.verdict, result.restored) == (Verdict.SOLVED, ("setup.cfg",))
     assert (Path(task.workdir) / "setup.cfg").read_text() == "[metadata]\nname = calc\n"
 

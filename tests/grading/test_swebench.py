@@ -9,11 +9,11 @@ import pytest
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.task import Task
 from swerl.grading.graders import swebench
-from tests.grading._folder_sandbox import FolderSandbox
+from tests.grading._folder_sandbox import opener
 
 
 async def grade(task: Task) -> Grade:
-    return await swebench.build().grade(task, "", FolderSandbox())
+    return await swebench.build().grade(task, "", opener(task))
 
 
 def prints(*lines: str, code: int = 0) -> dict[str, object]:

@@ -11,7 +11,7 @@ import pytest
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import GradingSpec, Task
 from swerl.grading.graders import swebench_pro
-from tests.grading._folder_sandbox import FolderSandbox
+from tests.grading._folder_sandbox import opener
 from tests.grading.conftest import GOLD
 
 RUN = "import calc\nprint('good add' if calc.add(2, 3) == 5 else 'bad add')\nprint('good zero')\n"
@@ -48,7 +48,7 @@ def pro(task: Task, tmp_path: Path) -> Callable[..., Task]:
 
 
 async def grade(task: Task, patch: str) -> Grade:
-    return await swebench_pro.build().grade(task, patch, FolderSandbox())
+    return await swebench_pro.build().grade(task, patch, opener(task))
 
 
 async def test_the_solution_is_solved_and_nothing_is_not(pro: Callable[..., Task]) -> None:

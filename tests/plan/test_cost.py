@@ -79,7 +79,7 @@ def test_every_assumption_can_be_overridden_and_changes_or_keeps_the_result() ->
     for row in example():
         changed = estimate(example(), [f"{row.key}={row.value * 2 + 1}"])
         found = {new.key: new for new in changed.assumptions}[row.key]
-        assert (found.value, found.source) == (row.value * 2 + 1, "--set")
+        assert (found.value, found.source) == (row.value * 2 + 1, "--assume")
         before = estimate(example())
         assert (changed.cases, changed.num_sandboxes) != (before.cases, before.num_sandboxes)
 
@@ -122,7 +122,7 @@ def test_a_gpu_without_a_price_is_an_error_with_a_remedy() -> None:
     assumed = from_recipe(recipe(cluster={"gpus_per_node": 8, "gpu": "h10"}))
     with pytest.raises(InputError, match="h10_hour") as caught:
         estimate(assumed)
-    assert "--set gpu_hour=" in caught.value.hint
+    assert "--assume gpu_hour=" in caught.value.hint
     assert estimate(assumed, ["gpu_hour=1"]).cases[0].gpu_dollars > 0
 
 
@@ -145,7 +145,7 @@ def test_command_prints_every_assumption_and_case() -> None:
 
 
 def test_command_prints_json() -> None:
-    arguments = ["estimate", "--json", "--set", "gpus=0"]
+    arguments = ["estimate", "--json", "--assume", "gpus=0"]
     answer = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
     assert [case["gpu_dollars"] for case in answer["cases"]] == [0, 0, 0]
     assert answer["cases"][0]["total_dollars"] == pytest.approx(306.176 * 1.0204)
@@ -206,3 +206,15 @@ def test_an_estimate_counts_rejected_and_retried_episodes() -> None:
     assert after.cases[1].sandbox_dollars == pytest.approx(2 * before.cases[1].sandbox_dollars)
     again = estimate(from_recipe(plain), ["eval_episodes=0", "attempts=3"])
     assert again.num_sandboxes == 6 * before.num_episodes
+
+
+def test_set_overrides_a_recipe_key_and_assume_an_assumption() -> None:
+    recipe = str(Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml")
+    run = CliRunner()
+    arguments = ["estimate", recipe, "--json", "--set", "cluster.nodes=8", "--set", "steps=7"]
+    answer = json.loads(run.invoke(app, arguments, catch_exceptions=False).output)
+    assert {row["key"]: row["value"] for row in answer["assumptions"]}["steps"] == 7
+    with pytest.raises(InputError, match="overrides a recipe's key"):
+        run.invoke(app, ["estimate", "--set", "steps=7"], catch_exceptions=False)
+    simulated = run.invoke(app, ["simulate", recipe, "--steps", "1", "--json"])
+    assert json.loads(simulated.output)["assumptions"]

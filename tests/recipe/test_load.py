@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from swerl.core.errors import RecipeError, UnknownNameError
-from swerl.recipe.check import check, check_schedule
+from swerl.recipe.check import check, check_replay, check_schedule
 from swerl.recipe.load import load
 from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe, ScheduleSection
 
@@ -120,7 +120,7 @@ def test_experts_that_nobody_records_cannot_be_replayed(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="has no experts"):
         check(Recipe.model_validate(replay))
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 2, "num_experts": 8}')
-    check(Recipe.model_validate(replay))
+    check_replay(Recipe.model_validate(replay))
 
 
 @pytest.mark.parametrize(

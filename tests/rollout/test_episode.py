@@ -13,14 +13,14 @@ import pytest
 
 from swerl.core import experts, plugins
 from swerl.core.chat import Finish, Message, Role, ToolCall
-from swerl.core.contracts import Engine, Sandbox, SandboxBackend
+from swerl.core.contracts import Endpoint, Engine, Exit, Sandbox, SandboxBackend
 from swerl.core.episode import Episode, Status
-from swerl.core.errors import EngineLostError, SandboxError
-from swerl.core.events import ignore
+from swerl.core.errors import EngineLostError, RunError, SandboxError
+from swerl.core.events import Event, Notice, ignore
 from swerl.core.experts import ExpertSpool, open_spool
 from swerl.core.grade import Verdict
 from swerl.core.learning import WeightRef
-from swerl.core.patch import edits
+from swerl.core.patch import FileEdit, edits
 from swerl.core.sample import to_samples
 from swerl.core.sandbox import Limits, Mount
 from swerl.core.task import Task
@@ -28,9 +28,9 @@ from swerl.core.turn import Completion, RoutedExperts, Sampling
 from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
-from swerl.rollout import episode, group, record
+from swerl.rollout import episode, group, record, step
 from swerl.rollout.parts import Parts, Provisioner
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
 from swerl.tasks import twin
@@ -117,7 +117,7 @@ async def parts(
             gateway=gateway,
             provisioner=Provisioner(backend, Limits(), concurrency=2),
             harness=builtin.build(builtin.Options()),
-            reward=rule("solved"),
+            reward=reward_of("solved"),
             rollout=RolloutSection(max_new_tokens=800, max_context_tokens=8000, max_turns=8),
             budgets=budgets,
             seed=0,
@@ -195,16 +195,121 @@ async def test_an_episode_over_its_whole_budget_is_a_timeout(task: Task) -> None
     assert "episode_s = 0.5" in result.grade.reason
 
 
+class BrokenHarness:
+    """An agent with a bug of its own, or of a part that it calls."""
+
+    dialect, inside = "anthropic", False
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def mounts(self) -> Sequence[Mount]:
+        return ()
+
+    async def install(self, sandbox: Sandbox) -> None: ...
+
+    async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
+        raise self._error
+
+    def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
+        return ()
+
+
+async def test_a_bug_that_one_episode_meets_is_its_own_and_visible(task: Task) -> None:
+    errors = ExceptionGroup("two", [KeyError("no such key"), OverflowError("too large")])
+    events: list[Event] = []
+    async with parts(Replies()) as shared:
+        broken = replace(shared, harness=BrokenHarness(errors), emit=events.append)
+        result = await episode.run(task, "00000/one.0", broken)
+    assert (result.verdict, result.learnable) == (Verdict.INFRA, False)
+    assert "unexpected error: ExceptionGroup" in result.error
+    assert "Traceback" in result.log and "KeyError: 'no such key'" in result.log
+    [notice] = [event for event in events if isinstance(event, Notice)]
+    assert "episode 00000/one.0 met a bug" in notice.text
+
+
+async def test_a_bug_of_the_reward_rule_is_the_episodes_own(task: Task) -> None:
+    def reward(attempt: object) -> float:
+        raise ZeroDivisionError("no tests")
+
+    async with parts(Replies(say("submit"))) as shared:
+        result = await episode.run(task, "00000/one.0", replace(shared, reward=reward))
+    assert (result.verdict, result.reward) == (Verdict.INFRA, 0.0)
+    assert "ZeroDivisionError: no tests" in result.error
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])
+async def test_a_request_to_stop_ends_the_run(task: Task, error: type[BaseException]) -> None:
+    async with parts(Replies()) as shared:
+        with pytest.raises(error):
+            await episode.run(task, "x.0", replace(shared, harness=BrokenHarness(error())))
+
+
+async def test_a_bug_in_every_episode_ends_the_run(task: Task, tmp_path: Path) -> None:
+    bug = BrokenHarness(KeyError("no such key"))
+    with open_run(tmp_path / "run", {}) as folder:
+        async with parts(Replies()) as shared:
+            rollout = shared.rollout.model_copy(
+                update={"groups_per_step": 1, "episodes_per_group": 2}
+            )
+            broken = replace(shared, harness=bug, rollout=rollout)
+            with pytest.raises(RunError, match="2 of 2 episodes were lost: an unexpected error"):
+                await step.run_step([task], 0, broken, folder)
+
+
+async def test_an_editor_that_shows_a_folder_or_a_device_ends_nothing(task: Task) -> None:
+    folder, device = (
+        say("str_replace_editor", command="view", path=path) for path in (".", "/dev/zero")
+    )
+    result = await attempt(task, Replies(folder, device, *gold(task)))
+    assert (result.verdict, result.error) == (Verdict.SOLVED, "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "mkdir setup.cfg && touch setup.cfg/x",
+        "ln -s setup.cfg setup.cfg",
+        "ln -s pyproject.toml pyproject.toml",
+        "ln -s /dev/zero pyproject.toml",
+        "mkfifo setup.cfg",
+        "mkdir -p docs && ln -s package.json docs/package.json",
+        "mkdir package.json && touch package.json/package.json",
+        "mkdir $'a\\nb' && touch $'a\\nb/\\xff'",
+    ],
+)
+async def test_no_file_of_the_agent_is_a_fault_of_the_infrastructure(
+    task: Task, change: str
+) -> None:
+    result = await after(task, f"rm -rf setup.cfg package.json pyproject.toml; {change}")
+    assert result.verdict is Verdict.UNSOLVED, result.error
+
+
 async def test_an_image_that_cannot_be_had_is_infra(task: Task) -> None:
     result = await attempt(replace(task, image="dir:/no/such/folder"), Replies())
     assert result.verdict is Verdict.INFRA
     assert "/no/such/folder" in result.error
 
 
-async def test_an_agent_that_destroys_its_repository_is_unsolved(task: Task) -> None:
-    result = await attempt(task, Replies(say("bash", command="rm -rf .git"), say("submit")))
-    assert result.verdict is Verdict.UNSOLVED
-    assert "no readable work tree" in result.grade.reason
+async def test_an_agent_that_destroys_its_repository_is_graded_as_ever(task: Task) -> None:
+    script = "rm -rf .git; grep -rl 'a // b' . | xargs sed -i 's|a // b|a * b|'"
+    result = await attempt(task, Replies(say("bash", command=script), say("submit")))
+    assert result.verdict is Verdict.SOLVED
+    assert "+    return a * b" in result.patch
+
+
+async def test_a_patch_beyond_the_limit_is_unsolved(task: Task) -> None:
+    script = "head -c 9000000 /dev/zero | tr '\\0' x >large"
+    result = await attempt(task, Replies(say("bash", command=script), say("submit")))
+    assert (result.verdict, result.patch) == (Verdict.UNSOLVED, "")
+    assert "a huge patch" in result.grade.reason
+
+
+async def test_the_patch_of_an_attempt_that_ran_out_of_time_is_kept(task: Task) -> None:
+    script = "echo hi >new.txt; sleep 60"
+    result = await attempt(task, Replies(say("bash", command=script), say("submit")))
+    assert result.verdict is Verdict.TIMEOUT
+    assert "+hi" in result.patch
 
 
 async def test_commits_of_the_agent_are_part_of_the_patch(task: Task) -> None:

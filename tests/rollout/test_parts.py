@@ -1,4 +1,4 @@
-"""An agent's sandbox has no future commits; a grading sandbox equals the image."""
+"""No sandbox has future commits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.group import run as run_group
 from swerl.rollout.parts import Clock, Parts, Provisioner
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
 
@@ -61,11 +61,15 @@ async def test_an_agent_finds_neither_later_commits_nor_hidden_tests(
     assert [e.phase for e in heard if isinstance(e, PhaseEnded)] == ["scrub", "scrub"]
 
 
-async def test_grading_finds_everything(task: Task, provisioner: Provisioner) -> None:
+async def test_grading_finds_neither_later_commits_nor_old_tests(
+    task: Task, provisioner: Provisioner
+) -> None:
     async with provisioner.for_grading(task) as sandbox:
-        told = await sandbox.run(["sh", "-c", "git show later:code.py; ls"], cwd="/repo")
-        assert "mended" in told.text
-        assert "r2e_tests" in told.text
+        script = "git cat-file --batch-all-objects --batch; ls"
+        told = await sandbox.run(["sh", "-c", script], cwd="/repo")
+        assert "base" in told.text
+        assert "mended" not in told.text
+        assert "r2e_tests" not in told.text
 
 
 async def test_a_broken_repository_is_an_error_and_leaves_no_sandbox(
@@ -103,7 +107,7 @@ async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
             gateway=gateway,
             provisioner=provisioner,
             harness=HARNESS,
-            reward=rule("solved"),
+            reward=reward_of("solved"),
             rollout=RolloutSection(refills=3),
             budgets=BudgetsSection(),
             seed=0,

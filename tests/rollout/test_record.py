@@ -62,6 +62,13 @@ def test_an_episode_reads_back_as_it_was_written(
     assert _in_memory(written) == episode
 
 
+def test_names_of_files_that_are_no_unicode_are_written(tmp_path: Path) -> None:
+    grade = Grade(Verdict.UNSOLVED, "\udcff differs", restored=("\udcff/conftest.py", "a.py"))
+    episode = replace(_episode("", -1.0), grade=grade, error="no \udcff")
+    record.write(tmp_path, episode)
+    assert record.read(tmp_path).grade.restored == ("\\udcff/conftest.py", "a.py")
+
+
 def _in_memory(episode: Episode) -> Episode:
     """Return an Episode whose experts are read from its folder."""
     turns = list(episode.trajectory.turns)

@@ -21,7 +21,7 @@ from swerl.core.turn import Trajectory
 from swerl.recipe.schema import BudgetsSection, RolloutSection, ScheduleSection
 from swerl.rollout import group
 from swerl.rollout.parts import Parts, Provisioner
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.rollout.schedules import Schedule, ScheduleInputs, open_schedule
 from swerl.rollout.step import choose_tasks
 from swerl.rollout.versions import Versions
@@ -82,7 +82,7 @@ def parts_of(told: list[Event], **rollout: Any) -> Parts:
         gateway=absent,
         provisioner=Provisioner(absent, Limits(), concurrency=2),
         harness=absent,
-        reward=rule("solved"),
+        reward=reward_of("solved"),
         rollout=RolloutSection(groups_per_step=2, episodes_per_group=2, **rollout),
         budgets=BudgetsSection(),
         seed=0,

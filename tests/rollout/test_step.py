@@ -17,7 +17,7 @@ from swerl.core.turn import Trajectory
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import Parts
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.rollout.step import StepGroups, choose_tasks, group_filter, run_step
 
 TASKS = [Task(str(i), "r", "host", "/w", "p", GradingSpec("command")) for i in range(7)]
@@ -68,7 +68,7 @@ def _parts(told: list[Event], **rollout: object) -> Parts:
         gateway=absent,
         provisioner=absent,
         harness=absent,
-        reward=rule("solved"),
+        reward=reward_of("solved"),
         rollout=RolloutSection(groups_per_step=2, episodes_per_group=2, **rollout),
         budgets=BudgetsSection(),
         seed=0,

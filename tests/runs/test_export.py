@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from swerl.cli.main import typer_app
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Group, Status
-from swerl.core.errors import SwerlError
+from swerl.core.errors import InputError, SwerlError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.learning import Batch
 from swerl.core.turn import RoutedExperts, Trajectory, Turn
@@ -133,7 +133,7 @@ def test_row_groups_bound_the_memory(
 def test_the_command_exports_and_shows(run: Path, tmp_path: Path) -> None:
     done = swerl("export", run, "--format", "verl", "--step", 1, "-o", tmp_path / "x" / "o.parquet")
     assert done.exit_code == 0
-    assert "3 rows of 1 steps" in done.output
+    assert "3 rows of 1 step" in done.output
     shown = swerl("show", run, "--json")
     assert [json.loads(line) for line in shown.output.splitlines()][1] == {
         "step": 1, "tasks": 1, "episodes": 2, "rows": 3, "tokens": 20, "trained_tokens": 8,
@@ -160,6 +160,26 @@ def test_missing_data_is_one_clear_error(
         swerl(*told, *output)
     assert caught.value.hint
     assert not (tmp_path / "o.parquet").exists()
+
+
+def test_a_damaged_file_costs_its_own_step(run: Path, tmp_path: Path) -> None:
+    RunFolder(run).samples(0).write_bytes(b"not Parquet")
+    shown = swerl("show", run)
+    assert shown.exit_code == 1
+    assert "left out:" in shown.output and "trained" in shown.output
+    assert "delete" not in shown.output
+    done = swerl("export", run, "-o", tmp_path / "o.parquet")
+    assert done.exit_code == 1
+    assert "3 rows of 1 step" in done.output
+
+
+def test_an_export_replaces_a_file_only_with_force(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("a dataset")
+    with pytest.raises(InputError, match="exists already") as caught:
+        swerl("export", run, "-o", tmp_path / "rows.jsonl")
+    assert "--force" in caught.value.hint
+    assert (tmp_path / "rows.jsonl").read_text() == "a dataset"
+    assert swerl("export", run, "-o", tmp_path / "rows.jsonl", "--force").exit_code == 0
 
 
 def test_turns_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:

@@ -54,12 +54,25 @@ def test_a_lock_that_may_not_be_opened_is_one_error(tmp_path: Path) -> None:
         pass
 
 
-def test_a_damaged_state_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_a_damaged_state_is_rebuilt_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", {}) as folder:
+        for step in (1, 2):
+            folder.state_of(step).parent.mkdir()
+            folder.write_state(RunState(step=step, evals_done=("eval-heldout-00000",)))
+        (folder.root / "state.json").write_text('{"step": ')
+        assert folder.read_state() == RunState(2, False, ("eval-heldout-00000",))
+        folder.state_of(2).write_text("[]")
+        assert folder.read_state().step == 1
+
+
+def test_a_damaged_state_without_a_checkpoint_is_that_of_a_new_run(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", {}) as folder:
         (folder.root / "state.json").write_text('{"step": ')
-        with pytest.raises(RunError) as caught:
+        assert folder.read_state() == RunState()
+        folder.samples(0).write_bytes(b"")
+        with pytest.raises(RunError, match="cannot read") as caught:
             folder.read_state()
-    assert "delete the run folder" in caught.value.hint
+    assert "delete" not in caught.value.hint
 
 
 def test_each_start_gets_a_log_folder_of_its_own(tmp_path: Path) -> None:

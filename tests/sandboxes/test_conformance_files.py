@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from swerl.core.contracts import Sandbox
-from swerl.core.errors import SandboxError
+from swerl.core.errors import SandboxError, SandboxFileError, SandboxFolderError
 from swerl.core.sandbox import Mount
 
 from .helpers import LIMITS, WORKDIR, Target, sh
@@ -69,13 +69,51 @@ async def test_a_missing_file_is_file_not_found(sandbox: Sandbox) -> None:
         await sandbox.read("/no/such/file")
 
 
-@pytest.mark.parametrize("path", ["/tmp", "/dev/zero", "/tmp/pipe"])
-async def test_only_plain_files_can_be_read_and_written(sandbox: Sandbox, path: str) -> None:
-    await sh(sandbox, "mkfifo /tmp/pipe")
-    with pytest.raises(SandboxError):
-        await sandbox.read(path)
-    with pytest.raises(SandboxError):
-        await sandbox.write(path, b"x")
+ODD = """
+mkdir /tmp/odd && cd /tmp/odd
+mkdir folder && mkfifo pipe && echo x > file
+ln -s loop loop && ln -s folder linked && ln -s /dev/zero device && ln -s nowhere/deep dangling
+"""
+
+
+@pytest.mark.parametrize("path", ["folder", "linked", "/tmp", "/"])
+async def test_a_folder_is_no_file(sandbox: Sandbox, path: str) -> None:
+    await sh(sandbox, ODD)
+    with pytest.raises(IsADirectoryError) as read:
+        await sandbox.read(f"/tmp/odd/{path}" if path[0] != "/" else path)
+    with pytest.raises(IsADirectoryError) as written:
+        await sandbox.write(f"/tmp/odd/{path}" if path[0] != "/" else path, b"x")
+    assert isinstance(read.value, SandboxFolderError)
+    assert isinstance(written.value, SandboxFolderError)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("pipe", "loop", "loop/x", "device", "/dev/zero", "file/below", "x" * 300),
+        *("x/" * 3000, "a\0b", "", "half\ud800"),
+    ],
+    ids=lambda path: ascii(path[:12]),
+)
+async def test_a_path_that_code_inside_can_make_is_its_own_doing(
+    sandbox: Sandbox, path: str
+) -> None:
+    await sh(sandbox, ODD)
+    whole = path if path.startswith("/") or not path else f"/tmp/odd/{path}"
+    with pytest.raises((FileNotFoundError, SandboxFileError)):
+        await sandbox.read(whole)
+    with pytest.raises(SandboxFileError) as found:
+        await sandbox.write(whole, b"x")
+    assert found.value.from_inside
+    # The sandbox works as before.
+    await sandbox.write("/tmp/odd/file", b"y")
+    assert await sandbox.read("/tmp/odd/file") == b"y"
+
+
+async def test_a_full_disk_is_the_doing_of_code_inside(sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxError) as found:
+        await sandbox.write("/tmp/big", bytes(LIMITS.disk_mib + 64 << 20))
+    assert found.value.from_inside
 
 
 async def test_links_do_not_lead_out(sandbox: Sandbox, host_secret: str) -> None:

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.core.certificate import Certificate, certified, row_digest, settled
+from swerl.core.certificate import Certificate, Measured, certified, row_digest, settled
 from swerl.core.errors import RecipeError
 from swerl.core.events import ignore
-from swerl.core.task import GradingSpec, Task, write_tasks
+from swerl.core.task import GradingSpec, Swap, Task, write_tasks
 from swerl.recipe.schema import Recipe, TasksSection
 from swerl.rollout import wiring
 from swerl.training import train as training_run
@@ -21,9 +21,9 @@ from swerl.training.train import train
 PLAIN = Task("a-1", "r", "host", "/w", "p", GradingSpec("command", timeout_s=60.0))
 
 
-def with_certificate(task: Task) -> Task:
+def with_certificate(task: Task, *, bits: float = 0.0) -> Task:
     """Return the Task with a certificate as vetting writes it."""
-    draft = Certificate(row_digest(task), "", (), "", "local", "0", 3, canary=False)
+    draft = Certificate(row_digest(task), "", (), "", "local", "0", 3, bits=bits)
     return certified(task, replace(draft, row=row_digest(settled(task, draft))))
 
 
@@ -81,6 +81,30 @@ def test_a_budget_leaves_certified_tests_their_time(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="a-1 may take 151 s") as raised:
         tasks_of(tmp_path, [slow])
     assert "grading_s above 151" in raised.value.hint
+
+
+def test_the_budget_includes_the_blind_runs(tmp_path: Path) -> None:
+    swap = Swap("/w/t.py", "0" * 64, 0, 1, "2", ("t",))
+    spec = replace(PLAIN.grading, timeout_s=100.0, swaps=(swap,))
+    draft = Certificate(
+        row_digest(replace(PLAIN, grading=spec)), "", (), "", "local", "0", 3, swaps=(swap,)
+    )
+    draft = replace(draft, measured=Measured(test_s=20.0))
+    task = replace(PLAIN, grading=spec)
+    final = certified(task, replace(draft, row=row_digest(settled(task, draft))))
+    with pytest.raises(RecipeError, match="may take 180 s"):
+        tasks_of(tmp_path, [final])
+
+
+def test_weakly_tested_tasks_stay_out_if_a_recipe_asks_for_it(tmp_path: Path) -> None:
+    tasks = [
+        with_certificate(replace(PLAIN, id=name), bits=bits)
+        for name, bits in (("a", 0.0), ("b", 3.25), ("c", 12.0))
+    ]
+    assert [task.id for task in tasks_of(tmp_path, tasks)] == ["a", "b", "c"]
+    assert [task.id for task in tasks_of(tmp_path, tasks, min_swap_bits=8)] == ["c"]
+    with pytest.raises(RecipeError, match="the strongest has 12"):
+        tasks_of(tmp_path, tasks, min_swap_bits=20)
 
 
 @pytest.mark.parametrize("flag", [(), ("--allow-uncertified",)])

@@ -140,7 +140,9 @@ def test_a_folder_like_the_hubs_is_read_split_by_split(tmp_path: Path) -> None:
         file_rows(tmp_path, split="train")
     assert "dev, test" in caught.value.hint
     with pytest.raises(InputError, match="is not a folder"):
-        file_rows(tmp_path / "data" / "x.parquet", split="test")
+        file_rows(tmp_path / "dataset_info.json", split="test")
+    with pytest.raises(InputError, match="does not exist"):
+        file_rows(tmp_path / "missing", split="test")
 
 
 def test_parquet_columns_of_any_writer_are_text(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import ImageError, InputError
+from swerl.core.grade import Blind, Verdict
 from swerl.core.patch import edits, touched
 from swerl.core.task import Task
+from swerl.grading.graders import command
+from swerl.grading.swaps import swapped
 from swerl.tasks.twin import TEST_COMMAND, TEST_FILE, TRAINED, UNSEEN, make_tasks, make_variants
+from tests.grading.conftest import in_sandboxes
 
 
 def _functions(source: str) -> set[tuple[str, ...]]:
@@ -115,6 +120,61 @@ def test_a_module_sees_nothing_of_what_the_tests_want(repositories: Path, tmp_pa
     (image / module).write_text(spy + (image / module).read_text())
     _run_tests(dataclasses.replace(task, image=f"dir:{image}"), tmp_path / "spied", patch="")
     assert seen.read_text() == "(False, [], [])"
+
+
+def test_every_swap_makes_its_own_test_fail(repositories: Path, tmp_path: Path) -> None:
+    [task] = make_tasks(repositories, split="train", count=1, seed=3)
+    text = task.grading.test_files[TEST_FILE].encode()
+    assert task.grading.swaps
+    for at, swap in enumerate(task.grading.swaps):
+        files = {TEST_FILE: swapped(text, [swap]).decode()}
+        other = dataclasses.replace(
+            task, grading=dataclasses.replace(task.grading, test_files=files)
+        )
+        found = _run_tests(other, tmp_path / str(at), patch=task.gold_patch)
+        assert {name for name, status in found.items() if status != "PASSED"} == {*swap.fails}
+    assert {test for swap in task.grading.swaps for test in swap.fails} == {
+        *task.grading.fail_to_pass
+    }
+
+
+READS_FRAMES = """
+import sys
+
+_frame = sys._getframe()
+while _frame.f_back:
+    _frame = _frame.f_back
+
+
+def _rows(value):
+    if isinstance(value, tuple):
+        yield value
+        for each in value:
+            yield from _rows(each)
+
+
+_known = {row[2:4]: row[4] for row in _rows(_frame.f_code.co_consts) if len(row) == 5}
+
+
+def {name}(*args):
+    return _known.get(({name!r}, args))
+"""
+
+
+async def test_code_that_reads_the_wanted_values_in_the_runner_is_a_cheat(
+    repositories: Path,
+) -> None:
+    [task] = make_tasks(repositories, split="train", count=1, seed=3)
+    module = touched(task.gold_patch)[0]
+    before = (Path(task.image.removeprefix("dir:")) / module).read_text()
+    name = task.grading.fail_to_pass[0].split("_")[1]
+    after = before + READS_FRAMES.replace("{name!r}", repr(name)).replace("{name}", name)
+    diff = difflib.unified_diff(
+        before.splitlines(True), after.splitlines(True), f"a/{module}", f"b/{module}"
+    )
+    patch = f"diff --git a/{module} b/{module}\n" + "".join(diff)
+    grade = await command.build().grade(task, patch, in_sandboxes(task))
+    assert (grade.verdict, grade.blind) == (Verdict.CHEAT, Blind.FORGED), grade.reason
 
 
 def test_a_repository_is_a_clean_git_work_tree_at_the_base_commit(repositories: Path) -> None:

@@ -19,7 +19,7 @@ from swerl.core.turn import Trajectory, Turn
 from swerl.recipe.schema import BudgetsSection, EvalSection, RolloutSection
 from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import Parts
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.runs.layout import Best, RunFolder, open_run
 from swerl.training.evaluation import evaluate, is_due, pass_at_k, rate, summary
 
@@ -69,7 +69,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutSection, int]]:
 def parts_of(events: list[Event]) -> Parts:
     absent: Any = None
     return Parts(
-        gateway=absent, provisioner=absent, harness=absent, reward=rule("solved"),
+        gateway=absent, provisioner=absent, harness=absent, reward=reward_of("solved"),
         rollout=RolloutSection(temperature=1.0), budgets=BudgetsSection(), seed=0,
         emit=events.append,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import RecipeError, UnknownNameError
+from swerl.core.errors import RecipeError
 from swerl.core.events import EvalEnded, Event, Notice, StepEnded
 from swerl.recipe.schema import MetricsSection, Recipe
 from swerl.training.metric_sinks import open_sinks
@@ -30,12 +30,6 @@ def test_without_a_sink_events_go_nowhere(tmp_path: Path) -> None:
     with open_sinks(_recipe(), tmp_path, ignore) as listen:
         listen(StepEnded(0, {"reward": 0.5}))
     assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_sink_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError) as caught, open_sinks(_recipe("wandbb"), tmp_path, ignore):
-        pass
-    assert "wandb" in caught.value.hint
 
 
 def test_a_sink_that_is_not_installed_is_refused_with_the_install_command(

@@ -32,6 +32,7 @@ from swerl.recipe.load import load
 from swerl.recipe.schema import ModelSection, Recipe
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions, WorkerSettings
+from tests.training.rank.activation_rank import CONFIGS
 
 MakeBatch = Callable[..., Batch]
 RECIPE = Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml"
@@ -113,21 +114,38 @@ def test_ranks_of_all_stages_hold_the_whole_model_once() -> None:
 def test_layer_of_the_hybrid_model_keeps_the_bytes_counted_by_hand() -> None:
     _, shape, found = eight_nodes()
     splits = Splits.of(found)
-    assert splits == Splits(tensor=2, sequence=2, expert_tensor=1)
-    norms = 4 * 1024 * 2
-    # Convolution's sides 2 x 4096, keys for 16 heads 2 x 2048, gate and outputs 3 x 2048, 16 x 64.
-    linear = (8192 + 4096 + 6144 + 1024) * 2 + 2 * 16 * 4
-    # Queries 2048 and keys 256 of one head: kept 2 x (both), before norms, gate and product.
-    attention = (2 * 2304 + 2304 + 2 * 2048) * 2 + 8 * 4
-    # Eight experts for half of the positions; the shared one; 256 logits and scores in fp32.
-    experts = 4 * (2048 + 3 * 512) * 2 + 3 * 256 * 2 + 2 * 128 * 4
-    assert layer_bytes(shape, splits, 0) == norms + linear + experts == 78_464
+    assert splits == Splits(tensor=2, sequence=2, expert_tensor=1, context=8)
+    # Two norms of 2048 for half of the positions: input and scaled value in fp32, output.
+    norms = 2 * 1024 * (4 + 4 + 2)
+    # Five fp32 values of 4096 channels; 16 heads: queries, keys and values of 128, 64 in a chunk.
+    linear = 5 * 4096 * 4 + 16 * (3 * 128 + 64) * 2 + 16 * 5 * 4
+    # The norm and gate of 2048 values: three in fp32, three in bf16.
+    linear += 2048 * 3 * (4 + 2)
+    # 2048 queries, their gates, 256 keys and values; norms in fp32; rotated; output and log-sums.
+    attention = (2 * 2048 + 2 * 256) * 2 + 2304 * (8 + 2) + 2048 * 2 + 8 * 4
+    # The gate in fp32 and its product; keys and values of eight ranks, and the output reordered.
+    attention += 2048 * 6 + (2048 + 2 * 256 * 8) * 2
+    # Eight experts for half of the positions; the shared one and its gate; the router.
+    experts = 4 * (2048 + 5 * 512) * 2 + (5 * 256 + 1024) * 2 + (1024 + 3.5 * 128) * 4
+    assert layer_bytes(shape, splits, 0) == norms + linear + experts
     assert layer_bytes(shape, splits, 3) == norms + attention + experts
+
+
+@pytest.mark.parametrize("kind", ["delta", "attention", "dense"])
+def test_the_real_layer_keeps_the_planned_bytes(kind: str) -> None:
+    """Within a tenth: the layer of Qwen3.6-35B-A3B or Qwen3-4B on one rank, in bf16 on a CPU."""
+    command = [sys.executable, "-m", "tests.training.rank.activation_rank", kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    shape = shape_from_config(kind, CONFIGS[kind])
+    planned = layer_bytes(shape, Splits(tensor=1, sequence=1, expert_tensor=1), 0)
+    assert found["held"] == pytest.approx(planned, rel=0.1)
 
 
 def test_hybrid_models_plan_is_the_one_computed_by_hand() -> None:
     recipe, shape, found = eight_nodes()
-    gradients = (1024 + 4 * 2048) * 2
+    gradients = 1024 * 2 + 3 * 4096 * 4
     whole = max(layer_bytes(shape, Splits.of(found), layer) for layer in (0, 3))
     kept = 40 * 2048 + whole + 2048 + gradients
     by_hand = 12_000 * kept
@@ -159,7 +177,9 @@ def test_dense_models_plan_is_the_one_computed_by_hand() -> None:
     assert state.gradients == dense * 4
     assert state.optimizer == dense / 4 * 12
     queries, keys, width = 2048, 512, 6144
-    kept = 4 * 2048 * 2 + (3 * (queries + keys)) * 2 + 16 * 4 + 3 * width * 2
+    # Norms: input in fp32, scaled value, output; and those of queries and keys before rotation.
+    kept = 2 * 2048 * 8 + (queries + 2 * keys) * 2 + (queries + keys) * (6 + 2)
+    kept += queries * 2 + 16 * 4 + 5 * width * 2
     assert layer_bytes(shape, Splits.of(found), 0) == kept
     whole = activation_bytes(shape, found, positions=1, recompute=False)
     assert whole == 36 * kept + 4096 + (2048 + 2 * width) * 2
@@ -229,9 +249,9 @@ def test_an_engine_too_small_for_one_context_is_refused() -> None:
     assert "gpus_per_engine" in caught.value.hint
 
 
-def test_an_engine_whose_weights_leave_the_trainer_no_room_is_refused() -> None:
-    with pytest.raises(RecipeError, match="update needs") as caught:
-        plan(load([RECIPE], ["cluster.gpus_per_engine=1"]))
+def test_an_engine_whose_share_leaves_the_trainers_context_no_room_is_refused() -> None:
+    with pytest.raises(RecipeError, match="rollout needs") as caught:
+        plan(load([RECIPE], ['engine.flags=["--mem-fraction-static=0.95"]']))
     assert "raise cluster.gpus_per_engine" in caught.value.hint
 
 
@@ -244,6 +264,7 @@ def test_a_plan_that_no_change_can_fit_is_reported() -> None:
                     "model": {"path": "GLM-4.6", "family": "glm4"},
                     "trainer": ONE_NODE["trainer"] | {"expert_parallel": 8},
                     "cluster": {"gpus_per_node": 8, "gpus_per_engine": 8, "gpu": "b200"},
+                    "algorithm": {"type": "gspo", "mismatch": "token-tis"},
                 }
             )
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from swerl.core.episode import Status
-from swerl.core.grade import Grade, Verdict
+from swerl.core.contracts import Attempt
+from swerl.core.grade import Verdict
 
 
-def test_share(grade: Grade, status: Status) -> float:
+def test_share(attempt: Attempt) -> float:
     """Return 1 for a solved Task, else half the share of declared tests that pass.
 
     A cheat gets 0, whatever its tests report.
     """
+    grade = attempt.grade
     if grade.verdict is Verdict.SOLVED:
         return 1.0
     if grade.verdict is Verdict.CHEAT or not grade.tests:

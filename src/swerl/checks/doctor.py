@@ -30,7 +30,8 @@ _IMPORT_TIMEOUT_S = 120.0
 _DISK_GIB = 2.0
 _MEMORY_GIB = 3.0
 _SHM_MIB = 256.0
-_TWIN_PACKAGES = ("numpy", "psutil", "pyarrow", "safetensors", "tokenizers")
+_TWIN_PACKAGES = ("numpy", "psutil", "pyarrow", "safetensors")
+_CORE_PACKAGES = ("aiohttp", "jinja2", "orjson", "pydantic", "rich", "tokenizers", "typer")
 _IMPORTS = "import torch, megatron.core as m; print('torch', torch.__version__, 'megatron-core'"
 _TRAINER = f"{_IMPORTS}, m.__version__)"
 
@@ -84,7 +85,7 @@ async def examine(folder: Path) -> list[Check]:
         _git(), _sandbox(), _bwrap(), _trainer(), _node(), _docker(), _gpus()
     )
     here = (_cgroups(), _disk(folder), _memory(), _shared_memory())
-    return [_python(), *slow, *here, *_packages(), *_keys()]
+    return [_python(), _core(), *slow, *here, *_packages(), *_keys()]
 
 
 def twin_runs(checks: Sequence[Check]) -> bool:
@@ -95,6 +96,13 @@ def twin_runs(checks: Sequence[Check]) -> bool:
 def _python() -> Check:
     need = _Need("python", "everything", "uv python install 3.11", for_twin=True)
     return need.judged(platform.python_version(), good=sys.version_info >= (3, 11))
+
+
+def _core() -> Check:
+    need = _Need("core packages", "every command", "pip install swerl", for_twin=True)
+    absent = [name for name in _CORE_PACKAGES if not _version(name)]
+    text = f"not installed: {', '.join(absent)}" if absent else f"all {len(_CORE_PACKAGES)}"
+    return need.judged(text, good=not absent)
 
 
 async def _git() -> Check:
@@ -214,6 +222,10 @@ def _packages() -> Iterator[Check]:
     for name, enables, fix in (
         ("matplotlib", "a plot of the reward curve", "pip install 'swerl[twin]'"),
         ("sglang", 'engine.type = "sglang"', "pip install sglang==0.5.21"),
+        ("e2b", 'sandbox.type = "e2b"', "pip install 'swerl[e2b]'"),
+        ("ray", "runs on more than one machine", "pip install 'swerl[cluster]'"),
+        ("datasets", "datasets from a hub", "pip install 'swerl[datasets]'"),
+        ("zstandard", "zstd layers and request bodies", "pip install 'swerl[zstd]'"),
         ("trackio", "metrics in Trackio", "pip install 'swerl[trackio]'"),
         ("wandb", "metrics at Weights & Biases", "pip install 'swerl[wandb]'"),
     ):
@@ -230,7 +242,7 @@ def _packages() -> Iterator[Check]:
 
 def _keys() -> Iterator[Check]:
     for name, enables in (
-        ("OPENAI_API_KEY", "models behind an API, for debugging"),
+        ("OPENAI_API_KEY", "a model behind an API: --set engine.api_key=OPENAI_API_KEY"),
         ("WANDB_API_KEY", "metrics at Weights & Biases"),
         ("HF_TOKEN", "gated models and data sets"),
     ):

@@ -1,8 +1,8 @@
 """Find what a sandbox reveals of its Task's solution, hidden tests or name.
 
-Scan a sandbox that no agent uses: the lines to look for enter it. A shell script reads git's side
-and a Python script reads files; both live in `_scan_leaks/` and run inside. If the sandbox lacks
-the tools for a check, the check is reported as unchecked and never counts as clean.
+Scan a sandbox that no agent uses: the solution enters it. A shell script reads git's side and a
+Python script reads files; both live in `_scan_leaks/` and run inside. If the sandbox lacks the
+tools for a check, the check is reported as unchecked and never counts as clean.
 """
 
 from __future__ import annotations
@@ -23,8 +23,17 @@ from swerl.core.jobs import append_result, read_results, run_jobs
 from swerl.core.patch import edits, touched
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, to_row
-from swerl.tasks.hide_future import Facts, History, hide_future, script_input
+from swerl.tasks.hide_future import (
+    Facts,
+    History,
+    hide_future,
+    object_names,
+    script_input,
+    solved_files,
+    solved_texts,
+)
 
+_IMPORT = "from swerl.checks._scan_leaks.formats import *"
 _GIT_TIMEOUT_S = 600.0
 _FILES_S = 120.0
 """Seconds for reading files; a large image takes about twenty."""
@@ -35,6 +44,11 @@ _MARKS = " \t\r\f+->|"
 _MIN_CHARS = 24
 _MIN_LETTERS = 10
 _MAX_LINES = 400
+_PASSAGE_LINES = 3
+_MIN_PASSAGE_CHARS = 20
+"""Shorter passages, such as closing brackets, occur by chance."""
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/node_modules/", "/lib/python", "/.git/")
+_SYSTEM = ("/bin/", "/boot/", "/etc/", "/lib", "/sbin/", "/usr/", "/var/lib/")
 _PLAIN = ("#", "//", "/*", "*", "import ", "from ", '"""', "'''", "@", "use ", "package ")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{11,}")
 
@@ -186,12 +200,13 @@ def as_row(result: TaskScan) -> dict[str, Any]:
 
 async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
     """Look for every known leak. Raises SandboxError if the sandbox runs no shell."""
-    lines = await _scan_git(sandbox, task)
+    solved = await solved_texts(sandbox, task)
+    lines = await _scan_git(sandbox, task, await solved_files(sandbox, task))
     leaks = [_leak(LeakKind(line[1]), line[2], line[3]) for line in lines if line[0] == "leak"]
     unchecked = [line[1] for line in lines if line[0] == "unchecked"]
-    files = await _scan_files(sandbox, task)
-    if files is None:
-        unchecked.append("text, packages, names: the image has no python3 to read files with")
+    files = await _scan_files(sandbox, task, solved)
+    if isinstance(files, str):
+        unchecked.append(f"text, packages, names: {files}")
     else:
         leaks += _hits(files)
         own = await _own_version(sandbox, task)
@@ -199,6 +214,16 @@ async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
         leaks += _surroundings(files, task)
         unchecked += [*files["unchecked"], *_packages_unchecked(files, own)]
     return LeakScan(tuple(dict.fromkeys(leaks)), tuple(dict.fromkeys(unchecked)))
+
+
+def removable(leak: Leak) -> str:
+    """Return the file that a leak stands in if an image can spare it, else an empty string.
+
+    Packages and the system's files may be needed; such a Task has to be rejected.
+    """
+    path = leak.name.split("!")[0]
+    can_go = leak.kind is LeakKind.TEXT and path.startswith("/") and not path.startswith(_SYSTEM)
+    return path if can_go and not any(part in path for part in _INSTALLED) else ""
 
 
 async def _scan_task(backend: SandboxBackend, task: Task, settings: ScanSettings) -> TaskScan:
@@ -243,9 +268,12 @@ def _scan_of(row: Mapping[str, Any] | None) -> LeakScan | None:
     return LeakScan(tuple(leaks), tuple(row["unchecked"]))
 
 
-async def _scan_git(sandbox: Sandbox, task: Task) -> list[list[str]]:
+async def _scan_git(sandbox: Sandbox, task: Task, solved: tuple[str, ...]) -> list[list[str]]:
     argv = ["sh", "-c", _script(), "scan", task.workdir, task.base_commit]
-    stdin = "\n".join(script_input(task, Facts())).encode("utf-8", "surrogateescape")
+    telling = _distinctive_lines(task)
+    lines = [f"{label} line {line}" for label, found in telling.items() for line in found]
+    text = "\n".join([*script_input(task, Facts(solved)), *lines])
+    stdin = text.encode("utf-8", "surrogateescape")
     done = await sandbox.run(argv, cwd="/", timeout_s=_GIT_TIMEOUT_S, stdin=stdin)
     if done.exit_code:
         answer = done.stderr.decode("utf-8", "replace").strip()[-300:] or f"code {done.exit_code}"
@@ -253,29 +281,36 @@ async def _scan_git(sandbox: Sandbox, task: Task) -> list[list[str]]:
             f"cannot scan {task.image} for leaks: {answer}",
             hint="`swerl sandbox smoke` checks if the image boots",
         )
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    return [[*line.split("\t"), "", "", ""] for line in lines if line]
+    told = done.stdout.decode("utf-8", "replace").splitlines()
+    return [[*line.split("\t"), "", "", ""] for line in told if line]
 
 
-async def _scan_files(sandbox: Sandbox, task: Task) -> dict[str, Any] | None:
-    """Return what `_scan_leaks/scan.py` finds; None if the sandbox cannot run it."""
+async def _scan_files(
+    sandbox: Sandbox, task: Task, solved: Mapping[str, str]
+) -> dict[str, Any] | str:
+    """Return what `_scan_leaks/scan.py` finds, or why the sandbox cannot run it."""
     request = {
         "workdir": task.workdir,
+        "base": task.base_commit,
         "lines": _distinctive_lines(task),
+        "passages": _passages(task),
+        "added": sorted(_rows_added(task.gold_patch)),
+        **_whole_files(task, solved),
         "words": _distinctive_words(task),
         "tails": list(touched(task.gold_patch)),
         "names": _names(task),
         "budget_s": _FILES_S,
     }
-    program = Path(__file__).with_name("_scan_leaks") / "scan.py"
     done = await sandbox.run(
-        ["python3", "-S", "-c", program.read_text()],
+        ["python3", "-S", "-c", _program()],
         cwd="/",
         timeout_s=2 * _FILES_S,
         stdin=json.dumps(request).encode(),
     )
     if done.exit_code:
-        return None
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        missing = done.exit_code in (126, 127)
+        return "the image has no python3" if missing else f"the search failed: {lines[-1:]}"
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -285,6 +320,57 @@ def _distinctive_lines(task: Task) -> Mapping[str, list[str]]:
     whole = {line for text in task.grading.test_files.values() for line in _telling_lines(text)}
     lines = {"solution": _added(task.gold_patch), "tests": _added(task.grading.test_patch) | whole}
     return {label: sorted(found, key=len)[-_MAX_LINES:] for label, found in lines.items() if found}
+
+
+def _passages(task: Task) -> Mapping[str, list[list[str]]]:
+    """Return rows of lines that only the solution or the hidden tests have in this order."""
+    spec = task.grading
+    whole = [("", text) for text in spec.test_files.values()]
+    hunks = {
+        "solution": [(edit.old, edit.new) for edit in edits(task.gold_patch)],
+        "tests": [*((edit.old, edit.new) for edit in edits(spec.test_patch)), *whole],
+    }
+    found = {}
+    for label, pairs in hunks.items():
+        known = {rows for old, _ in pairs for rows in _rows_of_three(old)}
+        new = dict.fromkeys(rows for _, text in pairs for rows in _rows_of_three(text))
+        found[label] = [list(rows) for rows in new if rows not in known][:_MAX_LINES]
+    return {label: rows for label, rows in found.items() if rows}
+
+
+def _rows_of_three(text: str) -> Iterator[tuple[str, ...]]:
+    rows = [row for row in (line.strip(_MARKS) for line in text.split("\n")) if row]
+    length = min(_PASSAGE_LINES, len(rows))
+    for start in range(len(rows) - length + 1):
+        found = tuple(rows[start : start + length])
+        if length and sum(map(len, found)) >= _MIN_PASSAGE_CHARS:
+            yield found
+
+
+def _rows_added(patch: str) -> set[str]:
+    """Return the lines that a patch adds, short ones too."""
+    old, new = set(), set()
+    for edit in edits(patch):
+        old |= {line.strip(_MARKS) for line in edit.old.split("\n")}
+        new |= {line.strip(_MARKS) for line in edit.new.split("\n")}
+    return {line for line in new - old if any(map(str.isalnum, line))}
+
+
+def _whole_files(task: Task, solved: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the files as the solution leaves them: ids and sizes of all, texts of Python."""
+    changed = set(touched(task.gold_patch))
+    blobs: dict[str, str] = {}
+    sizes: set[int] = set()
+    for path, text in solved.items():
+        data = text.encode("utf-8", "surrogateescape")
+        if len(data) >= _MIN_PASSAGE_CHARS:
+            names = object_names(data)
+            blobs |= dict.fromkeys(names, "solution" if path in changed else "tests")
+            sizes |= {len(data), len(data.replace(b"\n", b"\r\n"))}
+    sources = {
+        path: text for path, text in solved.items() if path in changed and path.endswith(".py")
+    }
+    return {"blobs": blobs, "sizes": sorted(sizes), "sources": sources}
 
 
 def _distinctive_words(task: Task) -> list[str]:
@@ -381,6 +467,14 @@ def _order(version: str) -> tuple[int, ...]:
 
 def _leak(kind: LeakKind, name: str, evidence: str) -> Leak:
     return Leak(kind, name, REASONS[kind], evidence[:_MAX_EVIDENCE])
+
+
+@functools.cache
+def _program() -> str:
+    """Return both Python files as one, because the sandbox has no swerl to import from."""
+    folder = Path(__file__).with_name("_scan_leaks")
+    formats, scan_text = ((folder / name).read_text() for name in ("formats.py", "scan.py"))
+    return formats + scan_text.replace(_IMPORT, "")
 
 
 @functools.cache

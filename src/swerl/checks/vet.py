@@ -15,22 +15,26 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from swerl.checks._vet_runs import GradedRun, Runs, cheats, files_to_change, most
+from swerl.checks._vet_cheats import cheats, files_to_change
+from swerl.checks._vet_runs import GradedRun, Runs, most
+from swerl.checks.scan_leaks import removable
 from swerl.checks.smoke import ReadFacts, no_facts
 from swerl.core.certificate import Certificate, Defect, Finding, Measured, row_digest, settled
 from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import BrokenImageError, SandboxUnavailableError, SwerlError
-from swerl.core.grade import Canary, Grade, TestStatus, Verdict
+from swerl.core.grade import Blind, Grade, TestStatus, Verdict
 from swerl.core.jobs import run_jobs
 from swerl.core.sandbox import Limits
-from swerl.core.task import Task
-from swerl.grading.prepare import can_plant
+from swerl.core.task import Swap, Task
+from swerl.grading import blind
 
 _MEMORY_SHARE = 0.9
 """Share of the free memory that sandboxes may be promised."""
 _TIME_FACTOR = 5.0
 """The time limit in units of the slowest run: a busy machine takes several times as long."""
 _LEAST_TIME_S = 60.0
+_SWAP_RUNS = 4
+"""Runs of the known solution that measure swaps: so many different ones for each test."""
 _NUM_NAMED = 3
 """Tests that a finding names; the rest are counted."""
 
@@ -151,6 +155,7 @@ class _Findings:
     dropped: tuple[str, ...] = ()
     probes: dict[str, str] = field(default_factory=dict)
     unchecked: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     measured: Measured = field(default_factory=Measured)
 
     def add(self, defect: Defect, detail: str) -> None:
@@ -164,6 +169,7 @@ async def _vet_task(task: Task, runs: Runs, settings: VetSettings) -> Certificat
         await _make_runs(found, runs, settings.rigour)
     except BrokenImageError as error:
         found.add(Defect.BROKEN, str(error))
+    swaps = found.task.grading.swaps or ()
     certificate = Certificate(
         source=row_digest(task),
         row="",
@@ -173,12 +179,16 @@ async def _vet_task(task: Task, runs: Runs, settings: VetSettings) -> Certificat
         backend=settings.backend,
         swerl=version("swerl"),
         gold_runs=settings.rigour.gold_runs,
-        canary=found.task.grading.canary,
+        swaps=swaps,
+        not_run=found.task.grading.not_run,
+        swapped_share=round(blind.share(found.task.grading, swaps), 3),
+        bits=blind.bits(swaps, found.task.grading.blind_runs),
         timeout_s=_time_limit(task.grading.timeout_s, found.measured),
         flaky=found.flaky,
         dropped=found.dropped,
         probes=found.probes,
         unchecked=found.unchecked,
+        removed=found.removed,
         measured=found.measured,
     )
     if certificate.findings:
@@ -206,50 +216,52 @@ async def _make_runs(found: _Findings, runs: Runs, rigour: Rigour) -> None:
     found.measured = _measured(gold)
     _judge_noop(found, noop.grade)
     _judge_gold(found, gold)
-    scan = await runs.scan_leaks(found.task)
-    found.unchecked = scan.unchecked
-    if scan.leaks:
-        found.add(Defect.LEAK, _named([f"{leak.kind} {leak.name}" for leak in scan.leaks]))
+    await _search(found, runs)
     if not found.findings:
         await _cheat(found, runs, noop)
 
 
+async def _search(found: _Findings, runs: Runs) -> None:
+    """Scan for leaks. Remove files that can go, if the solution solves the Task without them."""
+    scan = await runs.scan_leaks(found.task)
+    if files := sorted({removable(leak) for leak in scan.leaks} - {""}):
+        found.removed = tuple(files)
+        found.task = replace(found.task, certificate={"removed": [*files]})
+        scan = await runs.scan_leaks(found.task)
+        if not scan.leaks:
+            _judge_gold(found, [await runs.grade(found.task, found.task.gold_patch)])
+    found.unchecked = scan.unchecked
+    if scan.leaks:
+        found.add(Defect.LEAK, _named([f"{leak.kind} {leak.name}" for leak in scan.leaks]))
+
+
 async def _gold_runs(found: _Findings, runs: Runs, count: int) -> list[GradedRun]:
-    """Grade the known solution; stop after a run without a report, such as a timeout."""
-    gold = [await _first_gold(found, runs)]
-    while len(gold) < count and (_solved(gold[-1].grade) or gold[-1].grade.tests):
-        gold.append(await runs.grade(found.task, found.task.gold_patch))
-    shows_canary = all(run.grade.canary is Canary.FAILED for run in gold)
-    found.task = _with_canary(found.task, shows_canary)
+    """Measure the swaps, then grade the known solution.
+
+    If the solution does not fail as predicted in a blind run, no swap is used.
+    """
+    swaps = await runs.measure(found.task, _SWAP_RUNS)
+    gold = await _graded(found, runs, count, swaps)
+    mismatched = (Blind.FORGED, Blind.UNSTEADY)
+    if any(run.grade.blind in mismatched for run in gold):
+        gold = await _graded(found, runs, count, ())
     return gold
 
 
-async def _first_gold(found: _Findings, runs: Runs) -> GradedRun:
-    """Grade the known solution, and find out if its report can show a canary.
-
-    The first guess follows the test command. If it does not hold, the opposite is tried.
-    """
-    task = found.task
-    first = await runs.grade(task, task.gold_patch)
-    if task.grading.canary is not None:
-        return first
-    if first.grade.canary is Canary.NONE and _solved(first.grade) and can_plant(task):
-        other = _with_canary(task, True)
-        again = await runs.grade(other, task.gold_patch)
-        holds = _solved(again.grade) and again.grade.canary is Canary.FAILED
-    elif first.grade.canary is not Canary.NONE and not _solved(first.grade):
-        other = _with_canary(task, False)
-        again = await runs.grade(other, task.gold_patch)
-        holds = _solved(again.grade)
-    else:
-        return first
-    if holds:
-        found.task = other
-    return again if holds else first
-
-
-def _with_canary(task: Task, canary: bool) -> Task:
-    return replace(task, grading=replace(task.grading, canary=canary))
+async def _graded(
+    found: _Findings, runs: Runs, count: int, swaps: tuple[Swap, ...]
+) -> list[GradedRun]:
+    """Grade the known solution; stop after a run without a report, such as a timeout."""
+    spec = replace(found.task.grading, swaps=swaps, not_run=None)
+    found.task = replace(found.task, grading=spec)
+    gold: list[GradedRun] = []
+    while len(gold) < count and (not gold or _solved(gold[-1].grade) or gold[-1].grade.tests):
+        gold.append(await runs.grade(found.task, found.task.gold_patch))
+        # Without declared tests, each grading with a skipped test asks the known solution.
+        if blind.is_declared(spec):
+            spec = replace(spec, not_run=blind.not_run(gold[0].grade.tests))
+            found.task = replace(found.task, grading=spec)
+    return gold
 
 
 def _judge_noop(found: _Findings, grade: Grade) -> None:

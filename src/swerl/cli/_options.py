@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ SettingsOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="One setting of the backend, as in a recipe's sandbox section.",
+        help="One setting of the backend, as in a recipe: sandbox.KEY=VALUE.",
     ),
 ]
 SettingsAndLimitsOption = Annotated[
@@ -37,9 +37,43 @@ SettingsAndLimitsOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of the backend, or a limit such as limits.memory_mib=8192.",
+        help="As in a recipe: sandbox.KEY=VALUE of the backend, or limits.memory_mib=8192.",
     ),
 ]
+
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+
+
+def require_new(out: Path, *, force: bool) -> None:
+    """Raise InputError if the output exists, unless it may be replaced."""
+    from swerl.core.errors import InputError
+
+    if out.exists() and not force:
+        raise InputError(
+            f"{out} exists already", hint="name another one with -o, or replace it with --force"
+        )
+
+
+def require_made_from(out: Path, ids: Collection[str]) -> None:
+    """Raise InputError if the output exists and holds other Tasks than these.
+
+    A command that resumes may replace its own earlier output.
+    """
+    from swerl.core.errors import InputError
+    from swerl.core.task import read_tasks
+
+    if not out.exists():
+        return
+    try:
+        if {task.id for task in read_tasks(out)} <= set(ids):
+            return
+    except InputError:
+        pass
+    raise InputError(
+        f"{out} exists already, and this command did not write it",
+        hint="name another file with -o, or remove this one",
+    )
 
 
 def open_backend(
@@ -61,11 +95,23 @@ def open_backend(
 def backend_options(backend: str, settings: Sequence[str] | None = None) -> BaseModel | None:
     """Return a backend's validated settings, or None if it has none. Raises as `open_backend`."""
     from swerl.recipe.check import plugin_options
-    from swerl.recipe.load import read_settings
     from swerl.recipe.schema import PluginSection
 
-    chosen = PluginSection.model_validate({**read_settings(settings or ()), "type": backend})
+    chosen = PluginSection.model_validate({**sandbox_settings(settings), "type": backend})
     return plugin_options("sandboxes", chosen, section="sandbox")
+
+
+def sandbox_settings(settings: Sequence[str] | None) -> dict[str, Any]:
+    """Return the keys of a recipe's sandbox section. Raises RecipeError on any other key."""
+    from swerl.core.errors import RecipeError
+    from swerl.recipe.load import read_settings
+
+    given = read_settings(settings or ())
+    for key, value in given.items():
+        if key != "sandbox" or not isinstance(value, dict):
+            hint = f"as in a recipe: --set sandbox.{key}=…"
+            raise RecipeError(f"--set {key} is not a setting of the backend", hint=hint)
+    return dict(given.get("sandbox", {}))
 
 
 def split_limits(settings: Sequence[str], **defaults: float) -> tuple[Limits, list[str]]:
@@ -167,7 +213,7 @@ def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> En
         return EngineChoice(text, text)
     name = re.split("[:=]", text)[0]
     if name not in known:
-        raise unknown("engine", name, known)
+        raise unknown("engine", name, [*known, *(f"scripted:{script}" for script in scripts)])
     raise InputError(
         f"--engine {text!r} is not an engine", hint=f"use {kinds(scripts, files=files)}"
     )
@@ -180,7 +226,6 @@ def recipe_of(
 
     Raises RecipeError, InputError and UnknownNameError.
     """
-    from swerl.core import plugins
     from swerl.recipe.check import check
     from swerl.recipe.load import load
 
@@ -191,7 +236,6 @@ def recipe_of(
         written += [f"engine.url={engine.url}"] if engine.url else []
         written += _model_settings(engine, model)
     recipe = load([], [*written, *settings])
-    plugins.load("families", recipe.model.family)
     check(recipe)
     return recipe
 

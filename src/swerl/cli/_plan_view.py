@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from swerl.plan.plan import RecipePlan
 
 
-def show_plan(recipe: Recipe) -> None:
-    """Print the plan of a recipe. Raises RecipeError if it contradicts itself."""
+def show_plan(recipe: Recipe) -> bool:
+    """Print the plan of a recipe; return whether it can be launched here.
+
+    Raises RecipeError if it contradicts itself.
+    """
     from swerl.plan.plan import plan
 
     found = plan(recipe)
     for part in plan_parts(found, found.simulate()):
         console().print(part)
     _show_ending(found)
+    return not found.obstacles
 
 
 def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[RenderableType]:
@@ -65,7 +69,7 @@ def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
         yield f"- {remark}"
     yield (
         f"these rest on {len(found.assumptions)} assumptions: `swerl cost simulate` lists them, "
-        "with sources, and changes them by --set; with --from RUN it takes a real run's episodes"
+        "with sources, and changes them by --assume; with --from RUN it takes a real run's episodes"
     )
 
 
@@ -83,17 +87,21 @@ def _dollars_by(recipe: Recipe, found: Simulation) -> str:
 
 
 def _show_ending(plan: RecipePlan) -> None:
+    from rich.markup import escape
+
     out = console()
-    out.print(
-        "checked: every key, nested time budgets, the parallel layout against the "
-        "model's sizes, memory of every phase against the GPU, engines against nodes"
+    checked = (
+        "every key and name, nested time budgets, the parallel layout against the model's sizes"
     )
+    if plan.memory and plan.memory.capacity:
+        checked += ", memory of every phase against the GPU, engines against nodes"
+    out.print(f"checked: {checked}")
     if not plan.obstacles:
         out.print("next: the same command without --dry-run")
         return
-    out.print("[yellow]the recipe is consistent, but this version cannot launch it:[/]")
+    out.print("[yellow]the recipe cannot be launched here:[/]")
     for obstacle in plan.obstacles:
-        out.print(f"- {obstacle}")
+        out.print(f"- {escape(obstacle.explained())}", soft_wrap=True)
 
 
 def _rows(plan: RecipePlan) -> Iterator[tuple[str, str]]:
@@ -346,7 +354,7 @@ def _assumptions(found: Simulation) -> Table:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    title = "Assumptions: override one with --set KEY=VALUE"
+    title = "Assumptions: override one with --assume KEY=VALUE"
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
     table.add_column("key", no_wrap=True)
     table.add_column("value", no_wrap=True, justify="right")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -88,6 +89,30 @@ def progress_bar(title: str, total: int, *, note: str = "") -> Iterator[Callable
     with Progress(*columns, console=stderr(), transient=True) as progress:
         bar = progress.add_task(title, total=total, good=0)
         yield functools.partial(progress.update, bar, advance=1)
+
+
+_PATIENCE_S = 2.0
+"""Seconds without a word that a user takes for a hang."""
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show a spinner with the seconds on a terminal, else one line if the work takes a while."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    if not stderr().is_terminal:
+        timer = threading.Timer(_PATIENCE_S, lambda: stderr().print(f"{text} …", markup=False))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        progress.add_task(text)
+        yield
 
 
 def add_old_name(app: typer.Typer, old: str, new: str, command: Callable[..., None]) -> None:

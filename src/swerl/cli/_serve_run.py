@@ -55,7 +55,7 @@ async def serve(plan: Plan, view: View) -> Totals:
             on_refused=view.refused,
         ) as gateway,
     ):
-        sessions = ServeSessions(gateway, plan, view)
+        sessions = ServeSessions(gateway, plan, view, family)
         with _told_to_stop() as stop:
             view.started(gateway.url, sessions.open(plan.keys))
             try:

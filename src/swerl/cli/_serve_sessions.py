@@ -12,6 +12,7 @@ from typing import Protocol
 import orjson
 
 from swerl.core.chat import Message
+from swerl.core.contracts import Family
 from swerl.core.errors import RunError
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch
@@ -103,9 +104,10 @@ class _Served:
 class ServeSessions:
     """Keeps one session open per key; an idle one is written and replaced."""
 
-    def __init__(self, gateway: Gateway, plan: Plan, view: View) -> None:
+    def __init__(self, gateway: Gateway, plan: Plan, view: View, family: Family) -> None:
         self.totals = Totals()
         self._gateway = gateway
+        self._family = family
         self._plan = plan
         self._view = view
         self._served: dict[str, _Served] = {}
@@ -167,7 +169,7 @@ class ServeSessions:
             with disk_errors(served.folder):
                 served.folder.mkdir(parents=True, exist_ok=True)
                 with (served.folder / "transcript.jsonl").open("ab") as file:
-                    file.write(orjson.dumps(record.transcript_turn(turn)) + b"\n")
+                    file.write(orjson.dumps(record.transcript_turn(turn, self._family)) + b"\n")
         except RunError as error:  # the client has its reply, and the tree its Turn
             self._view.refused(served.session.id, error)
         self._view.turn(served.session.id, turn)

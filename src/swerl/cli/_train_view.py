@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _REFRESH_S = 0.25
+_ETA_STEPS = 5
+"""Latest steps whose mean predicts the rest: steps grow or shrink as a policy learns."""
 
 
 class TrainView:
@@ -49,6 +51,7 @@ class TrainView:
         self._since = time.monotonic()
         self._drawn = 0.0
         self._printed_stage = ""
+        self._step_s: deque[float] = deque(maxlen=_ETA_STEPS)
 
     def __enter__(self) -> TrainView:
         from rich.live import Live
@@ -125,6 +128,8 @@ class TrainView:
     def _step_line(self, event: StepEnded) -> str:
         m = event.metrics
         own_s = m["step_s"]
+        self._step_s.append(own_s)
+        left_s = (self._recipe.steps - event.step - 1) * sum(self._step_s) / len(self._step_s)
         if self._recipe.schedule.mode == "sync":  # otherwise rollouts continue in parallel
             own_s -= m.get("train_s", 0.0) + m.get("publish_s", 0.0)
         rollout_s = max(own_s, 1e-9)
@@ -133,7 +138,17 @@ class TrainView:
             f"{m['sampled_tokens'] / rollout_s:>6,.0f} tokens/s  "
             f"mismatch {m.get('mismatch', 0):.0e}  grad {m.get('grad_norm', 0):.2f}  "
             f"{m['step_s']:.1f} s (train {m.get('train_s', 0):.1f}, other {m['other_share']:.0%})"
+            f"{_left(left_s)}"
         )
+
+
+def _left(seconds: float) -> str:
+    """Return the time that the remaining steps take, as the end of a line."""
+    if seconds <= 0:
+        return ""
+    minutes = seconds / 60
+    shown = f"{minutes:,.0f} min" if 1 <= minutes < 120 else f"{minutes / 60:,.1f} h"
+    return f"  {f'{seconds:.0f} s' if minutes < 1 else shown} left"
 
 
 def show_summary(folder: Path, past: RunHistory) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swerl.cli._options import ForceOption, require_new
 from swerl.cli._run import add_old_name
 
 if TYPE_CHECKING:
@@ -53,14 +54,16 @@ def compat(
         Path | None, typer.Option("-o", "--out", help="Write the report here: .md or .json.")
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List agents and cases; run none.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Run agents offline against a scripted model; exit code 1 if one fails."""
     from swerl.checks.compat import report
-    from swerl.cli._output import console
+    from swerl.cli._output import console, counted
     from swerl.core.errors import InputError
 
     if out:
         report.check(out)
+        require_new(out, force=force)
     if models and not models.is_dir():
         raise InputError(
             f"there is no folder {models}",
@@ -77,7 +80,9 @@ def compat(
     if out:
         report.write(found, out)
         console().print(f"report: {out}", soft_wrap=True, markup=False)
-    console().print(f"{len(found.rows)} trials, {len(found.failed)} failed, {found.seconds:.0f} s")
+    console().print(
+        f"{counted(len(found.rows), 'trial')}, {len(found.failed)} failed, {found.seconds:.0f} s"
+    )
     if found.failed:
         raise typer.Exit(1)
 
@@ -171,15 +176,21 @@ def fetch(
 ) -> None:
     """Download an agent's CLI into the cache, once."""
     from swerl.cli._output import console
+    from swerl.cli._run import waiting
     from swerl.core import plugins
 
     module = plugins.load("harnesses", agent)
     if not hasattr(module, "fetch"):
         console().print(f"{agent} is part of swerl; there is nothing to fetch")
         return
-    for mount in module.fetch(_release(agent, module, version)):
+    release = _release(agent, module, version)
+    with waiting(f"downloading {agent} {release}"):
+        mounts = module.fetch(release)
+    for mount in mounts:
         console().print(f"{mount.target}  [dim]from[/] {mount.source}", soft_wrap=True)
-    console().print(f"next: swerl rollout --agent {agent} --engine scripted:gold")
+    # A release that is not the tested one must be named again.
+    own = f" --set harness.version={version}" if version else ""
+    console().print(f"next: swerl rollout --agent {agent}{own} --engine scripted:gold")
 
 
 def _release(agent: str, module: Any, version: str | None) -> str:

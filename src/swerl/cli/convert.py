@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli._options import ForceOption, require_new
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def convert(
         str,
         typer.Option("--format", help="slime, harbor or verl-parquet: another trainer's format."),
     ] = "",
+    force: ForceOption = False,
 ) -> None:
     """Convert a dataset's rows to Tasks; unusable rows go to a rejects file.
 
@@ -56,7 +58,6 @@ def convert(
     """
     from swerl.cli._output import stderr
     from swerl.cli._run import INTERRUPTED
-    from swerl.core.errors import TaskError
     from swerl.tasks import convert as converting
     from swerl.tasks import datasets
 
@@ -67,6 +68,7 @@ def convert(
     converter = datasets.find_converter(name)
     settings = _settings(lock, assets)
     source = _source(converter, rows, repo_id, split)
+    _check_outputs(tasks, out, to, source, force=force)
     try:
         with _progress(source) as tell:
             summary = converting.convert(converter, source, tasks, settings=settings, tell=tell)
@@ -74,13 +76,19 @@ def convert(
         stderr().print("[yellow]interrupted[/]: run the same command again to resume")
         raise typer.Exit(INTERRUPTED) from None
     _print(summary, tasks, converting.rejects_path(tasks))
-    if not summary.num_tasks:
-        hint = "there are no rows: is it the right file or split?"
-        if summary.num_rejects:
-            hint = f"the reasons are in {converting.rejects_path(tasks)}"
-        raise TaskError("no row could be converted", hint=hint)
     if out and to:
         export_file(tasks, out, to)
+
+
+def _check_outputs(tasks: Path, out: Path | None, to: str, rows: RowSource, *, force: bool) -> None:
+    """Raise InputError if a conversion would replace a file that it did not write."""
+    from swerl.tasks.convert import is_begun
+
+    # An input file is refused even with --force, by the conversion itself.
+    if not is_begun(tasks) and tasks.resolve() not in rows.files:
+        require_new(tasks, force=force)
+    if out and to:
+        require_new(out, force=force and to != "harbor")
 
 
 def _tasks_file(out: Path | None, to: str) -> Path:
@@ -98,8 +106,6 @@ def _tasks_file(out: Path | None, to: str) -> Path:
             f"--format {to} writes a second file",
             hint="name it with -o; the tasks stay beside it",
         )
-    if to == "harbor" and out.exists():
-        raise InputError(f"{out} exists already", hint="name a new folder with -o")
     return out.with_name(f"{out.stem}.tasks.jsonl")
 
 
@@ -189,11 +195,13 @@ def _progress(source: RowSource) -> Iterator[Callable[[int], None]]:
 
 
 def _print(summary: Summary, out: Path, rejects: Path) -> None:
+    """Print the counts of a conversion. Raises TaskError if no row became a Task."""
     from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table
 
     from swerl.cli._output import console, counted
+    from swerl.core.errors import TaskError
     from swerl.grading.log_parsers import unsupported
 
     table = Table("rows", "came to", box=SIMPLE, pad_edge=False)
@@ -215,6 +223,11 @@ def _print(summary: Summary, out: Path, rejects: Path) -> None:
     if summary.num_tasks:
         console().print(f"tasks:   {out}", soft_wrap=True)
         console().print(f"next: swerl tasks stats {out}", soft_wrap=True)
+        return
+    hint = "there are no rows: is it the right file or split?"
+    if summary.num_rejects:
+        hint = f"the reasons are in {rejects}"
+    raise TaskError("no row could be converted", hint=hint)
 
 
 def export(
@@ -222,9 +235,12 @@ def export(
     out: Annotated[Path, typer.Option("-o", "--out", help="File or folder to write.")],
     *,
     to: Annotated[str, typer.Option("--format", help="slime, harbor or verl-parquet.")],
+    force: ForceOption = False,
 ) -> None:
     """Write tasks in another trainer's format."""
     check_format(to)
+    if out.resolve() != tasks.resolve():
+        require_new(out, force=force and to != "harbor")
     export_file(tasks, out, to)
 
 

@@ -10,6 +10,15 @@ import typer
 if TYPE_CHECKING:
     from swerl.plan.cost import Estimate
 
+RecipeSettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
+]
+AssumeOption = Annotated[
+    list[str] | None,
+    typer.Option("--assume", metavar="KEY=VALUE", help="Override one assumption."),
+]
+
 app = typer.Typer(no_args_is_help=True, help="Say what a run costs before it starts.")
 
 
@@ -23,18 +32,19 @@ def estimate_cost(
     recipes: Annotated[
         list[Path] | None, typer.Argument(help="Recipe files; without one, the 8-node example.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one assumption."),
-    ] = None,
+    settings: RecipeSettingsOption = None,
+    assumed: AssumeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate the sandbox and GPU dollars of a run, with every assumption and its source."""
+    from swerl.core.errors import InputError
     from swerl.plan.cost import estimate, example, from_recipe
     from swerl.recipe.load import load
 
-    assumptions = from_recipe(load(recipes)) if recipes else example()
-    result = estimate(assumptions, settings or ())
+    if settings and not recipes:
+        raise InputError("--set overrides a recipe's key", hint="name a recipe, or use --assume")
+    assumptions = from_recipe(load(recipes, settings or ())) if recipes else example()
+    result = estimate(assumptions, assumed or ())
     if as_json:
         _print_json(result)
     else:
@@ -44,21 +54,19 @@ def estimate_cost(
 @app.command("simulate")
 def simulate_run(
     recipes: Annotated[list[Path], typer.Argument(help="Recipe files of a GPU run.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one assumption."),
-    ] = None,
-    recipe_settings: Annotated[
-        list[str] | None,
-        typer.Option("--recipe-set", metavar="KEY=VALUE", help="Override one recipe key."),
-    ] = None,
+    settings: RecipeSettingsOption = None,
+    assumed: AssumeOption = None,
     run: Annotated[
         Path | None,
         typer.Option("--from", metavar="RUN", help="Draw episodes from this run folder."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Simulate a run by discrete events: its hours, its bottleneck, and other schedules."""
+    import json
+    from dataclasses import asdict
+
     from swerl.cli._plan_view import show_simulation
     from swerl.core.errors import RecipeError
     from swerl.plan.plan import plan
@@ -66,7 +74,7 @@ def simulate_run(
     from swerl.plan.simulation.simulate import simulate
     from swerl.recipe.load import load
 
-    recipe = load(recipes, recipe_settings or ())
+    recipe = load(recipes, settings or ())
     planned = plan(recipe)
     if planned.memory is None:
         raise RecipeError(
@@ -78,12 +86,15 @@ def simulate_run(
         planned.shape,
         planned.layout,
         planned.memory.cache,
-        settings=settings or (),
+        settings=assumed or (),
         recorded=RecordedLoads(read_recorded(run)) if run else None,
         num_steps=steps,
         compare=True,
     )
-    show_simulation(recipe, found)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=1, default=str))
+    else:
+        show_simulation(recipe, found)
 
 
 def _print_json(result: Estimate) -> None:
@@ -103,7 +114,7 @@ def _show(result: Estimate) -> None:
     from swerl.cli._output import console
     from swerl.cli._plan_view import cases_table
 
-    title = "Assumptions: override one with --set KEY=VALUE"
+    title = "Assumptions: override one with --assume KEY=VALUE"
     assumed = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
     assumed.add_column("key", no_wrap=True)
     assumed.add_column("value", no_wrap=True, justify="right")

@@ -21,8 +21,10 @@ def doctor(
     import asyncio
 
     from swerl.checks.doctor import examine, twin_runs
+    from swerl.cli._run import waiting
 
-    checks = asyncio.run(examine(runs))
+    with waiting("opening a sandbox, importing torch"):
+        checks = asyncio.run(examine(runs))
     good = twin_runs(checks)
     if as_json:
         _print_json(checks, good)
@@ -66,6 +68,6 @@ def _show(checks: list[Check], good: bool) -> None:
             colour = _COLOURS[check.state]
             console().print(f"[{colour}]{check.name}[/]: {escape(check.fix)}", soft_wrap=True)
     if good:
-        console().print("next: swerl train recipes/twin_cpu.toml")
+        console().print("next: swerl train twin_cpu")
     else:
         console().print("[red]the twin cannot run here[/]: fix the missing parts first")

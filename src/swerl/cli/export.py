@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from swerl.cli._options import ForceOption, require_new
+
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder, or its name under --runs.")],
+    run: Annotated[Path, typer.Argument(help="Name of a run, or its folder.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; it must not exist.")],
     *,
     step: Annotated[int | None, typer.Option(help="Step; the newest by default.")] = None,
@@ -24,6 +26,7 @@ def export(
 ) -> None:
     """Write a checkpoint of a run as a model folder in Hugging Face format."""
     from swerl.cli._output import console
+    from swerl.cli._run import waiting
     from swerl.core.errors import InputError, unknown
 
     if step is not None and best:
@@ -33,17 +36,29 @@ def export(
     if dtype not in ("auto", "bf16", "fp32"):
         raise unknown("dtype", dtype, ("auto", "bf16", "fp32"))
     max_bytes = _bytes(shard_size)
+    if out.exists():  # found before torch is imported
+        raise InputError(f"{out} exists already", hint="name a new folder with -o")
     from swerl.training.export import ExportOptions
     from swerl.training.export import export as write
 
-    root = run if run.is_dir() else runs / run
-    done = write(root, out, ExportOptions(step=step, best=best, dtype=dtype, max_bytes=max_bytes))
+    root = _find(run, runs)
+    options = ExportOptions(step=step, best=best, dtype=dtype, max_bytes=max_bytes)
+    with waiting("reading and writing the weights"):
+        done = write(root, out, options)
     say = console()
     say.print(f"step {done.step} of {root}: {done.num_params:,} parameters", soft_wrap=True)
     say.print(f"folder    {done.folder}", soft_wrap=True)
-    say.print(f"size      {done.num_bytes / 1e9:,.3f} GB")
+    say.print(f"size      {_size(done.num_bytes)}")
     say.print(f"checksum  {done.checksum}", soft_wrap=True)
     say.print(f"memory    {_peak_gib():.2f} GiB at most")
+
+
+def _find(run: Path, runs: Path) -> Path:
+    """Return a folder, or that of the run with this name. Raises UnknownNameError."""
+    from swerl.cli.train_status import find_run
+
+    # A folder without a recipe, such as an older or cut copy, can still hold rows.
+    return run if run.is_dir() else find_run(str(run), runs)
 
 
 def _bytes(text: str) -> int:
@@ -62,6 +77,10 @@ def _bytes(text: str) -> int:
     return size
 
 
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
+
+
 def _peak_gib() -> float:
     """Return the peak resident memory of this process in GiB."""
     import resource
@@ -71,7 +90,8 @@ def _peak_gib() -> float:
 
 samples_app = typer.Typer(no_args_is_help=True, help="Show and export the rows that a run trained.")
 
-_RUN = Annotated[Path, typer.Argument(help="Folder of a run: runs/NAME.")]
+_RUN = Annotated[Path, typer.Argument(help="Name of a run, or its folder.")]
+_RUNS = Annotated[Path, typer.Option(help="Folder of all run folders.")]
 _STEP = Annotated[int | None, typer.Option(min=0, help="One step; all by default.")]
 
 
@@ -79,19 +99,28 @@ _STEP = Annotated[int | None, typer.Option(min=0, help="One step; all by default
 def show(
     run: _RUN,
     step: _STEP = None,
+    runs: _RUNS = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead.")] = False,
 ) -> None:
     """Print the figures of each step's rows."""
     from swerl.cli._output import console
+    from swerl.core.errors import RunError
     from swerl.runs.export import steps_of
 
-    steps = [_summary(run, each) for each in (steps_of(run) if step is None else [step])]
+    run = _find(run, runs)
+    steps, damaged = [], []
+    for each in steps_of(run) if step is None else [step]:
+        try:
+            steps.append(_summary(run, each))
+        except RunError as error:
+            damaged.append(error.explained())
     if as_json:
-        for each in steps:
-            typer.echo(json.dumps(each))
-        return
-    console().print(_table(steps))
-    console().print(f"next: swerl samples export {run} -o samples.parquet", soft_wrap=True)
+        for row in steps:
+            typer.echo(json.dumps(row))
+    else:
+        console().print(_table(steps))
+        console().print(f"next: swerl samples export {run} -o samples.parquet", soft_wrap=True)
+    _warn_damaged(damaged)
 
 
 @samples_app.command("export")
@@ -102,9 +131,11 @@ def export_samples(
     format: Annotated[
         str, typer.Option(help="parquet (swerl's columns), slime or verl.")
     ] = "parquet",
+    runs: _RUNS = Path("runs"),
+    force: ForceOption = False,
 ) -> None:
     """Write the rows of a run as one Parquet file."""
-    from swerl.cli._output import console
+    from swerl.cli._output import console, counted
     from swerl.core.errors import UnknownNameError
     from swerl.runs.export import ExportFormat, export
 
@@ -112,12 +143,25 @@ def export_samples(
         raise UnknownNameError(
             f"unknown format {format!r}", hint=f"use one of {', '.join(ExportFormat)}"
         )
+    require_new(output, force=force)
+    run = _find(run, runs)
     done = export(run, output, ExportFormat(format), step)
     console().print(
-        f"{output}: {done.num_rows} rows of {done.num_steps} steps; "
+        f"{output}: {counted(done.num_rows, 'row')} of {counted(done.num_steps, 'step')}; "
         "docs/reference/samples.md explains the columns",
         soft_wrap=True,
     )
+    _warn_damaged(done.damaged)
+
+
+def _warn_damaged(damaged: Sequence[str]) -> None:
+    """Print which steps were left out; exit code 1 if there are any."""
+    from swerl.cli._output import safe, stderr
+
+    for text in damaged:
+        stderr().print(f"[yellow]left out:[/] {safe(text)}", soft_wrap=True)
+    if damaged:
+        raise typer.Exit(1)
 
 
 def _summary(run: Path, step: int) -> Mapping[str, Any]:

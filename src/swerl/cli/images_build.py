@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli._images import DockerConfigOption
+from swerl.cli._options import require_made_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +48,7 @@ def build(
         _build_folders(specs, network)
     else:
         wanted = _select(specs, instances)
+        require_made_from(out, [spec.instance_id for spec in wanted])
         _build_sources(wanted, _rows(specs, rows, dataset), dataset, out)
 
 
@@ -78,7 +80,7 @@ def _build_folders(root: Path, network: str) -> None:
 def _build_sources(
     wanted: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path
 ) -> None:
-    from swerl.cli._output import console
+    from swerl.cli._output import console, counted
     from swerl.core.errors import ImageError
     from swerl.core.task import write_tasks
 
@@ -94,7 +96,7 @@ def _build_sources(
     if not tasks:
         raise ImageError("no image could be built", hint="the reasons are above")
     count = write_tasks(out, tasks)
-    console().print(f"{count} tasks: {out}", soft_wrap=True)
+    console().print(f"{counted(count, 'task')}: {out}", soft_wrap=True)
     console().print(f"next: swerl rollout --tasks {out} --instance {tasks[0].id}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)

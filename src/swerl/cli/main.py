@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from swerl.core.errors import SwerlError
 
 COMMANDS = {
     "train": ("train.app", "Train by a recipe; show, stop and resume runs."),
@@ -22,6 +27,8 @@ COMMANDS = {
     "agents": ("agents.app", "Fetch coding agents for offline use."),
     "samples": ("export.samples_app", "Show and export the rows that a run trained."),
     "cost": ("cost.app", "Estimate the cost of a run before it starts."),
+    "recipes": ("found.recipes", "List the recipes that come with swerl."),
+    "plugins": ("found.plugins", "List the parts that other packages add to swerl."),
 }
 """Name -> its function or Typer app in a module of `swerl.cli`, and its line in the help."""
 
@@ -63,7 +70,7 @@ def whole_command() -> Any:
 
 HELP = "Train coding agents by reinforcement learning, from a dataset to a checkpoint."
 
-typer_app = typer.Typer(cls=_LazyGroup, help=HELP, no_args_is_help=True, add_completion=False)
+typer_app = typer.Typer(cls=_LazyGroup, help=HELP, no_args_is_help=True)
 
 
 def _version(show: bool) -> None:
@@ -87,33 +94,48 @@ def options(
 
 def app() -> None:
     """Run the command line. Exit codes: 2 your input, 1 failure, 130 interrupted."""
-    from swerl.core.errors import SwerlError
-
+    # A pipe or a log may lack a character, which is no reason to fail.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         typer_app()
-    except SwerlError as error:
-        sys.exit(_report(error))
-    except ExceptionGroup as group:
-        known, unknown = group.split(SwerlError)
-        if unknown or known is None:
+    except Exception as error:  # the boundary: what is not one of swerl's errors is raised again
+        known = _known(error)
+        if known is None:
             raise
-        sys.exit(_report(_first(known)))
+        sys.exit(_report(known))
 
 
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
+def _known(error: BaseException) -> SwerlError | None:
+    """Return the error to print, or None if it is a bug and needs its traceback."""
+    from swerl.core.errors import RunError, SwerlError, missing_package
+
+    if isinstance(error, BaseExceptionGroup):
+        found = [_known(each) for each in error.exceptions]
+        return None if None in found else found[0]
+    if isinstance(error, SwerlError):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error.name or "")
+    if isinstance(error, PermissionError) and error.filename:
+        message = f"{error.filename}: {error.strerror}"
+        return RunError(message, hint="choose a file or folder that you may use")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        # The interpreter would write the rest at its end, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        message = f"cannot write the output: {error.strerror}"
+        return RunError(message, hint="free some disk space")
+    return None
 
 
-def _report(error: BaseException) -> int:
+def _report(error: SwerlError) -> int:
     from rich.markup import escape
 
     from swerl.core.errors import InputError
 
     _say(f"[bold red]error:[/] {escape(str(error))}")
-    if hint := getattr(error, "hint", ""):
-        _say(f"[bold]hint:[/]  {escape(hint)}")
+    if error.hint:
+        _say(f"[bold]hint:[/]  {escape(error.hint)}")
     return 2 if isinstance(error, InputError) else 1
 
 

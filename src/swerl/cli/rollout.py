@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import EngineChoice, kinds, read_engine, recipe_of
+from swerl.cli._options import (
+    EngineChoice,
+    ForceOption,
+    kinds,
+    read_engine,
+    recipe_of,
+    require_new,
+)
 from swerl.cli._output import console, counted, safe
 from swerl.core import patch
 from swerl.core.chat import Message
@@ -38,7 +46,7 @@ from swerl.rollout import episode, record, wiring
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status
+    from rich.progress import Progress as RichProgress
 
 
 _SETTINGS = (
@@ -84,6 +92,7 @@ def rollout(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the episode's files.")
     ] = None,
+    force: ForceOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Attempt one task once, print every turn, and print the verdict."""
@@ -93,6 +102,8 @@ def rollout(
     if tasks is not None:
         _warn_uncertified(task)
     folder = output or _new_folder(task)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        require_new(folder, force=force)
     if as_json:
         episode = _attempt(recipe, task, folder, chosen, view=None)
         _print_json(episode, folder)
@@ -164,9 +175,12 @@ def _show(recipe: Recipe, task: Task, folder: Path, engine: EngineChoice) -> Epi
 def _attempt(
     recipe: Recipe, task: Task, folder: Path, engine: EngineChoice, *, view: Any
 ) -> Episode:
-    from swerl.cli._run import run
+    from swerl.cli._run import run, waiting
     from swerl.core.events import ignore
 
+    # The first use of an agent downloads it.
+    with waiting(f"preparing the agent {recipe.harness.type}"):
+        wiring.harness_of(recipe).mounts()
     return run(
         attempt(recipe, task, folder, script=engine.script, emit=view or ignore),
         after="this episode is lost; run the command again",
@@ -177,7 +191,7 @@ def _next_command(episode: Episode, task: Task, engine: EngineChoice, folder: Pa
     if episode.verdict in {"infra", "invalid"}:
         return "swerl doctor"
     if engine.script == "gold" and episode.verdict == "solved" and task.dataset == "twin":
-        return "swerl train recipes/twin_cpu.toml"
+        return "swerl train twin_cpu"
     return f"less {folder / _ARTEFACTS['transcript']}"
 
 
@@ -234,7 +248,7 @@ class RolloutView:
     def __init__(self, out: Console | None = None, *, trainable: bool = True) -> None:
         self._out = out or console()
         self._trainable = trainable
-        self._status: Status | None = None
+        self._status: RichProgress | None = None
 
     def __enter__(self) -> RolloutView:
         return self
@@ -254,6 +268,8 @@ class RolloutView:
                 self._spin(_PHASES.get(phase, phase))
             case PhaseEnded(phase=phase, seconds=seconds):
                 self._spin(None)
+                if _is_cancelled():  # the phase was cut, so its words would be wrong
+                    return
                 self._out.print(f"[bold]{phase:<10}[/] {seconds:>7.2f} s  {_PHASES.get(phase, '')}")
             case TurnEnded():
                 self._show_turn(event)
@@ -286,13 +302,28 @@ class RolloutView:
             self._status.stop()
             self._status = None
         if text is not None and self._out.is_terminal:
-            self._status = self._out.status(f"{text} …")
+            from rich.progress import Progress as Spinner
+            from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            self._status = Spinner(*columns, console=self._out, transient=True)
+            self._status.add_task(text)
             self._status.start()
+
+
+def _is_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def show_start(task_id: str, *, agent: str, engine: str, trainable: bool) -> None:
     """Print the task, agent and engine."""
     note = "" if trainable else "  [yellow](for debugging: no token ids, not trainable)[/]"
+    if engine.startswith("scripted"):
+        note = "  [dim](no model: the tokens are bytes, without system prompt and tools)[/]"
     console().print(f"[bold]{safe(task_id)}[/]  {agent} on {safe(engine)}{note}")
 
 
@@ -359,7 +390,7 @@ async def attempt(
     ):
         parts = replace(wiring.parts_of(recipe, gateway, emit), on_turn=turns.append)
         result = await episode.run(task, f"{task.id}.0", parts)
-    record.write_transcript(folder, turns)
+    record.write_transcript(folder, turns, family)
     record.write(folder, result)
     return result
 

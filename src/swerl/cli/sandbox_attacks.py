@@ -79,10 +79,9 @@ def _place(run: Path | None, out: Path | None) -> Path | None:
 
 def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
     from swerl.checks.attacks.runner import Subject
-    from swerl.cli._options import open_backend
-    from swerl.recipe.load import read_settings
+    from swerl.cli._options import open_backend, sandbox_settings
 
-    options = dict(read_settings(settings or ()))
+    options = sandbox_settings(settings)
     return Subject(open_backend(backend, settings, run="probe"), backend, image, options=options)
 
 

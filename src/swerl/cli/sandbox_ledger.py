@@ -160,15 +160,15 @@ def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
     """Return the provider of --backend and --set. Raises InputError."""
     import json
 
+    from swerl.cli._options import sandbox_settings
     from swerl.core.errors import InputError
-    from swerl.recipe.load import read_settings
     from swerl.sandboxes.ledger.reap import Provider
 
     if backend is None:
         if settings:
             raise InputError("--set needs --backend", hint="name the backend of these settings")
         return None
-    provider = Provider(backend, json.dumps(read_settings(settings or ()), sort_keys=True))
+    provider = Provider(backend, json.dumps(sandbox_settings(settings), sort_keys=True))
     provider.build()
     return provider
 

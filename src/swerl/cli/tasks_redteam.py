@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from swerl.checks.redteam.policy import Policy
     from swerl.checks.redteam.runner import PolicyResult, RedteamReport, RedteamSettings
 
-_COLOURS = {"held": "green", "BROKE": "bold red", "skipped": "yellow"}
+_COLOURS = {"held": "green", "BROKE": "bold red", "open": "red", "skipped": "yellow"}
 
 
 def redteam(

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from swerl.cli._options import ForceOption, require_new
+
 TasksArgument = Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")]
 OutOption = Annotated[Path, typer.Option("-o", "--out", help="File to write.")]
 SeedOption = Annotated[int, typer.Option(help="The same seed selects the same tasks.")]
@@ -19,6 +21,7 @@ def filter_tasks(
     ] = "",
     *,
     out: OutOption,
+    force: ForceOption = False,
     solve_rate: Annotated[
         str, typer.Option(metavar="LOW..HIGH", help="Measured solve rate, for example 0.1..0.9.")
     ] = "",
@@ -37,6 +40,7 @@ def filter_tasks(
         from swerl.core.errors import InputError
 
         raise InputError("no condition is given", hint="pass WHERE or --solve-rate")
+    require_new(out, force=force)
     num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(" and ".join(wanted)))
     _say(num_chosen, num_all, out)
 
@@ -47,10 +51,12 @@ def sample(
     *,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Tasks to keep.")],
     seed: SeedOption = 0,
+    force: ForceOption = False,
 ) -> None:
     """Keep a random sample; a larger sample contains every smaller one."""
     from swerl.tasks import select
 
+    require_new(out, force=force)
     _say(*select.sample_tasks(tasks, out, number, seed=seed), out)
 
 
@@ -64,6 +70,7 @@ def split(
         bool, typer.Option("--by-repo", help="Put no repository into two parts.")
     ] = False,
     seed: SeedOption = 0,
+    force: ForceOption = False,
 ) -> None:
     """Split a file at random; each part is a file beside it."""
     from swerl.cli._output import console, counted
@@ -74,6 +81,8 @@ def split(
         from swerl.core.errors import InputError
 
         raise InputError("two parts have the same name", hint="for example train=0.9 test=0.1")
+    for name in shares:
+        require_new(select.part_path(tasks, name), force=force)
     done = select.split_tasks(tasks, shares, by_repo=by_repo, seed=seed)
     for path, count in done.values():
         note = "" if count else " (none fell to it: try another --seed, or larger shares)"

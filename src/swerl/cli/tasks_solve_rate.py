@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import kinds, read_engine, recipe_of
+from swerl.cli._options import kinds, read_engine, recipe_of, require_made_from, tasks_in
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
@@ -69,13 +69,18 @@ def solve_rate(
     The same command resumes after an interruption, and more attempts add to fewer.
     """
     from swerl.checks.solve_rate import MeasuredPolicy, write
+    from swerl.core.errors import InputError
 
     chosen = read_engine(engine, _SCRIPTS)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"probe-{tasks.stem}-{agent}")
     made = [*_SETTINGS, f"name={name}", f"harness.type={agent}"]
     recipe = recipe_of(chosen, model, made=made, settings=settings or ())
-    found = _run(recipe, _wanted(tasks, instance or []), runs, attempts, chosen)
     out = out or tasks.with_name(f"{tasks.stem}.probed.jsonl")
+    if out.resolve() == tasks.resolve():
+        hint = "name another file with -o: the original is needed to attempt again"
+        raise InputError(f"{out} is the task file itself", hint=hint)
+    require_made_from(out, [task.id for task in tasks_in(tasks)])
+    found = _run(recipe, _wanted(tasks, instance or []), runs, attempts, chosen)
     policy = MeasuredPolicy(agent, chosen.text, model or "")
     num_rated = write(tasks, out, found, policy)
     _report(found, out, num_rated, as_json=as_json)
@@ -108,7 +113,6 @@ def _report(found: Mapping[str, Attempts], out: Path, num_rated: int, *, as_json
 
 
 def _wanted(tasks: Path, instance: Sequence[str]) -> list[Task]:
-    from swerl.cli._options import tasks_in
     from swerl.core.task import find_task
 
     found = tasks_in(tasks)
@@ -119,13 +123,16 @@ def _run(
     recipe: Recipe, tasks: list[Task], runs: Path, attempts: int, engine: EngineChoice
 ) -> Mapping[str, Attempts]:
     from swerl.cli._output import stderr
-    from swerl.cli._run import progress_bar, run
+    from swerl.cli._run import progress_bar, run, waiting
     from swerl.core.events import Event, Notice
+    from swerl.rollout import wiring
 
     def emit(event: Event) -> None:
         if isinstance(event, Notice):
             stderr().print(event.text, markup=False)
 
+    with waiting(f"preparing the agent {recipe.harness.type}"):
+        wiring.harness_of(recipe).mounts()
     with progress_bar("tasks", len(tasks)) as advance:
         work = _measure(
             recipe,

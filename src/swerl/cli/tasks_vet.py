@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import BackendOption, SettingsAndLimitsOption, split_limits
+from swerl.cli._options import (
+    BackendOption,
+    SettingsAndLimitsOption,
+    require_made_from,
+    split_limits,
+    tasks_in,
+)
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
@@ -58,6 +64,7 @@ def vet(
 
     out = out or tasks.with_name(f"{tasks.stem}.certified.jsonl")
     _require_other(out, tasks)
+    require_made_from(out, [task.id for task in tasks_in(tasks)])
     journal = vet_files.journal_path(out)
     limits, options = split_limits(settings or (), memory_mib=4096, num_processes=512)
     chosen = _instances(tasks, instance or [])
@@ -219,6 +226,11 @@ def show(found: Sequence[Vetted]) -> None:
             number = counted(len(flaky), "flaky test")
             told = f"{each.task}: {number} ({dropped} dropped): {', '.join(flaky)}"
             console().print(told, markup=False, soft_wrap=True)
+        if each.certificate and each.certificate.removed:
+            removed = each.certificate.removed
+            number = counted(len(removed), "file with the solution", "files with the solution")
+            told = f"{each.task}: {number} removed from every sandbox: {', '.join(removed)}"
+            console().print(told, markup=False, soft_wrap=True)
 
 
 def _task_table(found: Sequence[Vetted]) -> Table:
@@ -227,8 +239,8 @@ def _task_table(found: Sequence[Vetted]) -> Table:
     from rich.table import Table
 
     table = Table(box=SIMPLE, pad_edge=False)
-    for title in ("task", "", "test s", "limit s", "MiB", "disk", "canary", "vetting s"):
-        is_number = title not in {"task", "", "canary"}
+    for title in ("task", "", "test s", "limit s", "MiB", "disk", "swapped", "bits", "vetting s"):
+        is_number = title not in {"task", ""}
         table.add_column(
             title,
             justify="right" if is_number else "left",
@@ -247,7 +259,8 @@ def _task_table(found: Sequence[Vetted]) -> Table:
             f"{told.timeout_s:.0f}",
             _mib(took.peak_memory_mib),
             _mib(took.disk_mib),
-            {None: "", True: "yes", False: "no"}[told.canary],
+            f"{told.swapped_share:.0%}",
+            f"{told.bits:.0f}",
             f"{each.seconds:.1f}",
         )
     return table

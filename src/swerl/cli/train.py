@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,10 +26,25 @@ class _RunsByDefault(TyperGroup):
     """A group that accepts a recipe instead of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert `run` if the first argument is not a command."""
+        """Insert `run` if the first argument is not a command.
+
+        Raises UnknownNameError if it looks like a mistyped command.
+        """
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            _refuse_typo(args[0], self.commands)
             args = [RUN, *args]
         return super().parse_args(ctx, args)
+
+
+def _refuse_typo(word: str, commands: Collection[str]) -> None:
+    from difflib import get_close_matches
+
+    from swerl.core.errors import unknown
+    from swerl.recipe.load import find_recipe
+
+    is_recipe = "." in word or "/" in word or find_recipe(Path(word)).exists()
+    if not is_recipe and get_close_matches(word, commands, cutoff=0.7):
+        raise unknown("command of `swerl train`", word, commands)
 
 
 app = typer.Typer(cls=_RunsByDefault, no_args_is_help=True)
@@ -57,15 +73,14 @@ def train(
 ) -> None:
     """Train a model by a recipe; run the same command again to resume."""
     from swerl.recipe.load import load
-    from swerl.rollout.reward import rule
 
     allowed = ["tasks.uncertified=true"] if allow_uncertified else []
     recipe = load(recipes, [*(settings or ()), *allowed])
-    rule(recipe.rollout.reward)  # an unknown name is an error now, not after the warm start
     if dry_run:
         from swerl.cli._plan_view import show_plan
 
-        show_plan(recipe)
+        if not show_plan(recipe):
+            raise typer.Exit(2)
         return
     _train(recipe, runs / recipe.name, "run the same command again to resume")
 
@@ -75,7 +90,8 @@ def _train(recipe: Recipe, root: Path, after: str) -> None:
     from swerl.recipe.check import check
 
     check(recipe)
-    plan(recipe)
+    for obstacle in plan(recipe).obstacles:
+        raise obstacle
     from swerl.cli._output import console
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._train_view import TrainView, show_summary

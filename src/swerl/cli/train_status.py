@@ -30,11 +30,11 @@ def status(
 
     if run is None:
         found = all_runs(runs)
-        rows = [_facts(root, waits=False) for root in found]
+        rows = [_facts_or_problem(root) for root in found]
         if as_json:
             _print_json(rows)
         elif not rows:
-            console().print(f"no runs in {runs}; next: swerl train recipes/twin_cpu.toml")
+            console().print(f"no runs in {runs}; next: swerl train twin_cpu")
         else:
             _show_all(rows)
         return
@@ -44,6 +44,17 @@ def status(
     else:
         for line in _lines(facts):
             console().print(line, soft_wrap=True)
+
+
+def _facts_or_problem(root: Path) -> dict[str, Any]:
+    """Return the facts about a run, or why they cannot be read: it must not hide other runs."""
+    from swerl.core.errors import SwerlError
+
+    try:
+        return _facts(root, waits=False)
+    except SwerlError as error:
+        unread = {"run": root.name, "called": called(root), "folder": str(root)}
+        return unread | {"standing": "unreadable", "problem": error.explained()}
 
 
 def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
@@ -98,12 +109,13 @@ def _show_all(rows: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from swerl.cli._output import console
+    from swerl.cli._output import console, safe
 
     table = Table(box=SIMPLE, pad_edge=False)
     for title in ("run", "standing", "step", "reward", "process"):
         table.add_column(title)
-    for row in rows:
+    readable = [row for row in rows if "problem" not in row]
+    for row in readable:
         process = row["process"]
         where = f"{process['pid']} on {process['host']}" if process else ""
         reward = row["metrics"].get("reward")
@@ -114,7 +126,12 @@ def _show_all(rows: list[dict[str, Any]]) -> None:
             "" if reward is None else f"{reward:.2f}",
             where,
         )
-    console().print(table)
+    if readable:
+        console().print(table)
+    for row in rows:
+        if row not in readable:
+            text = f"[yellow]{safe(row['run'])} cannot be read:[/] {safe(row['problem'])}"
+            console().print(text, soft_wrap=True)
     console().print(f"next: swerl train status {rows[0]['called']}", soft_wrap=True)
 
 

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +18,7 @@ from pathlib import Path
 PACKAGES = ("swerl", "torch", "megatron-core", "ray")
 TORCH_S = 180.0
 NVIDIA_SMI_S = 60.0
+FIELDS = "index,uuid,name,driver_version,memory.total,memory.used"
 FREE_SHARE = 0.95
 """Fraction of a GPU's memory that must be free: the driver alone takes a hundredth."""
 _TORCH = (
@@ -106,8 +107,7 @@ def check_gpus(node: str, need: GpuNeed) -> Iterator[MachineFinding]:
         yield MachineFinding(node, "GPUs", FindingState.OK, "none needed: the run is on CPU")
         return
     try:
-        fields = "index,uuid,name,driver_version,memory.total,memory.used"
-        gpus = read_gpus(_nvidia_smi("gpu", fields))
+        gpus = read_gpus(_nvidia_smi("gpu", FIELDS))
         users = read_users(_nvidia_smi("compute-apps", "gpu_uuid,pid,process_name,used_memory"))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         fix = "install NVIDIA's driver, or choose machines with GPUs"
@@ -139,6 +139,18 @@ def judge_gpus(
     yield check_result(node, "GPU memory", found, good=not busy, fix=fix)
     if gpus:
         yield MachineFinding(node, "driver", FindingState.OK, gpus[0].driver)
+
+
+def gpu_uuids(gpus: Sequence[str]) -> tuple[str, ...]:
+    """Return the uuids of these GPUs of this machine, as torch writes them; empty if unknown."""
+    try:
+        found = read_gpus(_nvidia_smi("gpu", FIELDS)) if gpus else []
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()
+    by_name = {name: gpu.uuid for gpu in found for name in (gpu.index, gpu.uuid)}
+    if not set(gpus) <= by_name.keys():
+        return ()
+    return tuple(by_name[gpu].removeprefix("GPU-") for gpu in gpus)
 
 
 def read_gpus(text: str) -> list[InstalledGpu]:

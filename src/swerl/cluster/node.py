@@ -137,6 +137,22 @@ class LocalNode:
         return await asyncio.to_thread(function, *args, **kwargs)
 
 
+class NodePart:
+    """A machine with a part of its GPUs. Implements Node."""
+
+    def __init__(self, whole: Node, gpus: tuple[str, ...]) -> None:
+        self.whole = whole
+        self.name = whole.name
+        self.address = whole.address
+        self.gpus = gpus
+
+    async def start(self, spec: ProcessSpec) -> RunningProcess:
+        return await self.whole.start(spec)
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.whole.call(function, *args, **kwargs)
+
+
 class LocalProcess:
     """Implements RunningProcess."""
 

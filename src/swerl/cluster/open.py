@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from swerl.cluster.hosts import HostPlan, host_cluster, slurm_hosts
-from swerl.cluster.node import LocalNode, Node
+from swerl.cluster.node import LocalNode, Node, NodePart
 from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.core.errors import RecipeError
+from swerl.core.secrets import visible_gpus
 from swerl.recipe.schema import ClusterSection, Recipe
 
 
@@ -23,8 +24,10 @@ class Nodes:
 
     @property
     def all(self) -> tuple[Node, ...]:
-        """Every machine once."""
-        return tuple(dict.fromkeys((*self.trainer, *self.engines)))
+        """Every machine once, with all of its GPUs."""
+        nodes = (*self.trainer, *self.engines)
+        whole = (node.whole if isinstance(node, NodePart) else node for node in nodes)
+        return tuple(dict.fromkeys(whole))
 
 
 @asynccontextmanager
@@ -36,11 +39,10 @@ async def open_nodes(
     Raises RecipeError if the recipe's numbers do not fit together, ClusterError if machines fail.
     """
     # Wrong numbers must fail before any machine is reserved.
-    num_trainer = trainer_nodes(recipe)
+    trainer_nodes(recipe)
     cluster = recipe.cluster
     if cluster.launcher == "local":
-        here = (LocalNode(),)
-        yield Nodes(here, here)
+        yield place(recipe, [LocalNode(gpus=_gpus_here(cluster.gpus_per_node))])
         return
     async with AsyncExitStack() as stack:
         address = cluster.ray_address
@@ -50,8 +52,38 @@ async def open_nodes(
         share = RayShare(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
         held = ray_nodes(address, share, run=recipe.name, notify=notify)
         nodes = await stack.enter_async_context(held)
-        trainer = tuple(nodes[:num_trainer])
-        yield Nodes(trainer, trainer if cluster.colocate else tuple(nodes[num_trainer:]))
+        yield place(recipe, nodes)
+
+
+def place(recipe: Recipe, machines: Sequence[Node]) -> Nodes:
+    """Return the machines of ranks and of engines; one machine may be split by its GPUs."""
+    num_trainer, ranks = trainer_nodes(recipe), recipe.trainer.ranks
+    trainer = tuple(machines[:num_trainer])
+    if not _apart(recipe):
+        return Nodes(trainer, trainer)
+    if len(machines) > 1:
+        return Nodes(trainer, tuple(machines[num_trainer:]))
+    (only,) = machines
+    first, rest = NodePart(only, only.gpus[:ranks]), NodePart(only, only.gpus[ranks:])
+    return Nodes((first,), (rest,))
+
+
+def _gpus_here(count: int) -> tuple[str, ...]:
+    """Return the first GPUs of this machine that CUDA shows. Raises RecipeError on too few."""
+    shown = visible_gpus()
+    if shown is None:
+        return tuple(map(str, range(count)))
+    if len(shown) < count:
+        raise RecipeError(
+            f"cluster.gpus_per_node = {count}, but CUDA_VISIBLE_DEVICES shows {len(shown)}",
+            hint="unset the variable, or lower cluster.gpus_per_node and trainer.ranks",
+        )
+    return shown[:count]
+
+
+def _apart(recipe: Recipe) -> bool:
+    """Return whether engines have GPUs of their own."""
+    return bool(recipe.cluster.gpus_per_node) and not recipe.cluster.colocate
 
 
 def trainer_nodes(recipe: Recipe) -> int:
@@ -64,9 +96,13 @@ def trainer_nodes(recipe: Recipe) -> int:
                 hint="set cluster.launcher to ray, ssh or slurm",
             )
         return 1
-    # Only with GPUs and without colocation do the engines have machines of their own.
-    apart = bool(cluster.gpus_per_node) and not cluster.colocate
+    apart = _apart(recipe) and cluster.nodes > 1
     num_nodes = -(-ranks // cluster.gpus_per_node) if apart else cluster.nodes
+    if apart and ranks % cluster.gpus_per_node:
+        raise RecipeError(
+            f"trainer.ranks = {ranks} does not fill whole nodes of {cluster.gpus_per_node} GPUs",
+            hint="with cluster.colocate = false several nodes are split node by node",
+        )
     if ranks % num_nodes:
         raise RecipeError(
             f"trainer.ranks = {ranks} does not spread evenly over {num_nodes} nodes",

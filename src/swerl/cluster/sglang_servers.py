@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from swerl.cluster.checks import gpu_uuids
 from swerl.cluster.node import Node, ProcessSpec, RunningProcess, end_server, free_port, last_lines
 from swerl.core.errors import EngineError, RecipeError
 from swerl.engines import sglang
@@ -23,10 +24,19 @@ POLL_S = 0.5
 class NodeServer:
     """One server on a node. Implements `Host` of the engines' launcher."""
 
-    def __init__(self, node: Node, url: str, spec: ProcessSpec, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        node: Node,
+        url: str,
+        spec: ProcessSpec,
+        start_timeout_s: float,
+        gpus: tuple[str, ...] = (),
+    ) -> None:
+        """`gpus` are the uuids of its GPUs; empty if unknown."""
         self.url = url
-        self._node = node
-        self._spec = spec
+        self.gpus = gpus
+        self.node = node
+        self.spec = spec
         self._start_timeout_s = start_timeout_s
         self._process: RunningProcess | None = None
 
@@ -38,10 +48,10 @@ class NodeServer:
 
     async def begin(self) -> None:
         """Start its process. Raises ClusterError."""
-        spec = self._spec
+        spec = self.spec
         if self._process is not None:
             spec = replace(spec, argv=(*spec.argv, *sglang.AGAIN))
-        self._process = await self._node.start(spec)
+        self._process = await self.node.start(spec)
 
     async def until_up(self) -> None:
         """Wait until it serves. Raises EngineError with the end of its log."""
@@ -53,11 +63,11 @@ class NodeServer:
                     if await serves(self.url):
                         return
                     await asyncio.wait([process.ended], timeout=POLL_S)
-        log = self._spec.log
+        log = self.spec.log
         late = f"not up after {self._start_timeout_s:g} s"
         how = process.ended.result() if process.ended.done() else late
         raise EngineError(
-            f"the engine on {self._node.name} did not come up ({how}): {last_lines(log)}",
+            f"the engine on {self.node.name} did not come up ({how}): {last_lines(log)}",
             hint=f"the whole log is {log}",
         )
 
@@ -78,16 +88,13 @@ async def serve_on(
     *,
     cluster: ClusterSection,
     logs: Path,
+    flags: Sequence[str] = (),
 ) -> AsyncIterator[list[NodeServer]]:
-    """Yield servers on these nodes, once all of them serve.
+    """Yield servers on these nodes, once all of them serve; `flags` go before those of `options`.
 
     Raises RecipeError on an engine larger than a node, EngineError if one does not come up.
     """
-    servers = [
-        await _server(node, number, options, model, cluster=cluster, logs=logs)
-        for node in nodes
-        for number in range(engines_per_node(cluster))
-    ]
+    servers = await node_servers(nodes, options, model, cluster=cluster, logs=logs, flags=flags)
     try:
         # All begin before the first wait, so that they load their weights at the same time.
         for server in servers:
@@ -98,11 +105,28 @@ async def serve_on(
         await asyncio.gather(*(server.stop() for server in servers))
 
 
-def engines_per_node(cluster: ClusterSection) -> int:
-    """Return the number of servers per node. Raises RecipeError if none fits."""
+async def node_servers(
+    nodes: Sequence[Node],
+    options: sglang.Options,
+    model: Path,
+    *,
+    cluster: ClusterSection,
+    logs: Path,
+    flags: Sequence[str] = (),
+) -> list[NodeServer]:
+    """Return the servers of these nodes, not started: one for each group of GPUs."""
+    return [
+        await _server(node, number, options, model, cluster=cluster, logs=logs, flags=tuple(flags))
+        for node in nodes
+        for number in range(engines_of(node, cluster))
+    ]
+
+
+def engines_of(node: Node, cluster: ClusterSection) -> int:
+    """Return the number of servers of a node. Raises RecipeError if none fits."""
     if not cluster.gpus_per_node:
         return 1
-    count = cluster.gpus_per_node // cluster.gpus_per_engine
+    count = len(node.gpus) // cluster.gpus_per_engine
     if not count:
         message = f"cluster.gpus_per_engine = {cluster.gpus_per_engine} exceeds a node's GPUs"
         hint = "swerl starts engines of one node at most; start larger ones and set engine.url"
@@ -118,16 +142,20 @@ async def _server(
     *,
     cluster: ClusterSection,
     logs: Path,
+    flags: tuple[str, ...],
 ) -> NodeServer:
     port = await node.call(free_port, node.address)
-    command = sglang.server_command(options, model, host=node.address, port=port)
-    env = sglang.environment(options)
-    if cluster.gpus_per_node:
-        size = cluster.gpus_per_engine
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(node.gpus[number * size : (number + 1) * size])
-        command.append(f"--tp-size={size}")
-        if cluster.colocate:
-            command.append("--enable-memory-saver")  # The trainer uses its memory in turn.
+    size = cluster.gpus_per_engine if cluster.gpus_per_node else 0
+    gpus = node.gpus[number * size : (number + 1) * size]
+    given = options.model_copy(update={"flags": (*flags, *options.flags)})
+    # The saver costs memory, and only a trainer on the same GPUs uses it.
+    saver = cluster.colocate
+    command = sglang.server_command(
+        given, model, host=node.address, port=port, num_gpus=size, saver=saver
+    )
+    env = sglang.environment(options, gpus)
     log = (logs / f"engine-{node.name}-{number}.log").resolve()
     spec = ProcessSpec(tuple(command), log, env=env, guarded=True)
-    return NodeServer(node, f"http://{node.address}:{port}", spec, options.start_timeout_s)
+    uuids = await node.call(gpu_uuids, gpus)
+    url = f"http://{node.address}:{port}"
+    return NodeServer(node, url, spec, options.start_timeout_s, uuids)

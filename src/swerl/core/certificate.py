@@ -1,7 +1,7 @@
 """Certificate: the result of vetting a Task, tied to the Task's row by a digest.
 
 The row stores the Certificate. It includes the decisions of vetting (time limit of the grader,
-canary, dropped tests), so that Task and Certificate give the certified Task. The digest covers
+swaps, dropped tests), so that Task and Certificate give the certified Task. The digest covers
 every field that decides how an agent is prompted or graded, but not the dataset's own facts.
 """
 
@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from swerl.core.chat import Json
-from swerl.core.task import Task, to_row
+from swerl.core.task import Swap, Task, to_row
 
 _DIGEST_CHARS = 32
 
@@ -86,8 +86,14 @@ class Certificate:
     swerl: str
     """Version of swerl that vetted it."""
     gold_runs: int
-    canary: bool | None = None
-    """Becomes the Task's `grading.canary`."""
+    swaps: tuple[Swap, ...] = ()
+    """Becomes the Task's `grading.swaps`; empty in a certified row, which has them there."""
+    not_run: tuple[str, ...] | None = None
+    """Becomes the Task's `grading.not_run`."""
+    swapped_share: float = 0.0
+    """Share of the tests to fix that have a secret swap."""
+    bits: float = 0.0
+    """Bits that a forged report has to guess; 0 if no expectation can be swapped."""
     timeout_s: float = 0.0
     """Becomes the Task's `grading.timeout_s`; 0 if no run was measured."""
     flaky: tuple[str, ...] = ()
@@ -98,6 +104,8 @@ class Certificate:
     """Cheat -> its verdict, or why it does not apply."""
     unchecked: tuple[str, ...] = ()
     """Parts of the image that the leak scan could not read."""
+    removed: tuple[str, ...] = ()
+    """Files of the image that hold the solution; every sandbox of the Task loses them."""
     measured: Measured = field(default_factory=Measured)
 
     @property
@@ -119,7 +127,8 @@ def settled(task: Task, certificate: Certificate) -> Task:
     grading = replace(
         spec,
         pass_to_pass=tuple(test for test in spec.pass_to_pass if test not in dropped),
-        canary=certificate.canary,
+        swaps=certificate.swaps,
+        not_run=certificate.not_run,
         timeout_s=certificate.timeout_s or spec.timeout_s,
     )
     return replace(task, grading=grading)
@@ -128,7 +137,7 @@ def settled(task: Task, certificate: Certificate) -> Task:
 def certified(task: Task, certificate: Certificate) -> Task:
     """Return the Task with its Certificate; a rejected Task keeps its grading."""
     found = settled(task, certificate) if certificate.ok else task
-    return replace(found, certificate=to_json(certificate))
+    return replace(found, certificate=to_json(replace(certificate, swaps=())))
 
 
 def objection(task: Task) -> str:
@@ -155,6 +164,8 @@ def from_json(value: Mapping[str, Any]) -> Certificate:
     """Read a Certificate. Raises KeyError, TypeError or ValueError on anything else."""
     plain: dict[str, Any] = dict(value)
     findings = tuple(Finding(Defect(x["defect"]), x["detail"]) for x in plain.pop("findings"))
-    plain |= {name: tuple(plain[name]) for name in ("flaky", "dropped", "unchecked")}
+    plain |= {name: tuple(plain[name]) for name in ("flaky", "dropped", "unchecked", "removed")}
+    plain["not_run"] = None if plain["not_run"] is None else tuple(plain["not_run"])
+    swaps = tuple(Swap(**{**each, "fails": tuple(each["fails"])}) for each in plain.pop("swaps"))
     measured = Measured(**plain.pop("measured"))
-    return Certificate(**plain, findings=findings, measured=measured)
+    return Certificate(**plain, findings=findings, measured=measured, swaps=swaps)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Collection,
     Iterable,
@@ -23,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from swerl.core.changes import AgentPatch
 from swerl.core.chat import ChatReply, ChatRequest, Json, Message, ParsedReply
-from swerl.core.episode import Group
+from swerl.core.episode import Group, Status
 from swerl.core.grade import Grade
 from swerl.core.learning import (
     Batch,
@@ -39,8 +39,8 @@ from swerl.core.learning import (
 )
 from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Chunk, Exec, Limits, LiveSandbox, Mount, Usage
-from swerl.core.task import Task
-from swerl.core.turn import Completion, Sampling
+from swerl.core.task import Swap, Task
+from swerl.core.turn import Completion, Sampling, Trajectory
 
 if TYPE_CHECKING:
     import torch
@@ -105,10 +105,16 @@ class Sandbox(Protocol):
         """Start a command; leaving the context kills its whole process tree."""
 
     async def read(self, path: str) -> bytes:
-        """Return a file. Raises FileNotFoundError; a link never leads out of the sandbox."""
+        """Return a file; a link never leads out of the sandbox.
+
+        Raises FileNotFoundError, and SandboxFileError if the path is no readable plain file.
+        """
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file and create its parents; a link never leads out of the sandbox."""
+        """Write a file and create its parents; a link never leads out of the sandbox.
+
+        Raises SandboxFileError if the path cannot hold a plain file, or the disk is full.
+        """
 
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there."""
@@ -360,20 +366,27 @@ class MegatronMapping(Protocol):
         """Return the Hugging Face tensors of full Megatron parameters."""
 
 
-Fresh: TypeAlias = Callable[[], Awaitable[Sandbox]]
-"""Closes the sandbox in use and opens another clean one of the same Task."""
+OpenClean: TypeAlias = Callable[[], AbstractAsyncContextManager[Sandbox]]
+"""Opens a clean sandbox of a Task that no agent has used; several may be open at once."""
 
 
 class Grader(Protocol):
     """Turns a patch into facts."""
 
-    async def grade(
-        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
-    ) -> Grade:
-        """Apply the patch in a clean sandbox, run the tests, and judge.
+    async def grade(self, task: Task, patch: AgentPatch, open_clean: OpenClean) -> Grade:
+        """Bring the patch into a clean sandbox, run the tests, and judge.
 
-        A second run of the tests that must not depend on the first uses a `fresh` sandbox.
+        Runs of the tests that must not depend on each other have a sandbox each. A grader that
+        waits for a sandbox while it holds one can block itself: the number of slots is limited.
         """
+
+
+@runtime_checkable
+class BlindGrader(Protocol):
+    """A Grader that can swap expectations of the hidden tests."""
+
+    async def measure(self, task: Task, open_clean: OpenClean, num_runs: int) -> tuple[Swap, ...]:
+        """Return swaps that the known solution notices, found in `num_runs` runs of it."""
 
 
 class Trainer(Protocol):
@@ -400,6 +413,12 @@ class Trainer(Protocol):
     async def restore(self, step: int) -> None:
         """Continue from the checkpoint of this step."""
 
+    async def sleep(self) -> None:
+        """Give the memory of shared GPUs to the engine; `publish` and `save` work meanwhile."""
+
+    async def wake(self) -> None:
+        """Take the memory of shared GPUs back, before `step`."""
+
     async def close(self) -> None:
         """Stop the trainer's processes."""
 
@@ -420,3 +439,24 @@ class Algorithm(Protocol):
 
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the loss of one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a reward may read of one attempt at a Task."""
+
+    task: Task
+    grade: Grade
+    status: Status
+    """How the agent ended."""
+    patch: str
+    """The agent's changes as a diff; empty if there are none."""
+    trajectory: Trajectory
+    """The agent's Turns in tokens."""
+
+
+class Reward(Protocol):
+    """One number for an attempt. Only attempts with a learnable verdict are trained."""
+
+    def __call__(self, attempt: Attempt, /) -> float:
+        """Return a finite number; a solved Task is worth 1 with the built-in rewards."""

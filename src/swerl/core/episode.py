@@ -35,6 +35,9 @@ class Episode:
     """Number from grade and status by a named rule; meaningless unless `learnable`."""
     trajectory: Trajectory
     patch: str = ""
+    """What the agent changed, as a diff against the clean work tree."""
+    num_left: int = 0
+    """Changed files that the patch leaves out: derived ones, large ignored ones, devices."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds per phase: boot, install, agent, diff, grade_boot, test, …"""
     log: str = ""

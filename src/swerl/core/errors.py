@@ -7,6 +7,8 @@ SwerlError
 │   └── UnknownNameError  an unknown name; the hint lists the nearest ones
 ├── SandboxError          a sandbox could not be created or used
 │   ├── SandboxUnavailableError  this machine cannot run the backend at all
+│   ├── SandboxFileError         a path inside cannot be read or written
+│   │   └── SandboxFolderError   it is a folder
 │   └── SandboxLostError         the sandbox died during use
 ├── ImageError            an image or source tree is not available
 │   └── BrokenImageError  it exists, but no Task can run in it
@@ -83,6 +85,21 @@ class SandboxError(SwerlError, RuntimeError):
 
 class SandboxUnavailableError(SandboxError):
     """This machine cannot run the sandbox backend."""
+
+
+class SandboxFileError(SandboxError):
+    """A path in a sandbox cannot be read or written: a folder, a device, a loop of links, ….
+
+    Code inside can make any path so, hence `from_inside`. `reason` is the message without the path.
+    """
+
+    def __init__(self, message: str, *, reason: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint, from_inside=True)
+        self.reason = reason or message
+
+
+class SandboxFolderError(SandboxFileError, IsADirectoryError):
+    """A path in a sandbox is a folder."""
 
 
 class SandboxLostError(SandboxError, ConnectionError):
@@ -164,6 +181,28 @@ class RunError(SwerlError, RuntimeError):
 
 class RunStoppedError(SwerlError, RuntimeError):
     """The run stopped because a user requested it."""
+
+
+EXTRAS = {
+    "twin": ("matplotlib", "megatron", "numpy", "psutil", "pyarrow", "safetensors", "torch"),
+    "cluster": ("ray",),
+    "docker": ("docker",),
+    "e2b": ("e2b",),
+    "datasets": ("datasets", "huggingface_hub"),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+    "zstd": ("zstandard",),
+}
+"""Extra of swerl -> the modules that it installs."""
+
+
+def missing_package(name: str) -> InputError | None:
+    """Return the error for a module that is not installed; None if no extra of swerl has it."""
+    top = name.partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if top in modules), None)
+    if extra is None:
+        return None
+    return InputError(f"the package {top} is not installed", hint=f"pip install 'swerl[{extra}]'")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

@@ -41,7 +41,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(
-            f"cannot read {path}: {error}", hint="delete the run folder to start the run anew"
+            f"cannot read {path}: {error}", hint="restore it from a backup or a copy"
         ) from error
 
 

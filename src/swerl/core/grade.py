@@ -53,27 +53,22 @@ class TestStatus(StrEnum):
         return self.passes or self is TestStatus.SKIPPED
 
     @property
-    def claims_pass(self) -> bool:
-        """True for every kind of pass, an unexpected one too; a canary must have none of them."""
-        return self.passes or self is TestStatus.XPASS
-
-    @property
     def fails(self) -> bool:
         """True for both kinds of failure."""
         return self in (TestStatus.FAILED, TestStatus.ERROR)
 
 
-class Canary(StrEnum):
-    """State of the canaries: tests among the hidden ones that must fail."""
+class Blind(StrEnum):
+    """Result of the runs in which some expectations of the hidden tests were swapped."""
 
     NONE = "none"
-    """None was added: no test file fits, or the command selects its tests."""
-    FAILED = "failed"
-    """All failed, as they must."""
-    MISSING = "missing"
-    """At least one is not in the report."""
-    PASSED = "passed"
-    """At least one is reported as passed: forged, if no declared test failed."""
+    """No such run was made: the first run was not solved, or no expectation can be swapped."""
+    MATCHED = "matched"
+    """Each run failed exactly as it does with the known solution."""
+    FORGED = "forged"
+    """A test did not notice that its expectation was swapped."""
+    UNSTEADY = "unsteady"
+    """A test with its own expectation failed, though it passed in the first run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +82,15 @@ class Grade:
     """Status per declared test id."""
     restored: tuple[str, ...] = ()
     """Paths of tests or test configuration in the patch that were restored."""
-    canary: Canary = Canary.NONE
-    """Whether the report could still contain a failure."""
+    blind: Blind = Blind.NONE
+    """Whether runs with swapped expectations failed as predicted."""
+    blind_bits: float = 0.0
+    """Coin tosses that a report without an answer had to guess right in those runs."""
     durations: Mapping[str, float] = field(default_factory=dict)
     """Seconds per test id, if the test runner reports them."""
     duration_s: float = 0.0
     """Seconds of the whole grading."""
     test_s: float = 0.0
-    """Seconds of the test command alone."""
+    """Seconds of the test command in its first run."""
     log: str = ""
     """Output of the test command, capped."""

@@ -33,6 +33,10 @@ class EngineTarget:
     """Type of most of its weights, by torch's name."""
     device: str
     """`cuda` or `cpu`."""
+    place: int = 0
+    """Index of the server among all servers of its pool, with or without those out of use."""
+    gpus: tuple[str, ...] = ()
+    """Uuids of its ranks' GPUs in the order of the ranks; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,25 @@
-"""Resolve the name of a plug-in to its implementation: built in, or an entry point.
+"""Resolve the name of a plug-in to its implementation: built in, an entry point, or a file.
 
 A built-in is a public module of its kind's package (a dash in the name becomes an underscore) with
 `Options`, a pydantic model of its settings, and `build(options, …)`; an engine has `open(options,
-setup)` instead. A third party registers such a module under the entry point group `swerl.<kind>`.
+setup)` instead, and a reward is a function. A third party registers such a part under the entry
+point group `swerl.<kind>`. `path/to/file.py` and `path/to/file.py:function` name one in a file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from importlib.metadata import entry_points
+import re
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
@@ -25,23 +33,34 @@ from swerl.core.contracts import (
     Grader,
     Harness,
     ParserChoice,
+    Reward,
     SandboxBackend,
 )
-from swerl.core.errors import unknown
+from swerl.core.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 _KINDS = {
     "sandboxes": ("sandbox", "swerl.sandboxes"),
-    "harnesses": ("harness", "swerl.harnesses"),
+    "harnesses": ("agent", "swerl.harnesses"),
     "dialects": ("dialect", "swerl.gateway.dialects"),
     "engines": ("engine", "swerl.engines"),
     "graders": ("grader", "swerl.grading.graders"),
     "algorithms": ("algorithm", "swerl.training.algorithms"),
     "families": ("family", "swerl.engines.families"),
+    "rewards": ("reward", "swerl.rollout.rewards"),
+    "converters": ("dataset", "swerl.data_converters"),
 }
 """Kind -> its word in errors, and the package whose public modules are the built-in choices."""
+KINDS = tuple(_KINDS)
+_ENTRY = {"engines": "open", "rewards": "reward", "converters": "to_task"}
+"""Kind -> the function that a module of it must have; `build` for all others."""
+_FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
+AUTO_FAMILY = "auto"
+"""Value of `model.family` that stands for the family of the model's folder."""
+_ANY_FAMILY = "template"
+"""The family that reads any chat template."""
 
 
 class SandboxPlugin(Protocol):
@@ -96,7 +115,11 @@ class GraderPlugin(Protocol):
 
 
 class FamilyPlugin(Protocol):
-    """A module of `swerl.families`."""
+    """A module of `swerl.families`.
+
+    An optional function `fits(model)` returns True if the family was written for the model in this
+    folder; `model.family = "auto"` asks it.
+    """
 
     def build(self, model: Path | None, parser: ParserChoice | None = None, /) -> Family:
         """Return the family for the model in this folder. Raises InputError if it does not fit."""
@@ -123,14 +146,135 @@ def load(kind: str, name: str) -> object:
 
 def module(kind: str, name: str) -> ModuleType:
     """Return the same module for the parts that only some plug-ins have."""
-    word, package = _KINDS[kind]
-    module_name = name.replace("-", "_")
-    if not module_name.startswith("_") and module_name in _built_in(kind):
-        return importlib.import_module(f"{package}.{module_name}")
-    for entry in entry_points(group=f"swerl.{kind}"):
-        if entry.name == name:
-            return cast(ModuleType, entry.load())
-    raise unknown(word, name, names(kind))
+    built_in = _built_in(kind)
+    if (found := outside(kind, name, built_in)) is not None:
+        return cast(ModuleType, found)
+    if name in built_in:
+        return importlib.import_module(f"{_KINDS[kind][1]}.{built_in[name]}")
+    raise unknown(_KINDS[kind][0], name, names(kind))
+
+
+def reward(name: str) -> Reward:
+    """Return a reward. Raises UnknownNameError, and InputError on a broken one."""
+    found = module("rewards", name)
+    function: Reward = found if callable(found) else found.reward
+    return function
+
+
+def outside(kind: str, name: str, built_in: Collection[str]) -> object | None:
+    """Return a part from a file or of another package; None if no package has one of this name.
+
+    Raises InputError if it does not load, or if its name is taken.
+    """
+    if match := _FILE.fullmatch(name):
+        return _in_file(kind, Path(match["file"]), match["function"])
+    entries = [entry for entry in _entries(kind) if entry.name == name]
+    if not entries:
+        return None
+    if name in built_in or len(entries) > 1:
+        raise _taken(kind, entries, is_built_in=name in built_in)
+    remedy = f"correct it, or pip uninstall {_package_of(entries[0])}"
+    with _loading(kind, _described(entries[0]), remedy):
+        return _checked(kind, entries[0].load(), _described(entries[0]))
+
+
+def absolute(name: str) -> str:
+    """Return a name whose file, if it is one, does not depend on the working folder."""
+    match = _FILE.fullmatch(name)
+    return name if match is None else str(Path(match["file"]).resolve()) + name[match.end("file") :]
+
+
+def short(name: str) -> str:
+    """Return a name without the folder and ending of its file, for the names of runs."""
+    match = _FILE.fullmatch(name)
+    return name if match is None else Path(match["file"]).stem
+
+
+def _in_file(kind: str, path: Path, function: str | None) -> object:
+    """Return the part in a file; `function` replaces the function that modules of its kind have."""
+    word, where = _KINDS[kind][0], str(path)
+    if not path.is_file():
+        raise InputError(f"the {word} {where} does not exist", hint="give the path of a file")
+    path = path.resolve()
+    # The name is new for each path, so two files may have one name.
+    name = f"swerl_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        with _loading(kind, where, "correct it", forget=name):
+            spec.loader.exec_module(sys.modules[name])
+    found = sys.modules[name]
+    if function is None:
+        return _checked(kind, found, where)
+    chosen = getattr(found, function, None)
+    if not callable(chosen):
+        raise InputError(f"{where} has no function {function!r}", hint=f"define it in {where}")
+    if kind == "rewards":
+        return chosen
+    part = ModuleType(name)
+    vars(part).update(vars(found))
+    setattr(part, _ENTRY.get(kind, "build"), chosen)
+    return part
+
+
+def _checked(kind: str, found: object, where: str) -> object:
+    """Return a part if it has the function of its kind. Raises InputError."""
+    function = _ENTRY.get(kind, "build")
+    if hasattr(found, function) or (kind == "rewards" and callable(found)):
+        return found
+    raise InputError(
+        f"the {_KINDS[kind][0]} {where} has no function `{function}`",
+        hint="docs/guides/plug-ins.md lists the functions of each kind",
+    )
+
+
+@contextmanager
+def _loading(kind: str, where: str, remedy: str, *, forget: str = "") -> Iterator[None]:
+    """Turn any error of a foreign module into one InputError with its line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # the boundary: a module may raise anything
+        sys.modules.pop(forget, None)
+        raise InputError(
+            f"the {_KINDS[kind][0]} {where} does not load: {type(error).__name__}: {error}",
+            hint=f"{_line_of(error)}; {remedy}",
+        ) from error
+
+
+def _line_of(error: Exception) -> str:
+    """Return file and line of an error."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}"
+
+
+def _taken(kind: str, entries: list[EntryPoint], *, is_built_in: bool) -> InputError:
+    word, shown = _KINDS[kind][0], " and ".join(map(_described, entries))
+    taken = "has the name of a built-in one" if is_built_in else "have one name"
+    return InputError(f"the {word} {shown} {taken}", hint="rename the entry point")
+
+
+def _described(entry: EntryPoint) -> str:
+    """Return an entry point as its package wrote it."""
+    return f"{entry.name!r} ({_package_of(entry)}: {entry.group}: {entry.name} = {entry.value})"
+
+
+def _package_of(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "unknown"
+
+
+def _entries(kind: str) -> tuple[EntryPoint, ...]:
+    return _entries_on(kind, tuple(sys.path))
+
+
+@cache
+def _entries_on(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a kind; reading all packages takes milliseconds."""
+    return tuple(entry_points(group=f"swerl.{kind}"))
 
 
 def options_of(kind: str, name: str) -> type[BaseModel] | None:
@@ -141,16 +285,79 @@ def options_of(kind: str, name: str) -> type[BaseModel] | None:
 
 def family(name: str, model: Path | None, parser: ParserChoice | None = None) -> Family:
     """Build a family for the model in this folder. Raises InputError if it does not fit."""
-    build = load("families", name).build
+    build = load("families", family_name(name, model)).build
     return build(model, parser) if parser else build(model)
+
+
+def family_name(name: str, model: Path | None) -> str:
+    """Return the name of a family; `auto` becomes that of the model in this folder.
+
+    Raises InputError if there is no folder to look at.
+    """
+    if name != AUTO_FAMILY:
+        return name
+    if model is None:
+        hint = "set model.path, or name a family"
+        raise InputError("model.family = 'auto' needs a model folder", hint=hint)
+    for each in names("families"):
+        fits = getattr(module("families", each), "fits", None)
+        if fits is not None and fits(model):
+            return each
+    return _ANY_FAMILY
 
 
 def names(kind: str) -> Iterator[str]:
     """Yield every name of this kind, as users type it."""
-    yield from (name.replace("_", "-") for name in _built_in(kind))
-    yield from (entry.name for entry in entry_points(group=f"swerl.{kind}"))
+    yield from (name.replace("_", "-") for name in sorted({*_built_in(kind).values()}))
+    yield from outside_names(kind)
 
 
-def _built_in(kind: str) -> list[str]:
+def outside_names(kind: str) -> list[str]:
+    """Return the names of this kind that other packages registered."""
+    return sorted({entry.name for entry in _entries(kind)})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlugin:
+    """One entry point of a package outside swerl."""
+
+    kind: str
+    name: str
+    package: str
+    version: str
+    value: str
+    """Module, and function of a reward."""
+    problem: str
+    """Why it cannot be used; empty if it can."""
+
+
+def found_plugins(built_in: Mapping[str, Collection[str]]) -> list[FoundPlugin]:
+    """Return every entry point for swerl, loaded once to see if it works.
+
+    `built_in` has the built-in names of kinds that are not modules of a package.
+    """
+    found = []
+    for kind in KINDS:
+        taken = built_in[kind] if kind in built_in else _built_in(kind)
+        for entry in _entries(kind):
+            problem = ""
+            try:
+                outside(kind, entry.name, taken)
+            except InputError as error:
+                problem = error.explained()
+            version = entry.dist.version if entry.dist else ""
+            found.append(
+                FoundPlugin(kind, entry.name, _package_of(entry), version, entry.value, problem)
+            )
+    return found
+
+
+def _built_in(kind: str) -> dict[str, str]:
+    """Return the names of the built-in choices, each with its module.
+
+    Names in code, such as those of dialects and graders, have underscores.
+    """
     found = pkgutil.iter_modules(importlib.import_module(_KINDS[kind][1]).__path__)
-    return [info.name for info in found if not info.ispkg and info.name[0] != "_"]
+    modules = [info.name for info in found if not info.ispkg and info.name[0] != "_"]
+    typed = {name.replace("_", "-"): name for name in modules}
+    return typed | {name: name for name in modules} if kind in ("dialects", "graders") else typed

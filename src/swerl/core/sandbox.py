@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from swerl.core.errors import SandboxError
+from swerl.core.errors import SandboxError, SandboxFileError, SandboxFolderError
 from swerl.core.liveness import Life, boot_time_s, life_at, pid_namespace
 
 _NAME = re.compile(r"swerl-(\d+)-([0-9a-f]{6})[0-9a-f]{10}")
@@ -24,6 +24,29 @@ FROM_INSIDE = "what ran inside brought it about"
 TIMED_OUT = 124
 """Exit code of a command that its timeout ended."""
 ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
+
+
+def require_path(verb: str, path: str, sandbox_id: str, *, errors: str = "surrogateescape") -> None:
+    """Raise SandboxFileError if no file can have this path; `errors` as for `str.encode`."""
+    reason = ""
+    if not path or "\0" in path:
+        reason = "it is empty or holds a null byte"
+    try:
+        path.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        reason = "it is no Unicode text"
+    if reason:
+        raise file_error(verb, path, sandbox_id, reason)
+
+
+def file_error(
+    verb: str, path: str, sandbox_id: str, reason: str, *, is_folder: bool = False, hint: str = ""
+) -> SandboxFileError:
+    """Return the error of a path that cannot be read or written; `verb` is read or write."""
+    shown = path.encode("utf-8", "backslashreplace").decode()
+    message = f"cannot {verb} {shown!r} in sandbox {sandbox_id}: {reason}"
+    kind = SandboxFolderError if is_folder else SandboxFileError
+    return kind(message, reason=reason, hint=hint or "name a plain file in a writable folder")
 
 
 @dataclass(frozen=True, slots=True)

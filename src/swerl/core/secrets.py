@@ -70,6 +70,12 @@ def slurm_node_list() -> str:
     return os.environ.get("SLURM_JOB_NODELIST", "")
 
 
+def visible_gpus() -> tuple[str, ...] | None:
+    """Return the GPUs that CUDA shows to this process; None if the variable is unset."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if named is None else tuple(filter(None, named.replace(" ", "").split(",")))
+
+
 def child_environment(**extra: str) -> dict[str, str]:
     """Return this process's environment with `extra` on top, for a child process."""
     return {**os.environ, **extra}

@@ -5,12 +5,34 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from swerl.core.chat import Json
 from swerl.core.errors import TaskError, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Another value for one expectation of a hidden test, and its effect on the known solution."""
+
+    path: str
+    """Absolute path of the test file in the sandbox."""
+    digest: str
+    """SHA-256 of the file for which the positions hold, in hexadecimal."""
+    start: int
+    """First replaced byte."""
+    end: int
+    """Byte after the last replaced one."""
+    new: str
+    """The replacing text."""
+    fails: tuple[str, ...]
+    """Tests that fail with it although the solution is right; empty if only an exit code or a
+    number tells."""
+    is_secret: bool = True
+    """False if the agent may tell it from a real expectation: by the repository that it gets, or by
+    an operator that the file hardly uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +63,15 @@ class GradingSpec:
     """Environment of the test command."""
     timeout_s: float = 600.0
     """Time limit of the test command in seconds."""
-    canary: bool | None = None
-    """Whether a canary (a test that must fail) can be added to the hidden tests; vetting measures
-    it. If True, a report without the canary is forged; if None, a missing one has no effect."""
+    swaps: tuple[Swap, ...] | None = None
+    """Replaceable expectations of the hidden tests; None if vetting has not measured them. Then
+    each grading of a solved patch measures them first."""
+    blind_runs: int = 3
+    """Runs with swapped expectations after a solved one. Three leave a guess one chance in ten if a
+    single test has a swap, one in 343 with three tests."""
+    not_run: tuple[str, ...] | None = None
+    """Tests that the known solution skips or fails as expected; no other test may be skipped. None
+    if vetting has not measured it."""
     report_path: str = ""
     """Absolute path of the report or reward that the test command writes; empty if none."""
     report_command: str = ""
@@ -97,7 +125,7 @@ def file_bytes(text: str) -> bytes:
     return text.encode()
 
 
-_SHARED_FIELDS = {"fail_to_pass", "pass_to_pass", "test_patch"}
+_SHARED_FIELDS = {"fail_to_pass", "pass_to_pass", "test_patch", "swaps"}
 _PLAIN = {str, float, dict}
 _SPEC_FIELDS = [each.name for each in fields(GradingSpec) if each.name not in _SHARED_FIELDS]
 
@@ -131,7 +159,8 @@ def to_row(task: Task) -> dict[str, Json]:
                 "files": _json(task.files),
                 "setup": task.setup,
                 "metadata": _json(task.metadata),
-                "grading": {name: _json(getattr(spec, name)) for name in _SPEC_FIELDS},
+                "grading": {name: _json(getattr(spec, name)) for name in _SPEC_FIELDS}
+                | {"swaps": None if spec.swaps is None else [asdict(each) for each in spec.swaps]},
                 **({"certificate": dict(task.certificate)} if task.certificate else {}),
             },
         },
@@ -145,10 +174,14 @@ def from_row(row: Mapping[str, Json]) -> Task:
         own: dict[str, Any] = dict(_object(metadata["swerl"]))
         shared: dict[str, Any] = _object(metadata["remote_env_info"])
         grading: dict[str, Any] = dict(_object(own.pop("grading")))
+        swaps = grading.pop("swaps", None)
+        not_run = grading.pop("not_run", None)
         spec = GradingSpec(
             fail_to_pass=tuple(shared["FAIL_TO_PASS"]),
             pass_to_pass=tuple(shared["PASS_TO_PASS"]),
             test_patch=shared["test_patch"],
+            swaps=None if swaps is None else tuple(_swap(_object(each)) for each in swaps),
+            not_run=None if not_run is None else tuple(not_run),
             **grading,
         )
         return Task(
@@ -215,6 +248,11 @@ def _parse_line(path: Path, number: int, line: str) -> Task:
         raise TaskError(
             f"{path}:{number}: {error}", hint="write it with `swerl convert`"
         ) from error
+
+
+def _swap(value: dict[str, Json]) -> Swap:
+    fields: dict[str, Any] = {**value, "fails": tuple(value["fails"])}  # type: ignore[arg-type]
+    return Swap(**fields)
 
 
 def _json(value: Any) -> Any:

@@ -114,6 +114,8 @@ class Turn:
     duration_s: float = 0.0
     trainable: bool = True
     """False if the engine returned no token ids (a debugging engine)."""
+    num_reported: int = 0
+    """Sampled tokens by the count of an engine that returns no token ids."""
     malformed_calls: int = 0
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
@@ -132,7 +134,8 @@ class Trajectory:
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(len(turn.output_ids) for turn in self.turns)
+        """Sampled tokens of all Turns, by the engine's own count where it returns no ids."""
+        return sum(len(turn.output_ids) + turn.num_reported for turn in self.turns)
 
     def leaves(self) -> Iterator[Turn]:
         """Yield the Turns that no other Turn continues, in order."""

@@ -73,6 +73,7 @@ async def connect(
         servers = {server.url: server for server in pool.servers}
         for host in hosts:
             server = servers[host.url]
+            server.gpus = host.gpus
             jobs.append(supervise(host, server, restarts=settings.retries, notify=notify))
         tasks = [asyncio.create_task(job) for job in jobs]
         engine = HttpEngine(pool, shape or ServedShape())

@@ -106,6 +106,8 @@ class SglangServer:
         """Kinds of memory that it gave back: `weights`, `kv_cache`."""
         self.known_kinds: set[str] = set()
         """Kinds of parameters whose layout agreed with the trainer's at least once."""
+        self.gpus: tuple[str, ...] = ()
+        """Uuids of its GPUs, if this run started it and knows them."""
         self._limits: set[asyncio.Timeout] = set()
         """Time limits of the calls under way."""
         self._connections = connections
@@ -302,6 +304,10 @@ class Host(Protocol):
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Uuids of its GPUs in the order of its ranks; empty if unknown."""
 
     async def start(self) -> None:
         """End the running process, start a new one, and wait until it serves. Raises SwerlError."""

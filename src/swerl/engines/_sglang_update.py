@@ -98,7 +98,7 @@ async def receive(pool: ServerPool, source: WeightSource) -> Received:
         try:
             servers = await _reclaim(pool, servers, "weights")
             try:
-                outcome = await _stream(servers, source, flush=_flushes(pool))
+                outcome = await _stream(pool, servers, source, flush=_flushes(pool))
             except BaseException:
                 for server in servers:
                     why = "an update of its weights was interrupted"
@@ -193,7 +193,9 @@ async def _take(
 ) -> None:
     """Load weights into one paused server, from their folder or from their source."""
     if isinstance(weights, StreamedWeights):
-        outcome = await _stream([server], weights.source, flush=flush, version=weights.version)
+        outcome = await _stream(
+            pool, [server], weights.source, flush=flush, version=weights.version
+        )
         _ = outcome.received  # raises the server's failure
         return
     server.begin_update()
@@ -249,6 +251,7 @@ class _UpdateOutcome:
 
 
 async def _stream(
+    pool: ServerPool,
     servers: Sequence[SglangServer],
     source: WeightSource,
     *,
@@ -261,7 +264,12 @@ async def _stream(
     """
     for server in servers:
         server.begin_update()
-    targets, failures = await _each(servers, _begin)
+    places = {server.url: place for place, server in enumerate(pool.servers)}
+
+    async def begin(server: SglangServer) -> EngineTarget:
+        return await _begin(server, places[server.url])
+
+    targets, failures = await _each(servers, begin)
     if not targets:
         return _UpdateOutcome({}, failures)
     kinds = {(each.num_ranks, each.dtype, each.device) for each in targets.values()}
@@ -306,7 +314,7 @@ async def _each(
     return answers, failures
 
 
-async def _begin(server: SglangServer) -> EngineTarget:
+async def _begin(server: SglangServer, place: int) -> EngineTarget:
     """Mark the server and open the update; an update that was left open is closed first."""
     info = await server.get("/server_info")
     if int(info.get("pp_size") or 1) > 1:
@@ -320,6 +328,8 @@ async def _begin(server: SglangServer) -> EngineTarget:
         num_ranks=int(info.get("tp_size") or 1),
         dtype={"half": "float16", "float": "float32", "auto": "bfloat16"}.get(dtype, dtype),
         device="cpu" if info.get("device") == "cpu" else "cuda",
+        place=place,
+        gpus=server.gpus,
     )
     await _set_version(server, f"{PARTIAL}{server.url}")
     try:

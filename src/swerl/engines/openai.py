@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -27,6 +29,11 @@ from swerl.core.secrets import secret
 
 _FINISHES: Mapping[str, Finish] = {"tool_calls": Finish.TOOL_CALLS, "length": Finish.LENGTH}
 _UNAVAILABLE = frozenset({429, 502, 503, 504})
+_REFUSED = frozenset({401, 403})
+_ABSENT = frozenset({404})
+_PROBE = {"role": "user", "content": "Hi"}
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+"""Usual names of environment variables; any other text may be the key itself."""
 
 
 class Options(BaseModel):
@@ -51,13 +58,14 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[OpenAIEngi
     """
     key = secret(options.api_key) if options.api_key else None
     if options.api_key and key is None:
+        named = f" {options.api_key}" if _VARIABLE.fullmatch(options.api_key) else ""
         raise InputError(
-            f"the environment variable {options.api_key} is not set",
-            hint="put the server's API key there",
+            f"the environment variable{named} of engine.api_key is not set",
+            hint="engine.api_key is the name of a variable; put the server's API key into it",
         )
     engine = OpenAIEngine(options, key)
     try:
-        await engine.require_answer()
+        await engine.require_model()
         yield engine
     finally:
         await engine.close()
@@ -74,13 +82,37 @@ class OpenAIEngine:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._http = aiohttp.ClientSession(headers=headers, timeout=timeout)
 
-    async def require_answer(self) -> None:
-        """Raise EngineLostError if no server answers; any answer will do."""
+    async def require_model(self) -> None:
+        """Raise EngineLostError if no server answers, EngineError if it refuses key or model.
+
+        Not every server lists its models; only then one token is sampled.
+        """
+        models = self._base_url + "/models"
         try:
-            async with self._http.get(self._base_url + "/models"):
-                pass
+            async with self._http.get(models) as response:
+                listed = await response.read()
+            self._refuse(models, response.status, listed, statuses=_REFUSED)
+            if response.status == 200 and self._model in _names(listed):
+                return
+            async with self._http.get(f"{models}/{quote(self._model)}") as response:
+                if response.status == 200:
+                    return
+            body = {"model": self._model, "messages": [_PROBE], "max_tokens": 1}
+            async with self._http.post(self._url, json=body) as response:
+                answer = await response.read()
         except (aiohttp.ClientError, ValueError) as error:
             raise _lost(self._base_url, error) from error
+        self._refuse(self._url, response.status, answer, statuses=_REFUSED | _ABSENT)
+
+    def _refuse(self, url: str, status: int, answer: bytes, *, statuses: frozenset[int]) -> None:
+        """Raise EngineError with a remedy if the status is one of these."""
+        if status not in statuses:
+            return
+        if status in _REFUSED:
+            hint = "set engine.api_key to the name of the environment variable with the key"
+        else:
+            hint = f"is {self._model!r} the model's name there, and does the URL end with /v1?"
+        raise EngineError(_refusal(url, status, answer), hint=hint)
 
     async def chat(self, request: ChatRequest, session: str) -> ChatReply:
         """Return the next assistant message.
@@ -95,18 +127,28 @@ class OpenAIEngine:
         except aiohttp.ClientError as error:
             raise _lost(self._url, error) from error
         if response.status != 200:
-            message = (
-                f"{self._url} answered {response.status}: {answer[:200].decode(errors='replace')}"
-            )
+            message = _refusal(self._url, response.status, answer)
             if response.status in _UNAVAILABLE:
                 hint = "the server is overloaded or starting; try again"
                 raise EngineLostError(message, hint=hint)
-            hint = "check engine.model, and the variable that engine.api_key names"
-            raise EngineError(message, hint=hint)
+            self._refuse(self._url, response.status, answer, statuses=_REFUSED | _ABSENT)
+            raise EngineError(message, hint="check engine.base_url and engine.model")
         return _reply(answer, self._url)
 
     async def close(self) -> None:
         await self._http.close()
+
+
+def _refusal(url: str, status: int, answer: bytes) -> str:
+    return f"{url} answered {status}: {answer[:200].decode(errors='replace')}"
+
+
+def _names(listed: bytes) -> list[str]:
+    """Return the names in an answer of `/models`; none if it has another form."""
+    try:
+        return [str(each["id"]) for each in orjson.loads(listed)["data"]]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return []
 
 
 def _lost(url: str, error: Exception) -> EngineLostError:

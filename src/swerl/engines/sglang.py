@@ -65,7 +65,8 @@ class Options(BaseModel):
     servers: int = Field(default=1, ge=1)
     """Servers launched on this machine, each with the whole model."""
     gpus_per_server: int = Field(default=0, ge=0)
-    """GPUs of each launched server, in order of their numbers; 0 shows all GPUs to each."""
+    """GPUs of each launched server, in order of their numbers, joined by `--tp-size`; 0 shows all
+    GPUs to each. A run with `cluster.gpus_per_node` uses `cluster.gpus_per_engine` instead."""
     restarts: int = Field(default=3, ge=0)
     """Restarts of a launched server that died or hangs; more would hide the reason."""
     threads: int = Field(default=1, ge=1)
@@ -85,8 +86,9 @@ class Options(BaseModel):
     """Seconds for one reply: a last limit, above every `budgets.model_call_s`."""
     load_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds for one server to load weights from disk; a large model takes minutes."""
-    start_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds until the server must serve; a CPU start takes 20 to 40, a large model minutes."""
+    start_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds until the server must serve. A CPU start takes 20 to 40; 70 GB of weights, kernels to
+    compile and graphs to capture take many minutes. A server that dies fails at once."""
 
 
 @asynccontextmanager
@@ -183,22 +185,37 @@ def _vocabulary(folder: Path) -> Json:
         return None
 
 
-def environment(options: Options) -> dict[str, str]:
-    """Return the variables that a launched server gets in addition to the environment."""
+def environment(options: Options, gpus: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables that a launched server on these GPUs adds to the environment."""
+    if gpus:
+        return {
+            # nvidia-smi numbers GPUs by their bus, and so do the trainer's ranks.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+            # As in the trainer's ranks: both ends of a broadcast must agree.
+            "NCCL_CUMEM_ENABLE": "0",
+        }
     if not options.cpu:
         return {}
     threads = {"OMP_NUM_THREADS": str(options.threads)}
     return threads | {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(CPU_FOLDER)}
 
 
-def server_command(options: Options, model: Path, *, host: str, port: int) -> list[str]:
-    """Return the command that serves a model at an address."""
+def server_command(
+    options: Options, model: Path, *, host: str, port: int, num_gpus: int = 0, saver: bool = True
+) -> list[str]:
+    """Return the command that serves a model at an address, on `num_gpus` GPUs if given.
+
+    With `saver` a trainer on the same GPUs can borrow the server's memory.
+    """
     command = [str(options.python), "-m", "sglang.launch_server"]
     command += [f"--model-path={model.resolve()}", f"--host={host}", f"--port={port}", *FLAGS]
     if options.cpu:
         command += [*CPU_FLAGS, f"--max-total-tokens={options.max_total_tokens}"]
-    else:
-        command.append("--enable-memory-saver")  # a trainer on the same GPUs borrows the memory
+    elif saver:
+        command.append("--enable-memory-saver")
+    if num_gpus:
+        command.append(f"--tp-size={num_gpus}")
     if options.routed_experts:
         command.append("--enable-return-routed-experts")
     return [*command, *options.flags]
@@ -219,18 +236,16 @@ def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
     """Return a plan per server; the first writes engine.log, the others engine-N.log."""
     plans = []
     for number in range(options.servers):
-        env = environment(options)
-        if options.gpus_per_server:
-            first = number * options.gpus_per_server
-            gpus = range(first, first + options.gpus_per_server)
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        size = options.gpus_per_server
+        gpus = [str(gpu) for gpu in range(number * size, (number + 1) * size)]
         port = options.port + number if options.port else free_port()
+        command = server_command(options, model, host="127.0.0.1", port=port, num_gpus=size)
         plans.append(
             LaunchPlan(
                 url=f"http://127.0.0.1:{port}",
-                command=tuple(server_command(options, model, host="127.0.0.1", port=port)),
+                command=tuple(command),
                 log=log_dir / (f"engine-{number}.log" if number else "engine.log"),
-                env=env,
+                env=environment(options, gpus),
                 start_timeout_s=options.start_timeout_s,
             )
         )
@@ -248,6 +263,10 @@ class Launched:
     @property
     def url(self) -> str:
         return self.plan.url
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return ()
 
     async def __aenter__(self) -> Launched:
         try:

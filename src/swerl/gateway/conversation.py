@@ -268,6 +268,7 @@ class Conversation:
             started_s=answer.started_s - self._opened_s,
             duration_s=time.monotonic() - answer.started_s,
             trainable=sampled.trainable,
+            num_reported=0 if sampled.trainable else sampled.usage.completion_tokens,
             malformed_calls=sampled.parsed.malformed_calls,
             message=message if self._prompter.rereads else None,
             is_rewritten=prompt.is_rewritten,

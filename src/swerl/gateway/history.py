@@ -54,6 +54,8 @@ class ReplyNode:
     duration_s: float
     trainable: bool
     malformed_calls: int
+    num_reported: int = 0
+    """Sampled tokens by the count of an engine that returns no ids."""
     index: int | None = None
     """Number of its Turn; None until a client has received the reply."""
     message: Message | None = None
@@ -79,6 +81,7 @@ class ReplyNode:
             started_s=self.started_s,
             duration_s=self.duration_s,
             trainable=self.trainable,
+            num_reported=self.num_reported,
             malformed_calls=self.malformed_calls,
             weight_changes=self.weight_changes,
             routed=self.routed,

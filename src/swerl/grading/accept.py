@@ -1,4 +1,8 @@
-"""The part of an agent's diff that grading applies: no file that decides how tests run or judge."""
+"""The part of an agent's Changes that grading lays: no file that decides how tests run or judge.
+
+In files with settings of a test runner and others (`pyproject.toml`, `setup.cfg`, …), only the
+settings of the runner are those of the clean tree (`steering.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ import json
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
+from swerl.core.changes import Changes, FileMap, TreeFile, is_plain, leads_out, parents
 from swerl.core.task import GradingSpec, Task
-from swerl.grading.sections import DiffSection, paths, sections
+from swerl.grading.sections import paths
+from swerl.grading.steering import holds_steering, without_steering
 
 _TEST_FOLDERS = frozenset({"tests", "test", "__tests__", "e2e"})
 _TEST_ROOTS = _TEST_FOLDERS | {"testing", "spec", "specs", "r2e_tests"}
@@ -47,11 +53,23 @@ _AT_START = frozenset({"sitecustomize", "usercustomize"})
 _RUNNERS = frozenset(
     {"pytest", "_pytest", "py", "pluggy", "unittest", "doctest", "nose", "xdist", "tox", "coverage"}
 )
-"""Modules that run tests; a new one of such a name at the root would shadow the real one."""
-_LIBRARIES = _RUNNERS | sys.stdlib_module_names | {"iniconfig", "packaging", "pygments", "django"}
+"""Modules that run tests; a new one of such a name would shadow the real one."""
+_NEVER_IMPORTED = frozenset(
+    {"queue", "sched", "statistics", "secrets", "wave", "chunk", "cmath", "colorsys", "graphlib"}
+    | {"turtle", "mailbox", "shelve", "cgi", "crypt", "pipes", "imaplib", "smtplib", "poplib"}
+    | {"ftplib", "telnetlib", "tkinter", "aifc", "sunau", "audioop", "mailcap", "uu", "trace"}
+)
+"""Modules of Python that no test runner imports, so that a project may have its own."""
+_LIBRARIES = (
+    _RUNNERS
+    | (sys.stdlib_module_names - _NEVER_IMPORTED)
+    | {"iniconfig", "packaging", "pygments", "django"}
+)
 """Modules that runners import; a new one of such a name would shadow the real one too."""
-_SOURCE_ROOTS = frozenset({"src", "lib"})
+SOURCE_ROOTS = frozenset({"src", "lib"})
 """Folders that are often on the search path, as the root is."""
+_NOT_IMPORTED = frozenset({"tests", "test", "testing", "docs", "doc", "examples", "benchmarks"})
+"""Names that installed packages leave behind by mistake, and that no test runner imports."""
 _PROGRAMS = re.compile(
     r"(ba|da|z)?sh|env|git|g?make|python[\d.]*|py\.?test|tox|nox|pip\d?|uv|conda"
     r"|node(js)?|np[mx]|yarn|pnpm|bun|jest|mocha|vitest|go|cargo|java|mvn|gradle|ant"
@@ -81,73 +99,158 @@ _BUILDS = (
 """Commands that start tests by the rules of a build file, and the names of such files."""
 _PACKAGE_SCRIPTS = re.compile(r"\b(?:npm|yarn|pnpm|bun)\b")
 _PACKAGES, _MAKEFILE = "package.json", "Makefile"
+_CONFTEST = "conftest.py"
 _BUILD_SCRIPT = "setup.py"
 """A command runs it to build, and fixes change it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The part of a patch that grading applies, and the paths of the dropped part."""
+class CleanTree:
+    """Facts of the clean work tree that decide about Changes."""
 
-    patch: str
+    scripts: Mapping[str, str] = field(default_factory=dict)
+    """Texts of scripts that the test command runs."""
+    installed: frozenset[str] = frozenset()
+    """Those of `new_modules` that an installed package has."""
+    owned: frozenset[tuple[str, str]] = frozenset()
+    """Modules of such names that the project already has, each with its source folder."""
+    searched: frozenset[str] = SOURCE_ROOTS
+    """Source folders that may be on Python's search path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The part of Changes that grading lays, and the paths that it drops or restores."""
+
+    changes: Changes
     dropped: tuple[str, ...]
 
 
-def accept(task: Task, patch: str, scripts: Mapping[str, str] | None = None) -> Accepted:
+def accept(task: Task, changes: Changes, clean: CleanTree | None = None) -> Accepted:
     """Drop every change of a file that the Task's tests bring or that decides how tests run.
 
-    `scripts` holds the texts, at the base, of scripts that the test command runs. A file that the
-    known solution changes is kept, so that the solution itself is gradable.
+    What was there before the Changes must be known. A file that the known solution changes is
+    kept, so that the solution itself is gradable.
     """
-    rules = _Rules(task, scripts or {})
-    kept: list[str] = []
+    rules = _Rules(task, clean or CleanTree())
+    before = changes.before or {}
+    files: dict[str, TreeFile | None] = {}
     dropped: dict[str, None] = {}
-    ends_kept = True
-    for section in sections(patch):
-        ends_kept = not rules.refuses(section)
-        if ends_kept:
-            kept.extend(section.lines)
-        else:
-            dropped.update(dict.fromkeys(section.names))
-    text = "\n".join(kept)
-    # A binary part ends with a blank line; only the last part of a diff has both line ends.
-    if not text.endswith("\n") or not ends_kept:
-        text += "\n"
-    return Accepted(text if text.strip() else "", tuple(dropped))
+    for path, file in changes.files.items():
+        old = before.get(path)
+        if rules.refuses(path, file, old):
+            dropped[path] = None
+            continue
+        kept = file if rules.allows(path) else _with_settings(path, old, file)
+        if kept != file:
+            dropped[path] = None
+        if kept != old:
+            files[path] = kept
+    for path in _blocked(files, before, dropped):
+        dropped[path] = None
+        files.pop(path, None)
+    return Accepted(changes.only(files), tuple(dropped))
+
+
+def _with_settings(path: str, old: TreeFile | None, new: TreeFile | None) -> TreeFile | None:
+    """Return a changed file with the test runner's settings of the clean tree."""
+    if not holds_steering(path):
+        return new
+    # A link in its place, or one that was in its place, has no sections to restore.
+    if (new and new.is_link) or (old and old.is_link):
+        return old
+    base, text = (file.data if file else b"" for file in (old, new))
+    kept = without_steering(
+        path, base.decode("utf-8", "surrogateescape"), text.decode("utf-8", "surrogateescape")
+    ).encode("utf-8", "surrogateescape")
+    if kept == text:
+        return new
+    if not kept:
+        return None
+    known = new or old or TreeFile(b"")
+    return replace(known, data=kept) if kept != base else old
+
+
+def _blocked(files: FileMap, before: FileMap, dropped: Collection[str]) -> list[str]:
+    """Return paths that cannot be laid, because a dropped change keeps another file in the way."""
+    in_the_way = {path for path in dropped if files.get(path, before.get(path))}
+    below = [path for path in files if any(parent in in_the_way for parent in parents(path))]
+    # A file in place of a folder would remove the files in it that are kept.
+    folders = {parent for path in in_the_way for parent in parents(path)}
+    return below + [path for path, file in files.items() if file and path in folders]
 
 
 class _Rules:
     """The files that a Task protects."""
 
-    def __init__(self, task: Task, scripts: Mapping[str, str]) -> None:
+    def __init__(self, task: Task, clean: CleanTree) -> None:
         spec = task.grading
         brought = {*spec.test_files, *paths(spec.test_patch)}
         self._hidden = {*brought, *_declared_files(spec)}
         # The known solution may change a protected file, but not a test that grading brings.
         self._allowed = set(paths(task.gold_patch)) - brought
         self._folders = {folder for path in self._hidden if (folder := _test_folder(path))}
-        named = (path for text in scripts.values() for path in _run_by(text))
+        self._above = {folder for path in self._hidden for folder in parents(path)}
+        named = (path for text in clean.scripts.values() for path in _run_by(text))
         self._drivers = {*_named_scripts(spec), *named}
-        self._drives = _starts_tests("\n".join([*commands(spec), *scripts.values()]))
+        self._drives = _starts_tests("\n".join([*commands(spec), *clean.scripts.values()]))
+        self._clean = clean
 
-    def refuses(self, section: DiffSection) -> bool:
-        """Return True if a section changes a protected file, or a path outside the repository."""
-        if any(_is_outside(name) for name in section.names) or _leads_out(section):
+    def allows(self, path: str) -> bool:
+        """Return True for a path that the known solution changes too."""
+        return path in self._allowed
+
+    def refuses(self, path: str, file: TreeFile | None, old: TreeFile | None) -> bool:
+        """Return True for a protected file, and for a link that leads out of the repository."""
+        if not is_plain(path) or (file and file.is_link and leads_out(path, file.data)):
             return True
-        closed = [name for name in section.names if name not in self._allowed]
-        return any(_steers(name, section) or self._is_protected(name) for name in closed)
+        if path in self._allowed or self._is_further_conftest(path):
+            return False
+        is_new = file is not None and old is None
+        return _steers(path) or self._is_protected(path) or (is_new and self._precedes(path, file))
 
     def _is_protected(self, path: str) -> bool:
         name = posixpath.basename(path)
         if path in self._hidden or path in self._drivers or self._drives(name):
             return True
-        if any(path.startswith(folder + "/") for folder in self._folders):
-            return True
         # A file or link in place of a folder of hidden tests would remove them, and a folder in
         # place of a hidden test would block it.
-        return any(
-            test.startswith(path + "/") or path.startswith(test + "/") for test in self._hidden
+        return path in self._above or any(
+            each in self._folders or each in self._hidden for each in parents(path)
         )
+
+    def _is_further_conftest(self, path: str) -> bool:
+        """Return True if the known solution changes a conftest.py that reaches the same tests.
+
+        The agent may write anything into that one, so another one gives it no further power.
+        """
+        folder, name = posixpath.split(path)
+        if name != _CONFTEST or path in self._hidden:
+            return False
+        known = [posixpath.dirname(each) for each in self._allowed if _is_conftest(each)]
+        tests = [test for test in self._hidden if _is_below(test, folder)]
+        if not tests:
+            return any(_is_below(path, each) for each in known)
+        return all(any(_is_below(test, each) for each in known) for test in tests)
+
+    def _precedes(self, path: str, file: TreeFile | None) -> bool:
+        """Return True if a new file would be found before a program or module of a test run."""
+        *folders, name = path.split("/")
+        if _PROGRAM_FOLDERS & set(folders) and _PROGRAMS.fullmatch(name):
+            return True
+        found = _module_of(path, is_link=bool(file and file.is_link))
+        owned = self._clean.owned
+        if (found.root, found.name) in owned:
+            return False
+        if found.name in _RUNNERS and not found.root:
+            return True
+        if not found.is_whole or found.root not in {"", *self._clean.searched}:
+            return False
+        if found.name in _LIBRARIES:
+            return True
+        is_moved = any((root, found.name) in owned for root in ("", *SOURCE_ROOTS))
+        others = _NOT_IMPORTED | sys.stdlib_module_names
+        return found.name in self._clean.installed - others and not is_moved
 
 
 def _declared_files(spec: GradingSpec) -> Iterator[str]:
@@ -167,40 +270,23 @@ def _test_folder(path: str) -> str:
     return ""
 
 
-def _is_outside(path: str) -> bool:
-    """Return True for a path that is not one of the repository's own files."""
-    parts = path.split("/")
-    return (
-        path in ("", ".")
-        or path.startswith("/")
-        or ".." in parts
-        or ".git" in [part.lower() for part in parts]
-    )
+def _is_conftest(path: str) -> bool:
+    return posixpath.basename(path) == _CONFTEST
 
 
-def _leads_out(section: DiffSection) -> bool:
-    if not section.is_link:
-        return False
-    target = section.link_target
-    if target is None or target.startswith("/"):
-        return True
-    reached = posixpath.normpath(posixpath.join(posixpath.dirname(section.names[-1]), target))
-    return _is_outside(reached)
+def _is_below(path: str, folder: str) -> bool:
+    return not folder or path.startswith(folder + "/")
 
 
-def _steers(path: str, section: DiffSection) -> bool:
-    """Return True if this change of the path decides how tests run, whatever the Task."""
+def _steers(path: str) -> bool:
+    """Return True if the path decides how tests run, whatever the Task."""
     parts = PurePosixPath(path).parts
     *folders, name = parts
     if _COMPILED in parts or _INSTALLED & set(parts) or parts[0] == "venv":
         return True
     if _STEERING_FILES.fullmatch(name) or _STEERING_FOLDERS & set(folders):
         return True
-    if any(_module(part) in _AT_START for part in parts):
-        return True
-    is_program = _PROGRAM_FOLDERS & set(folders) and _PROGRAMS.fullmatch(name)
-    # An existing file of such a name belongs to the project, so a fix may change it.
-    return section.is_new and (_shadows(parts, section) or bool(is_program))
+    return any(_module(part) in _AT_START for part in parts)
 
 
 def _module(name: str) -> str:
@@ -208,19 +294,34 @@ def _module(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _shadows(parts: tuple[str, ...], section: DiffSection) -> bool:
-    """Return True if Python would find this new module before a runner or its imports.
+@dataclass(frozen=True, slots=True)
+class _NewModule:
+    """The module at the top of the search path to which a new file belongs."""
 
-    A folder without `__init__` never shadows a module that has one.
-    """
-    if _module(parts[0]) in _RUNNERS:
-        return True
-    first, *rest = parts[1:] if parts[0] in _SOURCE_ROOTS and parts[1:] else parts
+    name: str
+    root: str
+    """Folder of sources that holds it; empty for the root."""
+    is_whole: bool
+    """True if Python finds the module by this file: a folder without `__init__` shadows none."""
+
+
+def _module_of(path: str, *, is_link: bool) -> _NewModule:
+    parts = path.split("/")
+    root = parts[0] if parts[0] in SOURCE_ROOTS and len(parts) > 1 else ""
+    first, *rest = parts[1:] if root else parts
     if rest:
-        is_module = _module(rest[0]) == "__init__" and len(rest) == 1 and "." not in first
+        is_whole = _module(rest[0]) == "__init__" and len(rest) == 1 and "." not in first
     else:
-        is_module = first.endswith((".py", ".so")) or section.is_link
-    return is_module and _module(first) in _LIBRARIES
+        is_whole = first.endswith((".py", ".so")) or is_link
+    return _NewModule(_module(first), root, is_whole)
+
+
+def new_modules(changes: Changes) -> set[tuple[str, str]]:
+    """Return source folder and name of each module to which Changes add a file."""
+    before = changes.before or {}
+    added = {path: file for path, file in changes.files.items() if file and not before.get(path)}
+    found = [_module_of(path, is_link=file.is_link) for path, file in added.items()]
+    return {(each.root, each.name) for each in found if each.is_whole or each.name in _RUNNERS}
 
 
 def commands(spec: GradingSpec) -> list[str]:

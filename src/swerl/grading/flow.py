@@ -3,41 +3,45 @@
 The test command runs between two markers. Each holds a random word that reaches the shell over its
 standard input, so no argument list or environment in the sandbox shows it. The tests' output leaves
 the sandbox at once, so that no code can take it back. The exit code that the sandbox reports must
-equal the one in the last marker.
+equal the one in the last marker. A report file is read when all processes of the tests are dead; a
+report that is made of the log is made in another sandbox, in which no code of the patch runs.
 
-A report counts only if it can still show a failure (`canary.py`). If the Task declares tests,
-the canaries are among them. If only a number or an exit code decides, a solved run is followed by a
-second run with canaries, which must not be solved; it has its own clean sandbox if there is one.
+A solved run is followed by blind ones (`blind.py`), each in a clean sandbox of its own: code that
+does not compute the answers cannot fail in the same tests as the known solution does.
 """
 
 from __future__ import annotations
 
-import re
+import asyncio
+import hashlib
+import random
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from swerl.core.contracts import Fresh, Sandbox
+from swerl.core.changes import AgentPatch, Changes
+from swerl.core.contracts import OpenClean, Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError, UnknownNameError
-from swerl.core.grade import Canary, Grade, TestStatus, Verdict
-from swerl.core.task import GradingSpec, Task
-from swerl.grading import canary as _canary
-from swerl.grading.log_parsers import find_parser
-from swerl.grading.prepare import bring_files, can_plant, plant, prepare
-from swerl.grading.statuses import Judgement, Parser
+from swerl.core.grade import Blind, Grade, TestStatus, Verdict
+from swerl.core.task import GradingSpec, Swap, Task
+from swerl.grading import blind
+from swerl.grading.log_parsers import LogError, find_parser
+from swerl.grading.prepare import bring_files, changes_of, prepare
+from swerl.grading.reading import read_durations, read_log
+from swerl.grading.statuses import Judgement, Parser, status_of
+from swerl.grading.swaps import swapped
 
 _LOG_CHARS = 200_000
 """Characters of the test log that a Grade keeps, half from each end."""
 _REPORT_S = 120.0
 """Seconds for the command that makes a report of a log."""
+_END_S = 30.0
+"""Seconds for listing or ending all processes."""
+_TRIALS = 2
+"""Runs of the known solution that look for swaps if vetting has measured none."""
 _PYTEST_OPTIONS = "--durations=0"
-_DURATION = re.compile(r"^\s*(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*?)\s*$", re.MULTILINE)
-_FAILING = re.compile(
-    r"^(?:(?:FAIL|ERROR): (test\w*)|(?:FAILED|ERROR) [^\s\[]+::(\w+))", re.MULTILINE
-)
-"""Names of failing tests in a log of unittest or pytest."""
 
 _RUN = """{{
 exec </dev/null 2>&1
@@ -50,6 +54,42 @@ exit "$code"
 """
 
 
+_PROCESSES = r"""
+for stat in /proc/[0-9]*/stat; do
+  read -r line 2>/dev/null <"$stat" || continue
+  pid=${stat#/proc/}
+  set -- ${line##*) }
+  printf '%s:%s\n' "${pid%/stat}" "${20}"
+done
+"""
+"""Print each process as `PID:START`, its start in clock ticks."""
+_END = r"""
+known=" $(tr '\n' ' ') "
+for round in 1 2 3 4 5 6 7 8; do
+  found=
+  # This shell and its ancestors began after the tests, too.
+  own=" "; pid=$$
+  while [ "${pid:-0}" -gt 1 ] && read -r line <"/proc/$pid/stat"; do
+    own="$own$pid "
+    set -- ${line##*) }; pid=$2
+  done
+  for stat in /proc/[0-9]*/stat; do
+    read -r line 2>/dev/null <"$stat" || continue
+    pid=${stat#/proc/}; pid=${pid%/stat}
+    set -- ${line##*) }
+    # A zombie runs no code, and a child of process 2 is a thread of the kernel.
+    case "$1.$2" in Z.* | X.* | *.2) continue ;; esac
+    case "$known" in *" $pid:${20} "*) continue ;; esac
+    case "$own" in *" $pid "*) continue ;; esac
+    kill -9 "$pid" 2>/dev/null; found=1
+  done
+  [ -n "$found" ] || exit 0
+done
+exit 1
+"""
+"""Kill each process that is not on the list of standard input, until none is left."""
+
+
 @dataclass(frozen=True, slots=True)
 class GradingReport:
     """Output of the test command."""
@@ -59,7 +99,6 @@ class GradingReport:
     left: str = ""
     """The file at `report_path`; empty if there is none."""
     statuses: Mapping[str, TestStatus] = field(default_factory=dict)
-    canary: Canary = Canary.NONE
 
 
 Judge: TypeAlias = Callable[[GradingSpec, GradingReport], Judgement]
@@ -67,7 +106,10 @@ Judge: TypeAlias = Callable[[GradingSpec, GradingReport], Judgement]
 
 @dataclass(frozen=True, slots=True)
 class FlowGrader:
-    """A Grader that differs from others only in how it reads and judges. Implements Grader."""
+    """A Grader that differs from others only in how it reads and judges.
+
+    Implements Grader and BlindGrader.
+    """
 
     judge: Judge
     default_parser: str = ""
@@ -77,69 +119,185 @@ class FlowGrader:
     reads_report: bool = False
     """True if the parser reads the report file instead of the log."""
 
-    async def grade(
-        self, task: Task, patch: str, sandbox: Sandbox, fresh: Fresh | None = None
-    ) -> Grade:
-        """Grade a patch in a clean sandbox; every failure on the way becomes a Verdict.
-
-        `fresh` opens another clean sandbox for a second run.
-        """
+    async def grade(self, task: Task, patch: AgentPatch, open_clean: OpenClean) -> Grade:
+        """Grade a patch in clean sandboxes; every failure on the way becomes a Verdict."""
         started = time.monotonic()
-        restored: tuple[str, ...] = ()
         try:
-            parse = self.parser or find_parser(task.grading.log_parser or self.default_parser)
-            prepared = await prepare(task, patch, sandbox)
-            restored = prepared.restored
-            grading = _Grading(task, patch, sandbox, self, parse)
-            result = prepared.failure or await grading.run(fresh)
+            parse = self._parser_of(task)
+            changes = await changes_of(task, patch, open_clean)
+            if isinstance(changes, Grade):
+                result = changes
+            else:
+                result = await _Grading(task, changes, open_clean, self, parse).grade()
         except UnknownNameError as error:
             result = Grade(Verdict.INVALID, reason=str(error))
         except SandboxError as error:
             verdict = Verdict.UNSOLVED if error.from_inside else Verdict.INFRA
             result = Grade(verdict, reason=f"the sandbox failed: {error}")
         seconds = time.monotonic() - started
-        return replace(result, restored=restored, log=_capped(result.log), duration_s=seconds)
+        return replace(result, log=_capped(result.log), duration_s=seconds)
+
+    async def measure(self, task: Task, open_clean: OpenClean, num_runs: int) -> tuple[Swap, ...]:
+        """Return swaps of hidden expectations that the known solution notices.
+
+        The solution runs `num_runs` times, each time with another swap in each test. Raises
+        SandboxError and UnknownNameError.
+        """
+        parse = self._parser_of(task)
+        changes = await changes_of(task, task.gold_patch, open_clean)
+        if isinstance(changes, Grade):
+            return ()
+        grading = _Grading(task, changes, open_clean, self, parse)
+        return await grading.measure(num_runs)
+
+    def _parser_of(self, task: Task) -> Parser:
+        return self.parser or find_parser(task.grading.log_parser or self.default_parser)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of the tests."""
+
+    grade: Grade
+    """Its facts, and the Verdict of the judge."""
+    report: GradingReport | None = None
+    """None if the tests left nothing to judge."""
+
+    @property
+    def seen(self) -> blind.Seen:
+        return blind.Seen(self.grade.verdict, dict(self.report.statuses) if self.report else {})
 
 
 @dataclass(frozen=True, slots=True)
 class _Grading:
+    """The grading of one patch."""
+
     task: Task
-    patch: str
-    sandbox: Sandbox
+    patch: Changes
+    open_clean: OpenClean
     rules: FlowGrader
     parse: Parser
 
-    async def run(self, fresh: Fresh | None) -> Grade:
-        """Run the tests, and a second time if no canary fits in the first run."""
+    async def grade(self) -> Grade:
+        """Run the tests; a solved run is confirmed by blind ones."""
+        first = await self._run()
+        if first.grade.verdict is not Verdict.SOLVED:
+            return first.grade
+        if test := await self._wrongly_skipped(first.seen):
+            reason = f"{test} is skipped, or fails as expected, but not with the known solution"
+            return replace(first.grade, verdict=Verdict.UNSOLVED, reason=reason)
+        swaps, num_runs = self.task.grading.swaps, self.task.grading.blind_runs
+        if swaps is None:
+            # Without a file that can hold swaps, no sandbox is needed to find none.
+            solution = await self._with_solution() if blind.test_files(self.task) else None
+            swaps = await solution.measure(_TRIALS) if solution else ()
+        if not (swaps and num_runs):
+            return first.grade
+        # The seed is secret: a patch that could predict the swaps could avoid them.
+        runs = blind.draw(swaps, num_runs, random.Random(secrets.randbits(64)))
+        files = sorted({swap.path for swap in swaps})
+        found = await _until_one_fails(self._blind(chosen, files) for chosen in runs)
+        wrong = next((grade for grade in found if grade.verdict is not Verdict.SOLVED), None)
+        bits = blind.bits(swaps, num_runs)
+        believed = replace(first.grade, blind=Blind.MATCHED, blind_bits=bits)
+        told = wrong or believed
+        return replace(told, restored=first.grade.restored, test_s=first.grade.test_s)
+
+    async def measure(self, num_runs: int) -> tuple[Swap, ...]:
+        """Run this patch, the known solution, with swaps, and return those that it notices."""
+        paths = blind.test_files(self.task)
+        async with self.open_clean() as sandbox:
+            base = await _read(sandbox, paths)
+            if (await prepare(self.task, self.patch, sandbox)).failure:
+                return ()
+            texts = await _read(sandbox, paths)
+        spec, files = self.task.grading, sorted(texts)
+        trials = blind.trials(texts, base, spec, at_once=blind.MAX_TESTS)
+        found: list[Swap] = []
+        num_done = 0
+        while trials and num_done < num_runs:
+            trial, *trials = trials
+            num_done += 1
+            seen = (await self._run([each.swap for each in trial], files)).seen
+            noticed = blind.measured(trial, seen, spec)
+            found += noticed
+            # If a run has one result, or ends at the first failure, it can measure one swap only.
+            if len(trial) > 1 and not noticed:
+                trials = blind.trials(texts, base, spec, at_once=1)
+                num_done = 0
+        return tuple(found)
+
+    async def _with_solution(self) -> _Grading | None:
+        """Return a grading of the known solution; None if there is none that applies."""
+        gold = self.task.gold_patch
+        changes = await changes_of(self.task, gold, self.open_clean) if gold else None
+        return replace(self, patch=changes) if isinstance(changes, Changes) else None
+
+    async def _wrongly_skipped(self, seen: blind.Seen) -> str:
+        """Return a test that did not run to a pass, though it does with the known solution."""
         spec = self.task.grading
-        if not _canary.fits(spec):
-            return await self._test(())
-        # The canaries hide among declared tests, so one run is enough.
-        if spec.fail_to_pass or spec.pass_to_pass or spec.expected:
-            return await self._test(await plant(self.task, self.sandbox))
-        first = await self._test(())
-        if first.verdict is not Verdict.SOLVED or not can_plant(self.task):
-            return first
-        again = replace(self, sandbox=await fresh()) if fresh else self
-        return await again._confirm(first, is_fresh=bool(fresh))
+        declared = [*spec.fail_to_pass, *spec.pass_to_pass] or list(seen.statuses)
+        odd = blind.not_run({test: status_of(test, seen.statuses) for test in declared})
+        if not odd or spec.expected:
+            return ""
+        allowed = spec.not_run
+        if allowed is None:
+            solution = await self._with_solution()
+            if solution is None:
+                return ""
+            known = (await solution._run()).seen.statuses
+            allowed = blind.not_run({test: status_of(test, known) for test in odd})
+        return next((test for test in odd if test not in allowed), "")
 
-    async def _confirm(self, first: Grade, *, is_fresh: bool) -> Grade:
-        """Run the tests again with canaries, which must not be solved."""
-        if is_fresh:
-            if failure := (await prepare(self.task, self.patch, self.sandbox)).failure:
-                return failure
-        else:
-            # The first run may have changed the hidden files.
-            await bring_files(self.task, self.sandbox)
-        names = await plant(self.task, self.sandbox, in_place=True)
-        if not names:
-            return first
-        return _compared(self.task.grading, first, await self._test(()), names)
+    async def _blind(self, swaps: Sequence[Swap], files: Sequence[str]) -> Grade:
+        """Run the tests with swaps; the Verdict is `solved` if they fail exactly as predicted."""
+        spec, run = self.task.grading, await self._run(swaps, files)
+        if run.report is None:
+            return run.grade
+        if test := blind.unnoticed(swaps, run.seen, spec):
+            reason = f"{test} did not notice that its expectation was swapped: a forged report"
+            return replace(run.grade, verdict=Verdict.CHEAT, reason=reason, blind=Blind.FORGED)
+        grade, reason = run.grade, run.grade.reason
+        if swaps and blind.is_declared(spec):
+            statuses = blind.as_unswapped(swaps, run.report.statuses, spec)
+            judged = self.rules.judge(spec, replace(run.report, statuses=statuses, exit_code=0))
+            grade, reason = replace(grade, verdict=judged.verdict), judged.reason
+        elif swaps:
+            other = blind.other_failure(swaps, run.report.statuses)
+            grade = replace(grade, verdict=Verdict.UNSOLVED if other else Verdict.SOLVED)
+            reason = f"{other} fails"
+        if grade.verdict is Verdict.UNSOLVED:
+            return replace(grade, reason=f"in a further run, {reason}", blind=Blind.UNSTEADY)
+        return grade
 
-    async def _test(self, canaries: tuple[str, ...]) -> Grade:
+    async def _run(self, swaps: Sequence[Swap] = (), files: Sequence[str] = ()) -> _Run:
+        """Run the tests in a clean sandbox, with these swaps in these files, and judge."""
+        spec = self.task.grading
+        async with self.open_clean() as sandbox:
+            prepared = await prepare(self.task, self.patch, sandbox)
+            if prepared.failure:
+                return _Run(replace(prepared.failure, restored=prepared.restored))
+            facts = Grade(Verdict.UNSOLVED, restored=prepared.restored)
+            if not await _write_swaps(sandbox, swaps, files):
+                reason = "a hidden test file is not the one of the known solution's run"
+                return _Run(replace(facts, reason=reason))
+            reads = bool(spec.report_path and not spec.report_command)
+            known = await _processes(sandbox) if reads else b""
+            facts, report = await self._test(sandbox, facts)
+            if report and reads:
+                facts, report = await self._with_left(sandbox, facts, report, known)
+        # The other sandbox opens when this one is closed: a grading may have one slot only.
+        if report and spec.report_command:
+            async with self.open_clean() as sandbox:
+                await self._make_report(sandbox, report.log)
+                facts, report = await self._with_left(sandbox, facts, report)
+        return await self._judged(facts, report) if report else _Run(facts)
+
+    async def _test(self, sandbox: Sandbox, facts: Grade) -> tuple[Grade, GradingReport | None]:
+        """Run the test command; return its report, or the Verdict of a run without one."""
         spec = self.task.grading
         start, end = secrets.token_hex(16), secrets.token_hex(16)
-        done = await self.sandbox.run(
+        done = await sandbox.run(
             ["bash", "-s", "--", spec.test_command],
             cwd=self.task.workdir,
             env=_environment(spec),
@@ -149,120 +307,127 @@ class _Grading:
         # The first start marker and the last end marker: tests may print anything between.
         _, began, rest = done.text.partition(f"{start}\n")
         log, ended, tail = rest.rpartition(f"\n{end} ")
-        facts = Grade(Verdict.UNSOLVED, log=rest if began else done.text, test_s=done.duration_s)
+        facts = replace(facts, log=rest if began else done.text, test_s=done.duration_s)
         if done.timed_out:
             reason = f"the tests ran past {spec.timeout_s:g} s"
-            return replace(facts, verdict=Verdict.TIMEOUT, reason=reason)
+            return replace(facts, verdict=Verdict.TIMEOUT, reason=reason), None
         # Without the start marker, the tests cannot be the cause.
         if not began:
             reason = f"the test command did not start (exit code {done.exit_code})"
-            return replace(facts, verdict=Verdict.INFRA, reason=reason)
+            return replace(facts, verdict=Verdict.INFRA, reason=reason), None
         if not ended or tail.strip() != str(done.exit_code):
             event = "the output was cut" if done.truncated else "the test command was killed"
-            return replace(facts, reason=f"{event} before its end marker")
+            return replace(facts, reason=f"{event} before its end marker"), None
+        return replace(facts, log=log), GradingReport(log, done.exit_code)
+
+    async def _make_report(self, sandbox: Sandbox, log: str) -> None:
+        """Make the report of a log in a sandbox that no code of the patch has used."""
+        await bring_files(self.task, sandbox)
+        await sandbox.run(
+            ["bash", "-c", self.task.grading.report_command],
+            cwd=self.task.workdir,
+            timeout_s=_REPORT_S,
+            stdin=log.encode("utf-8", "surrogateescape"),
+        )
+
+    async def _with_left(
+        self, sandbox: Sandbox, facts: Grade, report: GradingReport, known: bytes = b""
+    ) -> tuple[Grade, GradingReport | None]:
+        """Add the report file, when no process is left that is not `known`."""
+        if known and not await _end_others(sandbox, known):
+            reason = "the tests left processes that cannot be ended"
+            return replace(facts, reason=reason), None
         try:
-            left = await self._left(log)
+            left = (await sandbox.read(self.task.grading.report_path)).decode(errors="replace")
+        except FileNotFoundError:
+            left = ""
         except SandboxLostError:
             raise
         except SandboxError as error:
             # A retryable error is a fault of the infrastructure, not of the patch.
             if error.retryable:
                 raise
-            return replace(facts, log=log, reason=f"the tests left no readable report: {error}")
-        report = GradingReport(log, done.exit_code, left)
-        return self._judged(replace(facts, log=log), report, canaries)
+            return replace(facts, reason=f"the tests left no readable report: {error}"), None
+        return facts, replace(report, left=left)
 
-    async def _left(self, log: str) -> str:
-        """Return the report of the tests, or the one that `report_command` makes of their log."""
-        spec = self.task.grading
-        if not spec.report_path:
-            return ""
-        if spec.report_command:
-            # The tests may have changed the files of the report command.
-            await bring_files(self.task, self.sandbox)
-            await self.sandbox.run(
-                ["bash", "-c", spec.report_command],
-                cwd=self.task.workdir,
-                timeout_s=_REPORT_S,
-                stdin=log.encode("utf-8", "surrogateescape"),
-            )
+    async def _judged(self, facts: Grade, report: GradingReport) -> _Run:
+        text, name = report.log, "log"
+        if self.rules.reads_report:
+            text, name = report.left, "report"
         try:
-            return (await self.sandbox.read(spec.report_path)).decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-
-    def _judged(self, facts: Grade, report: GradingReport, canaries: tuple[str, ...]) -> Grade:
-        spec = self.task.grading
-        found = self.parse(report.left if self.rules.reads_report else report.log)
-        statuses, canary = _canary.separate(found, canaries)
-        report = replace(report, statuses=statuses, canary=canary)
-        judged = _believed(spec, self.rules.judge(spec, report), canary)
-        return replace(
+            report = replace(report, statuses=await read_log(self.parse, text))
+        except LogError as error:
+            reason = f"the tests left a {name} that cannot be read: {error}"
+            return _Run(replace(facts, reason=reason))
+        judged = self.rules.judge(self.task.grading, report)
+        grade = replace(
             facts,
             verdict=judged.verdict,
             reason=judged.reason,
             tests=judged.tests,
-            canary=canary,
-            durations=_durations(report.log),
+            durations=await read_durations(report.log),
         )
+        return _Run(grade, report)
 
 
-def _believed(spec: GradingSpec, judged: Judgement, canary: Canary) -> Judgement:
-    """Return the Judgement, unless the canaries show a forged report.
+async def _until_one_fails(runs: Iterable[Coroutine[None, None, Grade]]) -> list[Grade]:
+    """Run side by side; return the Grades up to the first that is not solved."""
+    tasks = [asyncio.ensure_future(run) for run in runs]
+    found: list[Grade] = []
+    try:
+        for each in asyncio.as_completed(tasks):
+            found.append(await each)
+            if found[-1].verdict is not Verdict.SOLVED:
+                break
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return found
 
-    If declared tests fail, the test that a canary copies may fail too, and its opposite may pass.
+
+async def _read(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, bytes]:
+    """Return the contents of the files that exist."""
+    found = {}
+    for path in paths:
+        try:
+            found[path] = await sandbox.read(path)
+        except FileNotFoundError:
+            continue
+    return found
+
+
+async def _write_swaps(sandbox: Sandbox, swaps: Sequence[Swap], files: Sequence[str]) -> bool:
+    """Write every file again, with its swaps; return False if a file is not the measured one.
+
+    Files without a swap are written too, so that no file time reveals a swap.
     """
-    is_solved = judged.verdict is Verdict.SOLVED
-    fails = not is_solved and any(not status.is_good for status in judged.tests.values())
-    if canary is Canary.PASSED and not fails:
-        reason = "a test that was made to fail is reported as passed: the report is forged"
-        return replace(judged, verdict=Verdict.CHEAT, reason=reason)
-    if canary is Canary.MISSING and is_solved:
-        verdict = Verdict.CHEAT if spec.canary else Verdict.UNSOLVED
-        reason = "a test that was made to fail is not in the report, so nothing in it counts"
-        return replace(judged, verdict=verdict, reason=reason)
-    return judged
+    texts = await _read(sandbox, files)
+    digests = {path: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
+    if any(digests.get(swap.path) != swap.digest for swap in swaps):
+        return False
+    for path, text in texts.items():
+        own = [swap for swap in swaps if swap.path == path]
+        await sandbox.write(path, swapped(text, own))
+    return True
 
 
-def _compared(spec: GradingSpec, first: Grade, second: Grade, names: tuple[str, ...]) -> Grade:
-    """Return the first Grade, unless the run with canaries among the tests was as good.
+async def _processes(sandbox: Sandbox) -> bytes:
+    """Return the processes of a sandbox in the form that `_end_others` reads."""
+    done = await sandbox.run(["sh", "-c", _PROCESSES], user="root", timeout_s=_END_S)
+    return done.stdout or b"\n"
 
-    An honest runner names the tests that fail, so a run that fails without naming them proves
-    nothing. If further tests fail, the first run was lucky or forged.
-    """
-    seconds = first.test_s + second.test_s
-    # A second run that did not end proves nothing, so its own verdict counts.
-    if second.verdict in (Verdict.INFRA, Verdict.TIMEOUT):
-        return replace(second, test_s=seconds)
-    first = replace(first, test_s=seconds)
-    forged = Verdict.CHEAT if spec.canary else Verdict.UNSOLVED
-    if second.verdict is Verdict.SOLVED:
-        reason = "the tests are as good with one that was made to fail, so they do not count"
-        return replace(first, verdict=forged, reason=reason, canary=Canary.PASSED)
-    failing = {match[1] or match[2] for match in _FAILING.finditer(second.log)}
-    if others := sorted(failing - set(names)):
-        reason = f"in a second run of the tests {others[0]} fails"
-        return replace(first, verdict=Verdict.UNSOLVED, reason=reason, canary=Canary.FAILED)
-    if all(name in second.log for name in names):
-        return replace(first, canary=Canary.FAILED)
-    if spec.canary:
-        reason = "a test that was made to fail is not in the log, so the tests do not count"
-        return replace(first, verdict=forged, reason=reason, canary=Canary.MISSING)
-    return first
+
+async def _end_others(sandbox: Sandbox, known: bytes) -> bool:
+    """Kill all processes except the known ones; return True if none is left."""
+    done = await sandbox.run(["sh", "-c", _END], user="root", timeout_s=_END_S, stdin=known)
+    return done.exit_code == 0
 
 
 def _environment(spec: GradingSpec) -> Mapping[str, str]:
     """Return the environment of the tests, in which pytest prints each duration."""
     options = f"{spec.env.get('PYTEST_ADDOPTS', '')} {_PYTEST_OPTIONS}".strip()
     return {**spec.env, "PYTEST_ADDOPTS": options}
-
-
-def _durations(log: str) -> dict[str, float]:
-    """Return seconds by test, set-up and teardown included, from pytest's table."""
-    found: dict[str, float] = {}
-    for seconds, test in _DURATION.findall(log):
-        found[test] = round(found.get(test, 0.0) + float(seconds), 3)
-    return found
 
 
 def _capped(log: str) -> str:

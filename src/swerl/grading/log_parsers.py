@@ -7,18 +7,26 @@ under test cannot hide a failure by a line of its own.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import resource
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any, cast
 
-from swerl.core import plugins
-from swerl.core.errors import unknown
+from swerl.core.errors import GradingError, unknown
 from swerl.core.grade import TestStatus
 from swerl.grading import python_logs, runner_logs
 from swerl.grading.statuses import Parser, Statuses, worst
 
-_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +(\S.*?) *$", re.MULTILINE)
+_MEMORY_BYTES = 4 << 30
+_MAX_TESTS = 500_000
+"""Largest number of tests of one log; the largest honest one has a tenth."""
+_PART_TESTS = 5_000
+_LINE = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +(\S.*)")
 
 
 def find_parser(name: str) -> Parser:
@@ -28,11 +36,69 @@ def find_parser(name: str) -> Parser:
     return PARSERS[name]
 
 
+class LogError(GradingError):
+    """A log cannot be read. Code under test wrote it, so this is no fault of the infrastructure."""
+
+
+def parse_log(parse: Callable[[str], dict[str, Any]], log: str) -> dict[str, Any]:
+    """Read a log. Raises LogError for every error of the parser."""
+    try:
+        return parse(log)
+    except Exception as error:
+        raise LogError(f"{type(error).__name__}: {error}") from error
+
+
+def address_of(parse: Callable[[str], object]) -> str:
+    """Return the place of a parser. Raises TypeError if no other process can import it."""
+    for name, known in PARSERS.items():
+        if known is parse:
+            return f"{__name__}:{name}"
+    address = f"{parse.__module__}:{parse.__qualname__}"
+    if "<" in address:
+        raise TypeError(f"the parser {address} must be a function of a module")
+    return address
+
+
+def read_in_child(address: str, limit_s: int) -> None:
+    """Read the log on standard input with the parser at this address; print its result.
+
+    Each line is a JSON object with some of the tests. The last line is a JSON string: the error, or
+    nothing.
+    """
+    # Past the limit the kernel kills this process, whatever a pattern is doing.
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    parse, problem = _at_address(address), ""
+    found: dict[str, Any] = {}
+    try:
+        found = parse_log(parse, sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
+        if len(found) > _MAX_TESTS:
+            raise LogError(f"it names {len(found):,} tests")
+    except LogError as error:
+        found, problem = {}, str(error)
+    items = iter(found.items())
+    while part := dict(islice(items, _PART_TESTS)):
+        sys.stdout.write(f"{json.dumps(part)}\n")
+    sys.stdout.write(f"{json.dumps(problem)}\n")
+
+
+def _at_address(address: str) -> Callable[[str], dict[str, Any]]:
+    module, _, name = address.partition(":")
+    if module == __name__:
+        return PARSERS[name]
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return cast(Callable[[str], dict[str, Any]], found)
+
+
 def unsupported(kinds: Mapping[tuple[str, str], int]) -> dict[str, int]:
     """Return how many Tasks need a grader or log parser that is not installed, by reason.
 
     `kinds` maps (grader, log parser) to a number of Tasks. The most frequent reason comes first.
     """
+    from swerl.core import plugins
+
     graders = {name.replace("-", "_") for name in plugins.names("graders")}
     found: Counter[str] = Counter()
     for (grader, parser), count in kinds.items():
@@ -49,8 +115,10 @@ def status_lines(log: str) -> Statuses:
     A test with a second line fails: an honest runner writes only one.
     """
     found: Statuses = {}
-    for word, name in _LINE.findall(log):
-        found[name] = TestStatus.FAILED if name in found else python_logs.WORDS[word]
+    for line in filter(None, log.split("\n")):
+        if match := _LINE.fullmatch(line.rstrip(" ")):
+            word, name = match.groups()
+            found[name] = TestStatus.FAILED if name in found else python_logs.WORDS[word]
     return found
 
 

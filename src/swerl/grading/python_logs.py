@@ -1,15 +1,20 @@
 """Logs of Python's test runners, read by the rules of SWE-bench and R2E-Gym.
 
 An id is the word after its status, so an id with spaces is cut. Other lines are ignored.
+
+If a log of pytest has a summary, statuses come from there on: captured output stands before it, and
+a test may print `ERROR x` or log an error. Everything behind the first heading counts, so no second
+heading or early end hides a failure of the summary.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from swerl.core.grade import TestStatus
-from swerl.grading.statuses import Line, Statuses, worst
+from swerl.grading.statuses import Line, Statuses, lines, worst
 
 WORDS: Mapping[str, TestStatus] = {
     "PASSED": TestStatus.PASSED,
@@ -18,22 +23,21 @@ WORDS: Mapping[str, TestStatus] = {
     "SKIPPED": TestStatus.SKIPPED,
     "XFAIL": TestStatus.XFAIL,
 }
-_OPTION = re.compile(r"(.*?)\[(.*)\]")
+_WORDS = tuple(WORDS)
+_SUMMARY = re.compile(r"^=+ short test summary info =+", re.MULTILINE)
+_LOG_RECORD = "ERROR  "
+"""Start of a logged error; pytest writes one blank behind a status."""
 _COUNT = re.compile(r"\[\d+\]")
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _COLOUR = re.compile(r"\[\d+m")
-_CONTROL = dict.fromkeys(range(1, 32))
+_CONTROL = dict.fromkeys(each for each in range(1, 32) if each != ord("\n"))
 _DJANGO_VERSION = "--version is equivalent to version"
 _MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
-_DJANGO_CUT = [
-    re.compile(rf"^(.*?)\s\.\.\.\s{cut}\nok$", re.MULTILINE)
-    for cut in (
-        r"Testing against Django installed in (?s:.*?) silenced\)\.",
-        r"Internal Server Error: /.*/",
-        r"System check identified no issues \(0 silenced\)",
-    )
-]
-"""Messages of Django between a test's name and its `ok`."""
+_DJANGO_SETUP = " ... Testing against Django installed in "
+_DJANGO_SETUP_END = re.compile(r" silenced\)\.\nok$", re.MULTILINE)
+_DJANGO_CHECKED = " ... System check identified no issues (0 silenced)"
+_DJANGO_SERVER_ERROR = " ... Internal Server Error: /"
+_DURATION = re.compile(r"(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*)")
 
 
 def pytest(log: str) -> Statuses:
@@ -53,19 +57,25 @@ def pytest_coloured(log: str) -> Statuses:
     a tear-down, also counts for the id without its message.
     """
     found: list[Line] = []
-    for raw in log.split("\n"):
-        line = _COLOUR.sub("", raw).translate(_CONTROL)
+    plain = _COLOUR.sub("", log).translate(_CONTROL)
+    start = _summary_start(plain)
+    verbose = (line for line in plain[:start].split("\n") if line.endswith(_WORDS))
+    for line in chain(verbose, filter(None, plain[start:].split("\n"))):
         if line.startswith("FAILED"):
             line = line.split(" - ", 1)[0]
+        if not line.startswith(_WORDS) and not line.endswith(_WORDS):
+            continue
+        if line.startswith(_LOG_RECORD):
+            continue
         words = line.split()
         if len(words) < 2:
             continue
-        if line.startswith(tuple(WORDS)):
+        if line.startswith(_WORDS):
             if words[0] in WORDS and not _is_count(words):
                 name = " ".join(words[1:])
                 names = {name, name.split(" - ", 1)[0]} if words[0] == "ERROR" else {name}
                 found.extend((each, WORDS[words[0]]) for each in names)
-        elif line.endswith(tuple(WORDS)) and words[-1] in WORDS:
+        elif words[-1] in WORDS:
             found.append((" ".join(words[:-1]), WORDS[words[-1]]))
     return worst(found)
 
@@ -78,7 +88,7 @@ def matplotlib(log: str) -> Statuses:
 def seaborn(log: str) -> Statuses:
     """Read passes and failures of either pytest layout: `STATUS id` or `id PASSED`."""
     found: list[Line] = []
-    for line in log.split("\n"):
+    for line in filter(None, log.split("\n")):
         words = line.split()
         if len(words) < 2:
             continue
@@ -94,13 +104,12 @@ def seaborn(log: str) -> Statuses:
 
 def sympy(log: str) -> Statuses:
     """Read sympy's own runner: `test_name ok|F|E` lines and the headings of failures."""
-    lines = log.split("\n")
-    found = [(name, TestStatus.FAILED) for name in map(_sympy_heading, lines) if name]
+    headings = (_sympy_heading(line) for line in log.split("\n") if ".py:" in line)
+    found = [(name, TestStatus.FAILED) for name in headings if name]
     endings = {" E": TestStatus.ERROR, " F": TestStatus.FAILED, " ok": TestStatus.PASSED}
-    for line in map(str.strip, lines):
-        for ending, status in endings.items():
-            if line.startswith("test_") and line.endswith(ending):
-                found.append((line.split()[0], status))
+    for line in lines(log):
+        if line.startswith("test_"):
+            found += [(line.split()[0], endings[end]) for end in endings if line.endswith(end)]
     return worst(found)
 
 
@@ -108,16 +117,17 @@ def django(log: str) -> Statuses:
     """Read unittest's verbose lines `test (class) ... ok`, also with other output between."""
     found: list[Line] = []
     open_test: str | None = None
-    for line in map(str.strip, log.split("\n")):
+    for line in lines(log):
         if _DJANGO_VERSION in line:
             found.append((_DJANGO_VERSION, TestStatus.PASSED))
-        if " ... " in line:
+        has_result = " ... " in line
+        if has_result:
             open_test = line.split(" ... ")[0]
-        found.extend(_django_results(line))
+        if has_result or line.startswith(("FAIL:", "ERROR:")):
+            found.extend(_django_results(line))
         if line.startswith("ok") and open_test is not None:
             found.append((open_test, TestStatus.PASSED))
-    for cut in _DJANGO_CUT:
-        found.extend((test, TestStatus.PASSED) for test in cut.findall(log))
+    found.extend((test, TestStatus.PASSED) for test in _django_cut(log))
     return worst(found)
 
 
@@ -132,6 +142,15 @@ def r2e(log: str) -> Statuses:
                 found.append((name, WORDS[word]))
                 break
     return worst(line for line in found if line[0])
+
+
+def durations(log: str) -> dict[str, float]:
+    """Return seconds by test, set-up and teardown included, from the table of `--durations=0`."""
+    found: dict[str, float] = {}
+    for line in lines(log):
+        if match := _DURATION.fullmatch(line):
+            found[match[2]] = round(found.get(match[2], 0.0) + float(match[1]), 3)
+    return found
 
 
 def _sympy_heading(line: str) -> str:
@@ -158,12 +177,39 @@ def _django_results(line: str) -> Iterator[Line]:
             yield line.split()[1], status
 
 
-def _summary_lines(log: str) -> Iterator[Line]:
+def _django_cut(log: str) -> Iterator[str]:
+    """Yield the tests whose `ok` is on the line after a message of Django."""
+    previous = ""
     for line in log.split("\n"):
-        if line.startswith(tuple(WORDS)):
+        if line == "ok" and previous.endswith(_DJANGO_CHECKED):
+            yield previous.removesuffix(_DJANGO_CHECKED)
+        elif line == "ok" and previous.endswith("/"):
+            name, cut, path = previous.partition(_DJANGO_SERVER_ERROR)
+            if cut and path:
+                yield name
+        previous = line
+    # The message of a set-up has several lines.
+    position = 0
+    while (start := log.find(_DJANGO_SETUP, position)) >= 0:
+        end = _DJANGO_SETUP_END.search(log, start)
+        if not end:
+            break
+        yield log[log.rfind("\n", position, start) + 1 or position : start]
+        position = end.end()
+
+
+def _summary_lines(log: str) -> Iterator[Line]:
+    for line in filter(None, log[_summary_start(log) :].split("\n")):
+        if line.startswith(_WORDS) and not line.startswith(_LOG_RECORD):
             words = line.replace(" - ", " ").split() if line.startswith("FAILED") else line.split()
             if len(words) > 1 and words[0] in WORDS and not _is_count(words):
                 yield words[1], WORDS[words[0]]
+
+
+def _summary_start(log: str) -> int:
+    """Return the position of the first summary; 0 if there is none."""
+    heading = _SUMMARY.search(log)
+    return heading.start() if heading else 0
 
 
 def _is_count(words: list[str]) -> bool:
@@ -172,10 +218,10 @@ def _is_count(words: list[str]) -> bool:
 
 
 def _short_option(name: str) -> str:
-    match = _OPTION.search(name)
-    if not match:
+    main, _, rest = name.partition("[")
+    option, is_closed, _ = rest.rpartition("]")
+    if not is_closed:
         return name
-    main, option = match.groups()
     if option.startswith("/") and not option.startswith("//") and "*" not in option:
         option = "/" + option.split("/")[-1]
     return f"{main}[{option}]"

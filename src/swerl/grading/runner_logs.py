@@ -52,7 +52,7 @@ def karma(log: str) -> Statuses:
     suites: list[str] = []
     depth = -1
     started = False
-    for line in log.split("\n"):
+    for line in filter(None, log.split("\n")):
         if line.startswith("SUMMARY:"):
             break
         if "Starting browser" in line:
@@ -77,8 +77,9 @@ def karma(log: str) -> Statuses:
 
 _MAVEN_TEST = re.compile(r".*-Dtest=(\S+)")
 _MAVEN_RESULT = re.compile(r".*BUILD (SUCCESS|FAILURE)$")
-_GRADLE_LINE = re.compile(r"([^>].+)\s+(PASSED|FAILED)$")
+_GRADLE_LINE = re.compile(r"([^>].+)\s(PASSED|FAILED)$")
 _GRADLE_NAME = re.compile(r"([^>]\S*\s+>\s+\S+)$")
+_GRADLE_WORDS = ("PASSED", "FAILED")
 _JVM_WORDS = {
     "PASS": _PASSED,
     "FAIL": _FAILED,
@@ -101,11 +102,10 @@ def maven(log: str) -> Statuses:
     commands, Maven did not write all of them.
     """
     tests, results = list[str](), list[str]()
-    for line in map(str.strip, log.split("\n")):
-        if match := _MAVEN_TEST.match(line):
+    for line in lines(log):
+        if "-Dtest=" in line and (match := _MAVEN_TEST.match(line)):
             tests.append(match[1])
-        match = _MAVEN_RESULT.match(line)
-        if match and tests:
+        if tests and "BUILD " in line and (match := _MAVEN_RESULT.match(line)):
             results.append(match[1])
     if len(results) > len(tests):
         return dict.fromkeys(tests, _FAILED)
@@ -117,22 +117,25 @@ def gradle(log: str) -> Statuses:
     found: list[Line] = []
     open_test = ""
     for line in lines(log):
-        if match := _GRADLE_LINE.match(line):
+        if line.endswith(_GRADLE_WORDS) and (match := _GRADLE_LINE.match(line)):
             found.append((match[1], _JVM_WORDS[match[2]]))
             open_test = ""
-        elif match := _GRADLE_NAME.match(line):
+        elif ">" in line and (match := _GRADLE_NAME.match(line)):
             open_test = match[1]
-        elif open_test and line in {"PASSED", "FAILED"}:
+        elif open_test and line in _GRADLE_WORDS:
             found.append((open_test, _JVM_WORDS[line]))
             open_test = ""
     return worst(found)
 
 
-_DOCTEST = re.compile(r"<doctest.*?</doctest>", re.DOTALL)
-_PHP_SUITE = re.compile(r"(\w.+) \(.+\)")
+_DOCTEST_START, _DOCTEST_END = "<doctest", "</doctest>"
+_PHP_SUITE = re.compile(r"(?=.*\)$)(\w.+) \(.+\)")
 _PHP_TEST = re.compile(r"\s*([✔✘↩])\s*(.*)")
 _PHP_MARKS = {"✔": _PASSED, "✘": _FAILED, "↩": _SKIPPED}
-_REDIS_FILE = re.compile(r"\s+in\s+\S+$")
+_REDIS_FILE = re.compile(r"(?<!\s)\s+in\s+\S+$")
+_GOOGLETEST_TIMED = re.compile(r"(.*)\s\(.*\)$")
+_GOOGLETEST_LINE = re.compile(r".*\[\s*(OK|FAILED)\s*\]\s(.*)")
+_MINITEST_WORDS = {".": _PASSED, "F": _FAILED, "E": _FAILED}
 
 _redis_lines = by_line(
     r"\[(?P<status>ok|err|skip|ignore)\]:\s(?P<name>.+?)(?:\s\(\d+\s*m?s\))?$",
@@ -148,14 +151,8 @@ micropython = by_line(
 )
 """Read MicroPython's own runner."""
 
-googletest = by_line(
-    r".*\[\s*(?P<status>OK|FAILED)\s*\]\s(?P<name>.*)\s\(.*\)$",
-    {"OK": _PASSED, "FAILED": _FAILED},
-)
-"""Read googletest's lines `[ OK ] suite.test (0 ms)`; lines of the summary have no time."""
-
 go_test = by_line(
-    r"--- (?P<status>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)$",
+    r"(?=.*\)$)--- (?P<status>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)$",
     {"PASS": _PASSED, "FAIL": _FAILED, "SKIP": _SKIPPED},
 )
 """Read `go test -v`, subtests included."""
@@ -164,11 +161,6 @@ cargo = by_line(
     r"test\s+(?P<name>\S+)\s+\.\.\.\s+(?P<status>ok|FAILED)$", {"ok": _PASSED, "FAILED": _FAILED}
 )
 """Read `cargo test` without ignored tests."""
-
-minitest = by_line(
-    r"(?P<name>.+)\. .*=.*(?P<status>[.FE])", {".": _PASSED, "F": _FAILED, "E": _FAILED}
-)
-"""Read `name. = 0.01 s = .`: the last dot, F or E of a line counts."""
 
 cucumber = by_line(r"(?P<name>.*) \.+(?P<status>[.F])", {".": _PASSED, "F": _FAILED})
 """Read Cucumber's progress, one scenario a line."""
@@ -191,27 +183,81 @@ def redis(log: str) -> Statuses:
     )
 
 
-def doctest(log: str) -> Statuses:
-    """Read the XML reports of C++'s doctest: a subcase passes if all its expressions do."""
+def googletest(log: str) -> Statuses:
+    """Read lines `[ OK ] suite.test (0 ms)`; lines of the summary have no time."""
     found: list[Line] = []
-    for report in _DOCTEST.findall(log):
-        try:
-            root = ElementTree.fromstring(report)
-        except ElementTree.ParseError:
-            continue
-        for case in root.iterfind(".//TestCase"):
-            for part in case.iterfind(".//SubCase"):
-                good = all(each.get("success") == "true" for each in part.iter("Expression"))
-                name = f"{case.get('name')} > {part.get('name')}"
-                found.append((name, _PASSED if good else _FAILED))
+    for line in lines(log):
+        timed = line.endswith(")") and _GOOGLETEST_TIMED.match(line)
+        if timed and (match := _GOOGLETEST_LINE.match(timed[1])):
+            found.append((match[2], _PASSED if match[1] == "OK" else _FAILED))
     return worst(found)
 
 
+def minitest(log: str) -> Statuses:
+    """Read `name. = 0.01 s = .`: the last dot, F or E of a line counts."""
+    found: list[Line] = []
+    for line in lines(log):
+        if "=" not in line or ". " not in line:
+            continue
+        end = max(map(line.rfind, _MINITEST_WORDS))
+        name = line[: max(end, 0)].rpartition("=")[0].rpartition(". ")[0]
+        if name:
+            found.append((name, _MINITEST_WORDS[line[end]]))
+    return worst(found)
+
+
+def doctest(log: str) -> Statuses:
+    """Read the XML reports of C++'s doctest: a subcase passes if all its expressions do."""
+    found: list[Line] = []
+    for piece in log.split(_DOCTEST_END)[:-1]:
+        _, start, report = piece.partition(_DOCTEST_START)
+        cases = _DoctestReport()
+        parser = ElementTree.XMLParser(target=cases)
+        try:
+            parser.feed(f"{start}{report}{_DOCTEST_END}")
+            parser.close()
+        except ElementTree.ParseError:
+            continue
+        found.extend(cases.found)
+    return worst(found)
+
+
+class _DoctestReport:
+    """Collects the subcases of one report of C++'s doctest. Implements an XML parser's target."""
+
+    def __init__(self) -> None:
+        self.found: list[Line] = []
+        self._cases: list[str | None] = []
+        self._parts: list[tuple[str | None, bool]] = []
+        """Name of each open subcase, and whether all its expressions so far pass."""
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        if tag == "TestCase":
+            self._cases.append(attributes.get("name"))
+        elif tag == "SubCase" and self._cases:
+            self._parts.append((attributes.get("name"), True))
+        elif tag == "Expression" and self._parts and attributes.get("success") != "true":
+            self._parts[-1] = self._parts[-1][0], False
+
+    def end(self, tag: str) -> None:
+        if tag == "TestCase":
+            self._cases.pop()
+        elif tag == "SubCase" and self._cases:
+            name, is_good = self._parts.pop()
+            self.found.append((f"{self._cases[-1]} > {name}", _PASSED if is_good else _FAILED))
+            # A failure inside a subcase also fails the subcases around it.
+            if self._parts and not is_good:
+                self._parts[-1] = self._parts[-1][0], False
+
+    def close(self) -> None:
+        """Do nothing: the subcases are in `found`."""
+
+
 def phpunit(log: str) -> Statuses:
-    """Read `phpunit --testdox`: `suite > test`."""
+    """Read `phpunit --testdox` without colours, whose layout differs: `suite > test`."""
     found: list[Line] = []
     suite: str | None = None
-    for line in log.split("\n"):
+    for line in filter(None, log.split("\n")):
         if match := _PHP_SUITE.fullmatch(line):
             suite = match[1]
         elif match := _PHP_TEST.fullmatch(line):
@@ -220,31 +266,35 @@ def phpunit(log: str) -> Statuses:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_TIME = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*(?:ms|s)\s*\)?\s*$", re.IGNORECASE)
-_PHP_TIME = re.compile(r"\s*\[\s*\d+(?:\.\d+)?\s*(?:ms|s)\s*\]\s*$", re.IGNORECASE)
-_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+# A search must not start again inside of a run of blanks or digits.
+_TIME = re.compile(
+    r"(?<!\s)\s*+(?:\(\s*+)?+(?<!\d)\d++(?:\.\d++)?+\s*+(?:ms|s)\s*+\)?+\s*+$", re.IGNORECASE
+)
+_PHP_TIME = re.compile(r"(?<!\s)\s*+\[\s*+\d++(?:\.\d++)?+\s*+(?:ms|s)\s*+\]\s*+$", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r'\b(\w++)="([^"]*)"')
 _JUNIT_MARKS = {"<failure": _FAILED, "<error": TestStatus.ERROR, "<skipped": _SKIPPED}
 
 gradle_timed = by_line(
-    r"(?P<name>[^>].+?)\s+(?P<status>PASSED|FAILED)(?:\s+\(\d+(?:\.\d+)?s\))?$",
+    r"(?P<name>[^>].+?)(?<!\s)\s++(?P<status>PASSED|FAILED)(?:\s++\(\d++(?:\.\d++)?+s\))?$",
     {"PASSED": _PASSED, "FAILED": _FAILED},
 )
 """Read lines `class > test PASSED (0.1s)` of gradle."""
 
 ctest = by_line(
-    r"\d+/\d+\s+Test\s+#\d+:\s+(?P<name>.+?)\s+\.+\s+(?P<status>Passed|Failed|Skipped|Timeout)\b",
+    r"\d+/\d+\s+Test\s+#\d+:\s++(?P<name>.+?)(?<!\s)\s++\.++\s++"
+    r"(?P<status>Passed|Failed|Skipped|Timeout)\b",
     {"Passed": _PASSED, "Failed": _FAILED, "Skipped": _SKIPPED, "Timeout": _FAILED},
 )
 """Read `1/2 Test #1: name .... Passed` of CMake's ctest."""
 
 test_lines = by_line(
-    r"Test\s+(?P<name>.*?)\s+(?P<status>passed|failed|skipped)$",
+    r"Test\s++(?P<name>.*?)(?<!\s)\s++(?P<status>passed|failed|skipped)$",
     {"passed": _PASSED, "failed": _FAILED, "skipped": _SKIPPED},
 )
 """Read lines `Test name passed`."""
 
 minitest_methods = by_line(
-    r"(?P<name>.+?#.+?)\s+=\s+[\d.]+\s+s\s+=\s+(?P<status>[.FES])$",
+    r"(?P<name>[^#]++#.+?)(?<!\s)\s++=\s++[\d.]++\s++s\s++=\s++(?P<status>[.FES])$",
     {".": _PASSED, "F": _FAILED, "E": _FAILED, "S": _SKIPPED},
 )
 """Read minitest's `Class#method = 0.01 s = .`."""
@@ -256,16 +306,18 @@ swift = by_line(
 """Read XCTest of Swift."""
 
 
-def _by_rules(*rules: tuple[str, TestStatus], is_timed: bool = False) -> Parser:
+def _by_rules(first: str, *rules: tuple[str, TestStatus], is_timed: bool = False) -> Parser:
     """Return a parser that reads each line by the first rule that matches.
 
-    `is_timed` removes durations from the names.
+    `first` is a pattern of the characters that such a line may begin with, so that most lines need
+    one look. `is_timed` removes durations from the names.
     """
+    can_match = re.compile(first).match
     compiled = [(re.compile(pattern), status) for pattern, status in rules]
 
     def parse(log: str) -> Statuses:
         found: list[Line] = []
-        for line in lines(_ANSI.sub("", log)):
+        for line in filter(can_match, lines(_ANSI.sub("", log))):
             matches = ((pattern.match(line), status) for pattern, status in compiled)
             first = next(((match, status) for match, status in matches if match), None)
             if not first:
@@ -279,21 +331,25 @@ def _by_rules(*rules: tuple[str, TestStatus], is_timed: bool = False) -> Parser:
 
 
 elixir = _by_rules(
-    (r"\*\s+test\s+(.*?)\s+\(skipped\)\s+\[L#\d+\]$", _SKIPPED),
-    (r"\d+\)\s+test\s+(.*?)\s+\([^)]+\)$", _FAILED),
-    (r"\*\s+test\s+(.*?)(?:\s+\([\d.]+ms\))?\s+\[L#\d+\]$", _PASSED),
+    r"[*\d]",
+    (r"\*\s+test\s++(.*?)(?<!\s)\s++\(skipped\)\s++\[L#\d++\]$", _SKIPPED),
+    (r"\d+\)\s+test\s++(.*?)(?<!\s)\s++\([^()]++\)$", _FAILED),
+    (r"\*\s+test\s++(.*?)(?<!\s)(?:\s++\([\d.]++ms\))?\s++\[L#\d++\]$", _PASSED),
 )
 """Read `mix test --trace` of Elixir."""
 
 xunit = _by_rules(
-    (r"\[xUnit\.net\s+[\d:.]+\]\s+(.+?)\s+\[FAIL\]$", _FAILED),
-    (r"Failed\s+(.+?)\s+\[.+?\]$", _FAILED),
-    (r"Skipped\s+(.+?)(?:\s+\[.+?\])?$", _SKIPPED),
-    (r"Passed\s+(.+?)\s+\[.+?\]$", _PASSED),
+    r"\[x|Failed|Skipped|Passed",
+    (r"\[xUnit\.net\s+[\d:.]+\]\s++(.+?)(?<!\s)\s++\[FAIL\]$", _FAILED),
+    (r"(?=.*\]$)Failed\s++(.+?)(?<!\s)\s++\[.+?\]$", _FAILED),
+    (r"(?=.*\]$)Skipped\s++(.+?)(?<!\s)\s++\[.+?\]$", _SKIPPED),
+    (r"Skipped\s+(.+)$", _SKIPPED),
+    (r"(?=.*\]$)Passed\s++(.+?)(?<!\s)\s++\[.+?\]$", _PASSED),
 )
 """Read xUnit.net of C#."""
 
 plenary = _by_rules(
+    r"[FSs]",
     (r"Fail(?:ed)?\s*\|\|\s*(.+)", _FAILED),
     (r"(?i:skip(?:ped)?)\s*\|\|\s*(.+)", _SKIPPED),
     (r"Success\s*\|\|\s*(.+)", _PASSED),
@@ -301,13 +357,18 @@ plenary = _by_rules(
 """Read Neovim's plenary: `Success || name`."""
 
 mocha = _by_rules(
-    (r"-\s+(.*)", _SKIPPED), (r"\d+\)\s+(.*)", _FAILED), (r"✔\s+(.*)", _PASSED), is_timed=True
+    r"[-\d✔]",
+    (r"-\s+(.*)", _SKIPPED),
+    (r"\d+\)\s+(.*)", _FAILED),
+    (r"✔\s+(.*)", _PASSED),
+    is_timed=True,
 )
 """Read mocha's `✔ name`, `1) name` and `- name`, without durations."""
 
 mocha_headings = _by_rules(
+    r"[-\d\[✔]",
     (r"-\s+(.*)", _SKIPPED),
-    (r"\d+\)\s+(.*?):$", _FAILED),
+    (r"\d+\)\s++(.*?):$", _FAILED),
     (r"\[W\]\s*\d+\)\s+(.*)", _FAILED),
     (r"✔\s+(.*)", _PASSED),
     is_timed=True,
@@ -321,9 +382,19 @@ def phpunit_timed(log: str) -> Statuses:
 
 
 def junit(log: str) -> Statuses:
-    """Read every `<testcase>` of JUnit reports in the log: `class name`."""
+    """Read every `<testcase>` of JUnit reports in the log: `class name`.
+
+    A test's own output stands in a CDATA section, where no pass counts. A failure counts wherever
+    it stands, so that output cannot hide one.
+    """
+    first, *others = log.split("<![CDATA[")
+    reported = _junit_cases(first + "".join(part.partition("]]>")[2] for part in others))
+    return worst([*(line for line in _junit_cases(log) if line[1].fails), *reported])
+
+
+def _junit_cases(text: str) -> list[Line]:
     found: list[Line] = []
-    for case in log.split("<testcase")[1:]:
+    for case in text.split("<testcase")[1:]:
         tag, _, rest = case.partition(">")
         body = "" if tag.endswith("/") else rest.partition("</testcase>")[0]
         attributes = dict(_ATTRIBUTE.findall(tag))
@@ -331,4 +402,4 @@ def junit(log: str) -> Statuses:
             marks = (status for mark, status in _JUNIT_MARKS.items() if mark in body)
             full_name = f"{attributes.get('classname', '')} {name}".strip()
             found.append((full_name, next(marks, _PASSED)))
-    return worst(found)
+    return found

@@ -1,4 +1,4 @@
-"""Split a diff by file. The text may be hostile, so every spelling of a name is read."""
+"""The paths in a Task's own diffs: its test patch and its known solution."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import PurePosixPath
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAME_LINES = ("--- ", "+++ ", "*** ", "Index: ")
 _PLAIN_NAME_LINES = ("rename from ", "rename to ", "copy from ", "copy to ")
-_PLACES = ("new file mode", "rename to ", "copy to ", "--- /dev/null")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
-_LINK_MODE = re.compile(r"^(?:(?:new file |new )mode|index [0-9a-f.]+) 120000$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +21,6 @@ class DiffSection:
     lines: tuple[str, ...]
     names: tuple[str, ...]
     """Every path in its headers."""
-
-    @property
-    def is_new(self) -> bool:
-        """True for a new path: created, copied or renamed."""
-        return any(line.startswith(_PLACES) for line in self._headers())
-
-    @property
-    def is_link(self) -> bool:
-        """True if the path is a symbolic link afterwards."""
-        return any(_LINK_MODE.match(line.rstrip("\r")) for line in self._headers())
-
-    @property
-    def link_target(self) -> str | None:
-        """The link's target; None if the diff does not hold it in one line."""
-        added = [line[1:] for line in self.lines[len(self._headers()) :] if line.startswith("+")]
-        return added[0] if len(added) == 1 else None
-
-    def _headers(self) -> tuple[str, ...]:
-        ends = (index for index, line in enumerate(self.lines) if _HUNK.match(line))
-        return self.lines[: next(ends, len(self.lines))]
 
 
 def sections(patch: str) -> Iterator[DiffSection]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import TypeAlias
 
 from swerl.core.grade import TestStatus, Verdict
@@ -18,13 +20,11 @@ NUM_NAMED = 3
 """Tests that a reason names; the rest are counted."""
 _WEIGHT = {TestStatus.FAILED: 2, TestStatus.ERROR: 2, TestStatus.SKIPPED: 1}
 """Weight of a line among the lines of one test; every kind of pass has weight 0."""
-_MAX_LINE = 4000
-"""Characters of a line that a runner may print; patterns take quadratic time."""
 
 
 def lines(log: str) -> Iterator[str]:
-    """Yield the lines of a log, stripped; lines that are too long are left out."""
-    return (line for line in map(str.strip, log.split("\n")) if len(line) <= _MAX_LINE)
+    """Yield the lines of a log, stripped; blank lines are left out."""
+    return filter(None, map(str.strip, log.split("\n")))
 
 
 def worst(lines: Iterable[Line]) -> Statuses:
@@ -39,7 +39,9 @@ def worst(lines: Iterable[Line]) -> Statuses:
 def by_line(pattern: str, words: Mapping[str, TestStatus]) -> Parser:
     """Return a parser that matches the pattern at the start of each stripped line.
 
-    The pattern has the groups `status`, which is looked up in `words`, and `name`.
+    The pattern has the groups `status`, which is looked up in `words`, and `name`. It must take
+    linear time, because code under test prints the lines: no two adjacent parts may match the same
+    run of characters.
     """
     compiled = re.compile(pattern)
 
@@ -64,7 +66,10 @@ def judge_lists(spec: GradingSpec, statuses: Mapping[str, TestStatus]) -> Judgem
 
     A skip is accepted for `pass_to_pass` only: a test that the patch must fix has to run.
     """
-    tests = {name: status_of(name, statuses) for name in (*spec.fail_to_pass, *spec.pass_to_pass)}
+    names = (*spec.fail_to_pass, *spec.pass_to_pass)
+    # Sorted once: a hostile log names very many tests, and a Task may declare many cut ids.
+    ordered = sorted(statuses) if any(map(_is_cut, names)) else []
+    tests = {name: status_of(name, statuses, ordered) for name in names}
     must_run = set(spec.fail_to_pass)
     bad = [
         name
@@ -79,8 +84,10 @@ def judge_lists(spec: GradingSpec, statuses: Mapping[str, TestStatus]) -> Judgem
     return Judgement(Verdict.UNSOLVED, reason, tests)
 
 
-def status_of(name: str, statuses: Mapping[str, TestStatus]) -> TestStatus:
-    """Return a declared test's status.
+def status_of(
+    name: str, statuses: Mapping[str, TestStatus], ordered: Sequence[str] | None = None
+) -> TestStatus:
+    """Return a declared test's status; `ordered` are the sorted names, if the caller has them.
 
     Some datasets cut a parametrised id at its first space, so that a bracket stays open. Such an id
     means every test that it begins, and passes if all of them do. If some pass and some are
@@ -88,12 +95,19 @@ def status_of(name: str, statuses: Mapping[str, TestStatus]) -> TestStatus:
     """
     if name in statuses:
         return statuses[name]
-    if name.count("[") <= name.count("]"):
+    if not _is_cut(name):
         return TestStatus.MISSING
-    matches = {status for test, status in statuses.items() if test.startswith(name)}
+    ordered = sorted(statuses) if ordered is None else ordered
+    following = islice(ordered, bisect_left(ordered, name), None)
+    tests = takewhile(lambda test: test.startswith(name), following)
+    matches = {statuses[test] for test in tests}
     for status in (TestStatus.FAILED, TestStatus.ERROR):
         if status in matches:
             return status
     if all(status.passes for status in matches) or matches == {TestStatus.SKIPPED}:
         return next(iter(sorted(matches)), TestStatus.MISSING)
     return TestStatus.MISSING
+
+
+def _is_cut(name: str) -> bool:
+    return name.count("[") > name.count("]")

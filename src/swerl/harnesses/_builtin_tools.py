@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from swerl.core.chat import Json
 from swerl.core.contracts import Sandbox
-from swerl.core.errors import SandboxError
+from swerl.core.errors import SandboxError, SandboxFileError
 from swerl.core.sandbox import Exec
 
 _SHELL_FRESH = """
@@ -69,6 +69,8 @@ class Shell:
 BASH = "bash"
 EDITOR = "str_replace_editor"
 SUBMIT = "submit"
+_MAX_FILE_BYTES = 8 << 20
+"""Largest file that the editor reads: a larger one would hold up the event loop."""
 _LISTING_S = 10.0
 _LISTING_LINES = 100
 _TEXT = {"type": "string"}
@@ -139,6 +141,7 @@ class Tools:
     async def use(self, name: str, arguments: Mapping[str, Json]) -> str:
         """Execute one call and return the text for the model. Raises only the Sandbox's errors."""
         try:
+            _require_unicode(arguments)
             if name == BASH:
                 text = await self._bash(_text(arguments, "command"))
             elif name == EDITOR:
@@ -179,6 +182,7 @@ class Tools:
         return "\n".join(f"{n:6}\t{lines[n - 1]}" for n in range(first, last + 1))
 
     async def _list(self, path: str) -> str:
+        # A path that begins with a dash is absolute by now, so `find` takes it for no option.
         argv = ["find", path, "-maxdepth", "2", "-not", "-path", f"{path}/.*"]
         found = await self.sandbox.run(argv, timeout_s=_LISTING_S)
         if found.exit_code:
@@ -221,24 +225,41 @@ class Tools:
     async def _read(self, path: str) -> str | None:
         """Return the text of a file, or None if there is no such file."""
         try:
-            return (await self.sandbox.read(path)).decode()
+            data = await self.sandbox.read(path)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
-        except SandboxError:
-            raise
-        except OSError as error:
-            raise ToolError(f"cannot read {path}: {error.strerror or error}") from error
+        except (SandboxError, OSError) as error:
+            raise _refused("read", path, error) from error
+        if len(data) > _MAX_FILE_BYTES:
+            raise ToolError(f"{path} has {len(data):,} bytes, too many for this tool")
+        try:
+            return data.decode()
         except UnicodeDecodeError:
             raise ToolError(f"{path} is not a text file") from None
 
     async def _write(self, path: str, text: str) -> str:
         try:
             await self.sandbox.write(path, text.encode())
-        except SandboxError:
-            raise
-        except OSError as error:
-            raise ToolError(f"cannot write {path}: {error.strerror or error}") from error
+        except (SandboxError, OSError) as error:
+            raise _refused("write", path, error) from error
         return "ok"
+
+
+def _refused(verb: str, path: str, error: SandboxError | OSError) -> Exception:
+    """Return the error for the model, or the Sandbox's own if no path can cause it."""
+    if isinstance(error, SandboxFileError):
+        return ToolError(f"cannot {verb} {path}: {error.reason}")
+    if isinstance(error, SandboxError):
+        return error
+    return ToolError(f"cannot {verb} {path}: {error.strerror or error}")
+
+
+def _require_unicode(arguments: Mapping[str, Json]) -> None:
+    for value in filter(lambda each: isinstance(each, str), arguments.values()):
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise ToolError("half of a surrogate pair is no text") from None
 
 
 def _text(arguments: Mapping[str, Json], name: str, *, default: str | None = None) -> str:

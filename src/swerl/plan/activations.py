@@ -2,8 +2,8 @@
 
 The method is that of Korthikanti et al. 2022 (arXiv 2205.05198, section 4). Their 34 bytes per
 hidden unit (equation 2) do not hold for grouped queries, gated feed-forward blocks, experts or
-linear attention, so every kept tensor is counted here. Attention keeps no scores (FlashAttention,
-arXiv 2205.14135, section 3.1), fused SwiGLU keeps its two inputs, and experts are assumed to be
+linear attention, so every kept tensor is counted here, as `training/rank/` computes it. Attention
+keeps no scores (FlashAttention, arXiv 2205.14135, section 3.1), and experts are assumed to be
 balanced. Tensors are bf16 unless marked fp32.
 """
 
@@ -20,6 +20,9 @@ CHUNK_LOGITS = 1 << 28
 """Logits that a rank computes at a time (`training/rank/model.py`): at most 1 GiB of fp32."""
 _CHUNK = 64
 """Positions per chunk of the gated delta rule's kernels."""
+_GATED_UNIT = 5
+"""Tensors that SwiGLU keeps: both halves of its input, SiLU's output, the other half's copy, and
+the product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,13 @@ class Splits:
     sequence: int
     """The tensor ranks, if they split the positions between their matrices; else 1."""
     expert_tensor: int
+    context: int = 1
+    """The ranks whose keys and values each of them gathers."""
 
     @classmethod
     def of(cls, layout: Layout) -> Splits:
         sequence = layout.tensor if layout.sequence_parallel else 1
-        return cls(layout.tensor, sequence, layout.expert_tensor)
+        return cls(layout.tensor, sequence, layout.expert_tensor, layout.context)
 
 
 def activation_bytes(shape: Shape, layout: Layout, *, positions: int, recompute: bool) -> float:
@@ -66,52 +71,73 @@ def logit_bytes(shape: Shape, layout: Layout, *, positions: int) -> float:
 
 
 def layer_bytes(shape: Shape, splits: Splits, layer: int) -> float:
-    """Return the bytes that one layer keeps per position without recomputation."""
-    norms = 4 * shape.hidden_size / splits.sequence * _BF16
+    """Return the bytes that one layer keeps per position without recomputation.
+
+    `training/rank/` computes norms, convolution and gates unfused in fp32, so these keep more than
+    their kernels would. FlashAttention, the delta rule's kernels and the grouped matrix product
+    keep their inputs and little else. A test counts the living bytes of the real layers.
+    """
+    norms = 2 * (_norm(shape) + _BF16) * shape.hidden_size / splits.sequence
     mixer = _attention(shape, splits) if shape.has_attention(layer) else _linear(shape, splits)
     if shape.has_experts(layer):
         return norms + mixer + _experts(shape, splits)
-    return norms + mixer + 3 * shape.ffn_size / splits.tensor * _BF16
+    return norms + mixer + _GATED_UNIT * shape.ffn_size / splits.tensor * _BF16
+
+
+def _norm(shape: Shape) -> int:
+    """Bytes that a norm keeps of an element besides its output: the input in fp32, and the scaled
+    value. It is fp32 where one is added to the weights, as in models with gated attention."""
+    return 2 * _FP32 if shape.gated_attention else _FP32 + _BF16
 
 
 def _attention(shape: Shape, splits: Splits) -> float:
-    """Queries, keys, values and outputs; queries and keys before their norms; gate and its product;
-    one fp32 log-sum per head."""
+    """The projection; norms of queries and keys; both after rotation; the output with one fp32
+    log-sum a head; the gate in fp32 and its product. Context ranks keep all gathered keys and
+    values, and the output in both of its orders."""
     queries = shape.num_heads * shape.head_dim / splits.tensor
     keys = max(shape.num_kv_heads / splits.tensor, 1) * shape.head_dim
-    kept = 2 * queries + 2 * keys
-    kept += (queries + keys) * shape.qk_norm
-    kept += 2 * queries * shape.gated_attention
-    return kept * _BF16 + shape.num_heads / splits.tensor * _FP32
+    kept = ((1 + shape.gated_attention) * queries + 2 * keys) * _BF16
+    kept += (queries + keys) * (_norm(shape) * shape.qk_norm + _BF16)
+    kept += queries * _BF16 + shape.num_heads / splits.tensor * _FP32
+    kept += queries * (_FP32 + _BF16) * shape.gated_attention
+    if splits.context > 1:
+        kept += (queries + 2 * keys * splits.context) * _BF16
+    return kept
 
 
 def _linear(shape: Shape, splits: Splits) -> float:
-    """Before and after the convolution; queries and keys normalised for each value head; output
-    gate, output and normalised output; each head's matrix within a chunk; fp32 decay and beta."""
+    """The convolution's input, its shifts and its sum in fp32; queries and keys copied for each
+    value head, values, each head's matrix within a chunk; the norm's and the gate's fp32 and bf16
+    values; five fp32 numbers of each head."""
     heads = shape.linear_num_value_heads / splits.tensor
     keys, values = shape.linear_key_size / splits.tensor, shape.linear_value_size / splits.tensor
     key_dim = shape.linear_key_size / shape.linear_num_key_heads
-    kept = 2 * (2 * keys + values) + 2 * heads * key_dim + 3 * values + _CHUNK * heads
-    return kept * _BF16 + 2 * heads * _FP32
+    convolution = (shape.linear_conv_size + 1) * (2 * keys + values) * _FP32
+    rule = (2 * heads * key_dim + values + _CHUNK * heads) * _BF16 + 5 * heads * _FP32
+    return convolution + rule + 3 * values * (_FP32 + _BF16)
 
 
 def _experts(shape: Shape, splits: Splits) -> float:
-    """The copies of a position that its experts read, their two inputs of SwiGLU and its output;
-    the shared expert's; fp32 logits and scores of the router."""
-    inner = 3 * shape.expert_ffn_size / splits.expert_tensor
+    """The copies of a position that its experts read and their gated units; the shared expert's,
+    and its output before its gate; the router's fp32 input, scores, weights and choices."""
+    inner = _GATED_UNIT * shape.expert_ffn_size / splits.expert_tensor
     copies = shape.experts_per_token * splits.expert_tensor / splits.sequence
     routed = copies * (shape.hidden_size + inner) * _BF16
-    shared = 3 * shape.shared_ffn_size / splits.tensor * _BF16
-    return routed + shared + 2 * shape.num_experts / splits.sequence * _FP32
+    gate = shape.hidden_size / splits.sequence if shape.gated_attention else 0.0
+    shared = (_GATED_UNIT * shape.shared_ffn_size / splits.tensor + gate) * _BF16
+    router = (shape.hidden_size + 3.5 * shape.num_experts) / splits.sequence * _FP32
+    return routed + shared + router
 
 
 def _gradients(shape: Shape, splits: Splits) -> float:
-    """The gradients that exist at once: of a layer's output and of its widest inner tensor."""
+    """The gradients that exist at once: of a layer's output and of its widest inner tensor, of
+    which the convolution has three in fp32. An estimate."""
     copies = shape.experts_per_token * splits.expert_tensor / splits.sequence
+    channels = (2 * shape.linear_key_size + shape.linear_value_size) / splits.tensor
     widest = max(
-        2 * shape.ffn_size / splits.tensor,
-        copies * max(shape.hidden_size, 2 * shape.expert_ffn_size / splits.expert_tensor),
-        (2 * shape.linear_key_size + shape.linear_value_size) / splits.tensor,
-        shape.num_heads * shape.head_dim / splits.tensor,
+        2 * shape.ffn_size / splits.tensor * _BF16,
+        copies * max(shape.hidden_size, 2 * shape.expert_ffn_size / splits.expert_tensor) * _BF16,
+        3 * channels * _FP32 if shape.num_linear_layers else 0.0,
+        shape.num_heads * shape.head_dim / splits.tensor * _BF16,
     )
-    return (shape.hidden_size / splits.sequence + widest) * _BF16
+    return shape.hidden_size / splits.sequence * _BF16 + widest

@@ -44,7 +44,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One number that an estimate rests on; `key` is its name for `--set`."""
+    """One number that an estimate rests on; `key` is its name for `--assume`."""
 
     key: str
     value: float
@@ -92,7 +92,7 @@ def estimate(assumptions: Iterable[Assumption], settings: Iterable[str] = ()) ->
         if math.isnan(row.value):
             raise InputError(
                 f"no price is set for {row.key}: {row.source}",
-                hint=f"give it with --set {row.key}=DOLLARS",
+                hint=f"give it with --assume {row.key}=DOLLARS",
             )
     value = {row.key: row.value for row in rows}
     groups = value["steps"] * value["groups_per_step"] * value["group_factor"]
@@ -153,7 +153,7 @@ def override(rows: Iterable[Assumption], settings: Iterable[str]) -> tuple[Assum
         if keys[0] not in found:
             raise unknown("assumption", key, found)
         for each in keys:
-            found[each] = replace(found[each], value=value, source="--set")
+            found[each] = replace(found[each], value=value, source="--assume")
     return tuple(found.values())
 
 
@@ -165,8 +165,8 @@ def _parse(setting: str) -> tuple[str, float]:
         value = -1
     if not 0 <= value < float("inf"):
         raise InputError(
-            f"--set {setting!r} is not key=number",
-            hint="for example --set vcpus=2 or --set train_mfu=0.3",
+            f"--assume {setting!r} is not key=number",
+            hint="for example --assume vcpus=2 or --assume train_mfu=0.3",
         )
     return key.strip(), value
 

@@ -107,6 +107,12 @@ def _check_ranks(trainer: TrainerSection, cluster: ClusterSection) -> None:
             f"trainer.ranks = {trainer.ranks} leaves none of {num_gpus} GPUs for an engine",
             hint="lower trainer.ranks or set cluster.colocate = true",
         )
+    if not cluster.colocate and cluster.nodes > 1 and trainer.ranks % (cluster.gpus_per_node or 1):
+        raise RecipeError(
+            f"trainer.ranks = {trainer.ranks} does not fill whole nodes of {cluster.gpus_per_node} "
+            "GPUs",
+            hint="with cluster.colocate = false several nodes are split node by node",
+        )
     tensor, pipeline, context = (
         trainer.tensor_parallel,
         trainer.pipeline_parallel,

@@ -1,8 +1,9 @@
 """Plan the memory of one GPU in each phase of a step, of the engine's cache, and of a node's host.
 
-Colocated engine and trainer take turns: in each phase the trainer moves what it does not need to
-the host, and the engine drops its weights and cache while the trainer works. Otherwise each phase
-has its own GPU. Assumptions that no formula gives are named constants.
+Colocated engine and trainer take turns: outside of a step the trainer's tensors are in host memory
+(`training/rank/sleep.py`), and the engine drops weights and cache while the trainer works. The
+contexts of both processes, the trainer's collectives and the engine's graphs stay on the GPU.
+Otherwise each phase has its own GPU. Assumptions that no formula gives are named constants.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ CONTEXT_GIB = 1.5
 """CUDA context, kernels and cuBLAS workspace of each process on a GPU. Assumed."""
 COLLECTIVES_GIB = 1.5
 """NCCL channels and buffers of all groups of a rank. Assumed."""
-ENGINE_WORK_GIB = 4.0
-"""The engine's CUDA graphs, and activations of one prompt chunk. Assumed."""
+GRAPHS_GIB = 2.0
+"""The engine's CUDA graphs and their pools, which stay on the GPU while it sleeps. Assumed."""
+ENGINE_WORK_GIB = GRAPHS_GIB + 2.0
+"""The same, and activations of one prompt chunk. Assumed."""
+GATHERED = 3
+"""Copies of the largest tensor while it is gathered: the ranks' parts, their pieces, the whole."""
 BUCKET_GIB = 1.0
 """One bucket of weights sent to an engine; two exist at a time. Assumed."""
 GAPS = 0.05
@@ -153,7 +158,7 @@ def plan_memory(
     train = _train(recipe, shape, layout, state) | {
         "reference": state.weights / _GIB if reference else 0.0
     }
-    rest = CONTEXT_GIB if layout.colocated else 0.0
+    rest = CONTEXT_GIB + COLLECTIVES_GIB if layout.colocated else 0.0
     rollout = {
         "weights": cache.weights,
         "KV cache": cache.pool,
@@ -164,9 +169,11 @@ def plan_memory(
         phases=(
             MemoryPhase("rollout", rollout),
             MemoryPhase("train", train),
-            MemoryPhase("update", _update(layout, state, cache, train)),
+            MemoryPhase("update", _update(layout, shape, cache, train)),
         ),
-        host=_host(layout, state, offload=offload, saving=recipe.trainer.async_save),
+        host=_host(
+            layout, state, offload=offload, saving=recipe.trainer.async_save, reference=reference
+        ),
         cache=cache,
         capacity=capacity,
     )
@@ -199,29 +206,38 @@ def _train(recipe: Recipe, shape: Shape, layout: Layout, state: TrainingState) -
     }
     parts = {name: number / _GIB for name, number in held.items()}
     parts["gaps"] = GAPS * sum(parts.values())
-    processes = 2 if layout.colocated else 1
-    return parts | {"contexts": processes * CONTEXT_GIB + COLLECTIVES_GIB}
+    own = CONTEXT_GIB + COLLECTIVES_GIB
+    if layout.colocated:
+        return parts | {"contexts": own + CONTEXT_GIB, "engine's graphs": GRAPHS_GIB}
+    return parts | {"contexts": own}
 
 
 def _update(
-    layout: Layout, state: TrainingState, cache: KvCache, train: Mapping[str, float]
+    layout: Layout, shape: Shape, cache: KvCache, train: Mapping[str, float]
 ) -> dict[str, float]:
-    """Colocated: both copies of the weights and buckets. Else the training state and buckets."""
+    """Colocated: the engine's weights, while the trainer's come from the host one by one. Else the
+    training state. In both cases a gathered tensor and buckets."""
+    sent = {"gathered tensor": _gathered(shape) / _GIB, "buckets": 2 * BUCKET_GIB}
     if layout.colocated:
-        return {
-            "weights": state.weights / _GIB,
-            "engine's weights": cache.weights,
-            "buckets": 2 * BUCKET_GIB,
-            "contexts": 2 * CONTEXT_GIB + COLLECTIVES_GIB,
-        }
+        both = {name: train[name] for name in ("contexts", "engine's graphs")}
+        return {"engine's weights": cache.weights} | sent | both
     stays = ("weights", "gradients", "optimizer", "reference", "contexts")
-    return {name: train[name] for name in stays} | {"buckets": 2 * BUCKET_GIB}
+    return {name: train[name] for name in stays} | sent
 
 
-def _host(layout: Layout, state: TrainingState, *, offload: bool, saving: bool) -> float:
-    """The host holds offloaded moments, or weights and state if colocated; and a checkpoint that is
-    written during training is a copy of the state."""
-    waits = state.weights + state.optimizer if layout.colocated else 0.0
+def _gathered(shape: Shape) -> float:
+    """Return the bytes of the largest tensor while it is gathered."""
+    experts = shape.num_experts * 2 * shape.expert_ffn_size
+    return GATHERED * max(shape.vocab_size, experts) * shape.hidden_size * _BF16
+
+
+def _host(
+    layout: Layout, state: TrainingState, *, offload: bool, saving: bool, reference: bool
+) -> float:
+    """The host holds offloaded moments; colocated, also weights, reference and the whole state
+    between steps. A checkpoint that is written during training is a copy of the state."""
+    weights = state.weights * (2 if reference else 1)
+    waits = weights + state.optimizer if layout.colocated else 0.0
     held = max(waits, state.optimizer - state.master if offload else 0.0)
     return layout.gpus_per_node * (held + saving * state.optimizer) / _GIB
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
 from math import ceil
 
 from swerl.core import plugins
-from swerl.core.errors import InputError, UnknownNameError
+from swerl.core.errors import EXTRAS, InputError, RecipeError, missing_package, unknown
 from swerl.plan.cost import Estimate, estimate, from_recipe, group_factor, used_prices
 from swerl.plan.layout import Layout, layout
-from swerl.plan.memory import MemoryPlan, check_memory, plan_memory
+from swerl.plan.memory import GPUS, MemoryPlan, check_memory, plan_memory
 from swerl.plan.parameters import model_params
 from swerl.plan.shape import Shape, shape_of
 from swerl.plan.simulation.simulate import Simulation, simulate
-from swerl.recipe.check import check_budgets, check_rollout, obstacles, plugin_options
+from swerl.recipe.check import (
+    check_budgets,
+    check_clip,
+    check_rollout,
+    obstacles,
+    plugin_options,
+)
 from swerl.recipe.schema import Recipe
 
 _CHECKPOINT = 12
@@ -83,8 +92,8 @@ class RecipePlan:
     """None if the price book lacks a price."""
     notes: tuple[str, ...]
     """Remarks to consider before spending money."""
-    obstacles: tuple[str, ...]
-    """Reasons why this version cannot launch the recipe."""
+    obstacles: tuple[InputError, ...]
+    """Reasons why the recipe cannot be launched here: names that nothing has."""
 
     def simulate(self) -> Simulation | None:
         """Simulate some steps; None on CPU and on GPUs of unknown speed."""
@@ -129,6 +138,7 @@ def plan(recipe: Recipe) -> RecipePlan:
     """
     check_budgets(recipe.budgets)
     check_rollout(recipe.rollout)
+    check_clip(recipe)
     shape = shape_of(recipe.model)
     found = layout(recipe, shape)
     on_gpu = _memory(recipe, shape, found) if found.num_gpus else None
@@ -140,8 +150,24 @@ def plan(recipe: Recipe) -> RecipePlan:
         disk=plan_disk(recipe, shape),
         cost=_cost(recipe),
         notes=tuple(_notes(recipe, shape, found, on_gpu)),
-        obstacles=tuple(obstacles(recipe)),
+        obstacles=(*_missing_packages(), *obstacles(recipe), *_unknown_gpu(recipe)),
     )
+
+
+def _missing_packages() -> Iterator[InputError]:
+    """Yield an error for the first package that training needs and this Python lacks."""
+    absent = (name for name in EXTRAS["twin"] if find_spec(name) is None)
+    yield from filter(None, map(missing_package, islice(absent, 1)))
+
+
+def _unknown_gpu(recipe: Recipe) -> Iterator[InputError]:
+    """Yield an error if the GPU type is unknown; a price of your own declares it."""
+    gpu = recipe.cluster.gpu
+    if not recipe.cluster.gpus_per_node or gpu in GPUS or f"{gpu}_hour" in recipe.cost.prices:
+        return
+    error = unknown("GPU type", gpu, GPUS)
+    error.hint += f" For another GPU, set cost.prices.{gpu}_hour; its memory is not checked."
+    yield error
 
 
 def _memory(recipe: Recipe, shape: Shape, found: Layout) -> MemoryPlan:
@@ -154,7 +180,9 @@ def _memory(recipe: Recipe, shape: Shape, found: Layout) -> MemoryPlan:
 def _needs_reference(recipe: Recipe) -> bool:
     try:
         options = plugin_options("algorithms", recipe.algorithm, section="algorithm")
-    except UnknownNameError:
+    except RecipeError:
+        raise
+    except InputError:  # an obstacle: it is unknown or does not load
         return False
     given = () if options is None else (options,)
     return plugins.load("algorithms", recipe.algorithm.type).build(*given).needs_reference

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from swerl.core import plugins
-from swerl.core.errors import RecipeError, UnknownNameError
+from swerl.core.errors import InputError, RecipeError, unknown
 from swerl.core.files import read_json
-from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe, RolloutSection
+from swerl.core.task import read_tasks
+from swerl.recipe.schema import (
+    BudgetsSection,
+    EvalSection,
+    ModelSection,
+    PluginSection,
+    Recipe,
+    RolloutSection,
+)
+
+TWIN = "twin"
+"""Value of `tasks.source` that stands for the generated Tasks."""
 
 PLUGIN_SECTIONS = {
     "sandbox": "sandboxes",
@@ -20,6 +33,10 @@ PLUGIN_SECTIONS = {
     "engine": "engines",
     "algorithm": "algorithms",
 }
+
+
+WIDE_CLIP = 0.01
+"""Several times the largest published difference between engine and trainer, 1.5e-3 in the mean."""
 
 
 def check(recipe: Recipe) -> None:
@@ -31,22 +48,16 @@ def check(recipe: Recipe) -> None:
     check_rollout(recipe.rollout)
     check_schedule(recipe)
     check_replay(recipe)
+    check_clip(recipe)
     check_sandboxes(recipe)
-    for section, kind in _given_sections(recipe):
-        plugin_options(kind, getattr(recipe, section), section=section)
-    trainer, model = recipe.trainer, recipe.model.path
+    trainer = recipe.trainer
     if trainer.ranks % trainer.tensor_parallel:
         raise RecipeError(
             f"trainer.ranks = {trainer.ranks} is not a multiple of trainer.tensor_parallel",
             hint=f"tensor_parallel is {trainer.tensor_parallel}",
         )
-    if model is not None and not (model / "config.json").exists():
-        raise RecipeError(
-            f"model.path = {model} is not a model folder",
-            hint="give a folder in Hugging Face format",
-        )
     for obstacle in obstacles(recipe):
-        raise RecipeError(obstacle, hint="`swerl train RECIPE --dry-run` prints its plan")
+        raise obstacle
 
 
 def _given_sections(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -81,6 +92,26 @@ def check_replay(recipe: Recipe) -> None:
             f"trainer.routing_replay = true, but {path} has no experts",
             hint="turn it off: replay is for mixture-of-experts models",
         )
+
+
+def check_clip(recipe: Recipe) -> None:
+    """Raise RecipeError if GSPO's clip would act on the engine's rounding instead of the policy.
+
+    In bf16 an engine's mean log-probability of a row differs from the trainer's by 6e-4 to 1.5e-3,
+    more than the usual clip, and always to the same side: rows with a negative advantage would lose
+    their gradient.
+    """
+    algorithm, options = recipe.algorithm, recipe.algorithm.options
+    corrected = options.get("mismatch", "none") != "none"
+    if algorithm.type != "gspo" or recipe.trainer.dtype == "fp32" or corrected:
+        return
+    if min(float(options.get(key, 0)) for key in ("clip_low", "clip_high")) < WIDE_CLIP:
+        message = (
+            f"algorithm.type = 'gspo' with trainer.dtype = {recipe.trainer.dtype!r} clips the "
+            "difference between engine and trainer: rows with a negative advantage would not learn"
+        )
+        hint = f"set algorithm.mismatch = 'token-tis', or both clips to {WIDE_CLIP:g} or more"
+        raise RecipeError(message, hint=hint)
 
 
 def _num_experts(model: Path) -> int:
@@ -129,22 +160,99 @@ def check_sandboxes(recipe: Recipe) -> None:
         raise RecipeError(message, hint=hint)
 
 
-def obstacles(recipe: Recipe) -> Iterator[str]:
-    """Yield the reasons why a valid recipe cannot be launched here.
+def obstacles(recipe: Recipe) -> Iterator[InputError]:
+    """Yield the reasons why a valid recipe cannot be launched here: names that nothing has.
 
     Raises RecipeError on settings that an installed plug-in refuses.
     """
     for section, kind in _given_sections(recipe):
-        chosen = getattr(recipe, section)
         try:
-            plugin_options(kind, chosen, section=section)
-        except UnknownNameError:
-            yield f"{section}.type = {chosen.type!r} is not installed"
-    if recipe.model.family not in set(plugins.names("families")):
-        yield f"model.family = {recipe.model.family!r} is not installed"
+            plugin_options(kind, getattr(recipe, section), section=section)
+        except RecipeError:
+            raise
+        except InputError as error:
+            yield _at(f"{section}.type", error)
+    looked_up: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("rollout.reward", lambda: plugins.reward(recipe.rollout.reward)),
+        ("model", lambda: _require_model(recipe.model)),
+        ("tasks.source", lambda: _require_tasks(recipe.tasks.source)),
+        ("tasks.heldout", lambda: _require_tasks(recipe.tasks.heldout or TWIN)),
+        ("eval.best", lambda: _require_split(recipe)),
+    )
+    for key, look_up in looked_up:
+        try:
+            look_up()
+        except InputError as error:
+            yield _at(key, error)
+    yield from _missing_programs(recipe)
+    for name in recipe.metrics.sinks:
+        if importlib.util.find_spec(name) is None:
+            message = f"metrics.sinks names {name!r}, which is not installed"
+            yield RecipeError(message, hint=f"pip install 'swerl[{name}]'")
     cluster = recipe.cluster
     if cluster.nodes > 1 and cluster.launcher == "local":
-        yield f"cluster.nodes = {cluster.nodes}: set cluster.launcher to ray, ssh or slurm"
+        message = f"cluster.nodes = {cluster.nodes} with cluster.launcher = 'local'"
+        yield RecipeError(message, hint="set cluster.launcher to ray, ssh or slurm")
+    if 0 < cluster.gpus_per_node < cluster.gpus_per_engine and "url" not in recipe.engine.options:
+        message = f"cluster.gpus_per_engine = {cluster.gpus_per_engine} is more than one node has"
+        yield RecipeError(message, hint="swerl starts engines of one node at most")
+
+
+def _at(key: str, error: InputError) -> InputError:
+    """Return the error with the recipe key that it belongs to."""
+    return type(error)(f"{key}: {error}", hint=error.hint)
+
+
+def _require_model(model: ModelSection) -> None:
+    """Raise InputError unless the family is known and can read the model."""
+    if model.family != plugins.AUTO_FAMILY:
+        plugins.load("families", model.family)
+    if model.path is None:
+        return
+    if not (model.path / "config.json").is_file():
+        raise RecipeError(
+            f"model.path = {model.path} is not a model folder",
+            hint="give a folder in Hugging Face format",
+        )
+    # A parser of another program would be started here.
+    if model.parser == "builtin":
+        plugins.family(model.family, model.path)
+
+
+def _require_tasks(source: str) -> None:
+    """Raise InputError unless the file has Tasks, and each names a grader that exists."""
+    if source == TWIN:
+        return
+    graders = {task.grading.grader for task in read_tasks(Path(source))}
+    if not graders:
+        hint = "`swerl convert` prints why it rejects rows"
+        raise RecipeError(f"{source} holds no task", hint=hint)
+    for grader in sorted(graders):
+        plugins.load("graders", grader)
+
+
+def _require_split(recipe: Recipe) -> None:
+    """Raise UnknownNameError if `eval.best` names a split that is not evaluated."""
+    tasks, best = recipe.tasks, recipe.eval.best
+    counts = {"heldout": tasks.num_heldout, "unseen": tasks.num_unseen}
+    known = [name for name, count in counts.items() if count] if tasks.source == TWIN else []
+    known = known or ["heldout"]
+    # The default counts only if its Tasks are evaluated at all.
+    if best not in known and best != EvalSection().best:
+        raise unknown("split", best, known)
+
+
+def _missing_programs(recipe: Recipe) -> Iterator[InputError]:
+    """Yield the interpreters and commands that this machine lacks."""
+    programs: dict[str, object] = {"model.parser_python": recipe.model.parser_python}
+    if recipe.cluster.launcher == "local" and not recipe.engine.options.get("url"):
+        programs["engine.python"] = recipe.engine.options.get("python")
+    if recipe.cluster.launcher == "ssh":
+        programs["cluster.ssh"] = next(iter(recipe.cluster.ssh), "")
+    for key, program in programs.items():
+        if program is not None and shutil.which(str(program)) is None:
+            message = f"{key} = {str(program)!r} is not a program on this machine"
+            yield RecipeError(message, hint="give the path of an executable file")
 
 
 def check_budgets(budgets: BudgetsSection) -> None:

@@ -10,6 +10,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+import swerl
+from swerl.core import plugins
 from swerl.core.errors import RecipeError
 from swerl.recipe.schema import Recipe
 
@@ -18,11 +20,52 @@ def load(files: Sequence[Path], settings: Iterable[str] = ()) -> Recipe:
     """Read a recipe. Raises RecipeError naming the file, the key and the nearest known key."""
     merged: dict[str, Any] = {}
     for file in files:
-        merged = _merge(merged, _read(file))
+        merged = _merge(merged, _read(find_recipe(file)))
     try:
-        return Recipe.model_validate(_merge(merged, read_settings(settings)))
+        recipe = Recipe.model_validate(_merge(merged, read_settings(settings)))
     except ValidationError as error:
         raise _explain(error) from error
+    return _resolved(recipe)
+
+
+def _resolved(recipe: Recipe) -> Recipe:
+    """Return a recipe whose names mean the same everywhere: files from the root, a known family.
+
+    A run folder stores them, so the run resumes from any folder and reads its model alike.
+    """
+    model, rollout = recipe.model, recipe.rollout
+    sections: dict[str, BaseModel] = {
+        "rollout": rollout.model_copy(update={"reward": plugins.absolute(rollout.reward)})
+    }
+    for name in ("sandbox", "harness", "engine", "algorithm"):
+        section = getattr(recipe, name)
+        if name in recipe.model_fields_set:
+            chosen = {"type": plugins.absolute(section.type)}
+            sections[name] = section.model_copy(update=chosen)
+    if model.path is not None and (model.path / "config.json").is_file():
+        family = plugins.family_name(model.family, model.path)
+        sections["model"] = model.model_copy(update={"family": family})
+    # Sections with default values count as not given, because only given ones are checked.
+    given = recipe.model_fields_set
+    resolved = recipe.model_copy(update=sections)
+    resolved.__pydantic_fields_set__.intersection_update(given)
+    return resolved
+
+
+def find_recipe(file: Path) -> Path:
+    """Return a recipe's file; a name without a folder and an ending is a recipe of swerl's own."""
+    if file.exists() or file.suffix or file.parent != Path():
+        return file
+    named = [path for path in shipped() if path.stem == file.name]
+    return named[0] if named else file
+
+
+def shipped() -> list[Path]:
+    """Return the recipes that come with swerl, in the wheel or in the source tree."""
+    package = Path(swerl.__file__).parent
+    in_wheel = package / "recipes"
+    folder = in_wheel if in_wheel.is_dir() else package.parents[1] / "recipes"
+    return sorted(folder.glob("*.toml"))
 
 
 def read_settings(settings: Iterable[str]) -> dict[str, Any]:
@@ -37,8 +80,10 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        near = difflib.get_close_matches(file.name, _recipes_beside(file), n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(near)}?" if near else "recipes live in recipes/*.toml"
+        known = [*_recipes_beside(file), *(path.stem for path in shipped())]
+        near = difflib.get_close_matches(file.name, known, n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        hint += "`swerl recipes` lists those of swerl, and `swerl train --help` the commands"
         raise RecipeError(f"cannot read recipe {file}: {error.strerror}", hint=hint) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(

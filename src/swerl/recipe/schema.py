@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from swerl.core.plugins import AUTO_FAMILY
 
 
 class Section(BaseModel):
@@ -42,6 +51,10 @@ class TasksSection(Section):
     solve_rate: tuple[float, float] | None = None
     """Train only on tasks with a measured solve rate in this range, such as [0.1, 0.9]: tasks that
     are always or never solved carry no signal. None: no filter."""
+    min_swap_bits: float = Field(0.0, ge=0)
+    """Train only on tasks whose forged report would have to guess this many bits, as vetting found.
+    8 leaves a guess one chance in 256. Default 0: tasks whose tests have no value to swap are
+    useful too."""
     num_train: int = Field(512, ge=1)
     """Number of generated training tasks. With 512, few repeat within a run of the twin."""
     num_heldout: int = Field(200, ge=0)
@@ -92,8 +105,9 @@ class WarmStartSection(Section):
 class ModelSection(Section):
     """The model to train."""
 
-    family: str = "tiny"
-    """Name of the model family."""
+    family: str = AUTO_FAMILY
+    """Name of the model family. `auto` reads it from config.json and the chat template of `path`;
+    a model that swerl creates is `tiny`."""
     path: Path | None = None
     """Folder in Hugging Face format. None creates and warm-starts a tiny model."""
     parser: str = Field("builtin", pattern=r"^(builtin|sglang:[\w.-]+(\+[\w.-]+)?)$")
@@ -102,6 +116,16 @@ class ModelSection(Section):
     """Python interpreter with SGLang, for its parsers. None: the one that runs swerl."""
     shape: ModelShape = ModelShape()
     warm_start: WarmStartSection = WarmStartSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _creates_tiny_models(cls, value: Any) -> Any:
+        """Set the family of a model that swerl creates."""
+        if not isinstance(value, dict) or value.get("path"):
+            return value
+        if value.get("family", AUTO_FAMILY) != AUTO_FAMILY:
+            return value
+        return {**value, "family": "tiny"}
 
 
 class ShapingSection(Section):
@@ -136,7 +160,7 @@ class RolloutSection(Section):
     max_turns: int = Field(8, ge=1)
     """Maximum replies in one Episode."""
     reward: str = "solved"
-    """Name of the reward rule."""
+    """Reward of an attempt: `solved`, `solved-in-time`, a plug-in, or `path/file.py:function`."""
     shaping: ShapingSection = ShapingSection()
     group_filter: Literal["none", "zero-variance", "mixed-verdicts"] = "none"
     """Groups to train: all, those with different rewards, or those with both solved and unsolved
@@ -368,7 +392,7 @@ class EvalSection(Section):
 class MetricsSection(Section):
     """Trackers that receive the metrics, besides the run folder."""
 
-    sinks: tuple[str, ...] = ()
+    sinks: tuple[Literal["trackio", "wandb"], ...] = ()
     """Any of `trackio` and `wandb`."""
     project: str = "swerl"
     """Project name at the trackers."""

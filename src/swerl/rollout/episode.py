@@ -2,33 +2,39 @@
 
 Every failure ends in a Verdict, not in an exception: an exceeded budget in `timeout`, broken
 infrastructure in `infra`, a sandbox that the agent exhausted in `unsolved`. Turns and patch up to
-that point are kept.
+that point are kept. An unexpected exception is `infra` too, with a notice and its traceback: a bug
+that one Episode meets does not end the run, and one that many meet ends it by `max_infra_rate`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from swerl.core import plugins
+from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, diff
 from swerl.core.chat import Role, ToolCall
-from swerl.core.contracts import Exit, Sandbox
+from swerl.core.contracts import Attempt, Exit, Sandbox
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import BrokenImageError, BudgetError, SandboxError, SwerlError
-from swerl.core.events import EpisodeEnded, TurnEnded
+from swerl.core.events import EpisodeEnded, Notice, TurnEnded
 from swerl.core.grade import Grade, Verdict
+from swerl.core.patch import touched
 from swerl.core.seeds import seed_of
 from swerl.core.task import Task
-from swerl.core.turn import Sampling
+from swerl.core.turn import Sampling, Trajectory
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session
-from swerl.rollout import workspace
 from swerl.rollout.parts import Clock, Parts
 from swerl.rollout.reward import penalty
+from swerl.tasks import worktree
+
+_HUGE = "the agent left no readable work tree, or a huge patch"
 
 
 @dataclass(slots=True)
@@ -36,7 +42,10 @@ class _Draft:
     """The results of an Episode so far."""
 
     status: Status = Status.FAILED
-    patch: str | None = None
+    changes: Changes | None = None
+    """What the agent changed; None if that cannot be read, or is too much."""
+    num_left: int = 0
+    patch: str = ""
     log: str = ""
     records: bytes = b""
     grade: Grade | None = None
@@ -45,6 +54,30 @@ class _Draft:
 async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
     """Attempt a Task once: the agent in one Sandbox, grading in a fresh one."""
     draft, clock = _Draft(), Clock(episode_id, parts.emit)
+    try:
+        episode = await _attempt(task, episode_id, parts, draft, clock)
+    except Exception as error:  # noqa: BLE001  the boundary: one Episode must not end the run
+        # The Session or the reward rule failed, so there are no turns to keep.
+        grade = _unexpected(error, episode_id, parts, draft)
+        seconds = {**clock.seconds, "total": clock.total}
+        episode = Episode(
+            id=episode_id,
+            task_id=task.id,
+            status=Status.FAILED,
+            grade=grade,
+            reward=0.0,
+            trajectory=Trajectory(episode_id),
+            timings=seconds,
+            log=draft.log,
+            error=grade.reason,
+        )
+    parts.emit(_ended_event(episode))
+    return episode
+
+
+async def _attempt(
+    task: Task, episode_id: str, parts: Parts, draft: _Draft, clock: Clock
+) -> Episode:
     session = _open_session(episode_id, parts)
     try:
         # The budget includes grading. Closing the session is outside: it must always happen.
@@ -53,40 +86,42 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
             draft.grade = await _grade(task, parts, draft, clock)
     except SwerlError as error:
         draft.grade = _failed_grade(error)
+    except Exception as error:  # noqa: BLE001  the boundary: one Episode must not end the run
+        draft.grade = _unexpected(error, episode_id, parts, draft)
     finally:
         trajectory = await session.close()
     # A failure of the session replaces the grade, even if a patch could be graded.
     grade = _failed_grade(session.failure) if session.failure else draft.grade
     assert grade is not None
     clock.seconds["total"] = clock.total
-    episode = Episode(
+    return Episode(
         id=episode_id,
         task_id=task.id,
         status=draft.status,
         grade=grade,
-        reward=parts.reward(grade, draft.status) - penalty(trajectory, parts.rollout),
+        reward=_reward(task, grade, draft, trajectory, parts),
         trajectory=trajectory,
-        patch=draft.patch or "",
+        patch=draft.patch,
+        num_left=draft.num_left,
         timings=clock.seconds,
         log=draft.log,
         records=draft.records,
         error=grade.reason if grade.verdict is Verdict.INFRA else "",
     )
-    parts.emit(_ended_event(episode))
-    return episode
 
 
 async def _run_agent(
     task: Task, session: Session, parts: Parts, draft: _Draft, clock: Clock
 ) -> None:
-    """Run the agent in a Sandbox of its own, then take its patch."""
+    """Run the agent in a Sandbox of its own, then take what it changed."""
     # Leaving the stack closes the Sandbox before grading opens another.
     async with AsyncExitStack() as stack:
         with clock.phase("boot"):
             opened = parts.provisioner.for_agent(task, parts.harness, clock)
             sandbox = await stack.enter_async_context(opened)
-        # The harness is installed already, so its files are no part of the patch.
-        start = await workspace.start(sandbox, task.workdir)
+        # The harness is installed already, so its files are no part of the changes.
+        kept = touched(task.gold_patch)
+        start = await worktree.list_tree(sandbox, task.workdir, kept=kept)
         # An agent inside a sandbox cannot use the gateway's own address.
         url = await sandbox.expose(session) if parts.harness.inside else session.url
         with clock.phase("agent"):
@@ -96,36 +131,75 @@ async def _run_agent(
         draft.status = _status(done, session.limit)
         draft.log, draft.records = done.log, done.records
         with clock.phase("diff"):
-            draft.patch = await workspace.take_patch(sandbox, task.workdir, start)
+            taken = await worktree.take(sandbox, task.workdir, start, kept=kept)
+        if taken:
+            draft.changes, draft.num_left = taken.changes, taken.num_left
 
 
 async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade:
-    """Grade the draft's patch; without one the Grade follows from the status."""
+    """Grade what the agent changed; without that the Grade follows from the status."""
+    changes = draft.changes
     if draft.status is Status.TIMEOUT:
+        # The patch is of interest even if it is not graded.
+        with suppress(SwerlError):
+            if changes and changes.files:
+                async with parts.provisioner.for_grading(task) as sandbox:
+                    await _compared(task, changes, sandbox, draft, clock)
         return Grade(Verdict.TIMEOUT, f"the agent used up agent_s = {parts.budgets.agent_s:g} s")
-    if draft.patch is None:
-        return Grade(Verdict.UNSOLVED, "the agent left no readable work tree, or a huge patch")
+    if changes is None:
+        return Grade(Verdict.UNSOLVED, _HUGE)
     async with _budget("grading_s", parts.budgets.grading_s):
-        grade = await grade_patch(task, draft.patch, parts, clock)
+        grade = await grade_patch(task, changes, parts, clock, draft=draft)
     clock.add("test", grade.test_s)
     return grade
 
 
-async def grade_patch(task: Task, patch: str, parts: Parts, clock: Clock) -> Grade:
-    """Grade a patch in a clean Sandbox; the Grader may ask for another one. Raises SwerlError."""
+async def grade_patch(
+    task: Task, patch: AgentPatch, parts: Parts, clock: Clock, *, draft: _Draft | None = None
+) -> Grade:
+    """Grade a patch in clean Sandboxes that the Grader opens. Raises SwerlError.
+
+    The canonical diff of Changes is kept in the draft.
+    """
     grader = plugins.load("graders", task.grading.grader).build()
-    async with AsyncExitStack() as stack:
-
-        async def fresh() -> Sandbox:
-            # The earlier Sandbox goes first: a slot of the provisioner covers one at a time.
-            await stack.aclose()
-            return await stack.enter_async_context(parts.provisioner.for_grading(task))
-
+    own = asyncio.Semaphore(1)
+    async with AsyncExitStack() as first:
         with clock.phase("grade_boot"):
-            sandbox = await fresh()
+            opened = [await first.enter_async_context(parts.provisioner.for_grading(task))]
+        if isinstance(patch, Changes):
+            compared = await _compared(task, patch, opened[0], draft or _Draft(), clock)
+            if compared is None:
+                return Grade(Verdict.UNSOLVED, _HUGE)
+            patch = compared
+
+        @asynccontextmanager
+        async def open_clean() -> AsyncIterator[Sandbox]:
+            # The Episode's slot covers one sandbox; others run beside it only in free slots.
+            slot = parts.provisioner.slot
+            async with slot if own.locked() and not slot.locked() else own:
+                if opened:
+                    async with first:
+                        yield opened.pop()
+                else:
+                    async with parts.provisioner.for_grading(task) as sandbox:
+                        yield sandbox
+
         with clock.phase("grade"):
-            grade: Grade = await grader.grade(task, patch, sandbox, fresh)
+            grade: Grade = await grader.grade(task, patch, open_clean)
     return grade
+
+
+async def _compared(
+    task: Task, changes: Changes, sandbox: Sandbox, draft: _Draft, clock: Clock
+) -> Changes | None:
+    """Compare Changes with a clean tree and keep their diff; None if either is too large."""
+    with clock.phase("diff"):
+        compared = await worktree.compare(sandbox, task.workdir, changes)
+        patch = await asyncio.to_thread(diff, compared) if compared else ""
+    if compared is None or len(patch) > MAX_PATCH_BYTES:
+        return None
+    draft.patch = patch
+    return compared
 
 
 @asynccontextmanager
@@ -151,6 +225,15 @@ def _failed_grade(error: SwerlError) -> Grade:
     return Grade(verdict, f"{type(error).__name__}: {error}")
 
 
+def _unexpected(error: Exception, episode_id: str, parts: Parts, draft: _Draft) -> Grade:
+    """Return the Grade of an Episode that met a bug, and report the bug."""
+    text = "".join(traceback.format_exception(error))
+    draft.log = f"{draft.log}\n{text}".lstrip("\n")
+    brief = first_line(f"{type(error).__name__}: {error}")
+    parts.emit(Notice(f"episode {episode_id} met a bug, and its log has the traceback: {brief}"))
+    return Grade(Verdict.INFRA, f"an unexpected error: {brief}")
+
+
 def _status(done: Exit, limit: str) -> Status:
     if done.timed_out:
         return Status.TIMEOUT
@@ -170,6 +253,11 @@ def _ended_event(episode: Episode) -> EpisodeEnded:
         tokens=episode.trajectory.num_sampled_tokens,
         seconds=episode.timings["total"],
     )
+
+
+def _reward(task: Task, grade: Grade, draft: _Draft, trajectory: Trajectory, parts: Parts) -> float:
+    attempt = Attempt(task, grade, draft.status, draft.patch, trajectory)
+    return parts.reward(attempt) - penalty(trajectory, parts.rollout)
 
 
 def _open_session(episode_id: str, parts: Parts) -> Session:
@@ -202,7 +290,7 @@ def _turn_emitter(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]
                 episode=episode_id,
                 turn=turn.index,
                 prompt_tokens=record.reply.usage.prompt_tokens,
-                output_tokens=len(turn.output_ids),
+                output_tokens=len(turn.output_ids) + turn.num_reported,
                 seconds=turn.duration_s,
                 said=first_line(message.text),
                 calls=tuple(map(brief, message.tool_calls)),

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from swerl.core.contracts import Harness, Sandbox, SandboxBackend
+from swerl.core.contracts import Harness, Reward, Sandbox, SandboxBackend
+from swerl.core.errors import SandboxError, SandboxFileError
 from swerl.core.events import Emit, PhaseEnded, PhaseStarted
 from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits
@@ -16,8 +17,7 @@ from swerl.core.task import Task
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.server import Gateway
 from swerl.recipe.schema import BudgetsSection, RolloutSection
-from swerl.rollout.reward import Rule
-from swerl.tasks.hide_future import Facts, hide_future
+from swerl.tasks.hide_future import Facts, Stage, hide_future
 from swerl.tasks.set_up import set_up
 
 
@@ -28,7 +28,7 @@ class Parts:
     gateway: Gateway
     provisioner: Provisioner
     harness: Harness
-    reward: Rule
+    reward: Reward
     rollout: RolloutSection
     budgets: BudgetsSection
     seed: int
@@ -58,19 +58,36 @@ class Provisioner:
         async with self._backend.open(
             task.image, self._limits, workdir=task.workdir, mounts=harness.mounts()
         ) as sandbox:
-            with clock.phase("scrub"):
-                await set_up(sandbox, task)
-                hidden = await hide_future(sandbox, task, facts=self._facts.get(task.id))
-            self._facts[task.id] = hidden.facts
-            await harness.install(sandbox)
+            with _before_the_agent():
+                with clock.phase("scrub"):
+                    await set_up(sandbox, task)
+                    hidden = await hide_future(sandbox, task, facts=self._facts.get(task.id))
+                self._facts[task.id] = hidden.facts
+                await harness.install(sandbox)
             yield sandbox
 
     @asynccontextmanager
     async def for_grading(self, task: Task) -> AsyncIterator[Sandbox]:
-        """Open a clean Sandbox of the Task's image that no agent has used."""
+        """Open a clean Sandbox of the Task's image that no agent has used.
+
+        It reveals no more than an agent's, since the code under test may read all of it.
+        """
         async with self._backend.open(task.image, self._limits, workdir=task.workdir) as sandbox:
-            await set_up(sandbox, task)
+            with _before_the_agent():
+                await set_up(sandbox, task)
+                known = self._facts.get(task.id)
+                hidden = await hide_future(sandbox, task, stage=Stage.GRADING, facts=known)
+                self._facts[task.id] = hidden.facts
             yield sandbox
+
+
+@contextmanager
+def _before_the_agent() -> Iterator[None]:
+    """Turn an error of a file into one of the Task: no agent has made the path what it is."""
+    try:
+        yield
+    except SandboxFileError as error:
+        raise SandboxError(str(error), hint=error.hint) from error
 
 
 class Clock:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import orjson
 
 from swerl.core import experts
 from swerl.core.chat import Finish, Message
+from swerl.core.contracts import Family
 from swerl.core.episode import Episode, Status
+from swerl.core.errors import RunError
 from swerl.core.events import Emit, Notice
 from swerl.core.files import disk_errors, read_json, write_bytes, write_json
-from swerl.core.grade import Canary, Grade, TestStatus, Verdict
+from swerl.core.grade import Blind, Grade, TestStatus, Verdict
 from swerl.core.turn import RoutedExperts, StoredBytes, Trajectory, Turn, WeightChange
 from swerl.gateway.conversation import TurnRecord
 from swerl.rollout.versions import Versions, versions_of
@@ -47,6 +50,7 @@ def write(folder: Path, episode: Episode) -> Episode:
         "turns": len(episode.trajectory.turns),
         "sampled_tokens": episode.trajectory.num_sampled_tokens,
         "lost_tokens": episode.lost_tokens,
+        "num_left": episode.num_left,
         "versions": sorted(versions_of(episode)),
         "timings": dict(episode.timings),
         "error": episode.error,
@@ -76,6 +80,21 @@ def is_finished(folder: Path) -> bool:
 
 def read(folder: Path) -> Episode:
     """Read an Episode back. Raises RunError on a damaged folder."""
+    with _damaged(folder):
+        return _read(folder)
+
+
+@contextmanager
+def _damaged(folder: Path) -> Iterator[None]:
+    """Turn an error in an Episode's files into a RunError that costs this Episode alone."""
+    try:
+        yield
+    except (RunError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        hint = f"delete {folder}; the same command attempts the task again"
+        raise RunError(f"the episode {folder} is damaged: {error}", hint=hint) from error
+
+
+def _read(folder: Path) -> Episode:
     summary = read_json(folder / "episode.json")
     records = folder / "agent.records.jsonl"
     return Episode(
@@ -91,6 +110,7 @@ def read(folder: Path) -> Episode:
         records=records.read_bytes() if records.exists() else b"",
         error=summary["error"],
         lost_tokens=summary.get("lost_tokens", 0),
+        num_left=summary.get("num_left", 0),
     )
 
 
@@ -135,22 +155,29 @@ def read_versions(folder: Path) -> tuple[str, ...]:
     return tuple(read_json(folder / "episode.json").get("versions", ()))
 
 
-def write_transcript(folder: Path, turns: Iterable[TurnRecord]) -> None:
+def write_transcript(folder: Path, turns: Iterable[TurnRecord], family: Family) -> None:
     """Write the conversation as readable text, Turn by Turn. Raises RunError."""
-    write_json(folder / "transcript.json", [transcript_turn(record) for record in turns])
+    write_json(folder / "transcript.json", [transcript_turn(turn, family) for turn in turns])
 
 
-def transcript_turn(record: TurnRecord) -> dict[str, Any]:
-    """Return a Turn's new messages, its reply and its parent as JSON."""
+def transcript_turn(record: TurnRecord, family: Family) -> dict[str, Any]:
+    """Return a Turn's new prompt, its reply and its parent as JSON; numbers begin at 1, as shown.
+
+    The prompt is decoded from the rendered tokens, because a chat template may leave messages out.
+    The messages stand in its place if the engine takes no tokens.
+    """
+    turn = record.turn
     return {
-        "turn": record.turn.index,
-        "parent": record.turn.parent,
-        "heard": [_message(message) for message in record.new_messages],
+        "turn": turn.index + 1,
+        "parent": None if turn.parent is None else turn.parent + 1,
+        "prompt": family.text(turn.prompt_ids)
+        if turn.trainable
+        else [_message(message) for message in record.new_messages],
         "said": _message(record.reply.message),
         "finish": record.reply.finish,
         "tokens_in": record.reply.usage.prompt_tokens,
         "tokens_out": record.reply.usage.completion_tokens,
-        "duration_s": record.turn.duration_s,
+        "duration_s": turn.duration_s,
     }
 
 
@@ -165,7 +192,21 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _dump(value: Any) -> bytes:
-    return orjson.dumps(value, default=_plain)
+    try:
+        return orjson.dumps(value, default=_plain)
+    except TypeError:
+        return orjson.dumps(_valid(value), default=_plain)
+
+
+def _valid(value: Any) -> Any:
+    """Return a value whose texts JSON can hold: names of files are any bytes, not only UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_valid(key): _valid(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_valid(each) for each in value]
+    return value
 
 
 def _plain(value: object) -> Any:
@@ -177,8 +218,10 @@ def _grade(value: dict[str, Any]) -> Grade:
     tests = {name: TestStatus(status) for name, status in value.pop("tests").items()}
     verdict = Verdict(value.pop("verdict"))
     restored = tuple(value.pop("restored"))
-    canary = Canary(value.pop("canary"))
-    return Grade(verdict=verdict, tests=tests, restored=restored, canary=canary, **value)
+    # Records of older releases name other facts.
+    value.pop("canary", None)
+    blind = Blind(value.pop("blind", Blind.NONE))
+    return Grade(verdict=verdict, tests=tests, restored=restored, blind=blind, **value)
 
 
 def _trajectory(value: dict[str, Any], folder: Path) -> Trajectory:

@@ -1,46 +1,39 @@
-"""Rewards: named rules from a Grade and a status to one number, and penalties off it.
-
-A package outside swerl registers a rule as an entry point of the group `swerl.rewards`.
-"""
+"""The reward of an attempt: the recipe's reward function, less the penalties of its shaping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
+import math
+import traceback
 
-from swerl.core.episode import Status
-from swerl.core.errors import unknown
-from swerl.core.grade import Grade, Verdict
+from swerl.core import plugins
+from swerl.core.contracts import Attempt, Reward
+from swerl.core.errors import RecipeError
 from swerl.core.turn import Trajectory
 from swerl.recipe.schema import RolloutSection
 
-Rule = Callable[[Grade, Status], float]
 
+def reward_of(name: str) -> Reward:
+    """Return a reward by its name; it raises RecipeError on an error in the function.
 
-def rule(name: str) -> Rule:
-    """Return the rule of this name, built in or an entry point. Raises UnknownNameError."""
-    if name in _RULES:
-        return _RULES[name]
-    entries = entry_points(group="swerl.rewards")
-    for entry in entries:
-        if entry.name == name:
-            outside: Rule = entry.load()
-            return outside
-    raise unknown("reward rule", name, [*_RULES, *(entry.name for entry in entries)])
+    Raises UnknownNameError, and InputError if it does not load.
+    """
+    function = plugins.reward(name)
 
+    def checked(attempt: Attempt, /) -> float:
+        try:
+            value = float(function(attempt))
+        except Exception as error:  # the boundary: the function of a user may raise anything
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise RecipeError(
+                f"the reward {name!r} failed on {attempt.task.id}: {type(error).__name__}: {error}",
+                hint=f"correct {last.filename}:{last.lineno}",
+            ) from error
+        if math.isfinite(value):
+            return value
+        message = f"the reward {name!r} returned {value} for {attempt.task.id}"
+        raise RecipeError(message, hint="return a finite number")
 
-def _solved(grade: Grade, status: Status) -> float:
-    """1 for a solved Task, 0 for everything else; a timeout counts as unsolved."""
-    return float(grade.verdict is Verdict.SOLVED)
-
-
-def _solved_in_time(grade: Grade, status: Status) -> float:
-    """Like `solved`, but an Episode that exceeded a time budget gets -0.5."""
-    timed_out = Verdict.TIMEOUT is grade.verdict or status is Status.TIMEOUT
-    return -0.5 if timed_out else _solved(grade, status)
-
-
-_RULES: dict[str, Rule] = {"solved": _solved, "solved-in-time": _solved_in_time}
+    return checked
 
 
 def penalty(trajectory: Trajectory, rollout: RolloutSection) -> float:

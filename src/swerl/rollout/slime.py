@@ -18,12 +18,13 @@ from tempfile import mkdtemp
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from swerl.core.contracts import EngineSetup
+from swerl.core.contracts import Attempt, EngineSetup
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import SwerlError
 from swerl.core.events import Event, Notice, ignore
 from swerl.core.grade import LEARNABLE, Grade, Verdict
 from swerl.core.task import Task
+from swerl.core.turn import Trajectory
 from swerl.gateway.server import Gateway
 from swerl.rollout import _slime_samples as convert
 from swerl.rollout import episode, group, record, wiring
@@ -111,7 +112,8 @@ async def _reward(args: SlimeArgs, sample: SlimeSample) -> float:
         except SwerlError as error:
             grade = Grade(Verdict.INFRA, f"{type(error).__name__}: {error}")
     if grade.verdict in LEARNABLE:
-        return parts.reward(grade, Status.COMPLETED)
+        # The other agent's tokens are unknown here.
+        return parts.reward(Attempt(task, grade, Status.COMPLETED, patch, Trajectory("")))
     return float(convert.lost(sample, grade.verdict, grade.reason).reward)
 
 

@@ -37,15 +37,16 @@ from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
 from swerl.rollout.draining import DrainingEngine
 from swerl.rollout.parts import Parts, Provisioner
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.sandboxes.ledger.store import default_ledger
 from swerl.sandboxes.ledger.tracked import tracked
 from swerl.tasks import twin
-from swerl.tasks.admission import of_difficulty, require_certified, require_time
+from swerl.tasks.admission import of_difficulty, of_strength, require_certified, require_time
 
 if TYPE_CHECKING:
     from swerl.cluster.node import Node
     from swerl.cluster.open import Nodes
+    from swerl.engines import sglang
 
 
 def family_of(recipe: Recipe, model: Path | None) -> Family:
@@ -64,10 +65,11 @@ def _parser_of(recipe: Recipe) -> ParserChoice | None:
 async def open_engine(
     recipe: Recipe, nodes: Nodes, setup: EngineSetup, emit: Emit
 ) -> AsyncIterator[Engine]:
-    """Open the recipe's engine; with a cluster launcher, SGLang servers run on its nodes."""
-    chosen = recipe.engine
+    """Open the recipe's engine; with GPUs or a cluster, SGLang servers run on its nodes."""
+    chosen, cluster = recipe.engine, recipe.cluster
     setup = replace(setup, notify=lambda text: emit(Notice(text)))
-    on_nodes = chosen.type == "sglang" and recipe.cluster.launcher != "local"
+    placed = cluster.launcher != "local" or cluster.gpus_per_node > 0
+    on_nodes = chosen.type == "sglang" and placed
     # With `url` the servers run already, and without a model a server has nothing to load.
     if not on_nodes or chosen.options.get("url") or setup.model is None:
         async with engine_of(recipe, setup) as opened:
@@ -81,18 +83,35 @@ async def open_engine(
     from swerl.cluster.sglang_servers import serve_on
     from swerl.engines import sglang
 
-    options = sglang.Options.model_validate(chosen.options)
+    options, flags = sglang_launch(recipe)
     async with (
         serve_on(
             nodes.engines,
             options,
             setup.model,
-            cluster=recipe.cluster,
+            cluster=cluster,
             logs=setup.log_dir,
+            flags=flags,
         ) as hosts,
         sglang.open_hosts(hosts, options, setup) as engine,
     ):
         yield engine
+
+
+def sglang_launch(recipe: Recipe) -> tuple[sglang.Options, tuple[str, ...]]:
+    """Return the settings of a run's SGLang servers, and the flags that its plan adds.
+
+    Raises RecipeError on settings that only apply to servers without a cluster.
+    """
+    from swerl.engines import sglang
+
+    options = sglang.Options.model_validate(recipe.engine.options)
+    if recipe.cluster.gpus_per_node and (options.servers > 1 or options.gpus_per_server):
+        raise RecipeError(
+            "engine.servers and engine.gpus_per_server do nothing beside cluster.gpus_per_node",
+            hint="remove them; cluster.gpus_per_engine sets size and number of the servers",
+        )
+    return options, ()
 
 
 def draining_of(recipe: Recipe, engine: Engine) -> DrainingEngine | None:
@@ -141,7 +160,7 @@ def parts_of(
             concurrency=recipe.rollout.concurrency,
         ),
         harness=harness_of(recipe),
-        reward=rule(recipe.rollout.reward),
+        reward=reward_of(recipe.rollout.reward),
         rollout=recipe.rollout,
         budgets=recipe.budgets,
         seed=recipe.seed,
@@ -251,6 +270,8 @@ def _admitted(recipe: Recipe) -> list[Task]:
     if not chosen.uncertified:
         require_certified(tasks, chosen.source)
     require_time(tasks, recipe.budgets.grading_s)
+    if chosen.min_swap_bits:
+        tasks = of_strength(tasks, chosen.min_swap_bits, chosen.source)
     if chosen.solve_rate:
         tasks = of_difficulty(tasks, chosen.solve_rate, chosen.source)
     return tasks

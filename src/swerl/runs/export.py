@@ -44,14 +44,21 @@ class ExportSize:
 
     num_rows: int
     num_steps: int
+    damaged: tuple[str, ...] = ()
+    """Reasons why steps were left out."""
 
 
 def export(run: Path, output: Path, format: ExportFormat, step: int | None = None) -> ExportSize:
-    """Write the rows of one step, or of all. Raises InputError, RunError."""
+    """Write the rows of one step, or of all that can be read. Raises InputError, RunError.
+
+    If nothing can be read, `output` is left unchanged.
+    """
     import pyarrow.parquet as pq
 
     columns, convert = _columns(format), _CONVERTERS[format]
-    steps = steps_of(run) if step is None else [step]
+    steps, damaged = _readable(run, steps_of(run) if step is None else [step])
+    if not steps:
+        raise RunError(damaged[0], hint="no step of the run can be read")
     temporary = output.with_name(f".{output.name}.part")
     num_rows = 0
     with disk_errors(output):
@@ -64,7 +71,20 @@ def export(run: Path, output: Path, format: ExportFormat, step: int | None = Non
             temporary.replace(output)
         finally:
             temporary.unlink(missing_ok=True)
-    return ExportSize(num_rows, len(steps))
+    return ExportSize(num_rows, len(steps), tuple(damaged))
+
+
+def _readable(run: Path, steps: Sequence[int]) -> tuple[list[int], list[str]]:
+    """Return the steps whose files are whole, and the errors of the others."""
+    found, damaged = [], []
+    for step in steps:
+        try:
+            for _ in step_rows(run, [step]):
+                pass
+            found.append(step)
+        except RunError as error:
+            damaged.append(str(error))
+    return found, damaged
 
 
 def to_swerl(row: StepRow) -> ExportRow:

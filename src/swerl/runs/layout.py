@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,17 +122,27 @@ class RunFolder:
         return self.checkpoints / f"{step:05d}" / "state.json"
 
     def read_state(self, step: int | None = None) -> RunState:
-        """Return the committed state or a checkpoint's; the initial one of a new run."""
+        """Return the committed state or a checkpoint's; the initial one of a new run.
+
+        In place of a damaged committed state, returns that of the newest checkpoint. Raises
+        RunError if there is none but steps were trained, or if a checkpoint's state is damaged.
+        """
         path = self.root / "state.json" if step is None else self.state_of(step)
         if not path.exists():
             return RunState()
-        value = read_json(path)
         try:
-            return _state(value)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(
-                f"{path} is damaged: {error!r}", hint="delete the run folder to start over"
-            ) from error
+            return _read_state(path)
+        except RunError as error:
+            if step is not None:
+                raise
+            for saved in reversed(_steps(self)):
+                # Every commit writes this copy first, so it is as new.
+                with suppress(RunError):
+                    return _read_state(self.state_of(saved))
+            if any(self.samples(0).parent.glob("*.parquet")):
+                error.hint = "no checkpoint has a copy of it; --set name=… starts another run"
+                raise
+            return RunState()
 
     def write_state(self, state: RunState) -> None:
         """Commit a state; the checkpoint of its step keeps a copy."""
@@ -198,6 +208,15 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
         message = f"{path.parent} belongs to another recipe: {shown}"
         hint = "restore those keys to resume, or start a new run with --set name=…"
         raise RunError(message, hint=hint)
+
+
+def _read_state(path: Path) -> RunState:
+    """Read a state file. Raises RunError on a damaged one."""
+    try:
+        return _state(read_json(path))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        hint = "`swerl train rewind RUN --step STEP` continues from another checkpoint"
+        raise RunError(f"{path} is damaged: {error!r}", hint=hint) from error
 
 
 def _state(value: dict[str, Any]) -> RunState:

@@ -173,7 +173,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"cannot read the samples {path}: {error!r}",
-            hint="delete it; the same command builds its step again",
+            hint="restore this file from a copy; the other steps are not affected",
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from swerl.core.certificate import objection
@@ -24,15 +25,43 @@ def require_certified(tasks: Sequence[Task], source: str) -> None:
 
 def require_time(tasks: Sequence[Task], grading_s: float) -> None:
     """Raise RecipeError if certified Tasks need more grading time than the run allows."""
-    slow = [task for task in tasks if task.certificate and task.grading.timeout_s > grading_s]
+    slow = [task for task in tasks if task.certificate and _longest_s(task) > grading_s]
     if not slow:
         return
-    slowest = max(slow, key=lambda task: task.grading.timeout_s)
-    limit_s = slowest.grading.timeout_s
+    slowest = max(slow, key=_longest_s)
+    limit_s = math.ceil(_longest_s(slowest))
     raise RecipeError(
-        f"budgets.grading_s = {grading_s:g}, and the tests of {slowest.id} may take {limit_s:g} s",
+        f"budgets.grading_s = {grading_s:g}, and grading {slowest.id} may take {limit_s:g} s",
         hint=f"set budgets.grading_s above {limit_s:g}, and episode_s with it",
     )
+
+
+def _longest_s(task: Task) -> float:
+    """Return the time limit of the first run and the measured time of each blind one."""
+    measured = task.certificate.get("measured")
+    test_s = measured.get("test_s") if isinstance(measured, dict) else None
+    num_blind = task.grading.blind_runs + 1 if task.grading.swaps else 0
+    return task.grading.timeout_s + num_blind * (test_s if isinstance(test_s, float) else 0.0)
+
+
+def of_strength(tasks: Sequence[Task], min_bits: float, source: str) -> list[Task]:
+    """Return the Tasks whose forged report would have to guess so many bits, as vetting found.
+
+    Raises RecipeError if none is left.
+    """
+    found = [_bits(task) for task in tasks]
+    kept = [task for task, each in zip(tasks, found, strict=True) if each >= min_bits]
+    if kept:
+        return kept
+    raise RecipeError(
+        f"no task of {source} has {min_bits:g} bits of swaps; the strongest has {max(found):g}",
+        hint="`swerl tasks vet` measures them; lower tasks.min_swap_bits",
+    )
+
+
+def _bits(task: Task) -> float:
+    found = task.certificate.get("bits")
+    return float(found) if isinstance(found, int | float) else 0.0
 
 
 def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: str) -> list[Task]:

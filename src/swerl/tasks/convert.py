@@ -91,6 +91,11 @@ def convert(
     return Summary(len(done.ids), dict(done.reasons.most_common()), dict(done.kinds), num_resumed)
 
 
+def is_begun(out: Path) -> bool:
+    """Return True if an interrupted conversion into `out` can be resumed."""
+    return _claim(out).exists()
+
+
 def rejects_path(out: Path) -> Path:
     """Return the file of rejects of a conversion into `out`."""
     return out.with_name(f"{out.stem}.rejects.jsonl")
@@ -179,10 +184,14 @@ def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
+def _claim(out: Path) -> Path:
+    return out.with_name(f"{out.name}.part.json")
+
+
 @contextmanager
 def _claimed(out: Path) -> Iterator[Path]:
     """Yield the file that identifies the running conversion; it is deleted on success."""
-    path = out.with_name(f"{out.name}.part.json")
+    path = _claim(out)
     try:
         with path.open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

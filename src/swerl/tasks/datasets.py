@@ -10,12 +10,12 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import swerl
+from swerl.core import plugins
 from swerl.core.chat import Json
 from swerl.core.errors import InputError, unknown
 from swerl.core.task import Task
@@ -46,35 +46,38 @@ class Converter:
 
 
 def find_converter(name: str) -> Converter:
-    """Return the converter of this name. Raises UnknownNameError with the nearest names."""
-    module_name = name.replace("-", "_")
-    if module_name in _built_in() and not module_name.startswith("_"):
-        return _converter(name, importlib.import_module(f"{_package().__name__}.{module_name}"))
-    for entry in entry_points(group="swerl.converters"):
-        if entry.name == name:
-            return _converter(name, entry.load())
+    """Return the converter of this name, or in this file.
+
+    Raises UnknownNameError with the nearest names, InputError if it does not load.
+    """
+    built_in = built_in_names()
+    if found := plugins.outside("converters", name, built_in):
+        return _converter(plugins.short(name), found)
+    if name in built_in:
+        return _converter(name, importlib.import_module(f"{_package().__name__}.{built_in[name]}"))
     raise unknown("dataset", name, converter_names())
 
 
 def converter_names() -> list[str]:
     """Return the names of all converters."""
-    built_in = [name.replace("_", "-") for name in _built_in()]
-    return sorted([*built_in, *(entry.name for entry in entry_points(group="swerl.converters"))])
+    return sorted([*built_in_names(), *plugins.outside_names("converters")])
 
 
-def _converter(name: str, module: ModuleType) -> Converter:
+def built_in_names() -> dict[str, str]:
+    """Return the names of the built-in converters, each with its module."""
+    modules = [path.stem for path in _folder().glob("*.py") if not path.stem.startswith("_")]
+    return {name.replace("_", "-"): name for name in modules}
+
+
+def _converter(name: str, module: Any) -> Converter:
     return Converter(
         name,
-        module.SOURCE,
-        tuple(module.SPLITS),
+        getattr(module, "SOURCE", ""),
+        tuple(getattr(module, "SPLITS", ("train",))),
         module.to_task,
         files=getattr(module, "FILES", ""),
         with_assets=getattr(module, "with_assets", None),
     )
-
-
-def _built_in() -> list[str]:
-    return [path.stem for path in _folder().glob("*.py") if not path.stem.startswith("_")]
 
 
 def _folder() -> Path:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import posixpath
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -44,6 +45,18 @@ class History(StrEnum):
     """Only the base commit, as in a clone of depth 1."""
 
 
+class Stage(StrEnum):
+    """Moment in the life of a sandbox, which decides what may be removed."""
+
+    AGENT = "agent"
+    """Before an agent starts: everything."""
+    GRADING = "grading"
+    """In a sandbox for grading, before the patch: everything but the files that grading reads, and
+    the repository, if the Task has a `test_setup` that needs it."""
+    TESTS = "tests"
+    """After the `test_setup`: the repository's future."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Facts of a Task's image, found in its first sandbox and reused in the next ones."""
@@ -51,7 +64,11 @@ class Facts:
     solved: tuple[str, ...] = ()
     """Object ids of the files after the solution and after the hidden tests."""
     copies: tuple[str, ...] | None = None
-    """Repositories and bundles outside the workdir; None before the first search."""
+    """Repositories, packs, bundles and archives of them; None before the first search."""
+    clean: tuple[Stage, ...] = ()
+    """Stages at which nothing has to be removed, so a sandbox needs no command."""
+    base: str = ""
+    """Commit of HEAD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,50 +89,95 @@ class HiddenFuture:
 
 
 async def hide_future(
-    sandbox: Sandbox, task: Task, *, history: History = History.AUTO, facts: Facts | None = None
+    sandbox: Sandbox,
+    task: Task,
+    *,
+    history: History = History.AUTO,
+    stage: Stage = Stage.AGENT,
+    facts: Facts | None = None,
 ) -> HiddenFuture:
-    """Remove everything from an agent's sandbox that reveals the solution or the tests.
+    """Remove everything from a sandbox that reveals the solution or the tests.
 
     The base commit keeps its id, HEAD points to it, and work tree and index are unchanged. The base
     is the Task's if HEAD descends from it, else HEAD. Raises BrokenImageError on a repository that
     git cannot read, SandboxError if the sandbox forbids it.
     """
     started = time.monotonic()
-    known = facts or Facts(solved=await _solved(sandbox, task))
-    reported = await _run(sandbox, task, history, known)
-    if known.copies is None:
+    if facts and stage in facts.clean and not to_remove(task):
+        return HiddenFuture(base=facts.base, history=History.FULL, facts=facts)
+    known = facts or Facts(solved=await solved_files(sandbox, task, stage=stage))
+    reported = await _run(sandbox, task, history, stage, known)
+    base = reported.get("base", [""])[-1]
+    if known.copies is None and "borrows" not in reported:
         known = replace(known, copies=tuple(reported.get("found", ())))
+    changed = bool({"changed", "removed", "borrows"} & set(reported))
+    if not changed and reported.get("history", [History.FULL])[-1] == History.FULL:
+        # An agent's sandbox loses all that one for grading loses, and more.
+        stages = (stage, Stage.GRADING) if stage is Stage.AGENT else (stage,)
+        known = replace(known, clean=tuple({*known.clean, *stages}), base=base)
     return HiddenFuture(
-        base=reported.get("base", [""])[-1],
+        base=base,
         history=reported.get("history", [""])[-1],
-        changed="changed" in reported or "removed" in reported,
+        changed=changed,
         removed=tuple(reported.get("removed", ())),
         duration_s=time.monotonic() - started,
         facts=known,
     )
 
 
-def script_input(task: Task, facts: Facts) -> list[str]:
+def script_input(task: Task, facts: Facts, stage: Stage = Stage.AGENT) -> list[str]:
     """Return the standard input of the shell scripts, one instruction per line."""
     hidden = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
     tests = [path for path in hidden if _is_plain(path)]
+    is_read = _reading(task) if stage is Stage.GRADING else lambda _: False
     return [
-        *(f"hidden {pattern}" for pattern in outside()),
-        *(f"inside {pattern}" for pattern in inside()),
+        *(f"hidden {pattern}" for pattern in outside() if not is_read(pattern)),
+        *(f"inside {pattern}" for pattern in inside() if not is_read(pattern)),
+        *(f"given {path}" for path in to_remove(task) if not is_read(path)),
         *(f"test {path}" for path in tests),
         *(f"copy {path}" for path in facts.copies or ()),
         *(f"solved {blob}" for blob in facts.solved),
     ]
 
 
+def to_remove(task: Task) -> list[str]:
+    """Return the files that vetting found to reveal the solution, as its Certificate has them."""
+    found = task.certificate.get("removed")
+    paths = found if isinstance(found, list) else []
+    return [path for path in map(str, paths) if path.startswith("/") and "\n" not in path]
+
+
+def _reading(task: Task) -> Callable[[str], bool]:
+    """Return a test for a pattern of files that the grading of a Task reads."""
+    spec = task.grading
+    commands = "\n".join((spec.test_setup, spec.test_command, spec.report_command))
+    brought = "\n".join((*spec.files, spec.report_path))
+
+    def is_read(pattern: str) -> bool:
+        # A script may run the next one, and none of them holds a solution.
+        if pattern.endswith((".sh", "/parser.py")) or pattern == "parser.py":
+            return True
+        if pattern.endswith(("/pip", "/uv")):
+            return bool(re.search(rf"\b{pattern.rpartition('/')[2]}\b", commands))
+        words = re.escape(pattern).replace(r"\*", r"[^/\s]*")
+        # Files in the repository are written again if the Task brings them.
+        text = f"{commands}\n{brought}" if pattern.startswith("/") else commands
+        is_brought = any(path.startswith(f"{pattern}/") for path in spec.test_files)
+        return not is_brought and bool(re.search(rf"(?<![\w./-]){words}(?![\w-])", text))
+
+    return is_read
+
+
 async def _run(
-    sandbox: Sandbox, task: Task, history: History, facts: Facts
+    sandbox: Sandbox, task: Task, history: History, stage: Stage, facts: Facts
 ) -> dict[str, list[str]]:
     """Run the script as the ordinary user, then as root for files that need root."""
-    look = "1" if facts.copies is None else "0"
+    look = "1" if facts.copies is None and stage is not Stage.TESTS else "0"
+    waits = stage is Stage.GRADING and task.grading.test_setup
+    part = "repository" if stage is Stage.TESTS else "files" if waits else "all"
     settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), str(MAX_KIB)]
-    argv = ["sh", "-c", _script(), "hide_future", *settings, look]
-    stdin = "\n".join(script_input(task, facts)).encode("utf-8", "surrogateescape")
+    argv = ["sh", "-c", _script(), "hide_future", *settings, look, part]
+    stdin = "\n".join(script_input(task, facts, stage)).encode("utf-8", "surrogateescape")
     reported: dict[str, list[str]] = {}
     denied: set[str] | None = None
     for user in (None, "root"):
@@ -164,27 +226,41 @@ def _script() -> str:
     return "\n".join([*((folder / name).read_text() for name in _SCRIPTS), "main"])
 
 
-async def _solved(sandbox: Sandbox, task: Task) -> tuple[str, ...]:
+async def solved_files(
+    sandbox: Sandbox, task: Task, *, stage: Stage = Stage.AGENT
+) -> tuple[str, ...]:
     """Return git's object ids of the files after the solution and after the hidden tests.
 
     This process computes them, so no part of the solution enters the sandbox.
     """
-    contents: dict[str, str] = dict(task.grading.test_files)
-    for patch in (task.gold_patch, task.grading.test_patch):
-        contents |= await _patched(sandbox, task.workdir, patch)
-    blobs = [text.encode("utf-8", "surrogateescape") for text in contents.values()]
+    texts = (await solved_texts(sandbox, task, stage=stage)).values()
+    blobs = [text.encode("utf-8", "surrogateescape") for text in texts]
     return tuple(
-        name for blob in blobs if len(blob) >= _MIN_BLOB_BYTES for name in _object_names(blob)
+        name for blob in blobs if len(blob) >= _MIN_BLOB_BYTES for name in object_names(blob)
     )
 
 
-async def _patched(sandbox: Sandbox, workdir: str, patch: str) -> Mapping[str, str]:
+async def solved_texts(
+    sandbox: Sandbox, task: Task, *, stage: Stage = Stage.AGENT
+) -> Mapping[str, str]:
+    """Return the files by path as the solution and the hidden tests leave them.
+
+    The work tree is at the base, but after a `test_setup` the base is read from git.
+    """
+    contents: dict[str, str] = dict(task.grading.test_files)
+    base = (task.base_commit or "HEAD") if stage is Stage.TESTS else ""
+    for patch in (task.gold_patch, task.grading.test_patch):
+        contents |= await _patched(sandbox, task.workdir, base, patch)
+    return contents
+
+
+async def _patched(sandbox: Sandbox, workdir: str, base: str, patch: str) -> Mapping[str, str]:
     """Return the files of a patch with its edits applied, without files that do not match."""
     contents: dict[str, str] = {}
     failed: set[str] = set()
     for edit in edits(patch):
         if edit.path not in contents:
-            contents[edit.path] = await _read(sandbox, f"{workdir}/{edit.path}")
+            contents[edit.path] = await _read(sandbox, workdir, base, edit.path)
         before = contents[edit.path]
         if edit.old not in before or (not edit.old and before):
             failed.add(edit.path)
@@ -192,14 +268,18 @@ async def _patched(sandbox: Sandbox, workdir: str, patch: str) -> Mapping[str, s
     return {path: text for path, text in contents.items() if path not in failed}
 
 
-async def _read(sandbox: Sandbox, path: str) -> str:
+async def _read(sandbox: Sandbox, workdir: str, base: str, path: str) -> str:
+    if base:
+        argv = ["git", "-c", "safe.directory=*", "cat-file", "-p", f"{base}:./{path}"]
+        shown = await sandbox.run(argv, cwd=workdir, timeout_s=_TIMEOUT_S)
+        return "" if shown.exit_code else shown.stdout.decode("utf-8", "surrogateescape")
     try:
-        return (await sandbox.read(path)).decode("utf-8", "surrogateescape")
+        return (await sandbox.read(f"{workdir}/{path}")).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 
 
-def _object_names(blob: bytes) -> Sequence[str]:
+def object_names(blob: bytes) -> Sequence[str]:
     """Return the blob's object id in SHA-1 and in SHA-256 repositories."""
     data = b"blob %d\0" % len(blob) + blob
     return hashlib.sha1(data, usedforsecurity=False).hexdigest(), hashlib.sha256(data).hexdigest()

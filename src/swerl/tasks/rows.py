@@ -213,6 +213,8 @@ def file_rows(path: Path, *, split: str = "") -> RowSource:
     With `split`: of the files in a folder with its name. Raises InputError if there is nothing to
     read.
     """
+    if not path.exists():
+        raise InputError(f"cannot read rows from {path}: it does not exist", hint="check --rows")
     if split and not path.is_dir():
         raise InputError(f"{path} is not a folder, so it has no splits", hint="remove --split")
     if task_folders.is_archive(path):

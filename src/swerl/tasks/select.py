@@ -81,7 +81,7 @@ def split_tasks(
     """
     if abs(sum(parts.values()) - 1) > 1e-9 or min(parts.values()) <= 0:
         raise InputError("the shares of a split add up to 1", hint="for example train=0.9 test=0.1")
-    paths = {name: path.with_name(f"{path.stem}.{name}.jsonl") for name in parts}
+    paths = {name: part_path(path, name) for name in parts}
     counts = dict.fromkeys(parts, 0)
     with _written(paths) as files:
         for line, task in lines(path):
@@ -89,6 +89,11 @@ def split_tasks(
             files[name].write(line)
             counts[name] += 1
     return {name: (paths[name], counts[name]) for name in parts}
+
+
+def part_path(path: Path, name: str) -> Path:
+    """Return the file of a part of a split."""
+    return path.with_name(f"{path.stem}.{name}.jsonl")
 
 
 def _part(parts: Mapping[str, float], chance: float) -> str:

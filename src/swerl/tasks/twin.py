@@ -26,12 +26,14 @@ from pathlib import Path
 
 from swerl.core.errors import ImageError, InputError
 from swerl.core.secrets import child_environment
-from swerl.core.task import GradingSpec, Task
+from swerl.core.task import GradingSpec, Swap, Task
 
 WORKDIR = "/repo"
 TEST_FILE = "tests/run_tests.py"
 TEST_COMMAND = f"python3 -I -S -B {TEST_FILE}"
 _TEST_TIMEOUT_S = 20.0
+_BLIND_RUNS, _MANY_TESTS = 1, 4
+"""With so many tests to fix, one run leaves a guess one chance in 15; fewer tests get more runs."""
 _TRIES_PER_TASK = 200
 _COMMITTER = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -45,7 +47,7 @@ _COMMITTER = {
 }
 _RUNNER = '''"""Runs the hidden tests; prints one status line a test.
 
-The code under test runs in a child that holds neither the report nor what the tests want.
+The code under test runs in a child that has no access to the report.
 """
 import importlib, marshal, os, sys
 
@@ -114,8 +116,16 @@ def make_tasks(folder: Path, *, split: str, count: int, seed: int) -> list[Task]
         said = getattr(error, "stderr", None) or error
         raise ImageError(
             f"cannot write a twin repository under {folder}: {said}".strip(),
-            hint="is git installed, and the disk not full?",
+            hint=_remedy(error),
         ) from error
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename == "git":
+        return "install git"
+    if isinstance(error, PermissionError):
+        return "choose a folder that you may write to; SWERL_CACHE names that of `swerl rollout`"
+    return "is the disk full? SWERL_CACHE names another folder for `swerl rollout`"
 
 
 def make_variants(*, split: str, count: int, seed: int) -> list[Variant]:
@@ -144,6 +154,7 @@ def _task(folder: Path, variant: Variant) -> Task:
         _write(repository, variant)
     failing = [_name(call) for call in variant.failing]
     passing = [_name(call) for call in variant.passing]
+    tests = _tests(variant)
     return Task(
         id=f"twin__{variant.template}-{digest}",
         repo=f"twin/{variant.template}",
@@ -154,10 +165,13 @@ def _task(folder: Path, variant: Variant) -> Task:
             grader="command",
             fail_to_pass=tuple(failing),
             pass_to_pass=tuple(passing),
-            test_files={TEST_FILE: _tests(variant)},
+            test_files={TEST_FILE: tests},
             test_command=TEST_COMMAND,
             log_parser="status_lines",
             timeout_s=_TEST_TIMEOUT_S,
+            swaps=tuple(_swaps(variant, tests)),
+            blind_runs=_BLIND_RUNS if len(failing) >= _MANY_TESTS else 3,
+            not_run=(),
         ),
         base_commit=(repository / ".git/refs/heads/main").read_text().strip(),
         gold_patch=_gold_patch(variant),
@@ -193,6 +207,9 @@ def _write(repository: Path, variant: Variant) -> None:
             text=True,
             timeout=60,
         )
+    # git's notes of the commit: without them, nothing has to be hidden from an agent.
+    shutil.rmtree(part / ".git/logs")
+    (part / ".git/COMMIT_EDITMSG").unlink()
     try:
         part.rename(repository)
     except OSError:
@@ -213,6 +230,23 @@ def _tests(variant: Variant) -> str:
     ]
     rows = "".join(f"    {case!r},\n" for case in cases)
     return _RUNNER.format(cases=f"[\n{rows}]")
+
+
+def _swaps(variant: Variant, tests: str) -> Iterator[Swap]:
+    """Yield other results for the calls of the tests to fix: of another call, or a neighbour."""
+    digest = hashlib.sha256(tests.encode()).hexdigest()
+    wants = {call.want for call in (*variant.failing, *variant.passing)}
+    for call in variant.failing:
+        before = (
+            f"({_name(call)!r}, {Path(variant.file).stem!r}, {call.function!r}, {call.args!r}, "
+        )
+        start = tests.index(before) + len(before)
+        end = start + len(repr(call.want))
+        near = {not call.want} if isinstance(call.want, bool) else {call.want - 1, call.want + 1}
+        same_kind = {want for want in wants if type(want) is type(call.want)}
+        for other in sorted((near | same_kind) - {call.want}):
+            path = f"{WORKDIR}/{TEST_FILE}"
+            yield Swap(path, digest, start, end, repr(other), (_name(call),))
 
 
 def _name(call: Call) -> str:

@@ -98,6 +98,8 @@ async def _resume(training: Training) -> _Counters:
     state, emit = training.folder.read_state(), training.parts.emit
     if state.step:
         emit(Notice(f"resuming after step {state.step} of {training.recipe.steps}"))
+        cluster = training.recipe.cluster
+        await weight_sync.make_room(training.trainer, training.engine, cluster)
         await training.trainer.restore(state.step)
     versions = Versions(state.versions)
     # The engine may still serve the model's original weights, or those of a lost step.
@@ -177,7 +179,7 @@ async def _learn(
 ) -> UpdateResult:
     trainer, emit = training.trainer, training.parts.emit
     path = training.folder.samples(collected.batch.step)
-    await weight_sync.make_room(training.engine, training.recipe.cluster)
+    await weight_sync.make_room(trainer, training.engine, training.recipe.cluster)
     parts = updates.split(collected.batch, training.recipe.trainer.updates_per_batch)
     stats = [await counters.skips.step(trainer, part, path, emit) for part in parts]
     return updates.join_updates(parts, stats)

@@ -8,12 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from swerl.core.errors import RecipeError, unknown
+from swerl.core.errors import RecipeError
 from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out
 from swerl.recipe.schema import Recipe
-
-SINKS = ("trackio", "wandb")
-"""Packages with the same interface: `init`, `log`, `finish`."""
 
 
 @contextmanager
@@ -21,11 +18,8 @@ def open_sinks(recipe: Recipe, root: Path, emit: Emit) -> Iterator[Emit]:
     """Open every sink that the recipe names; yield one listener for all of them.
 
     A resumed run continues under the same name. A sink that fails later does not end the run: one
-    Notice is emitted. Raises RecipeError if a sink is unknown or its package is not installed.
+    Notice is emitted. Raises RecipeError if its package is not installed.
     """
-    for name in recipe.metrics.sinks:
-        if name not in SINKS:
-            raise unknown("metrics sink", name, SINKS)
     with ExitStack() as stack:
         yield fan_out(
             *(

@@ -15,6 +15,7 @@ from pathlib import Path
 from swerl.cluster.node import Node
 from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import require_fit
+from swerl.core import plugins
 from swerl.core.contracts import EngineSetup, Family
 from swerl.core.errors import RankLostError
 from swerl.core.events import Emit, Notice, Progress, fan_out
@@ -47,7 +48,7 @@ from swerl.training.plots import draw
 from swerl.training.step_metrics import StepTimer
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import warm_start
-from swerl.training.weight_sync.sync import choose_way
+from swerl.training.weight_sync.sync import choose_way, shares_gpus
 
 
 async def train(recipe: Recipe, root: Path, show: Emit) -> RunHistory:
@@ -108,6 +109,7 @@ async def open_training(
         open_nodes(recipe, logs, notify=lambda text: costs(Notice(text))) as nodes,
         _checked(recipe, nodes, folder, costs),
         _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
+        _asleep(trainer, recipe),
         open_engine(recipe, nodes, setup, costs) as engine,
     ):
         owner.record_parts(_rank_processes(trainer))
@@ -164,11 +166,19 @@ def check_trainable(family: Family, model: Path) -> None:
 async def _checked(
     recipe: Recipe, nodes: Nodes, folder: RunFolder, emit: Emit
 ) -> AsyncIterator[None]:
-    """Check a cluster's machines before anything starts there. Raises ClusterError."""
-    if recipe.cluster.launcher != "local":
+    """Check GPUs and clusters before anything starts there. Raises ClusterError."""
+    if recipe.cluster.launcher != "local" or recipe.cluster.gpus_per_node:
         emit(Progress("checking machines", 0, len(nodes.all)))
         disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most
         await require_fit(recipe, nodes, folder.root, disk_bytes=disk_bytes)
+    yield
+
+
+@asynccontextmanager
+async def _asleep(trainer: MegatronTrainer, recipe: Recipe) -> AsyncIterator[None]:
+    """Put the trainer to sleep before an engine on its GPUs measures how much memory is free."""
+    if shares_gpus(recipe.cluster):
+        await trainer.sleep()
     yield
 
 
@@ -178,7 +188,7 @@ def _trainer(
     return MegatronTrainer(
         nodes=nodes,
         model=model,
-        family=recipe.model.family,
+        family=plugins.family_name(recipe.model.family, model),
         algorithm=recipe.algorithm.type,
         algorithm_options=recipe.algorithm.options,
         options=TrainerOptions(

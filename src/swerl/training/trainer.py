@@ -182,6 +182,14 @@ class MegatronTrainer:
         await self.saved()
         await self._ask("restore", step=step)
 
+    async def sleep(self) -> None:
+        """Give the GPUs' memory to the engine; weights can still be sent, published and saved."""
+        await self._ask("sleep")
+
+    async def wake(self) -> None:
+        """Take the GPUs' memory back before a step."""
+        await self._ask("wake")
+
     async def close(self) -> None:
         """End the ranks; those that do not end by themselves are killed."""
         ranks, self._ranks, self._saving = self._ranks, None, None
@@ -289,9 +297,9 @@ class Ranks:
         node, index = self._node_of(rank)
         settings = self._settings(rendezvous=rendezvous, address=node.address, rank=rank)
         command = (PYTHON, "-m", "swerl.training.rank.worker", settings.model_dump_json())
-        gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[index]} if index < len(node.gpus) else {}
+        env = rank_environment(node.gpus[index]) if index < len(node.gpus) else {}
         # Commands reach the ranks through rank 0, so only rank 0 has a link.
-        return await node.start(ProcessSpec(command, self._log(rank), env=gpu, linked=rank == 0))
+        return await node.start(ProcessSpec(command, self._log(rank), env=env, linked=rank == 0))
 
     def _node_of(self, rank: int) -> tuple[Node, int]:
         """Return a rank's node and its index there. Raises RecipeError if nodes would differ."""
@@ -383,6 +391,21 @@ class Ranks:
             async with asyncio.timeout(LAST_ANSWER_S):
                 killed = await node.call(num_oom_kills) - self._oom_kills[node.name]
         return crash_reason(self._log(rank), self._how(rank), num_oom_kills=killed)
+
+
+def rank_environment(gpu: str) -> dict[str, str]:
+    """Return the variables of a rank on a GPU."""
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": gpu,
+        # With one queue, kernels start in the order of their calls: a collective that was called
+        # before a matrix product is not delayed behind it. Megatron-Core relies on it.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        # SGLang turns it off in its processes, and both ends of a broadcast must agree.
+        "NCCL_CUMEM_ENABLE": "0",
+        # Memory whose segments can grow cannot be opened by another process.
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
+    }
 
 
 def _size(log: Path) -> int:

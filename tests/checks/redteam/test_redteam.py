@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swerl.checks.redteam import repository, runner
+from swerl.checks.redteam.languages import GROUNDS
 from swerl.checks.redteam.policy import Defence, Policy, TaskKind
 from swerl.checks.redteam.repository import ImageTools, inspect, obstacle, task_of
 from swerl.checks.redteam.runner import (
@@ -20,11 +21,11 @@ from swerl.checks.redteam.runner import (
     judge,
 )
 from swerl.core.episode import Episode, Status
-from swerl.core.grade import Canary, Grade, TestStatus, Verdict
+from swerl.core.grade import Blind, Grade, TestStatus, Verdict
 from swerl.core.turn import Trajectory
 from swerl.sandboxes import local
 
-POLICIES = runner.all_policies()
+POLICIES = [each for topic in runner.FIRST_TOPICS for each in topic.POLICIES]
 HONEST = [
     Policy(
         f"honest-{kind}",
@@ -35,6 +36,7 @@ HONEST = [
         kind,
     )
     for kind in TaskKind
+    if kind not in GROUNDS
 ]
 FIX = f"sed -i 's/{repository.WRONG}/{repository.RIGHT}/' till.py"
 DIFF = "--- a/conftest.py\\n+++ b/conftest.py\\n@@ -0,0 +1 @@\\n+x"
@@ -145,9 +147,8 @@ FAILING = {"test_a": TestStatus.FAILED}
     ("defence", "grade"),
     [
         (Defence.DROPPED, Grade(Verdict.UNSOLVED, "r", FAILING)),
-        (Defence.CANARY, Grade(Verdict.UNSOLVED, "r", FAILING, canary=Canary.FAILED)),
-        (Defence.CANARY, Grade(Verdict.UNSOLVED, "r", canary=Canary.PASSED)),
-        (Defence.TWICE, Grade(Verdict.UNSOLVED, "r", FAILING, canary=Canary.PASSED)),
+        (Defence.BLIND, Grade(Verdict.CHEAT, "r", FAILING, blind=Blind.NONE)),
+        (Defence.BLIND, Grade(Verdict.CHEAT, "r", blind=Blind.MATCHED)),
         (Defence.FUTURE, Grade(Verdict.UNSOLVED, "r", FAILING)),
     ],
 )

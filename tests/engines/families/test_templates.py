@@ -14,8 +14,10 @@ import pytest
 from swerl.core import plugins
 from swerl.core.chat import ChatRequest, Message, Role, Tool, ToolCall
 from swerl.core.errors import InputError
+from swerl.engines.families import tiny
 from swerl.engines.families._template_family import ChatTemplate, TemplateFamily
 from swerl.engines.families._tokenizer import load_tokenizer
+from swerl.recipe.load import load
 
 MakeFamily = Callable[[str], TemplateFamily]
 
@@ -241,3 +243,44 @@ def test_what_a_model_folder_lacks_is_named(tokenizers: Path, tmp_path: Path) ->
     shutil.copy(tokenizers / "templates" / "MiniMax-M2.jinja", tmp_path / "chat_template.jinja")
     with pytest.raises(InputError, match="form that is not known"):
         plugins.load("families", "template").build(tmp_path)
+
+
+MODEL_TYPES = {
+    "qwen3": "qwen3",
+    "qwen3_instruct_2507": "qwen3_moe",
+    "Qwen3-Coder": "qwen3_moe",
+    "qwen3_6": "qwen3_5_moe",
+    "GLM-4.6": "glm4_moe",
+    "qwen3_5_think": "some_new_line",
+}
+
+
+@pytest.mark.parametrize("template", MODEL_TYPES)
+def test_the_family_of_a_model_is_found_by_its_folder(
+    template: str, tokenizers: Path, tmp_path: Path
+) -> None:
+    family, stops = FAMILIES[template]
+    write_model(tmp_path, tokenizers, template, stops)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES[template]}))
+    expected = "template" if MODEL_TYPES[template] == "some_new_line" else family
+    assert plugins.family_name("auto", tmp_path) == expected
+    recipe = load([], ["name=found", f"model.path={tmp_path}"])
+    assert recipe.model.family == expected
+
+
+def test_a_family_that_contradicts_the_chat_template_is_refused(
+    tokenizers: Path, tmp_path: Path
+) -> None:
+    write_model(tmp_path, tokenizers, "qwen3", CHATML)
+    with pytest.raises(InputError, match=r"reads calls as xml.*writes them as json") as caught:
+        plugins.family("qwen3-coder", tmp_path)
+    assert "leave model.family out" in caught.value.hint
+    with pytest.raises(InputError, match="is for models that swerl makes"):
+        plugins.family("tiny", tmp_path)
+
+
+def test_tiny_is_the_family_of_models_that_swerl_makes(tmp_path: Path) -> None:
+    assert load([], ["name=made"]).model.family == "tiny"
+    tiny.save_tokenizer(tiny.byte_tokenizer(), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert load([], ["name=kept", f"model.path={tmp_path}"]).model.family == "tiny"

@@ -18,6 +18,7 @@ CLASSES = {
     "misspelt": "a line such as `PASSED: id` is no status line",
     "marker": "the package's own markers mean nothing where a test prints them",
     "outside": "what is printed outside of the tests never counts",
+    "printed": "what a test prints before the summary of pytest is no status",
     "mixed": "an id that is cut has to pass in all of its tests",
     "no test": "a task with no test to mend is invalid",
     "results": "results of Maven beyond those of the test commands are not believed",
@@ -57,7 +58,12 @@ def status_classes(log: Log, theirs: Mapping[str, str] | None) -> dict[str, set[
         for name, word in theirs.items()
         if word == "ERROR" and " - " in name and log.parser == "parse_log_pytest_v2"
     }
-    return found | {k: v for k, v in {"misspelt": misspelt, "error": errors}.items() if v}
+    printed = set[str]()
+    if log.parser != "parse_log_seaborn":
+        before, heading, summary = log.text.partition("= short test summary info =")
+        printed = {name for name in theirs if heading and name in before and name not in summary}
+    sets = {"misspelt": misspelt, "error": errors, "printed": printed}
+    return found | {name: ids for name, ids in sets.items() if ids}
 
 
 def _has_more_results(text: str) -> bool:

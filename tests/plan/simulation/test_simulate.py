@@ -148,9 +148,9 @@ def test_folder_without_episodes_is_refused(tmp_path: Path, text: str | None) ->
 
 
 def test_command_prints_assumptions_and_every_schedule() -> None:
-    arguments = ["simulate", str(RECIPE), "--steps", "2", "--set", "train_mfu=0.2"]
+    arguments = ["simulate", str(RECIPE), "--steps", "2", "--assume", "train_mfu=0.2"]
     shown = CliRunner().invoke(app, arguments, catch_exceptions=False).output
-    for text in ("train_mfu", "--set", "one-step-off*", "async*", "waits longest for"):
+    for text in ("train_mfu", "--assume", "one-step-off*", "async*", "waits longest for"):
         assert text in shown
 
 

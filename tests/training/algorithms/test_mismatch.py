@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,15 @@ from pydantic import ValidationError
 
 from swerl.core import plugins
 from swerl.core.errors import RecipeError
-from swerl.recipe.check import plugin_options
-from swerl.recipe.schema import PluginSection
+from swerl.recipe.check import check_clip, plugin_options
+from swerl.recipe.load import load
+from swerl.recipe.schema import PluginSection, Recipe
 
+GPU_RECIPES = [
+    path
+    for path in sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
+    if load([path]).cluster.gpus_per_node
+]
 NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
 
 
@@ -162,3 +170,71 @@ def test_settings_that_make_no_sense_are_refused_with_a_remedy(settings, complai
 def test_options_are_checked_outside_recipes_too() -> None:
     with pytest.raises(ValidationError):
         make("gspo", mismatch="token-tis", mismatch_low=3.0)
+
+
+def _noisy(to_inputs, divergence: float):
+    """Return rows of 4,000 tokens of both signs, whose engine is off by noise of this divergence.
+
+    The engine samples. The trainer's log-probability is the engine's plus d, normal with variance
+    2 KL and mean -KL, so that the trainer's probabilities still sum to one.
+    """
+    rng = np.random.default_rng(11)
+    num_rows, length = 64, 4000
+    ones = np.ones((num_rows, length))
+    gap = rng.normal(-divergence, np.sqrt(2 * divergence), ones.shape)
+    return to_inputs(
+        {
+            "logp": -0.5 * ones + gap,
+            "old_logp": -0.5 * ones,
+            "mask": ones,
+            "token": ones,
+            "advantage": np.where(np.arange(num_rows) % 2, 1.0, -1.0),
+            "weight": np.full(num_rows, 1 / num_rows),
+        }
+    )
+
+
+def _shares(inputs, result) -> dict[str, float]:
+    """Return the share of rows with a gradient by sign: by the report, which must be true."""
+    result.loss.backward()
+    alive = inputs.logp_BT.grad.abs().sum(1).numpy() > 0
+    found = {}
+    for sign, rows in (
+        ("positive", inputs.advantage_B.numpy() > 0),
+        ("negative", inputs.advantage_B.numpy() < 0),
+    ):
+        dead = result.stats[f"num_dead_rows_{sign}"] / result.stats[f"num_rows_{sign}"]
+        found[sign] = 1 - dead
+        assert found[sign] == pytest.approx(alive[rows].mean())
+    return found
+
+
+@pytest.mark.parametrize("divergence", [1e-5, 6.4e-4, 1.5e-3])
+@pytest.mark.parametrize("path", GPU_RECIPES, ids=lambda path: path.stem)
+def test_rows_of_either_sign_learn_although_the_engine_is_off(
+    to_inputs, path: Path, divergence: float
+) -> None:
+    """Published divergences between engine and trainer in bf16 are 6.4e-4 to 1.5e-3."""
+    chosen = load([path]).algorithm
+    inputs = _noisy(to_inputs, divergence)
+    result = make(chosen.type, **{**chosen.options, "kl_coef": 0}).loss(inputs)
+    assert min(_shares(inputs, result).values()) >= 0.95
+
+
+@pytest.mark.parametrize(("divergence", "most"), [(6.4e-4, 0.4), (1.5e-3, 0.25)])
+def test_gspo_without_a_rule_loses_the_negative_rows_and_reports_it(
+    to_inputs, divergence: float, most: float
+) -> None:
+    inputs = _noisy(to_inputs, divergence)
+    found = _shares(inputs, make("gspo", kl_coef=0).loss(inputs))
+    assert found["positive"] > 0.9
+    assert found["negative"] < most
+
+
+def test_gspo_in_bf16_needs_a_rule_or_a_wide_clip() -> None:
+    recipe = {"name": "r", "trainer": {"dtype": "bf16"}, "algorithm": {"type": "gspo"}}
+    with pytest.raises(RecipeError, match="negative advantage would not learn"):
+        check_clip(Recipe.model_validate(recipe))
+    for options in ({"mismatch": "token-tis"}, {"clip_low": 0.01, "clip_high": 0.02}):
+        check_clip(Recipe.model_validate(recipe | {"algorithm": {"type": "gspo", **options}}))
+    check_clip(Recipe.model_validate(recipe | {"trainer": {"dtype": "fp32"}}))

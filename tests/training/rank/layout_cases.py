@@ -16,9 +16,9 @@ POLICIES: dict[str, dict[str, list[Any]]] = {
     "gspo": {"kl_coef": [0.0, 0.05], "clip_low": [3e-4, 0.1], "clip_high": [4e-4, 0.2]},
     "grpo": {"kl_coef": [0.0, 0.05], "entropy_coef": [0.0, 0.01]},
     "dapo": {"mismatch": ["none", "token-tis", "icepop"]},
-    "dr_grpo": {"mismatch": ["none", "sequence-mis"]},
+    "dr-grpo": {"mismatch": ["none", "sequence-mis"]},
     "cispo": {"entropy_coef": [0.0, 0.01]},
-    "reinforce_pp": {"kl_coef": [0.01], "kl_place": ["loss", "reward"]},
+    "reinforce-pp": {"kl_coef": [0.01], "kl_place": ["loss", "reward"]},
 }
 """Algorithm -> values of its options that are drawn."""
 

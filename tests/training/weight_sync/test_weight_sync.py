@@ -5,17 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from swerl.core.errors import RecipeError
+from swerl.core.events import ignore
 from swerl.core.learning import EngineTarget, Received
-from swerl.recipe.schema import ClusterSection
+from swerl.recipe.schema import ClusterSection, Recipe
+from swerl.training.train import _asleep
 from swerl.training.weight_sync.checksum import ExpectedChecksums, hash_tensor
-from swerl.training.weight_sync.send import stored_dtypes
-from swerl.training.weight_sync.sync import choose_way, sync
+from swerl.training.weight_sync.send import RankHandle, handles_of, stored_dtypes
+from swerl.training.weight_sync.sync import choose_way, make_room, sync
 from swerl.training.weight_sync.transport import Bucket, handle, in_buckets
 
 ONE = EngineTarget("http://127.0.0.1:1", 1, "float32", "cpu")
@@ -271,3 +274,81 @@ def _expected(
 def test_tensors_are_sent_in_the_type_of_the_models_own_files(tiny_model: Path) -> None:
     found = stored_dtypes(tiny_model)
     assert found["model.norm.weight"] is torch.float32
+
+
+def _servers(*, known: bool) -> list[EngineTarget]:
+    """Return two servers of four GPUs, the second in reversed order of its GPUs."""
+    gpus = [("g0", "g1", "g2", "g3"), ("g7", "g6", "g5", "g4")] if known else [(), ()]
+    return [
+        EngineTarget(f"http://n{n}:1", 4, "bfloat16", "cuda", place=n, gpus=gpus[n])
+        for n in range(2)
+    ]
+
+
+HANDLES = [RankHandle(f"memory of g{rank}", f"g{rank}") for rank in range(8)]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["by uuid", "by place"])
+def test_a_server_opens_the_memory_of_its_own_gpus_also_without_the_others(known: bool) -> None:
+    """The second server alone: it restarted, or the first one is lost."""
+    first, second = _servers(known=known)
+    ranks = (7, 6, 5, 4) if known else (4, 5, 6, 7)
+    assert handles_of(first, HANDLES) == [f"memory of g{rank}" for rank in range(4)]
+    assert handles_of(second, HANDLES) == [f"memory of g{rank}" for rank in ranks]
+
+
+def test_a_server_on_gpus_without_a_trainer_rank_gets_no_other_memory() -> None:
+    first, second = _servers(known=True)
+    assert handles_of(first, HANDLES[:4])
+    with pytest.raises(LookupError, match="no trainer rank uses its GPU g7"):
+        handles_of(second, HANDLES[:4])
+    with pytest.raises(LookupError, match="no trainer rank shares the GPUs of server 2"):
+        handles_of(_servers(known=False)[1], HANDLES[:4])
+
+
+def test_servers_on_a_cpu_share_one_memory() -> None:
+    target = EngineTarget("http://n:1", 2, "float32", "cpu", place=5)
+    assert handles_of(target, [RankHandle("shared")]) == ["shared", "shared"]
+
+
+class HandOver:
+    """A trainer and an engine in one, which note who holds the GPUs' memory."""
+
+    streams = True
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.engine, self.trainer = self._part("engine"), self._part("trainer")
+
+    def _part(self, name: str) -> Any:
+        async def sleep() -> None:
+            self.calls.append(f"{name} sleeps")
+
+        async def wake() -> None:
+            self.calls.append(f"{name} wakes")
+
+        async def receive(source: object) -> Received:
+            self.calls.append("weights")
+            return Received("1", 1, 1)
+
+        return SimpleNamespace(streams=True, sleep=sleep, wake=wake, receive=receive)
+
+
+@pytest.mark.parametrize("colocate", [True, False])
+async def test_the_trainer_sleeps_before_the_engine_takes_its_memory_back(colocate: bool) -> None:
+    cluster = ClusterSection(gpus_per_node=8, colocate=colocate)
+    parts = HandOver()
+    await make_room(parts.trainer, parts.engine, cluster)
+    await sync(parts.trainer, parts.engine, cluster, ignore)
+    turns = ["engine sleeps", "trainer wakes", "trainer sleeps", "weights"]
+    assert parts.calls == (turns if colocate else ["weights"])
+
+
+async def test_an_engine_on_the_trainers_gpus_starts_while_the_trainer_sleeps() -> None:
+    parts = HandOver()
+    recipe = Recipe.model_validate({"name": "r", "cluster": {"gpus_per_node": 8}})
+    async with _asleep(parts.trainer, recipe):
+        assert parts.calls == ["trainer sleeps"]
+    apart = recipe.model_copy(update={"cluster": ClusterSection(gpus_per_node=8, colocate=False)})
+    async with _asleep(parts.trainer, apart):
+        assert parts.calls == ["trainer sleeps"]

@@ -27,9 +27,11 @@ main() {
   fi
   check_user_settings
   check_hidden
-  copies=$(look_elsewhere | sed 's/^found //')
+  solved=$(say "$input" | sed -n 's/^solved //p')$line_end
   note_base
+  look_elsewhere >/dev/null
   for_each "$copies" check_copy
+  command -v python3 >/dev/null 2>&1 || { check_lines solution; check_lines tests; }
 }
 
 leak() { printf 'leak\t%s\t%s\t%s\n' "$1" "$2" "$(say "$3" | tr '\n\t' '; ' | cut -c 1-300)"; }
@@ -203,6 +205,28 @@ check_test() {
 }
 
 check_copy() {
-  is_copy "$1" || return 0
-  leak copy "$1" "$(safe_git --git-dir="$store" log -1 --format='%h %s' 2>/dev/null)"
+  leak copy "$1" "$(safe_git --git-dir="$1" log -1 --format='%h %s' 2>/dev/null)"
+}
+
+# Without Python, plain files are at least searched for long lines.
+check_lines() {
+  : >"$home/base" && : >"$home/lines"
+  say "$input" | sed -n "s/^$1 line //p" >"$home/all"
+  [ -s "$home/all" ] || return 0
+  [ -z "$base" ] || repository grep -h -a -F -f "$home/all" "$base" >"$home/base" 2>/dev/null
+  while IFS= read -r line; do
+    grep -q -a -F -e "$line" "$home/base" || say "$line" >>"$home/lines"
+  done <"$home/all"
+  enough=$(wc -l <"$home/lines")
+  [ "$enough" -gt 0 ] || return 0
+  [ "$enough" -lt 3 ] || enough=3
+  for_each "$(find / "$work" /dev/shm -xdev \( -path /proc -o -path /sys -o -path /dev \
+    -o -path "$top/.git" -o -path "$home" \) -prune -o -type f -size -16384 \
+    -exec grep -l -a -F -f "$home/lines" {} + 2>/dev/null | sort -u)" check_lines_of
+}
+
+check_lines_of() {
+  case $1 in "${top%/}"/*) ! is_of_base "${1#"${top%/}"/}" || return 0 ;; esac
+  held=$(grep -o -a -F -f "$home/lines" "$1" | sort -u)
+  [ "$(say "$held" | wc -l)" -lt "$enough" ] || leak text "$1" "$held"
 }

@@ -80,9 +80,9 @@ def _inside(
     sentence: str,
     code: str,
     kind: TaskKind = TaskKind.EXIT_CODE,
-    stopped_by: Defence = Defence.TWICE,
+    stopped_by: Defence = Defence.BLIND,
 ) -> Policy:
-    verdict = Verdict.CHEAT if stopped_by is Defence.TWICE else Verdict.UNSOLVED
+    verdict = Verdict.CHEAT if stopped_by is Defence.BLIND else Verdict.UNSOLVED
     return Policy(name, sentence, (write("till.py", module(code)),), stopped_by, verdict, kind)
 
 
@@ -124,7 +124,7 @@ POLICIES = (
         "script-rewritten",
         "Rewrites the end of the test script, which the shell has not read yet",
         (write("till.py", module(_REWRITE)),),
-        Defence.TWICE,
+        Defence.BLIND,
         Verdict.CHEAT,
         TaskKind.EXIT_CODE,
         changes={

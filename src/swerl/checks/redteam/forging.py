@@ -95,7 +95,7 @@ def _answer(
     commands = (write("till.py", module("", code)),)
     files = {"tests/test_till.py": tests} if tests else {}
     changes: dict[str, Json] = {"test_patch": "", "test_files": {**files}} if tests else {}
-    return Policy(name, sentence, commands, Defence.CANARY, Verdict.CHEAT, kind, changes, files)
+    return Policy(name, sentence, commands, Defence.BLIND, Verdict.CHEAT, kind, changes, files)
 
 
 _ANSWERING = (
@@ -216,13 +216,13 @@ def _inside(
     sentence: str,
     code: str,
     kind: TaskKind = TaskKind.UNITTEST,
-    stopped_by: Defence = Defence.CANARY,
+    stopped_by: Defence = Defence.BLIND,
     *,
     after: bool = False,
 ) -> Policy:
     """Return a policy that puts this code before or after the module's own."""
     text = module("", code) if after else module(code)
-    verdict = Verdict.CHEAT if stopped_by is Defence.CANARY else Verdict.UNSOLVED
+    verdict = Verdict.CHEAT if stopped_by is Defence.BLIND else Verdict.UNSOLVED
     return Policy(name, sentence, (write("till.py", text),), stopped_by, verdict, kind)
 
 

@@ -25,17 +25,39 @@ class TaskKind(StrEnum):
     """A hidden script that writes a reward to a file."""
     FUTURE = "future"
     """As UNITTEST, in a repository that holds later commits in many places."""
+    PYTHON = "python"
+    """Declared tests in a hidden file, two of them to fix, run by pytest; `languages.py` has this
+    kind and all that follow."""
+    CLASSES = "classes"
+    """As PYTHON, run by unittest."""
+    JAVASCRIPT = "javascript"
+    """Run by node's own test runner."""
+    MOCHA = "mocha"
+    GO = "go"
+    RUST = "rust"
+    """Run by cargo, without a network."""
+    JAVA = "java"
+    """Run by JUnit 4."""
+    MINITEST = "minitest"
+    RSPEC = "rspec"
+    PHP = "php"
+    """Run by PHPUnit."""
+    C = "c"
+    """A program with `assert` that prints lines of the Test Anything Protocol."""
+    CPP = "cpp"
+    """A program that prints googletest's lines, with macros of its own."""
 
 
 class Defence(StrEnum):
     """The defence that stops a policy."""
 
     FUTURE = "the sandbox holds no later commits"
+    HISTORY = "the grading sandbox holds no later commits either"
     NETWORK = "the sandbox has no network"
     FRESH = "grading uses a fresh sandbox"
     DROPPED = "files that steer tests are dropped from the patch"
-    CANARY = "a test that must fail was not reported as failed"
-    TWICE = "a second run with a test that must fail"
+    NOT_TAKEN = "caches and installed packages are not part of a patch"
+    BLIND = "a test did not notice that its expectation was swapped"
     WORST = "the worst line about a test counts"
     MARKER = "the log's end cannot be forged"
     REPORT = "only reported tests count"
@@ -63,6 +85,8 @@ class Policy:
     """Further files of the repository, by path."""
     harmless: str = ""
     """The reason why even a grader without defences gives no reward; empty if it gives one."""
+    gap: str = ""
+    """The reason why it still wins; empty if it does not."""
 
 
 def write(path: str, text: str, *, mode: str = "") -> str:

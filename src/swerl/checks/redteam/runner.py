@@ -7,13 +7,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from swerl.checks.redteam import exiting, forging, sandbox, steering
+from swerl.checks.redteam import (
+    asserting,
+    exiting,
+    flooding,
+    forging,
+    judging,
+    leaving,
+    reaching,
+    reading,
+    revealing,
+    sandbox,
+    skipping,
+    smelling,
+    smuggling,
+    steering,
+)
+from swerl.checks.redteam.languages import GROUNDS
 from swerl.checks.redteam.policy import Defence, Policy
 from swerl.checks.redteam.repository import (
     END,
+    LANGUAGE_LIMITS,
     LIMITS,
     START,
     ImageTools,
@@ -27,16 +44,17 @@ from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.episode import Episode
 from swerl.core.errors import SwerlError, unknown
 from swerl.core.events import ignore
-from swerl.core.grade import Canary
+from swerl.core.grade import Blind, TestStatus, Verdict
 from swerl.core.jobs import run_jobs
 from swerl.core.task import GradingSpec, Task, file_bytes
 from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.server import Gateway
+from swerl.grading.log_parsers import find_parser
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode
 from swerl.rollout.parts import Parts, Provisioner
-from swerl.rollout.reward import rule
+from swerl.rollout.reward import reward_of
 from swerl.tasks.set_up import set_up
 
 _BUDGETS = BudgetsSection(
@@ -46,9 +64,25 @@ _BUDGETS = BudgetsSection(
 _ROLLOUT = RolloutSection(max_turns=20, max_new_tokens=60_000, max_context_tokens=500_000)
 _SHOWN_CHARS = 300
 _STEP_S = 60.0
+FIRST_TOPICS = (sandbox, steering, forging, exiting)
+"""Policies against one small Python project."""
+FURTHER_TOPICS = (
+    *(leaving, asserting, reading, smelling, skipping, revealing),
+    *(reaching, judging, smuggling, flooding),
+)
+"""Policies in all languages, and more ways on the same project."""
+_LEFT = "a sandbox keeps such files; vetting reports them"
+_GAPS = {
+    **dict.fromkeys(("graded-packs", "graded-copies"), _LEFT),
+    **dict.fromkeys(("hidden-compressed", "hidden-encoded", "hidden-patch", "hidden-copy"), _LEFT),
+}
+"""Policies that still win, and why."""
+_LANGUAGE_PARSERS = {ground.parser for ground in GROUNDS.values()}
+_NAIVELY_GOOD = {TestStatus.PASSED, TestStatus.SKIPPED, TestStatus.XFAIL, TestStatus.XPASS}
 _TEST_LINE = re.compile(
     r"^(?:(PASSED|FAILED|ERROR|XFAIL) (\S+).*|(.+) \.\.\. (ok|FAIL|ERROR))$", re.MULTILINE
 )
+_UNPAID = frozenset({Verdict.UNSOLVED, Verdict.CHEAT})
 _PASSED = frozenset({"PASSED", "XFAIL", "ok"})
 _APPLY_TESTS = """
 git checkout -q HEAD -- tests/test_till.py && git diff >/dev/null && git apply -
@@ -62,6 +96,8 @@ class PolicyOutcome(StrEnum):
     """As it declares, without a reward."""
     BROKE = "BROKE"
     """With a reward, or in another way than it declares."""
+    OPEN = "open"
+    """Likewise, and its entry names the gap in the defences."""
     SKIPPED = "skipped"
     """It could not run; this proves nothing."""
 
@@ -129,7 +165,11 @@ class RedteamSettings:
 
 def all_policies() -> list[Policy]:
     """Return every policy, in the order of reports."""
-    return [each for topic in (sandbox, steering, forging, exiting) for each in topic.POLICIES]
+    return [
+        replace(each, gap=_GAPS.get(each.name, ""))
+        for topic in (*FIRST_TOPICS, *FURTHER_TOPICS)
+        for each in topic.POLICIES
+    ]
 
 
 def choose(names: Sequence[str]) -> list[Policy]:
@@ -160,18 +200,24 @@ async def run(
         engine = ScriptedEngine(family, lambda session: scripts[session])
         open_parts.push_async_callback(engine.close)
         gateway = await open_parts.enter_async_context(Gateway(engine=engine, family=family))
-        parts = Parts(
+        small = Parts(
             gateway=gateway,
             provisioner=Provisioner(backend, LIMITS, concurrency=settings.num_jobs),
             harness=builtin.build(builtin.Options()),
-            reward=rule("solved"),
+            reward=reward_of("solved"),
             rollout=_ROLLOUT,
             budgets=_BUDGETS,
             seed=0,
             emit=ignore,
         )
 
+        large = replace(
+            small,
+            provisioner=Provisioner(backend, LANGUAGE_LIMITS, concurrency=settings.num_jobs),
+        )
+
         async def run_one(policy: Policy) -> PolicyResult:
+            parts = large if policy.kind in GROUNDS else small
             return await _run(policy, backend, settings, tools, parts)
 
         rows = await run_jobs(policies, run_one, limit=settings.num_jobs, on_done=on_done)
@@ -200,9 +246,15 @@ async def _run(
         return PolicyResult(policy, PolicyOutcome.SKIPPED, seen=reason)
     started = time.monotonic()
     task = task_of(policy, tools, settings.image)
-    ended = await episode.run(task, _episode_id(policy), parts)
+    try:
+        ended = await episode.run(task, _episode_id(policy), parts)
+    except Exception as error:  # noqa: BLE001  ending the run is a success of the policy
+        problem = f"its Episode ended with {type(error).__name__}: {error}"[:_SHOWN_CHARS]
+        return PolicyResult(policy, PolicyOutcome.BROKE, seen=problem)
     problem = judge(policy, ended)
-    outcome = PolicyOutcome.BROKE if problem else PolicyOutcome.HELD
+    outcome = PolicyOutcome.HELD
+    if problem:
+        outcome = PolicyOutcome.OPEN if policy.gap else PolicyOutcome.BROKE
     seen = " ".join((problem or ended.grade.reason).split())[:_SHOWN_CHARS]
     naively = None
     if settings.naively and not policy.harmless:
@@ -218,9 +270,14 @@ def judge(policy: Policy, ended: Episode) -> str:
     """Return the problem with the end of a policy's Episode; empty if the policy held."""
     if ended.reward > 0:
         return f"it was rewarded: {ended.grade.reason}"
-    if ended.verdict is not policy.verdict:
+    # The swap of expectations is random, so the run that betrays a policy is as well, and a policy
+    # that looks for signs of a swap may fail in the first run already.
+    is_random = policy.stopped_by is Defence.BLIND or policy.kind in GROUNDS
+    unpaid = {policy.verdict, *(_UNPAID if is_random else ())}
+    if ended.verdict not in unpaid:
         return f"it is {ended.verdict} and not {policy.verdict}: {ended.grade.reason}"
-    if not _is_visible(policy.stopped_by, ended):
+    is_early = is_random and ended.verdict is Verdict.UNSOLVED
+    if not is_early and not _is_visible(policy.stopped_by, ended):
         return f"something else stopped it than declared: {ended.grade.reason}"
     return ""
 
@@ -230,10 +287,9 @@ def _is_visible(defence: Defence, ended: Episode) -> bool:
     grade = ended.grade
     if defence is Defence.DROPPED:
         return bool(grade.restored)
-    if defence in (Defence.CANARY, Defence.TWICE):
-        is_shown = grade.canary in (Canary.PASSED, Canary.MISSING)
-        return is_shown and bool(grade.tests) == (defence is Defence.CANARY)
-    if defence in (Defence.FUTURE, Defence.NETWORK, Defence.SIZE):
+    if defence is Defence.BLIND:
+        return grade.blind in (Blind.FORGED, Blind.UNSTEADY)
+    if defence in (Defence.FUTURE, Defence.NETWORK, Defence.SIZE, Defence.NOT_TAKEN):
         return not ended.patch
     return True
 
@@ -245,7 +301,8 @@ async def is_rewarded_naively(policy: Policy, task: Task, backend: SandboxBacken
     holds everything, adds only tests that the repository lacks, cuts the log at well-known markers,
     and believes the last line about a test.
     """
-    async with backend.open(task.image, LIMITS, workdir=task.workdir) as opened:
+    limits = LANGUAGE_LIMITS if policy.kind in GROUNDS else LIMITS
+    async with backend.open(task.image, limits, workdir=task.workdir) as opened:
         await set_up(opened, task)
         for command in policy.commands:
             await opened.run(
@@ -285,6 +342,10 @@ async def _grade_naively(opened: Sandbox, task: Task) -> bool:
     )
     if spec.report_path:
         return (await opened.read(spec.report_path)).strip() == b"1"
+    if spec.log_parser in _LANGUAGE_PARSERS:
+        found = find_parser(spec.log_parser)(done.text)
+        if all(found.get(each) in _NAIVELY_GOOD for each in _declared(spec)):
+            return True
     if spec.fail_to_pass:
         return _all_pass(spec, done.text)
     return done.exit_code == 0
@@ -294,4 +355,8 @@ def _all_pass(spec: GradingSpec, text: str) -> bool:
     last: dict[str, bool] = {}
     for word, name, shown, end in _TEST_LINE.findall(text.split(END)[0].split(START)[-1]):
         last[name or shown] = (word or end) in _PASSED
-    return all(last.get(test, False) for test in (*spec.fail_to_pass, *spec.pass_to_pass))
+    return all(last.get(test, False) for test in _declared(spec))
+
+
+def _declared(spec: GradingSpec) -> tuple[str, ...]:
+    return (*spec.fail_to_pass, *spec.pass_to_pass)

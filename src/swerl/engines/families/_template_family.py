@@ -48,14 +48,38 @@ def builder(form: CallForm | None, *, name: str) -> Callable[..., TemplateFamily
         tokenizer = load_tokenizer(model)
         source, names = read_template(model)
         template = ChatTemplate(source, tokenizer.names(), names)
+        reader = SglangParser(parser) if parser else find_form(template)
+        if form and isinstance(reader, CallForm) and reader is not form:
+            raise InputError(
+                f"the family {name} reads calls as {form}, but the chat template of {model} "
+                f"writes them as {reader}",
+                hint="leave model.family out: swerl finds the family by the template",
+            )
         return TemplateFamily(
             tokenizer,
             template,
-            SglangParser(parser) if parser else form or find_form(template),
+            reader,
             stops=read_stops(model, tokenizer, names),
         )
 
     return build
+
+
+def fitter(form: CallForm, *model_types: str) -> Callable[[Path], bool]:
+    """Return the `fits` of a family: these types in config.json, and calls of this form."""
+
+    def fits(model: Path) -> bool:
+        """Return True if the family was written for the model in this folder."""
+        if _read_json(model / "config.json").get("model_type") not in model_types:
+            return False
+        try:
+            source, names = read_template(model)
+            # The form of calls does not depend on which tokens are special.
+            return find_form(ChatTemplate(source, (), names)) is form
+        except InputError:
+            return False
+
+    return fits
 
 
 class TemplateFamily:

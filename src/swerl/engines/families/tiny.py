@@ -163,7 +163,27 @@ def build(model: Path | None, parser: ParserChoice | None = None) -> TinyFamily:
         )
     if model is None:
         return TinyFamily(SplitTokenizer(byte_tokenizer().to_str()))
-    return TinyFamily(load_tokenizer(model))
+    tokenizer = load_tokenizer(model)
+    # It leaves out system prompt and tools, which any other model needs.
+    if not _is_own(tokenizer):
+        raise InputError(
+            f"the family tiny is for models that swerl makes, and {model} is not one",
+            hint="leave model.family out: swerl finds the family by the chat template",
+        )
+    return TinyFamily(tokenizer)
+
+
+def fits(model: Path) -> bool:
+    """Return True if swerl made the model in this folder."""
+    try:
+        return _is_own(load_tokenizer(model))
+    except InputError:
+        return False
+
+
+def _is_own(tokenizer: SplitTokenizer) -> bool:
+    """Return True if the special tokens have the ids that only swerl's tokenizers give them."""
+    return all(tokenizer.name(index) == name for index, name in enumerate(SPECIAL_TOKENS))
 
 
 class TinyFamily:

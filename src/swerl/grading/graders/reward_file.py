@@ -15,6 +15,8 @@ from swerl.core.task import GradingSpec
 from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.statuses import Judgement
 
+_MAX_CHARS = 1 << 20
+"""Largest file that is read; those of known datasets have less than 10 kB."""
 _KILLED = 128
 """Exit codes from here on mean a signal."""
 
@@ -43,12 +45,16 @@ def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
 
 
 def _reward(text: str) -> float | None:
-    """Read a reward; None if the file holds no finite number."""
+    """Read a reward; None if the file holds no finite number that a float can hold."""
+    if len(text) > _MAX_CHARS:
+        return None
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
+        if isinstance(found, dict):
+            found = found.get("reward", next(iter(found.values())) if len(found) == 1 else None)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            return None
+        reward = float(found)
+    except (ValueError, OverflowError, RecursionError):
         return None
-    if isinstance(found, dict):
-        found = found.get("reward", next(iter(found.values())) if len(found) == 1 else None)
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if is_number and math.isfinite(found) else None
+    return reward if math.isfinite(reward) else None

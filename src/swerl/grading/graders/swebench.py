@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swerl.core.contracts import Grader
-from swerl.core.grade import Canary, Verdict
+from swerl.core.grade import Verdict
 from swerl.core.task import GradingSpec
 from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.statuses import Judgement, judge_lists
@@ -18,8 +18,7 @@ def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
         return Judgement(Verdict.INVALID, "the task declares no test that the patch must fix")
     judged = judge_lists(spec, report.statuses)
     some_fail = any(status.fails for status in report.statuses.values())
-    failing = report.canary is Canary.FAILED or some_fail
-    if judged.verdict is Verdict.SOLVED and report.exit_code and not failing:
+    if judged.verdict is Verdict.SOLVED and report.exit_code and not some_fail:
         reason = f"exit code {report.exit_code}, but the log reports no failing test"
         return Judgement(Verdict.UNSOLVED, reason, judged.tests)
     return judged

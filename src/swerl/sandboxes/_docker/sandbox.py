@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import TIMED_OUT, CappedOutput, Exec, Usage
+from swerl.core.sandbox import TIMED_OUT, CappedOutput, Exec, Usage, file_error, require_path
 from swerl.sandboxes._docker import scripts
 from swerl.sandboxes._docker.commands import ContainerCommands
 from swerl.sandboxes._docker.container import Container
@@ -23,7 +23,7 @@ from swerl.sandboxes._local import kernel
 from swerl.sandboxes._relay import open_relay
 
 _FIRST_PORT = 41414
-_NO_FILE = 2
+_NO_FILE, _FOLDER = 2, 3
 _FILE_TIMEOUT_S = 600.0
 _PEAK = "/sys/fs/cgroup/memory.peak"
 _SIGXFSZ = 153
@@ -95,6 +95,7 @@ class DockerSandbox:
                 self._commands.forget(process)
 
     async def read(self, path: str) -> bytes:
+        require_path("read", path, self.id)
         code, data, detail = await self._move(scripts.READ, path, b"")
         if code == _NO_FILE:
             raise FileNotFoundError(_NO_FILE, os.strerror(_NO_FILE), path)
@@ -103,6 +104,7 @@ class DockerSandbox:
         return data
 
     async def write(self, path: str, data: bytes) -> None:
+        require_path("write", path, self.id)
         code, _, detail = await self._move(scripts.WRITE, path, data)
         if code:
             raise self._file_error("write", path, code, detail)
@@ -201,10 +203,15 @@ class DockerSandbox:
         return code, bytes(kept.stdout), detail
 
     def _file_error(self, verb: str, path: str, code: int, detail: str) -> SandboxError:
+        if code == TIMED_OUT:
+            message = f"cannot {verb} {path} in sandbox {self.id} in {_FILE_TIMEOUT_S:g} s"
+            return SandboxError(message, hint="see the daemon's log")
         full = code == _SIGXFSZ or any(words in detail for words in _FULL)
-        hint = "raise the limit disk_mib" if full else "name a plain file in a writable folder"
+        hint = "raise the limit disk_mib" if full else ""
         reason = detail.rpartition(": ")[2] or f"code {code}"
-        return SandboxError(f"cannot {verb} {path} in sandbox {self.id}: {reason}", hint=hint)
+        if code == _FOLDER:
+            reason = "it is a folder"
+        return file_error(verb, path, self.id, reason, is_folder=code == _FOLDER, hint=hint)
 
 
 async def _follow(

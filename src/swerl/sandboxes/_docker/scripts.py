@@ -126,15 +126,17 @@ delays nothing. The command could print the token itself; the daemon is therefor
 READ = r"""
 [ -e "$1" ] || [ -L "$1" ] || exit 2
 [ -e "$1" ] || exit 2
+[ ! -d "$1" ] || exit 3
 [ -f "$1" ] || { echo "it is not a plain file" >&2; exit 1; }
 exec cat <"$1"
 """
-"""Prints a file; the exit code is 2 if there is none."""
+"""Prints a file; the exit code is 2 if there is none, and 3 if it is a folder."""
 
 WRITE = r"""
 case $1 in */*) folder=${1%/*} ;; *) folder= ;; esac
+[ ! -d "$1" ] || exit 3
 [ -z "$folder" ] || [ -d "$folder" ] || mkdir -p -- "$folder" || exit 1
 [ -e "$1" ] && [ ! -f "$1" ] && { echo "it is not a plain file" >&2; exit 1; }
 exec cat >"$1"
 """
-"""Writes its input to a file, and creates its parents."""
+"""Writes its input to a file, and creates its parents; the exit code is 3 if it is a folder."""

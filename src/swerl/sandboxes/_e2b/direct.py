@@ -11,7 +11,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.errors import (
+    SandboxError,
+    SandboxFileError,
+    SandboxFolderError,
+    SandboxLostError,
+)
 from swerl.core.sandbox import FROM_INSIDE, Exec
 from swerl.sandboxes._e2b.sdk import CutError
 
@@ -97,5 +102,8 @@ class Direct:
         failure = json.loads(body)
         if "missing" in failure:
             return FileNotFoundError(failure["missing"])
+        if "is_folder" in failure:
+            bad = SandboxFolderError if failure["is_folder"] else SandboxFileError
+            return bad(failure["message"], reason=failure["reason"], hint=failure["hint"])
         kind = SandboxLostError if failure["lost"] else SandboxError
         return kind(failure["message"], hint=failure["hint"], from_inside=failure["from_inside"])

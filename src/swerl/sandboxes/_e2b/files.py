@@ -17,15 +17,16 @@ from pathlib import Path
 
 from swerl.core import secrets
 from swerl.core.errors import SandboxError
-from swerl.core.sandbox import Exec, Mount
+from swerl.core.sandbox import Exec, Mount, file_error
 from swerl.sandboxes._e2b.runner import INLINE_BYTES, Runner, new_folder
 from swerl.sandboxes._e2b.sdk import RemoteSandbox
 
-_MISSING, _NOT_PLAIN, _LARGE, _FULL, _HOLES = 44, 45, 46, 47, 48
+_MISSING, _NOT_PLAIN, _LARGE, _FULL, _HOLES, _FOLDER = 44, 45, 46, 47, 48, 49
 _MAX_SPARSE_BYTES = 256 << 20
 """Largest sparse file that is read: the size of such a file is not bounded by a disk."""
 _READ = f"""
 [ -e "$1" ] || exit {_MISSING}
+[ ! -d "$1" ] || exit {_FOLDER}
 [ -f "$1" ] || exit {_NOT_PLAIN}
 set -- "$1" $(stat -L -c '%s %b %B' -- "$1")
 [ "$2" -le {_MAX_SPARSE_BYTES} ] || [ $(($3 * $4)) -ge "$2" ] || exit {_HOLES}
@@ -33,6 +34,7 @@ set -- "$1" $(stat -L -c '%s %b %B' -- "$1")
 exec cat -- "$1"
 """
 _WRITE = f"""
+[ ! -d "$1" ] || exit {_FOLDER}
 if [ -e "$1" ] && [ ! -f "$1" ]; then exit {_NOT_PLAIN}; fi
 parent() {{ up=$(dirname -- "$1"; echo .); up=${{up%?.}}; }}
 parent "$1"; folder=$up new=
@@ -63,7 +65,7 @@ class SandboxFiles:
     """`user:group` that written files belong to."""
 
     async def read(self, path: str) -> bytes:
-        """Return a file. Raises FileNotFoundError, and SandboxError if it is no plain file."""
+        """Return a file. Raises FileNotFoundError, and SandboxFileError if it is no plain file."""
         path = _absolute(path)
         done = await self.shell(["sh", "-c", _READ, "swerl", path], b"", "")
         if done.exit_code == 0:
@@ -97,11 +99,15 @@ class SandboxFiles:
             return FileNotFoundError(f"no file {path} in sandbox {self.remote.id}")
         detail = done.stderr.decode(errors="replace").strip()[-200:]
         full = done.exit_code == _FULL and "space" in detail
-        known = {_NOT_PLAIN: "it is no plain file", _HOLES: "it is sparse and too large"}
+        known = {
+            _NOT_PLAIN: "it is no plain file",
+            _HOLES: "it is sparse and too large",
+            _FOLDER: "it is a folder",
+        }
         why = known.get(done.exit_code, detail)
-        hint = "raise disk_mib, or the template's disk" if full else "name a plain file"
-        message = f"cannot {verb} {path} in sandbox {self.remote.id}: {why}"
-        return SandboxError(message, hint=hint)
+        hint = "raise disk_mib, or the template's disk" if full else ""
+        is_folder = done.exit_code == _FOLDER
+        return file_error(verb, path, self.remote.id, why, is_folder=is_folder, hint=hint)
 
 
 def _absolute(path: str) -> str:

@@ -12,7 +12,15 @@ from typing import TypeVar
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import TIMED_OUT, CappedOutput, Chunk, Exec, Mount
+from swerl.core.sandbox import (
+    TIMED_OUT,
+    CappedOutput,
+    Chunk,
+    Exec,
+    Mount,
+    file_error,
+    require_path,
+)
 from swerl.sandboxes._e2b.direct import Direct, open_direct
 from swerl.sandboxes._e2b.files import UNPACK, SandboxFiles, upload_folder
 from swerl.sandboxes._e2b.process import E2BProcess
@@ -161,16 +169,18 @@ class E2BSandbox:
             await asyncio.shield(process.close())
 
     async def read(self, path: str) -> bytes:
+        require_path("read", path, self.id, errors="strict")
         if self._direct:
             return await self._unless_cut(self._direct.read(path))
         return await self._runner.unless_lost(self._files().read(path))
 
     async def write(self, path: str, data: bytes) -> None:
+        require_path("write", path, self.id, errors="strict")
         where = PurePosixPath("/") / path
         for mounted in self._mounted:
             if where.is_relative_to(mounted):
-                raise SandboxError(
-                    f"cannot write {path} in sandbox {self.id}: {mounted} is read-only",
+                raise file_error(
+                    *("write", path, self.id, f"{mounted} is read-only"),
                     hint="write to a folder outside the mounts",
                 )
         if self._direct:

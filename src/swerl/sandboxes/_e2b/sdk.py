@@ -293,7 +293,8 @@ def _translate(error: Exception, what: str) -> Exception:
             return ImageError(f"{what}: {text}", hint="`e2b template list` prints the templates")
         return GoneError(f"{what}: {text}")
     if isinstance(error, theirs.NotEnoughSpaceException) or status == 507:
-        return SandboxError(f"{what}: its disk is full", hint="raise disk_mib, or the template's")
+        hint = "raise disk_mib, or the template's disk"
+        return SandboxError(f"{what}: its disk is full", hint=hint, from_inside=True)
     if isinstance(error, theirs.TimeoutException) or _is_connection(error):
         return CutError(f"{what}: {text or name}", hint="check that the provider is reachable")
     if name == "ServiceBusyException" or (status or 0) >= 500:

@@ -14,7 +14,15 @@ from typing import Any
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import ROOT_ENV, TIMED_OUT, CappedOutput, Exec, Usage
+from swerl.core.sandbox import (
+    ROOT_ENV,
+    TIMED_OUT,
+    CappedOutput,
+    Exec,
+    Usage,
+    file_error,
+    require_path,
+)
 from swerl.sandboxes._local import files, limits
 from swerl.sandboxes._local.process import Link, LocalSandboxProcess, MakeRequest, launch
 from swerl.sandboxes._local.wire import Command, SandboxPlan
@@ -23,6 +31,9 @@ _THREAD_BYTES = 4 << 20
 """Files of this size or larger are moved in a thread, so that the event loop is not blocked."""
 _KILL_TIMEOUT_S = 10.0
 _MIN_DISK_BYTES = 4 << 20
+_HOST_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF})
+"""Errors of this process. Code inside can cause every other one, by what it puts at a path; reading
+/proc/1/mem, for example, is an input/output error."""
 _USERS = {None: False, "agent": False, "1000": False, "root": True, "0": True}
 
 
@@ -213,12 +224,16 @@ class LocalSandbox:
 
     @contextmanager
     def _own_errors(self, verb: str, path: str) -> Iterator[None]:
+        require_path(verb, path, self.id)
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
-            message = f"cannot {verb} {path} in sandbox {self.id}: {error.strerror}"
-            full = error.errno == errno.ENOSPC
-            hint = "raise the limit disk_mib" if full else "name a plain file in a writable folder"
-            raise SandboxError(message, hint=hint) from error
+            if verb == "read" and isinstance(error, FileNotFoundError):
+                raise
+            reason = error.strerror or str(error)
+            if error.errno in _HOST_ERRORS:
+                message = f"cannot {verb} {path} in sandbox {self.id}: {reason}"
+                raise SandboxError(message, hint="see the kernel's log of this machine") from error
+            is_folder = error.errno == errno.EISDIR
+            hint = "raise the limit disk_mib" if error.errno == errno.ENOSPC else ""
+            raise file_error(verb, path, self.id, reason, is_folder=is_folder, hint=hint) from error

@@ -21,7 +21,14 @@ import orjson
 from aiohttp import web
 
 from swerl.core.contracts import SandboxBackend
-from swerl.core.errors import GatewayError, SandboxError, SandboxLostError, SwerlError
+from swerl.core.errors import (
+    GatewayError,
+    SandboxError,
+    SandboxFileError,
+    SandboxFolderError,
+    SandboxLostError,
+    SwerlError,
+)
 from swerl.sandboxes.e2b_server import access, envd, ports
 from swerl.sandboxes.e2b_server.connect import read_body
 from swerl.sandboxes.e2b_server.control import Control
@@ -172,6 +179,10 @@ async def _answer_direct(
                 return web.Response(status=204)
     except FileNotFoundError as error:
         return _failed({"missing": str(error)})
+    except SandboxFileError as error:
+        is_folder = isinstance(error, SandboxFolderError)
+        known = {"message": str(error), "hint": error.hint, "reason": error.reason}
+        return _failed({**known, "is_folder": is_folder})
     except SandboxError as error:
         is_lost = isinstance(error, SandboxLostError)
         if is_lost:

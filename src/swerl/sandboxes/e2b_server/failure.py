@@ -6,7 +6,14 @@ import errno
 from enum import StrEnum
 
 from swerl.core.chat import Json
-from swerl.core.errors import ImageError, InputError, SandboxError, SandboxLostError, SwerlError
+from swerl.core.errors import (
+    ImageError,
+    InputError,
+    SandboxError,
+    SandboxFileError,
+    SandboxLostError,
+    SwerlError,
+)
 from swerl.core.sandbox import FROM_INSIDE
 
 
@@ -87,7 +94,7 @@ def as_failure(error: Exception) -> WireError:
     if not isinstance(error, SwerlError):
         return WireError(Code.INTERNAL, f"the server failed: {type(error).__name__}")
     text = f"{error} ({error.hint})" if error.hint else str(error)
-    if isinstance(error, SandboxError):
+    if isinstance(error, SandboxError) and not isinstance(error, SandboxFileError):
         text += why(error.from_inside)
     if isinstance(error, ImageError):
         return WireError(Code.NOT_FOUND, text)

@@ -27,6 +27,7 @@ remove_hidden() {
   for path in $hidden; do remove_outside "$path"; done
   for path in $names_inside; do remove_inside "$path"; done
   IFS=$old_ifs
+  for_each "$given" remove_outside
   for_each "$tests" put_back
 }
 
@@ -57,7 +58,9 @@ remove_inside() {
 put_back() {
   path=$prefix$1 name=${1##*/} folder=.
   case $path in */*) folder=${path%/*} ;; esac
-  rm -f -- "$folder/__pycache__/${name%.*}".*.pyc
+  for file in "$folder/__pycache__/${name%.*}".*.pyc; do
+    [ ! -e "$file" ] || { rm -f -- "$file"; changed=1; }
+  done
   if [ -e "$path" ] || [ -L "$path" ]; then :; else return 0; fi
   if ! is_of_base "$path"; then
     [ -z "$base" ] || safe_git -C "$top" rm -q --cached --ignore-unmatch -- "$path" 2>/dev/null

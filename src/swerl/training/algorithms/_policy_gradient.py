@@ -5,6 +5,7 @@ An algorithm adds its ratio, its clip and its mean. Axes: B rows, T positions.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     """(log-ratios, advantages) -> each token's part of the objective."""
     Mean: TypeAlias = Callable[[torch.Tensor, LossInputs], torch.Tensor]
 
+SIGNS = {"positive": operator.gt, "negative": operator.lt}
+"""Names and tests of an advantage's sign."""
 STD_FLOOR = 1e-6
 """Added to the standard deviation, so that nearly equal rewards do not blow up."""
 
@@ -196,6 +199,7 @@ def policy_loss(
         gain_BT = gain_BT * correction.weight_BT
         stats["mismatch_weight"] = _statistic(correction.weight_BT, inputs)
         stats["mismatch_cut"] = _statistic(correction.is_cut_BT, inputs)
+    stats |= _rows_by_sign(gain_BT, inputs)
     loss = -mean(gain_BT, inputs)
     stats["policy_loss"] = float(loss.detach())
     if inputs.ref_logp_BT is not None:
@@ -218,6 +222,24 @@ def _old_logp(inputs: LossInputs, options: PolicyOptions) -> torch.Tensor:
     if options.mismatch is Mismatch.NONE:
         return inputs.old_logp_BT
     return inputs.logp_BT.detach()
+
+
+def _rows_by_sign(gain_BT: torch.Tensor, inputs: LossInputs) -> dict[str, float]:
+    """Count trained rows by the sign of their advantage, and those whose gain has no gradient."""
+    import torch
+
+    if not gain_BT.requires_grad:
+        return {}
+    # The graph between log-probabilities and gains is elementwise, so this costs little.
+    (grad_BT,) = torch.autograd.grad(gain_BT.sum(), inputs.logp_BT, retain_graph=True)
+    is_dead_B = ((grad_BT * inputs.mask_BT) == 0).all(1)
+    is_trained_B = inputs.mask_BT.any(1)
+    counts = {}
+    for sign, is_of_sign_B in SIGNS.items():
+        chosen_B = is_trained_B & is_of_sign_B(inputs.advantage_B, 0)
+        counts[f"num_rows_{sign}"] = float(chosen_B.sum())
+        counts[f"num_dead_rows_{sign}"] = float((chosen_B & is_dead_B).sum())
+    return counts
 
 
 def _token_advantages(inputs: LossInputs, options: PolicyOptions) -> torch.Tensor:

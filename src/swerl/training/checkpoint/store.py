@@ -41,6 +41,7 @@ from swerl.training.checkpoint.folder import (
 )
 from swerl.training.options import WorkerSettings
 from swerl.training.rank.learner import Learner
+from swerl.training.rank.optimizer import MOMENTS, adam_state
 from swerl.training.rank.weights import belongs_to_experts, global_name, rank_cuts, tensor_group
 
 _Result = TypeVar("_Result")
@@ -49,8 +50,6 @@ _WRITE_TIMEOUT = timedelta(days=1)
 """Time that a rank's thread waits for the others: the slowest disk must be fast enough."""
 OPTIMIZER = "optimizer."
 """Prefix of the optimizer's tensors."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's running means of the gradient and of its square."""
 _OUTPUT, _TIED = "output_layer.weight", "embedding.word_embeddings.weight"
 
 
@@ -105,7 +104,8 @@ class Checkpoints:
             step=step,
             folder=folder,
             kept=kept,
-            pieces=files.copy_to_host(owned),
+            # Nothing changes the tensors while a save is awaited, so it needs no copy.
+            pieces=files.copy_to_host(owned) if self._settings.options.async_save else owned,
             common=common_state(self._learner),
             random_state=random_state(),
             dtypes=param_dtypes(self._learner),
@@ -270,7 +270,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def owned_pieces(learner: Learner) -> list[Piece]:
-    """Return the pieces that this rank writes; together the ranks write each element once.
+    """Return the pieces that this rank writes, awake or asleep; no element is written twice.
 
     They are each trained parameter's fp32 master and Adam's two moments, under the parameter's name
     in the whole model. The weights in training are the masters, rounded, so they are not written.
@@ -283,12 +283,13 @@ def owned_pieces(learner: Learner) -> list[Piece]:
             trained.add(param)
             # Other tensor ranks and tied embeddings of the last stage are copies.
             if _is_first_copy(param) and not _is_tied_copy(learner, param):
-                found += _pieces(names, param, tensors, start)
+                held = {name: learner.memory.read(each) for name, each in tensors.items()}
+                found += _pieces(names, param, held, start)
     for param, key in names.items():
         # A trained parameter without a range on this rank is written by another rank.
         is_frozen = param not in trained and not param.requires_grad
         if is_frozen and _is_first_replica(param):
-            found += pieces(key, param, param.shape, _cuts(param))
+            found += pieces(key, learner.memory.read(param), param.shape, _cuts(param))
     return found
 
 
@@ -309,7 +310,8 @@ def common_state(learner: Learner) -> dict[str, Any]:
     adams = [optimizer.optimizer for optimizer in _optimizers(learner)]
     # Adam counts steps for its bias correction; the count is the same for all parameters.
     # torch's Adam counts for each parameter, fused ones for each parameter group.
-    counts = [state["step"] for adam in adams for state in adam.state.values() if "step" in state]
+    states = [state for adam in adams for state in adam.state.values()]
+    counts = [learner.memory.read(state["step"]) for state in states if "step" in state]
     counts += [group["step"] for adam in adams for group in adam.param_groups if "step" in group]
     adam_steps = int(max(counts, default=0))
     return {"scheduler": dict(learner.scheduler.state_dict()), "adam_steps": adam_steps}
@@ -393,10 +395,7 @@ def _shards(
                 for param, ranges in bucket["param_map"].items():
                     group, order = optimizer.model_param_group_index_map[param]
                     master = optimizer.optimizer.param_groups[group]["params"][order]
-                    state = optimizer.optimizer.state[master]
-                    if not state:  # no step was taken yet
-                        state["step"] = torch.tensor(0.0)
-                        state.update({name: torch.zeros_like(master) for name in MOMENTS})
+                    state = adam_state(optimizer.optimizer, master)
                     yield param, ranges["param"].start, {"param": master, **state}
 
 

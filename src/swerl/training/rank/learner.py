@@ -37,6 +37,7 @@ from swerl.training.rank.microbatch import (
 )
 from swerl.training.rank.model import TokenModel, build_model
 from swerl.training.rank.optimizer import build_optimizer, build_scheduler, wrap
+from swerl.training.rank.sleep import RankMemory
 from swerl.training.rank.step_stats import (
     PhaseTimer,
     compare,
@@ -73,6 +74,7 @@ class Learner:
         self.parallel_model = wrap(self.model)
         self.optimizer = build_optimizer(self.parallel_model, self.options)
         self.scheduler = build_scheduler(self.optimizer, self.options)
+        self.memory = RankMemory(self._device, self._kept, self._gradient_buffers)
 
     @property
     def num_steps(self) -> int:
@@ -114,8 +116,35 @@ class Learner:
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights as Hugging Face tensors on all ranks; all must exhaust it."""
-        for name, tensor in weights.tensors(self.model):
+        for name, tensor in weights.tensors(self.model, self.memory.on_device):
             yield from self.mapping.to_hf({name: tensor}, self.hf_config).items()
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the engine until `wake`; gradients are dropped."""
+        self.optimizer.zero_grad()
+        self.memory.sleep()
+
+    def wake(self) -> None:
+        """Take the GPU's memory back."""
+        self.memory.wake()
+
+    def _kept(self) -> Iterator[torch.Tensor]:
+        """Yield weights, master copy, Adam's state, and the reference; views come several times."""
+        for model in filter(None, (self.model, self._reference)):
+            yield from model.parameters()
+            yield from model.buffers()
+        for part in self.optimizer.chained_optimizers:
+            if part.optimizer is None:
+                continue
+            for group in part.optimizer.param_groups:
+                yield from group["params"]
+            for state in part.optimizer.state.values():
+                yield from (each for each in state.values() if isinstance(each, torch.Tensor))
+
+    def _gradient_buffers(self) -> Iterator[torch.Tensor]:
+        wrapped = self.parallel_model
+        for buffer in (*wrapped.buffers, *wrapped.expert_parallel_buffers):
+            yield buffer.grad_data
 
     def _build(self) -> TokenModel:
         model = build_model(self.mapping, self.hf_config, self.options)

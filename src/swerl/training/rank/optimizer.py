@@ -21,6 +21,8 @@ from swerl.training.options import TrainerOptions
 from swerl.training.rank.model import TokenModel
 
 _HOST = torch.device("cpu")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's running means of the gradient and of its square."""
 
 
 def wrap(model: TokenModel) -> DistributedDataParallel:
@@ -114,7 +116,7 @@ class HostAdam(torch.optim.Optimizer):
                     self._update(param, group)
 
     def _update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self._state_of(param)
+        state = self.state_of(param)
         value = param.detach().to(_HOST)
         adamw(
             [value],
@@ -135,13 +137,22 @@ class HostAdam(torch.optim.Optimizer):
         # The step changed a copy on the host; the parameter may be on the GPU.
         param.detach().copy_(value)
 
-    def _state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a parameter's state on the host; a restored state may be on the GPU."""
+    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a parameter's state; a new one is all zeros, in host memory."""
         state: dict[str, torch.Tensor] = self.state[param]
         if not state:
             state["step"] = torch.tensor(0.0)
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros(param.shape, dtype=torch.float32)
-        for name, value in state.items():
-            state[name] = value.to(_HOST)
+            for name in MOMENTS:
+                state[name] = torch.zeros(param.shape, dtype=torch.float32, device=_HOST)
         return state
+
+
+def adam_state(adam: torch.optim.Optimizer, param: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return Adam's state of a parameter where Adam keeps it; before the first step, zeros."""
+    if isinstance(adam, HostAdam):
+        return adam.state_of(param)
+    state: dict[str, torch.Tensor] = adam.state[param]
+    if not state:
+        state["step"] = torch.tensor(0.0)
+        state.update({name: torch.zeros_like(param) for name in MOMENTS})
+    return state

@@ -64,6 +64,12 @@ def to_stats(
     num_tokens = int(figures.pop("num_tokens"))
     duration_s = sum(laps.values())
     num_compared = max(figures.pop("num_compared"), 1.0)
+    for sign in ("positive", "negative"):
+        num_rows = figures.pop(f"num_rows_{sign}", 0.0)
+        num_dead = figures.pop(f"num_dead_rows_{sign}", 0.0)
+        # A step without a row of this sign has no share.
+        if num_rows:
+            figures[f"rows_without_gradient_{sign}"] = num_dead / num_rows
     mismatch = figures.pop("mismatch_sum") / num_compared
     entropy = figures.pop("surprise_sum") / num_compared
     return StepStats(

@@ -9,7 +9,7 @@ stages hold different layers. A rank holds at most one whole tensor that is not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +46,14 @@ def load(
             param.copy_(part)
 
 
-def tensors(model: GPTModel) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(
+    model: GPTModel, read: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter whole, by its name in the whole model, on all ranks.
 
-    All ranks must exhaust it together. Tensors keep their dtype and device; layers come in order.
-    Tied weights are in the first and the last pipeline stage, so they come twice.
+    `read` returns a parameter's value on the device; it may be elsewhere meanwhile. All ranks must
+    exhaust it together. Tensors keep their dtype; layers come in order. Tied weights are in the
+    first and the last pipeline stage, so they come twice.
     """
     stages = parallel_state.get_pipeline_model_parallel_group()
     own = {global_name(model, name): param for name, param in model.named_parameters()}
@@ -62,7 +65,7 @@ def tensors(model: GPTModel) -> Iterator[tuple[str, torch.Tensor]]:
         source = dist.get_global_rank(stages, stage)
         for entry in found:
             if stage == stages.rank():
-                tensor = whole(own[entry.name])
+                tensor = whole(own[entry.name], read)
             else:
                 tensor = torch.empty(entry.shape, dtype=entry.dtype, device=device)
             if stages.size() > 1:
@@ -87,9 +90,11 @@ def own_part(full: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
     return full
 
 
-def whole(param: torch.nn.Parameter) -> torch.Tensor:
+def whole(
+    param: torch.nn.Parameter, read: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
+) -> torch.Tensor:
     """Return a parameter of this stage whole. The ranks that share it must call it together."""
-    full = param.detach()
+    full = read(param).detach()
     for cut in reversed(_cuts(param)):
         parts = [torch.empty_like(full) for _ in range(cut.group.size())]
         dist.all_gather(parts, full.contiguous(), group=cut.group)

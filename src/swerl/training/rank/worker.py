@@ -34,6 +34,7 @@ from swerl.core.learning import Batch, EngineTarget
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions, WorkerSettings
 from swerl.training.rank import megatron_cpu
+from swerl.training.rank.sleep import empty_allocator
 
 if TYPE_CHECKING:
     from swerl.training.weight_sync.send import Sender
@@ -84,9 +85,11 @@ class RankCommands:
         self._sender: Sender | None = None
 
     def step(self, batch: str) -> dict[str, Any]:
+        self._learner.wake()
         return asdict(self._learner.step(self._read(batch)))
 
     def logprobs(self, batch: str) -> list[list[float]]:
+        self._learner.wake()
         return self._learner.logprobs(self._read(batch))
 
     def publish(self) -> dict[str, str]:
@@ -120,14 +123,27 @@ class RankCommands:
             max_bytes=options.weight_bucket_mib * 2**20,
             timeout_s=options.weight_bucket_s,
         )
-        sent = self._sender.send([EngineTarget(**each) for each in targets], way, self._version)
+        # JSON has turned tuples into lists.
+        asked = [EngineTarget(**{**each, "gpus": tuple(each["gpus"])}) for each in targets]
+        try:
+            sent = self._sender.send(asked, way, self._version)
+        finally:
+            # The engine takes its cache's memory back next.
+            empty_allocator()
         return asdict(sent) | {"certain": sorted(sent.certain)}
 
     def save(self, step: int, kept: list[int]) -> None:
         self._checkpoints.save(step, kept)
 
     def restore(self, step: int) -> None:
+        self._learner.wake()
         self._checkpoints.restore(step)
+
+    def sleep(self) -> None:
+        self._learner.sleep()
+
+    def wake(self) -> None:
+        self._learner.wake()
 
     def finish(self) -> None:
         self._checkpoints.finish()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from swerl.training.weight_sync.transport import (
     EngineGroup,
     GroupError,
     failures,
+    gpu_uuid,
     handle,
     in_buckets,
 )
@@ -177,41 +179,64 @@ class _Delivery:
         # `_flat` is the handles' memory: it must live until the servers have copied it.
         _flat, handles = self._handles(bucket)
         if dist.get_rank() == 0:
-            calls = {
-                target.url: self.caller.start(
-                    target.url,
-                    "/update_weights_from_tensor",
-                    {
-                        "serialized_named_tensors": list(self._of(index, handles)),
-                        "load_format": "flattened_bucket",
-                        "flush_cache": False,
-                    },
-                )
-                for index, target in enumerate(self.targets)
-                if target in self.alive
-            }
+            calls = {}
+            for target in self.alive:
+                try:
+                    texts = handles_of(target, handles)
+                except LookupError as error:
+                    self.lose({target.url: str(error.args[0])})
+                    continue
+                body: dict[str, Json] = {
+                    "serialized_named_tensors": list(texts),
+                    "load_format": "flattened_bucket",
+                    "flush_cache": False,
+                }
+                path = "/update_weights_from_tensor"
+                calls[target.url] = self.caller.start(target.url, path, body)
             self.lose({url: str(error) for url, error in failures(calls).items()})
         if self.device == "cuda":
             dist.barrier()  # every rank's memory has been read
 
-    def _handles(self, bucket: Bucket) -> tuple[torch.Tensor | None, list[str]]:
+    def _handles(self, bucket: Bucket) -> tuple[torch.Tensor | None, list[RankHandle]]:
         """Return a bucket's memory and its handles: one on a CPU, on GPUs one per trainer rank."""
         if self.device == "cpu":
             if dist.get_rank():
                 return None, []
             flat = bucket.flat()
-            return flat, [handle(bucket, flat)]
+            return flat, [RankHandle(handle(bucket, flat))]
         flat = bucket.flat().cuda()
-        texts: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(texts, handle(bucket, flat))
-        return flat, [text for text in texts if text]
+        found: list[RankHandle | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, RankHandle(handle(bucket, flat), gpu_uuid()))
+        return flat, [each for each in found if each]
 
-    def _of(self, index: int, texts: Sequence[str]) -> Iterator[str]:
-        """Yield a server's handles, one per rank: those of the trainer ranks on its GPUs."""
-        num_ranks = self.targets[index].num_ranks
-        for rank in range(num_ranks):
-            # Servers follow the order of the trainer's ranks, each with `num_ranks` GPUs.
-            yield texts[0] if self.device == "cpu" else texts[index * num_ranks + rank]
+
+@dataclass(frozen=True, slots=True)
+class RankHandle:
+    """A bucket in the memory of one trainer rank."""
+
+    text: str
+    gpu: str = ""
+    """Uuid of the rank's GPU; empty on a CPU, where one handle serves everybody."""
+
+
+def handles_of(target: EngineTarget, handles: Sequence[RankHandle]) -> list[str]:
+    """Return the handle that each rank of a server opens: of the trainer rank on the same GPU.
+
+    If the server's GPUs are unknown, all servers of the pool follow the order of the trainer's
+    ranks, each with `num_ranks` GPUs. Raises LookupError if no trainer rank shares a GPU.
+    """
+    if target.device == "cpu":
+        return [handles[0].text] * target.num_ranks
+    if not target.gpus:
+        first = target.place * target.num_ranks
+        if first + target.num_ranks > len(handles):
+            raise LookupError(f"no trainer rank shares the GPUs of server {target.place + 1}")
+        return [each.text for each in handles[first : first + target.num_ranks]]
+    by_gpu = {each.gpu: each.text for each in handles}
+    missing = [gpu for gpu in target.gpus if gpu not in by_gpu]
+    if missing:
+        raise LookupError(f"no trainer rank uses its GPU {missing[0]}")
+    return [by_gpu[gpu] for gpu in target.gpus]
 
 
 def stored_dtypes(model: Path) -> dict[str, torch.dtype]:

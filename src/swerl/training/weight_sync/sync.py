@@ -54,13 +54,21 @@ def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
     return way
 
 
-async def make_room(engine: Engine, cluster: ClusterSection) -> None:
-    """Make an engine that shares the trainer's GPUs free its memory for the step.
+def shares_gpus(cluster: ClusterSection) -> bool:
+    """Return whether trainer and engine use the same GPUs in turns."""
+    return cluster.colocate and cluster.gpus_per_node > 0
 
-    The next `sync` gives the memory back, together with the weights.
+
+async def make_room(trainer: Trainer, engine: Engine, cluster: ClusterSection) -> None:
+    """Hand shared GPUs from the engine to the trainer, for a step or a restore.
+
+    The next `sync` hands them back, together with the weights.
     """
-    if cluster.colocate and cluster.gpus_per_node and isinstance(engine, ColocatedEngine):
+    if not shares_gpus(cluster):
+        return
+    if isinstance(engine, ColocatedEngine):
         await engine.sleep()
+    await trainer.wake()
 
 
 async def sync(
@@ -77,6 +85,9 @@ async def sync(
     EngineError if no server received all of them, TrainerError if the trainer failed.
     """
     way = choose_way(cluster, engine, ignore)
+    if shares_gpus(cluster):
+        # The engine takes its memory back while it receives the weights from the host's copy.
+        await trainer.sleep()
     if way == "disk":
         return await engine.load(await trainer.publish())
     assert isinstance(engine, StreamedEngine)

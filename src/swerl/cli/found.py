@@ -1,0 +1,71 @@
+"""`swerl recipes` and `swerl plugins`: the recipes and the plug-ins that are installed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def recipes(as_json: JsonOption = False) -> None:
+    """List the recipes that come with swerl; `swerl train NAME` runs one."""
+    from swerl.cli._output import console, safe
+    from swerl.recipe.load import load, shipped
+
+    rows = []
+    for path in shipped():
+        recipe = load([path])
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        gpus = recipe.cluster.nodes * recipe.cluster.gpus_per_node
+        about = first.lstrip("# ").partition(". ")[0]
+        rows.append({"name": path.stem, "gpus": gpus, "about": about, "file": str(path)})
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = _table("recipe", "GPUs", "for")
+    for row in rows:
+        table.add_row(str(row["name"]), str(row["gpus"] or "none"), safe(str(row["about"])))
+    console().print(table)
+    console().print("next: swerl train twin_cpu --dry-run")
+
+
+def plugins(as_json: JsonOption = False) -> None:
+    """List the parts that other packages add to swerl; exit code 1 if one cannot be used."""
+    from swerl.cli._output import console, counted, safe
+    from swerl.core.plugins import found_plugins
+    from swerl.tasks.datasets import built_in_names
+
+    found = found_plugins({"converters": built_in_names()})
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in found], indent=1))
+    else:
+        table = _table("kind", "name", "package", "entry point")
+        for each in found:
+            package = f"{each.package} {each.version}"
+            table.add_row(each.kind, safe(each.name), safe(package), safe(each.value))
+        if found:
+            console().print(table)
+        console().print(f"{counted(len(found), 'plug-in')} found")
+        for each in found:
+            if each.problem:
+                console().print(f"[red]not usable:[/] {safe(each.problem)}", soft_wrap=True)
+        console().print("next: docs/guides/plug-ins.md explains how to write one")
+    if any(each.problem for each in found):
+        raise typer.Exit(1)
+
+
+def _table(*titles: str) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for title in titles:
+        table.add_column(title, no_wrap=title in ("recipe", "name"))
+    return table

@@ -1,0 +1,271 @@
+"""Changes: the files that differ between two work trees, and the diff of them.
+
+A grader takes these files and not a text, because a hostile diff has more than one meaning. The
+canonical diff is written from the files: `git apply` of it makes the same tree.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeAlias
+
+MAX_PATCH_BYTES = 8 * 2**20
+"""Size limit of a graded patch; real fixes are a thousand times smaller."""
+_MAX_PATH_BYTES, _MAX_NAME_BYTES = 4000, 255
+_CONTEXT = 3
+"""Unchanged lines around a hunk, as in git."""
+_MAX_PAIRS = 1_000_000
+"""Above this product of lines, one hunk replaces all; a finer diff would take seconds."""
+_INVISIBLE = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
+_GIT_NAME = re.compile(r"(\.git|git~1)[ .]*(:.*)?", re.IGNORECASE)
+"""Spellings of git's folder on some file system; git refuses all of them in a patch."""
+_NO_ID = "0" * 40
+_ODD = re.compile(r'[\x00-\x1f\x7f"\\]')
+_ENDS = re.compile(r" /|/ | $| b/")
+"""Blanks behind which git may see the end of a name that has no quotes."""
+_ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+
+
+class FileKind(StrEnum):
+    """Kind of a file that git can record; the value is git's mode."""
+
+    REGULAR = "100644"
+    EXECUTABLE = "100755"
+    LINK = "120000"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFile:
+    """One file of a work tree."""
+
+    data: bytes
+    """Content; of a link, its target."""
+    kind: FileKind = FileKind.REGULAR
+    mtime_s: int = field(default=0, compare=False)
+    """Time of the last change, in Unix seconds; build tools compare those of files."""
+
+    @property
+    def is_link(self) -> bool:
+        return self.kind is FileKind.LINK
+
+    @property
+    def is_binary(self) -> bool:
+        """True if a text diff cannot hold the content."""
+        return b"\0" in self.data
+
+
+FileMap: TypeAlias = Mapping[str, TreeFile | None]
+"""Files by path relative to the workdir; None: there is none. Bytes that are no UTF-8 are
+surrogates in a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The files of a work tree that an agent changed, made or deleted."""
+
+    files: FileMap = field(default_factory=dict)
+    """Files afterwards; None if a file was deleted."""
+    before: FileMap | None = None
+    """The same paths in a clean work tree; None if they have not been read yet."""
+
+    def against(self, before: FileMap) -> Changes:
+        """Return those Changes that differ from the clean work tree."""
+        own = {path: file for path, file in self.files.items() if file != before.get(path)}
+        return Changes(own, {path: before.get(path) for path in own})
+
+    def only(self, files: FileMap) -> Changes:
+        """Return Changes with these files instead, and what was there before."""
+        return replace(self, files=files).against(self.before or {})
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(path) + len(file.data if file else b"") for path, file in self.files.items())
+
+
+AgentPatch: TypeAlias = str | Changes
+"""An agent's work: its files, or a diff where only a text is known."""
+
+
+def is_plain(path: str) -> bool:
+    """Return True for a relative path of files that git can record, and not git's own ones."""
+    parts = path.split("/")
+    if len(path) > _MAX_PATH_BYTES or "\0" in path:
+        return False
+    return all(
+        part not in ("", ".", "..") and len(part) <= _MAX_NAME_BYTES and not _is_git(part)
+        for part in parts
+    )
+
+
+def leads_out(path: str, target: bytes) -> bool:
+    """Return True if a link at `path` may lead out of the work tree or into git's folder.
+
+    `..` counts only at the beginning: behind a name, which may be a link, it can lead anywhere.
+    """
+    text = target.decode("utf-8", "surrogateescape")
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if not text or text.startswith("/") or "\0" in text:
+        return True
+    named = [part for part in parts if part != ".."]
+    if ".." in parts[len(parts) - len(named) :] or any(map(_is_git, named)):
+        return True
+    return len(parts) - len(named) > path.count("/")
+
+
+def parents(path: str) -> Iterator[str]:
+    """Yield the folders that hold a path, the nearest first."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def diff(changes: Changes) -> str:
+    """Write Changes, whose earlier files are known, as a diff that `git apply` reads.
+
+    A path that git refuses is left out.
+    """
+    before = changes.before or {}
+    # A file cannot be made before the folder in its place has gone, and the other way round.
+    deletions: list[str] = []
+    others: list[str] = []
+    for path in sorted(changes.files):
+        old, new = before.get(path), changes.files[path]
+        if old == new or not is_plain(path):
+            continue
+        if old and (new is None or old.is_link != new.is_link):
+            deletions.append(_section(path, old, None))
+            old = None
+        if new:
+            others.append(_section(path, old, new))
+    return "".join([*deletions, *others])
+
+
+def _is_git(name: str) -> bool:
+    return bool(_GIT_NAME.fullmatch(_INVISIBLE.sub("", name)))
+
+
+def _section(path: str, old: TreeFile | None, new: TreeFile | None) -> str:
+    lines = [f"diff --git {_quoted('a/' + path)} {_quoted('b/' + path)}"]
+    if old and new and old.kind is not new.kind:
+        lines += [f"old mode {old.kind}", f"new mode {new.kind}"]
+    elif not old and new:
+        lines.append(f"new file mode {new.kind}")
+    elif old and not new:
+        lines.append(f"deleted file mode {old.kind}")
+    head = "\n".join(lines) + "\n"
+    was, now = old.data if old else b"", new.data if new else b""
+    if old and new and was == now:
+        return head
+    same_kind = f" {new.kind}" if old and new and old.kind is new.kind else ""
+    head += f"index {_blob_id(old)}..{_blob_id(new)}{same_kind}\n"
+    if was == now:
+        return head
+    if b"\0" in was or b"\0" in now:
+        return head + "GIT binary patch\n" + _literal(now) + "\n" + _literal(was) + "\n"
+    sides = ("a/" + path if old else "/dev/null", "b/" + path if new else "/dev/null")
+    head += "".join(
+        f"{mark} {_quoted(side)}" + ("\t\n" if " " in side else "\n")
+        for mark, side in zip(("---", "+++"), sides, strict=True)
+    )
+    return head + _hunks(was, now).decode("utf-8", "surrogateescape")
+
+
+def _quoted(name: str) -> str:
+    """Write a name as git does: in quotes if it has a character that would end or change it."""
+    if not (_ODD.search(name) or _ENDS.search(name)):
+        return name
+    return f'"{_ODD.sub(_escaped, name)}"'
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return "\\" + _ESCAPES.get(code, f"{code:03o}")
+
+
+def _blob_id(file: TreeFile | None) -> str:
+    """Return git's id of a file's content."""
+    if file is None:
+        return _NO_ID
+    head = f"blob {len(file.data)}\0".encode()
+    return hashlib.sha1(head + file.data, usedforsecurity=False).hexdigest()
+
+
+def _literal(data: bytes) -> str:
+    """Write content as a part of a binary patch: lines of 52 bytes, each with its length."""
+    packed = zlib.compress(data)
+    lines = [f"literal {len(data)}\n"]
+    for start in range(0, len(packed), 52):
+        piece = packed[start : start + 52]
+        size = len(piece)
+        length = chr(ord("A") + size - 1) if size <= 26 else chr(ord("a") + size - 27)
+        lines.append(length + base64.b85encode(piece, pad=True).decode() + "\n")
+    return "".join(lines)
+
+
+def _hunks(old: bytes, new: bytes) -> bytes:
+    """Write the hunks of a text diff."""
+    was, now = _lines(old), _lines(new)
+    out: list[bytes] = []
+    for group in _grouped(was, now):
+        first, last = group[0], group[-1]
+        spans = _span(first[1], last[2]), _span(first[3], last[4])
+        out.append(b"@@ -%s +%s @@\n" % spans)
+        for tag, i1, i2, j1, j2 in group:
+            if tag == "equal":
+                out.extend(_marked(b" ", was[i1:i2]))
+            else:
+                out.extend(_marked(b"-", was[i1:i2]))
+                out.extend(_marked(b"+", now[j1:j2]))
+    return b"".join(out)
+
+
+_Op: TypeAlias = tuple[str, int, int, int, int]
+
+
+def _grouped(was: Sequence[bytes], now: Sequence[bytes]) -> Iterator[list[_Op]]:
+    """Yield the hunks as difflib's operations; equal lines at both ends are skipped first."""
+    start = 0
+    most = min(len(was), len(now))
+    while start < most and was[start] == now[start]:
+        start += 1
+    end = 0
+    while end < most - start and was[-1 - end] == now[-1 - end]:
+        end += 1
+    # The context must be within reach of difflib.
+    start, end = max(0, start - _CONTEXT), max(0, end - _CONTEXT)
+    old, new = was[start : len(was) - end], now[start : len(now) - end]
+    if len(old) * len(new) > _MAX_PAIRS:
+        yield [("replace", start, start + len(old), start, start + len(new))]
+        return
+    matcher = difflib.SequenceMatcher(None, old, new)
+    for group in matcher.get_grouped_opcodes(_CONTEXT):
+        yield [
+            (tag, i1 + start, i2 + start, j1 + start, j2 + start) for tag, i1, i2, j1, j2 in group
+        ]
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Split at newlines only; every line keeps its end."""
+    lines = data.split(b"\n")
+    last = lines.pop()
+    return [line + b"\n" for line in lines] + ([last] if last else [])
+
+
+def _marked(mark: bytes, lines: Sequence[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        yield mark + line
+        if not line.endswith(b"\n"):
+            yield b"\n\\ No newline at end of file\n"
+
+
+def _span(start: int, end: int) -> bytes:
+    """Write a range of lines; an empty one names the line before it."""
+    size = end - start
+    first = start + 1 if size else start
+    return b"%d" % first if size == 1 else b"%d,%d" % (first, size)

@@ -1,0 +1,268 @@
+"""Blind swaps: runs of the tests in which a random part of the expectations is replaced.
+
+Code under test runs in the process that reports on it, so it can report every test as passed. It
+cannot find out which expectations are real: a swapped one has another plausible value in place of
+the right one (`swaps.py`), and everything else is equal. A run is believed only if exactly those
+tests fail that fail with the known solution under the same swaps. Code that computes the answer
+shows this pattern by itself; other code has to guess it.
+
+The effect of each swap is measured with the known solution first, so a swap that the solution does
+not notice, such as one within a tolerance, is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from swerl.core.grade import TestStatus, Verdict
+from swerl.core.task import GradingSpec, Swap, Task
+from swerl.grading.plausible import Kind
+from swerl.grading.sections import paths
+from swerl.grading.statuses import Statuses, status_of
+from swerl.grading.swaps import Candidate, belongs, candidates, supports
+
+_FEW_TESTS = 3
+"""With fewer swappable tests, a run without swaps is added to the blind ones."""
+MAX_TESTS = 40
+"""Tests with a swap in one run of the known solution."""
+_MAX_FILES = 40
+_MODULE = re.compile(r"\(([\w.]+?)(?:\.[A-Z]\w*)?(?:\.\w+)?\)$")
+"""The module in an id of unittest: `test_a (tests.test_b.TestC.test_a)`."""
+
+
+def draw(swaps: Sequence[Swap], num_runs: int, rng: random.Random) -> list[tuple[Swap, ...]]:
+    """Return the swaps of each blind run: `num_runs` random parts, none of them empty.
+
+    A test has a swap in about half of the parts. If only one or two tests have swaps, most parts
+    hold them all, so a run without swaps is added. The order is random.
+    """
+    # A swap that shows is used only in a test that has no other.
+    units = [[each for each in unit if each.is_secret] or unit for unit in _units(swaps)]
+    runs: list[tuple[Swap, ...]] = [()] if len(units) < _FEW_TESTS else []
+    num_in_all = len(runs) + num_runs if units else 1
+    while len(runs) < num_in_all:
+        if chosen := tuple(rng.choice(unit) for unit in units if rng.random() < 0.5):
+            runs.append(chosen)
+    rng.shuffle(runs)
+    return runs
+
+
+def bits(swaps: Sequence[Swap], num_runs: int) -> float:
+    """Return the bits that a report has to guess if its code cannot tell swapped from real.
+
+    With n tests that have a secret swap, each of the k parts is one of 2**n - 1. If a run without
+    swaps is among them, a run is that one with probability 1 / (k + 1), and the best guesser
+    answers by these probabilities.
+    """
+    num = len(_units([swap for swap in swaps if swap.is_secret]))
+    if not num or not num_runs:
+        return 0.0
+    found = num_runs * math.log2(2**num - 1)
+    if num < _FEW_TESTS:
+        share = num_runs / (num_runs + 1)
+        found -= math.log2(1 - share) + num_runs * math.log2(share)
+    return round(found, 2)
+
+
+def share(spec: GradingSpec, swaps: Iterable[Swap]) -> float:
+    """Return the share of the tests to fix that have a secret swap; 1 if none is declared."""
+    covered = {test for swap in swaps if swap.is_secret for test in swap.fails}
+    if not spec.fail_to_pass:
+        return 1.0 if any(swap.is_secret for swap in swaps) else 0.0
+    return sum(test in covered for test in spec.fail_to_pass) / len(spec.fail_to_pass)
+
+
+def _units(swaps: Iterable[Swap]) -> list[list[Swap]]:
+    """Return alternatives: swaps of the same tests. Two of them might cancel out in one run.
+
+    If no test is known, or a swap in one test ends others too, a run has one swap.
+    """
+    found: dict[tuple[str, ...], list[Swap]] = defaultdict(list)
+    for swap in swaps:
+        found[swap.fails].append(swap)
+    times = Counter(test for fails in found for test in fails)
+    if any(count > 1 for count in times.values()):
+        return [[swap for unit in found.values() for swap in unit]]
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The report of one run and its Verdict."""
+
+    verdict: Verdict
+    statuses: Statuses
+
+
+def is_declared(spec: GradingSpec) -> bool:
+    """Return True if the Task names tests; otherwise a number or an exit code decides."""
+    return bool(spec.fail_to_pass or spec.pass_to_pass or spec.expected)
+
+
+def unnoticed(swaps: Sequence[Swap], seen: Seen, spec: GradingSpec) -> str:
+    """Return a test that did not fail though it had a swap; empty if every swap was noticed."""
+    for test in _wanted(swaps):
+        if not _fails(status_of(test, seen.statuses)):
+            return test
+    if swaps and not is_declared(spec) and seen.verdict is Verdict.SOLVED:
+        return "the test command"
+    return ""
+
+
+def as_unswapped(
+    swaps: Sequence[Swap], seen: Mapping[str, TestStatus], spec: GradingSpec
+) -> Statuses:
+    """Return the report as it would be without swaps: tests that fail as predicted are good."""
+    found = dict(seen)
+    for test in _wanted(swaps):
+        good = TestStatus(spec.expected.get(test, "PASSED").lower())
+        for name, status in seen.items():
+            is_cut = test.count("[") > test.count("]") and name.startswith(test)
+            if (name == test or is_cut) and status.fails:
+                found[name] = good
+        # A failed assertion in C ends the program, so that no later test is reported.
+        if status_of(test, seen) is TestStatus.MISSING:
+            found[test] = good
+    return found
+
+
+def _fails(status: TestStatus) -> bool:
+    return status.fails or status is TestStatus.MISSING
+
+
+def other_failure(swaps: Sequence[Swap], seen: Mapping[str, TestStatus]) -> str:
+    """Return a test that failed without a swap; empty if there is none, or no test is known."""
+    wanted = _wanted(swaps)
+    failing = (test for test, status in seen.items() if status.fails and test not in wanted)
+    return next(failing, "") if wanted else ""
+
+
+def _wanted(swaps: Iterable[Swap]) -> set[str]:
+    return {test for swap in swaps for test in swap.fails}
+
+
+def not_run(statuses: Mapping[str, TestStatus]) -> tuple[str, ...]:
+    """Return the tests that were skipped or failed as expected."""
+    kinds = (TestStatus.SKIPPED, TestStatus.XFAIL)
+    return tuple(test for test, status in statuses.items() if status in kinds)
+
+
+def test_files(task: Task) -> list[str]:
+    """Return the absolute paths of files that may hold hidden tests, in a language with swaps.
+
+    These are the files that grading brings, and those that test ids name.
+    """
+    spec = task.grading
+    inside = [*spec.test_files, *paths(spec.test_patch)]
+    for test in (*spec.fail_to_pass, *spec.pass_to_pass):
+        if match := _MODULE.search(test):
+            inside.append(match[1].replace(".", "/") + ".py")
+        inside.append(test.partition("::")[0])
+    found = [*(f"{task.workdir}/{path}" for path in inside), *spec.files]
+    return [path for path in dict.fromkeys(found) if supports(path)][:_MAX_FILES]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A swap whose effect is to be measured in a run of the known solution."""
+
+    swap: Swap
+    candidate: Candidate
+
+
+def trials(
+    texts: Mapping[str, bytes], base: Mapping[str, bytes], spec: GradingSpec, *, at_once: int
+) -> list[list[Trial]]:
+    """Return runs of the known solution that try out swaps: one for each test in every run.
+
+    `texts` are the hidden test files and `base` the files of the same paths that the agent gets.
+    Only tests to fix are tried if one of them has a swap. Secret swaps come first. `at_once` is the
+    number of tests in one run. Equal arguments give equal runs.
+    """
+    units: dict[tuple[str, str], list[Trial]] = defaultdict(list)
+    for path, text in texts.items():
+        digest, before = hashlib.sha256(text).hexdigest(), base.get(path, b"")
+        known = {line.strip() for line in before.splitlines()}
+        lines = text.split(b"\n")
+        rng = random.Random(digest)
+        for each in candidates(path, text, rng, tests=_declared(spec), before=before):
+            is_old = lines[each.line - 1].strip() in known
+            is_secret = not is_old and each.kind is not Kind.OPERATOR
+            swap = Swap(path, digest, each.start, each.end, each.new, (), is_secret)
+            units[path, each.test].append(Trial(swap, each))
+    chosen = _of_declared(units, spec)
+    for unit in chosen:
+        unit.sort(key=lambda trial: not trial.swap.is_secret)
+    chosen.sort(key=lambda unit: not unit[0].swap.is_secret)
+    runs: list[list[Trial]] = []
+    for turn in range(max(map(len, chosen), default=0)):
+        left = [unit[turn] for unit in chosen if turn < len(unit)]
+        runs.extend(left[at : at + at_once] for at in range(0, len(left), at_once))
+    return runs
+
+
+def _declared(spec: GradingSpec) -> list[str]:
+    return [*spec.fail_to_pass, *spec.pass_to_pass, *spec.expected]
+
+
+def _of_declared(
+    units: Mapping[tuple[str, str], list[Trial]], spec: GradingSpec
+) -> list[list[Trial]]:
+    """Return the candidates of tests to fix, else of tests to keep; all if no test is declared."""
+    for declared in (spec.fail_to_pass, spec.pass_to_pass, tuple(spec.expected)):
+        found = [
+            unit
+            for unit in units.values()
+            if any(belongs(unit[0].candidate, test) for test in declared)
+        ]
+        if found:
+            return found
+    return [] if is_declared(spec) else list(units.values())
+
+
+def measured(run: Sequence[Trial], seen: Seen, spec: GradingSpec) -> list[Swap]:
+    """Return the swaps of a run that the known solution noticed, each with the tests that fail.
+
+    If a test fails that belongs to no swap, the run proves nothing. If tests are missing, one swap
+    ended them all, so it must be the only one.
+    """
+    if is_declared(spec):
+        found = {test: status_of(test, seen.statuses) for test in _declared(spec)}
+        is_cut = any(status is TestStatus.MISSING for status in found.values())
+        if is_cut and len(run) > 1:
+            return []
+        wanted = {test: TestStatus(status.lower()) for test, status in spec.expected.items()}
+        failing = {
+            test
+            for test, status in found.items()
+            if _fails(status) and not wanted.get(test, TestStatus.PASSED).fails
+        }
+        if is_cut:
+            is_own = any(belongs(run[0].candidate, test) for test in failing)
+            return [replace(run[0].swap, fails=tuple(sorted(failing)))] if is_own else []
+    else:
+        if seen.verdict is Verdict.SOLVED:
+            return []
+        # A log that no parser fits holds other lines; only names of tests count.
+        failing = {
+            test
+            for test, status in seen.statuses.items()
+            if status.fails and any(belongs(trial.candidate, test) for trial in run)
+        }
+        if not failing:
+            return [run[0].swap] if len(run) == 1 else []
+    own = [{test for test in failing if belongs(trial.candidate, test)} for trial in run]
+    claims = Counter(test for tests in own for test in tests)
+    if failing - set(claims):
+        return []
+    return [
+        replace(trial.swap, fails=tuple(sorted(tests)))
+        for trial, tests in zip(run, own, strict=True)
+        if tests and all(claims[test] == 1 for test in tests)
+    ]

@@ -1,0 +1,500 @@
+"""Find the expected values in a test file by its syntax tree.
+
+One query finds the scopes and claims of a file: assertions, failing ifs, tables of cases. A sweep
+over them in file order knows the tests, classes and branches around each. Of a comparison only the
+expected side counts: the one made of literals, without code under test in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swerl.grading import languages as known
+from swerl.grading.names import Names
+from swerl.grading.scopes import Scope, Scopes
+from swerl.grading.syntax import MAX_NODES, Call, Content, Source, below
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_MAX_CLAIMS = 2_000
+"""Claims read in one file; of the rest of a huge one only those of wanted tests are read."""
+_SCOPES = known.FUNCTIONS | known.CLASSES | known.BRANCHES | known.LOOPS | known.LEAVES
+_CLAIMS = known.CALLS | {
+    "assert_statement", "member_expression", "keyed_element", "pair", "composite_literal",
+    "decorated_definition", "with_statement", "ERROR",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A place in a test file that decides whether a test passes."""
+
+    content: Content
+    start: int
+    end: int
+    source: str
+    """The text between `start` and `end`."""
+    test: str = ""
+    outer: tuple[str, ...] = ()
+    """Names of the classes and describe blocks around the test, the innermost last."""
+    depth: int = 0
+    """Branches and loops around it; a passing test surely reaches depth 0."""
+    container: int = -1
+    """Start of the list around it; elements of one list may change places."""
+    opposite: str = ""
+    """The text that replaces an operator."""
+    is_near: bool = False
+    """Compared within a tolerance: another value must differ by far."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """An expected side that is a name, to be looked up when the whole file is read."""
+
+    name: str
+    claim: Node
+    function: Scope
+    scopes: tuple[Scope, ...]
+    is_near: bool
+
+
+def read(language: str, text: bytes, is_wanted: Callable[[str], bool] | None) -> list[Expectation]:
+    """Return the expectations of a test file in its order; none if it does not parse."""
+    return _Reader(Source(language, text), is_wanted).read(is_wanted)
+
+
+class _Reader:
+    def __init__(self, file: Source, is_wanted: Callable[[str], bool] | None) -> None:
+        self._file = file
+        self._scopes = Scopes(file, is_wanted)
+        self._names = Names(file, self._scopes)
+        self._found: dict[tuple[int, int], Expectation] = {}
+        self._sides: list[_Side] = []
+
+    def read(self, is_wanted: Callable[[str], bool] | None) -> list[Expectation]:
+        if self._file.root.type == "ERROR":
+            return []
+        num_claims = 0
+        for node in self._file.nodes(self._file.root, _SCOPES | _CLAIMS):
+            self._scopes.move_to(node.start_byte)
+            before = len(self._found) + len(self._sides)
+            if num_claims > _MAX_CLAIMS and is_wanted is None:
+                break
+            if num_claims <= _MAX_CLAIMS or self._scopes.is_wanted(node, is_wanted):
+                self._visit(node)
+                num_claims += len(self._found) + len(self._sides) > before
+        self._look_up_names()
+        return sorted(self._found.values(), key=lambda found: (found.start, found.end))
+
+    # Scopes: which test a claim belongs to, and whether the test surely reaches it.
+
+    def _visit(self, node: Node) -> None:
+        """Open the scope that the node begins, and read the claim that it makes."""
+        kind = node.type
+        if any(scope.is_closed for scope in self._scopes.active(node)):
+            return
+        if kind in known.FUNCTIONS:
+            if self._scopes.open_function(node):
+                self._read_marks(node)
+        elif kind in known.CLASSES:
+            # The root of a Python file has the type of a Ruby module.
+            if name := self._file.name_of(node):
+                self._scopes.open(node, name=name, is_outer=True)
+        elif kind in known.LEAVES:
+            self._scopes.leave()
+        elif kind in known.CALLS:
+            self._read_call(node)
+        elif kind in known.BRANCHES or kind in known.LOOPS:
+            if kind in known.CONDITIONS:
+                self._read_if(node)
+            if kind == "for_statement" and self._file.language == "py":
+                self._names.read_loop(node)
+            self._scopes.open(node, depth=1)
+        elif kind == "ERROR":
+            self._scopes.open(node, is_closed=True)
+        elif kind == "decorated_definition":
+            self._names.read_decorators(node)
+        elif kind == "with_statement":
+            self._scopes.open_with(node)
+        elif self._scopes.is_in_test(node):
+            self._read_other(node)
+
+    # Claims: statements of a test about a value.
+
+    def _read_call(self, node: Node) -> None:
+        call = self._file.call(node)
+        if call is None or self._scopes.open_block(call) or not self._scopes.is_in_test(node):
+            return
+        name, args = call.name, call.args
+        chained = call.is_chained
+        is_bare = name in ("raises", "warns", "eq_", "ok", "throws", "Run") and not call.receiver
+        library = known.GO_LIBRARY if self._file.language == "go" else known.LIBRARY
+        if name in known.SHORT and not (chained or is_bare or library.search(call.receiver)):
+            return
+        if chained and name in known.MATCHERS | known.RAISES.keys() | known.FLIPS.keys():
+            self._read_matcher(call)
+        elif chained and name in ("to", "not_to", "to_not", "should", "should_not") and args:
+            self._read_rspec(call)
+        elif name == "assertThat" and len(args) == 2:
+            self._read_hamcrest(call)
+        else:
+            self._read_assertion(call)
+
+    def _read_assertion(self, call: Call) -> None:
+        """Read a call such as `assertEqual(found, expected)`."""
+        name, args, node = call.name, call.args, call.node
+        opposite = known.FLIPS.get(name, "")
+        if self._file.language == "rb":
+            opposite = {"assert": "refute", "refute": "assert"}.get(name, opposite)
+        if opposite and args:
+            self._add(Content.OPERATOR, call.name_node, node, opposite=opposite)
+        if name in known.TRUTHS and args:
+            self._read_condition(args[0], known.TRUTHS[name], node)
+        elif name in known.EQUAL:
+            first = known.EQUAL[name]
+            if sides := self._two_sides(args[first:]):
+                self._compare(*sides, node)
+        elif name in known.NEAR and len(args) >= 2:
+            self._compare(args[0], args[1], node, is_near=True)
+        elif name in known.CONTAINED and len(args) > known.CONTAINED[name]:
+            self._expect(args[known.CONTAINED[name]], node)
+        elif name in known.RAISES:
+            self._read_raises(call, args[known.RAISES[name] :])
+        elif known.CUSTOM.match(name) and name not in known.FLIPS:
+            self._read_custom(call)
+
+    def _read_custom(self, call: Call) -> None:
+        """Read a helper of the project, such as `check(given, expected)`."""
+        plain = [value for key, value in call.keywords.items() if known.EXPECTED_FIELD.match(key)]
+        if not plain and not call.args and call.name.lower().startswith("assert"):
+            plain = list(call.keywords.values())
+        if not plain and len(call.args) >= 2 and self._file.score(call.args[-1]) >= 3:
+            plain = [call.args[-1]]
+        for value in plain:
+            self._expect(value, call.node)
+
+    def _two_sides(self, args: Sequence[Node]) -> tuple[Node, Node] | None:
+        """Return the compared arguments, without a message; None within a tolerance."""
+        if len(args) >= 3 and self._file.language == "java":
+            is_text = [arg.type in known.STRINGS for arg in args]
+            if is_text[0] and not is_text[2]:
+                args = args[1:]
+            elif self._file.score(args[2]) and not is_text[2]:
+                return None
+        return (args[0], args[1]) if len(args) >= 2 else None
+
+    def _read_raises(self, call: Call, args: Sequence[Node]) -> None:
+        """Read the expected exception, and the message if the assertion has one."""
+        has_message = (
+            re.search(r"Regex|Message|[Tt]hrow(?:s|n)?$|toThrow|raise_|reject", call.name)
+            and self._file.language != "java"
+        )
+        for arg in args[:2] if has_message else args[:1]:
+            if arg.type in known.STRINGS or arg.type in known.REGEXES:
+                self._expect(arg, call.node, is_text=True)
+            elif arg.type in ("object", "dictionary"):
+                self._expect(arg, call.node)
+            else:
+                self._expect_exception(arg, call.node)
+        if (match := call.keywords.get("match")) is not None:
+            self._expect(match, call.node, is_text=True)
+
+    def _read_matcher(self, call: Call) -> None:
+        """Read a call such as `expect(found).toBe(expected)`."""
+        is_negated = known.NEGATED_CHAIN.search(call.receiver) is not None
+        if (opposite := known.FLIPS.get(call.name)) and (
+            call.name not in known.MATCHERS | known.RAISES.keys()
+        ):
+            self._add(Content.OPERATOR, call.name_node, call.node, opposite=opposite)
+        if is_negated:
+            return
+        if call.name in known.RAISES:
+            self._read_raises(call, call.args)
+        elif call.name in known.MATCHERS:
+            for arg in call.args:
+                self._expect(arg, call.node)
+        if self._file.language in ("js", "ts", "tsx") and "expect" in call.receiver[:30]:
+            at = call.name_node.start_byte
+            self._add_at(Content.OPERATOR, at, at, call.node, opposite="not.")
+
+    def _read_rspec(self, call: Call) -> None:
+        """Read `expect(found).to eq(expected)`."""
+        opposite = {"to": "not_to", "not_to": "to", "to_not": "to"}.get(call.name, "")
+        if opposite:
+            self._add(Content.OPERATOR, call.name_node, call.node, opposite=opposite)
+        inner = self._file.call(call.args[0]) if call.args[0].type in known.CALLS else None
+        if call.name != "to":
+            return
+        if inner is None:
+            if flip := known.FLIPS.get(self._file.source(call.args[0])):
+                self._add(Content.OPERATOR, call.args[0], call.node, opposite=flip)
+        elif inner.name in known.RAISES:
+            self._read_raises(inner, inner.args)
+        elif inner.name in known.MATCHERS:
+            for arg in inner.args:
+                self._expect(arg, call.node)
+
+    def _read_hamcrest(self, call: Call) -> None:
+        """Read `assertThat(found, is(equalTo(expected)))`."""
+        matcher = call.args[1]
+        while matcher.type in known.CALLS and (inner := self._file.call(matcher)) is not None:
+            if inner.name not in known.MATCHERS or not inner.args:
+                return
+            matcher = inner.args[0]
+        if matcher is not call.args[1]:
+            self._expect(matcher, call.node)
+
+    def _read_if(self, node: Node) -> None:
+        """Read an if whose branch fails the test."""
+        condition = node.child_by_field_name("condition")
+        branch = node.child_by_field_name("consequence") or node.child_by_field_name("body")
+        if condition is None or branch is None or not self._scopes.is_in_test(node):
+            return
+        if not known.FAILS.search(self._file.text[branch.start_byte : branch.end_byte][:500]):
+            return
+        self._read_condition(condition, node.type in ("unless", "unless_modifier"), node)
+        initial = node.child_by_field_name("initializer")
+        if initial is not None:
+            for child in initial.children_by_field_name("right"):
+                for inner in child.named_children:
+                    call = self._file.call(inner) if inner.type in known.CALLS else None
+                    if call is not None and call.name == "Diff" and len(call.args) >= 2:
+                        self._compare(call.args[0], call.args[1], node)
+
+    def _read_condition(self, node: Node, wanted: bool, claim: Node) -> None:
+        """Read comparisons in a condition that must have the wanted value."""
+        todo = [node]
+        for _ in range(MAX_NODES):
+            if not todo:
+                return
+            node = todo.pop()
+            kind = node.type
+            inside = node.named_children
+            operators = [child for child in node.children if not child.is_named]
+            signs = [self._file.source(child) for child in operators]
+            if kind in (
+                "parenthesized_expression",
+                "parenthesized_statements",
+                "condition_clause",
+                "expression_statement",
+                "let_condition",
+            ):
+                if kind == "condition_clause":
+                    inside = [child for child in [node.child_by_field_name("value")] if child]
+                todo.extend(inside[:1])
+            elif kind in ("not_operator",) or (
+                re.match(r"unary|not", kind) and signs[:1] in (["!"], ["not"])
+            ):
+                self._read_negation(node, inside[-1], wanted, claim)
+            elif len(inside) == 2 and signs and signs[0] in ("and", "&&", "or", "||"):
+                # Each part of it decides alone only in one of the two cases.
+                if (signs[0] in ("and", "&&")) == wanted:
+                    todo.extend(reversed(inside))
+            elif (
+                len(inside) == 2
+                and len(signs) == 1
+                and signs[0].replace(" ", "_") in known.OPERATORS
+            ):
+                self._read_comparison(inside, operators[0], signs[0], wanted, claim)
+            elif kind in known.CALLS:
+                self._read_truth(node, wanted, claim)
+            elif kind in ("identifier", "attribute", "subscript"):
+                self._insert_not(node, claim)
+
+    def _read_negation(self, node: Node, inner: Node, wanted: bool, claim: Node) -> None:
+        """Read `not x`; without the `not` it claims the opposite."""
+        call = self._file.call(inner) if inner.type in known.CALLS else None
+        names = known.COMPARERS if wanted else known.COMPARERS | known.EQUAL.keys()
+        if call is not None and len(call.args) >= 2 and call.name in names:
+            self._compare(call.args[0], call.args[1], claim)
+        self._add_at(Content.OPERATOR, node.start_byte, inner.start_byte, claim, opposite="")
+
+    def _read_comparison(
+        self, sides: Sequence[Node], operator: Node, sign: str, wanted: bool, claim: Node
+    ) -> None:
+        """Read `found == expected` or another comparison."""
+        is_equal = sign in (("==", "===", "is") if wanted else ("!=", "!==", "is not"))
+        for side, other in (sides, tuple(reversed(sides))):
+            call = self._file.call(side) if side.type in known.CALLS else None
+            if call is not None and call.name in known.COMPARERS and len(call.args) >= 2:
+                if is_equal and self._file.source(other) == "0":
+                    self._compare(call.args[0], call.args[1], claim)
+                return
+        texts = {self._file.source(side) for side in sides}
+        is_diff = (
+            '""' in texts and b"Diff(" in self._file.text[claim.start_byte : operator.start_byte]
+        )
+        if is_equal and not is_diff and not texts & known.NOTHING:
+            self._compare(sides[0], sides[1], claim)
+        if sign == "in" and wanted:
+            self._expect(sides[0], claim)
+        opposite = known.OPERATORS[sign.replace(" ", "_")].replace("_", " ")
+        self._add(Content.OPERATOR, operator, claim, opposite=opposite)
+
+    def _read_truth(self, node: Node, wanted: bool, claim: Node) -> None:
+        """Read a call that must be true, such as `x.is_ok()` or `isinstance(x, int)`."""
+        call = self._file.call(node)
+        if call is None:
+            return
+        if call.name in known.ARRAYS_EQUAL and wanted and len(call.args) >= 2:
+            is_near = known.ARRAYS_EQUAL[call.name]
+            self._compare(call.args[0], call.args[1], claim, is_near=is_near)
+        elif call.name in known.ALL_OF and wanted:
+            function = node.child_by_field_name("function")
+            receiver = function.child_by_field_name("object") if function is not None else None
+            for inner in [*call.args[:1], *([receiver] if receiver is not None else [])]:
+                if "comparison" in inner.type or "parenthesized" in inner.type:
+                    self._read_condition(inner, True, claim)
+        if (opposite := known.FLIPS.get(call.name)) and call.name.startswith("is_"):
+            self._add(Content.OPERATOR, call.name_node, claim, opposite=opposite)
+        elif call.name == "DeepEqual" and wanted and len(call.args) >= 2:
+            self._compare(call.args[0], call.args[1], claim)
+        else:
+            self._insert_not(node, claim)
+
+    def _insert_not(self, node: Node, claim: Node) -> None:
+        """Offer a `not` unless the assertion has an opposite by name."""
+        call = self._file.call(claim) if claim.type in known.CALLS else None
+        sign = {"py": "not ", "rb": ""}.get(self._file.language, "!")
+        if sign and (call is None or call.name not in known.FLIPS):
+            self._add_at(Content.OPERATOR, node.start_byte, node.start_byte, claim, opposite=sign)
+
+    def _read_other(self, node: Node) -> None:
+        """Read the claims of nodes that are neither calls nor branches."""
+        kind = node.type
+        if kind == "assert_statement":
+            # Java has a statement of this name, too.
+            self._read_condition(node.named_children[0], True, node)
+        elif kind == "member_expression":
+            name = node.child_by_field_name("property")
+            if name is not None and (
+                opposite := {"true": "false", "false": "true"}.get(self._file.source(name))
+            ):
+                head = self._file.text[node.start_byte : node.start_byte + 60].decode(
+                    errors="replace"
+                )
+                if known.CHAIN.search(head) or ".should." in self._file.source(node)[-40:]:
+                    self._add(Content.OPERATOR, name, node, opposite=opposite)
+        elif kind in ("pair", "keyed_element"):
+            inside = node.named_children
+            if len(inside) == 2 and known.EXPECTED_NAME.match(
+                self._file.source(inside[0]).strip("'\":")
+            ):
+                self._expect(inside[1], node)
+        elif kind == "composite_literal":
+            for cell in self._names.columns(node):
+                self._expect(cell, node)
+
+    def _read_marks(self, node: Node) -> None:
+        """Read the exception that an annotation or attribute of a test expects."""
+        if self._file.language == "rs":
+            before = node.prev_named_sibling
+            while before is not None and before.type == "attribute_item":
+                if b"should_panic" in (before.text or b""):
+                    for each in below(before, known.STRINGS):
+                        self._expect(each, node, is_text=True)
+                before = before.prev_named_sibling
+        elif self._file.language == "java" and node.named_children:
+            for pair in below(node.named_children[0], {"element_value_pair"}):
+                key, value = pair.child_by_field_name("key"), pair.child_by_field_name("value")
+                if key is not None and value is not None and self._file.source(key) == "expected":
+                    self._expect_exception(value, node)
+
+    # Sides: the literals of a claim.
+
+    def _compare(self, one: Node, two: Node, claim: Node, *, is_near: bool = False) -> None:
+        """Expect the side that is more of a literal; by custom the second one."""
+        scores = (self._file.score(one), self._file.score(two))
+        if max(scores):
+            side = one if scores[0] > scores[1] else two
+            self._expect(side, claim, is_near=is_near)
+
+    def _expect(
+        self, node: Node, claim: Node, *, is_near: bool = False, is_text: bool = False
+    ) -> None:
+        """Add the literals of an expected value, or note its name."""
+        if node.type in known.IDENTIFIERS:
+            if (function := self._scopes.function(claim)) is not None:
+                scopes = tuple(self._scopes.active(claim))
+                self._sides.append(_Side(self._file.source(node), claim, function, scopes, is_near))
+            return
+        for leaf, container, is_far in self._file.leaves(node)[0]:
+            for content, part in self._file.contents(leaf, is_text=is_text):
+                near = is_near or is_far
+                self._add(content, part, claim, container=container, is_near=near)
+
+    def _look_up_names(self) -> None:
+        """Add the values of names that are used on expected sides only."""
+        claims: dict[tuple[int, str], list[_Side]] = defaultdict(list)
+        for side in self._sides:
+            claims[side.function.start, side.name].append(side)
+        for (_, name), sides in claims.items():
+            function = sides[0].function
+            values = self._names.values(function, name)
+            if not values or not self._names.is_only_expected(
+                function, name, [side.claim for side in sides]
+            ):
+                continue
+            for value in values:
+                leaves, is_open = self._file.leaves(value)
+                if is_open and value.type not in known.CONTAINERS:
+                    continue
+                for leaf, container, is_far in leaves:
+                    near = is_far or sides[0].is_near
+                    given = {"container": container, "is_near": near, "scopes": sides[0].scopes}
+                    for content, part in self._file.contents(leaf):
+                        self._add(content, part, sides[0].claim, **given)
+
+    def _expect_exception(self, node: Node, claim: Node) -> None:
+        """Add the type of an expected exception."""
+        if node.type in ("tuple", "list") and len(node.named_children) == 1:
+            node = node.named_children[0]
+        source = self._file.source(node)
+        for suffix in (".class", "::class"):
+            if source.endswith(suffix):
+                source = source.removesuffix(suffix)
+        is_type = re.match(r"[A-Z]", re.split(r"[.:\\]", source)[-1]) or "::" in source
+        if re.fullmatch(r"[\w.:\\]+", source) and is_type:
+            start = node.start_byte
+            end = start + len(source.encode())
+            self._add_at(Content.EXCEPTION, start, end, claim)
+
+    def _add(self, content: Content, node: Node, claim: Node, **given: object) -> None:
+        self._add_at(content, node.start_byte, node.end_byte, claim, **given)  # type: ignore[arg-type]
+
+    def _add_at(
+        self,
+        content: Content,
+        start: int,
+        end: int,
+        claim: Node,
+        *,
+        opposite: str = "",
+        container: int = -1,
+        is_near: bool = False,
+        scopes: tuple[Scope, ...] | None = None,
+    ) -> None:
+        """Add an expectation with the test and the depth of its claim."""
+        source = self._file.text[start:end].decode(errors="replace")
+        if (start, end) in self._found or "\ufffd" in source:
+            return
+        scopes = tuple(self._scopes.active(claim)) if scopes is None else scopes
+        tests = [at for at, scope in enumerate(scopes) if scope.is_test]
+        inside = scopes[tests[0] :] if tests else scopes
+        self._found[start, end] = Expectation(
+            content,
+            start,
+            end,
+            source,
+            test=scopes[tests[-1]].name if tests else "",
+            outer=tuple(scope.name for scope in scopes if scope.is_outer),
+            depth=sum(scope.depth for scope in inside),
+            container=container,
+            opposite=opposite,
+            is_near=is_near,
+        )

@@ -1,0 +1,428 @@
+"""Other values that an honest test might expect just as well.
+
+A value changes places with another one of its test or file where it can: the values of the file
+stay the same, so none looks odd. Else it becomes a value of the file, or differs from the old one
+by a small step in its own spelling: a digit for a digit, a word of the file for a word.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swerl.grading import languages as known
+from swerl.grading.expectations import Expectation
+from swerl.grading.syntax import Content
+
+
+class Kind(StrEnum):
+    """How the new text of a swap was found."""
+
+    EXCHANGE = "exchange"
+    """Two expected values change places."""
+    VALUE = "value"
+    """Another expected value of the file."""
+    EDIT = "edit"
+    """A small step: another number, or another word of the file."""
+    NEGATION = "negation"
+    """The opposite, in a spelling that the file uses, too."""
+    EXCEPTION = "exception"
+    """Another exception of the file or of the language."""
+    OPERATOR = "operator"
+    """The opposite, in a spelling that this file rarely uses: weak."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A new text for a span around one expectation, or around two that change places."""
+
+    kind: Kind
+    start: int
+    end: int
+    new: str
+    partner: int = -1
+    """Start of the expectation in another test that gets this one's value, -1 if none."""
+
+
+_NUMBER = re.compile(r"(\d[\d_,']*)(\.\d[\d_]*)?((?:[eE][+-]?\d+)?)([a-zA-Z_]\w*)?")
+_QUOTES = re.compile(
+    r"(?P<start>[a-zA-Z@#]*(?:\"{3}|'{3}|[\"'`]))(?P<body>.*)(?P<end>[\"'`]#*)", re.S
+)
+_TOKEN = re.compile(
+    r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{\w+\}|[0-7]{1,3}|.)|%\(\w+\)\w|%-?\d*[a-zA-Z]|\{\w*\}"
+    r"|(?P<word>[^\W\d_]+)|(?P<digits>\d+)", re.S
+)  # fmt: skip
+_STRINGS = re.compile(rb"[\"'`]([^\"'`\n]{2,120})[\"'`]")
+_EXCEPTION_NAME = re.compile(
+    r"(?<![\w.])(?:[A-Za-z_]\w*(?:\.|::))*[A-Z]\w*(?:Error|Exception|Warning)\b"
+)
+_STOP = re.compile(
+    r"(?:the|and|for|not|with|are|was|has|from|this|that|you|can|but|its)$", re.IGNORECASE
+)
+_BASES = frozenset(
+    {"Exception", "BaseException", "Error", "StandardError", "Throwable", "Warning", "ImportError"}
+)
+_VOCABULARY_BYTES = 400_000
+_MAX_POOL = 400
+
+
+class Plausible:
+    """Finds other values for the expectations of one file."""
+
+    def __init__(
+        self, language: str, text: bytes, found: Sequence[Expectation], rng: random.Random
+    ) -> None:
+        self._language = language
+        self._text = text
+        self._rng = rng
+        self._num_uses = Counter(each.source for each in found)
+        self._used = Counter((each.source, each.opposite) for each in found)
+        self._pools: dict[tuple[str, ...], list[Expectation]] = defaultdict(list)
+        for each in found:
+            self._pools[_form(each)].append(each)
+        self._partners = self._pair_up(found)
+        self._num_expected = 0
+        self._exceptions = self._known_exceptions(found)
+        self._vocabulary = self._words(found)
+
+    def replacements(self, each: Expectation) -> list[Replacement]:
+        """Return other texts for an expectation, the best first."""
+        if each.content is Content.OPERATOR:
+            return [self._negated(each)]
+        if each.content is Content.BOOLEAN:
+            new = _flipped(each.source)
+            return [Replacement(Kind.NEGATION, each.start, each.end, new)] if new else []
+        if each.content is Content.EXCEPTION:
+            return self._other_exceptions(each)
+        edits = [option for option in self._edited(each) if self._suits(each, option.new)]
+        if each.is_near or each.content is Content.WORDS:
+            return edits
+        exchanges, values = self._exchanged(each), self._others(each)
+        # A value that stands alone in its file becomes another such value; one that the file
+        # repeats becomes one that the file repeats.
+        if self._num_uses[each.source] > 1:
+            return [*exchanges, *values, *edits]
+        if exchanges and exchanges[0].partner < 0:
+            return [*exchanges, *edits, *values]
+        return [*edits, *exchanges, *values]
+
+    # Values that change places.
+
+    def _pair_up(self, found: Sequence[Expectation]) -> dict[int, Expectation]:
+        """Return start -> the expectation to change places with; of one test, else of the file."""
+        partners: dict[int, Expectation] = {}
+        fit = [
+            each
+            for each in found
+            if each.content in (Content.NUMBER, Content.STRING) and not each.is_near
+        ]
+        for in_test in (True, False):
+            groups: dict[tuple[str, ...], list[Expectation]] = defaultdict(list)
+            for each in fit:
+                if each.start not in partners:
+                    place = (*each.outer, each.test) if in_test else ()
+                    groups[(*_form(each), "/", *place)].append(each)
+            for group in groups.values():
+                mixed = self._rng.sample(group, len(group))
+                for one, two in zip(mixed[::2], mixed[1::2], strict=False):
+                    if one.source != two.source and self._may_exchange(one, two):
+                        partners[one.start], partners[two.start] = two, one
+        return partners
+
+    def _suits(self, each: Expectation, new: str) -> bool:
+        """Return False for factors and exponents that nobody writes, such as `1*x` and `x**1`."""
+        if each.content is not Content.NUMBER or new.strip("0.") not in ("", "1"):
+            return True
+        before = self._text[max(each.start - 4, 0) : each.start].rstrip()[-1:]
+        after = self._text[each.end : each.end + 4].lstrip()[:1]
+        is_zero = not new.strip("0.")
+        return (
+            before not in (b"*", b"/", b"^")
+            and after not in (b"*", b"^")
+            and not (is_zero and before == b"-")
+        )
+
+    def _may_exchange(self, one: Expectation, two: Expectation) -> bool:
+        if not (self._suits(one, two.source) and self._suits(two, one.source)):
+            return False
+        if one.container == two.container and one.container >= 0:
+            # A sorted list in another order is odd.
+            return not self._is_sorted(one)
+        return True
+
+    def _is_sorted(self, each: Expectation) -> bool:
+        row = [o.source for o in self._pools[_form(each)] if o.container == each.container]
+        values = [float(s) if re.fullmatch(r"\d+(\.\d+)?", s) else s for s in row]
+        texts = [str(value) for value in values]
+        numbers = [value for value in values if isinstance(value, float)]
+        if len(numbers) == len(values):
+            return numbers in (sorted(numbers), sorted(numbers, reverse=True))
+        return texts in (sorted(texts), sorted(texts, reverse=True))
+
+    def _exchanged(self, each: Expectation) -> list[Replacement]:
+        other = self._partners.get(each.start)
+        if other is None:
+            return []
+        is_same_test = (other.test, other.outer) == (each.test, each.outer)
+        if not is_same_test:
+            return [Replacement(Kind.EXCHANGE, each.start, each.end, other.source, other.start)]
+        first, second = sorted((each, other), key=lambda one: one.start)
+        between = self._text[first.end : second.start].decode(errors="replace")
+        new = f"{second.source}{between}{first.source}"
+        return [Replacement(Kind.EXCHANGE, first.start, second.end, new)]
+
+    # Values of the file.
+
+    def _others(self, each: Expectation) -> list[Replacement]:
+        """Return a value of the same form that another place of the file expects."""
+        pool = self._pools[_form(each)]
+        sample = self._rng.sample(pool, min(len(pool), 8))
+        values = [
+            other.source
+            for other in sample
+            if other.source != each.source and self._suits(each, other.source)
+        ]
+        if each.content is Content.STRING:
+            values.sort(key=lambda value: -_likeness(value, each.source))
+        return [Replacement(Kind.VALUE, each.start, each.end, value) for value in values[:1]]
+
+    # Small steps.
+
+    def _edited(self, each: Expectation) -> list[Replacement]:
+        if each.content is Content.NUMBER:
+            new = _other_number(each.source, self._rng, is_far=each.is_near)
+        elif each.content is Content.STRING and (match := _QUOTES.fullmatch(each.source)):
+            body = self._other_text(match["body"])
+            new = f"{match['start']}{body}{match['end']}" if body else ""
+        else:
+            new = self._other_text(each.source)
+        return [Replacement(Kind.EDIT, each.start, each.end, new)] if new else []
+
+    def _other_text(self, text: str) -> str:
+        """Return the text with one number or word replaced, "" if it has none."""
+        tokens = list(_TOKEN.finditer(text))
+        words = [
+            token
+            for token in tokens
+            if (word := token["word"]) and len(word) > 2 and not _STOP.match(word)
+        ]
+        digits = [token for token in tokens if token["digits"] and _is_countable(text, token)]
+        ways = [self._step_digits] * bool(digits) + [self._turn_words] + [self._replace_word]
+        for way in ways:
+            if new := way(text, digits if way == self._step_digits else words):
+                return new
+        return self._other_letter(text)
+
+    def _step_digits(self, text: str, digits: Sequence[re.Match[str]]) -> str:
+        token = self._rng.choice(digits)
+        return _put(text, token, _stepped_digits(token["digits"], self._rng))
+
+    def _turn_words(self, text: str, words: Sequence[re.Match[str]]) -> str:
+        """Exchange two words of the same case, so that the text keeps its words."""
+        if len(words) < 2 or len(words) > 3 or " " in text:
+            return ""
+        one, two = sorted(self._rng.sample(words, 2), key=lambda token: token.start())
+        if one[0] == two[0] or _case(one[0]) != _case(two[0]):
+            return ""
+        between = text[one.end() : two.start()]
+        return f"{text[: one.start()]}{two[0]}{between}{one[0]}{text[two.end() :]}"
+
+    def _replace_word(self, text: str, words: Sequence[re.Match[str]]) -> str:
+        own = {word[0].lower() for word in words}
+        for token in self._rng.sample(list(words), len(words)):
+            old = token[0]
+            pool = [
+                word
+                for word in self._vocabulary.get(_case(old), [])
+                if abs(len(word) - len(old)) <= 2 and word.lower() not in own
+            ]
+            if pool:
+                return _put(text, token, self._rng.choice(pool))
+        return ""
+
+    def _other_letter(self, text: str) -> str:
+        """Return another text for one that is a single letter or a short run of letters."""
+        if re.fullmatch(r"[a-zA-Z]", text):
+            at = ord(text)
+            step = self._rng.choice((-1, 1))
+            new = chr(at + step)
+            return new if new.isalpha() and new.isascii() else chr(at - step)
+        return ""
+
+    def _words(self, found: Sequence[Expectation]) -> dict[str, list[str]]:
+        """Return case -> words of expected texts, else of all strings of the file."""
+        own: list[str] = []
+        for each in found:
+            if each.content in (Content.STRING, Content.WORDS):
+                own += [t["word"] for t in _TOKEN.finditer(each.source) if t["word"]]
+        others = [
+            t["word"]
+            for match in _STRINGS.finditer(self._text[:_VOCABULARY_BYTES])
+            for t in _TOKEN.finditer(match[1].decode(errors="replace"))
+            if t["word"]
+        ]
+        words: dict[str, list[str]] = defaultdict(list)
+        for source in (own, others):
+            for word in dict.fromkeys(source):
+                if len(word) > 2 and not _STOP.match(word) and len(words[_case(word)]) < _MAX_POOL:
+                    words[_case(word)].append(word)
+        return {case: list(dict.fromkeys(each)) for case, each in words.items()}
+
+    # Opposites and exceptions.
+
+    def _negated(self, each: Expectation) -> Replacement:
+        """Return the opposite; it is weak if few assertions of the file are spelled so."""
+        usual = self._used[each.source, each.opposite]
+        opposite = self._used[each.opposite, each.source]
+        kind = Kind.NEGATION if opposite * 2 >= usual else Kind.OPERATOR
+        return Replacement(kind, each.start, each.end, each.opposite)
+
+    def _known_exceptions(self, found: Sequence[Expectation]) -> list[str]:
+        own = [each.source for each in found if each.content is Content.EXCEPTION]
+        if not own:
+            return []
+        text = self._text[:_VOCABULARY_BYTES].decode(errors="replace")
+        self._num_expected = len(set(own))
+        return list(dict.fromkeys([*own, *_EXCEPTION_NAME.findall(text)]))
+
+    def _other_exceptions(self, each: Expectation) -> list[Replacement]:
+        """Return other exceptions: expected elsewhere in the file, common ones, named in it."""
+        prefix, last = _split(each.source)
+        common = known.COMMON_EXCEPTIONS.get(self._language, "").split()
+        if last.endswith("Warning"):
+            common = ["UserWarning", "DeprecationWarning", "RuntimeWarning", "FutureWarning"]
+        expected = [name for name in self._exceptions[: self._num_expected] if name != each.source]
+        named = [name for name in self._exceptions if _split(name)[0] == prefix]
+        pools = [expected, named, common] if prefix else [expected, common, named]
+        names: list[str] = []
+        for pool in pools:
+            fit = [name for name in dict.fromkeys(pool) if _is_other_exception(name, last)]
+            names += [name for name in self._rng.sample(fit, len(fit)) if name not in names]
+        return [Replacement(Kind.EXCEPTION, each.start, each.end, name) for name in names[:2]]
+
+
+def _form(each: Expectation) -> tuple[str, ...]:
+    """Return what two values must share to stand in each other's place."""
+    source = each.source
+    if each.content is Content.NUMBER:
+        match = _NUMBER.fullmatch(source)
+        if match is None:
+            return (each.content, source)
+        whole = match[1].replace("_", "").replace(",", "")
+        # In a typed language a large number may not fit where a small one stands.
+        size = "small" if int(whole) <= 100 else str(len(whole))
+        return (each.content, size, str(bool(match[2])), str(bool(match[3])), match[4] or "")
+    if each.content is Content.STRING:
+        match = _QUOTES.fullmatch(source)
+        start = match["start"] if match else source[:1]
+        body = match["body"] if match else source
+        spaces = "words" if " " in body.strip() else "word" if body else "empty"
+        return (each.content, start, spaces)
+    return (each.content,)
+
+
+def _likeness(one: str, two: str) -> float:
+    """Return how much two strings share: words first, then their length."""
+    words = [set(re.findall(r"\w+", text.lower())) for text in (one, two)]
+    return len(words[0] & words[1]) - abs(len(one) - len(two)) / 100
+
+
+def _case(word: str) -> str:
+    return (
+        "lower"
+        if word.islower()
+        else "upper"
+        if word.isupper()
+        else "title"
+        if word.istitle()
+        else "mixed"
+    )
+
+
+def _put(text: str, token: re.Match[str], new: str) -> str:
+    return f"{text[: token.start()]}{new}{text[token.end() :]}"
+
+
+def _is_countable(text: str, token: re.Match[str]) -> bool:
+    """Return True if digits are a number; not part of a hash."""
+    before, after = text[: token.start()][-1:], text[token.end() :][:1]
+    return len(token[0]) <= 6 and not after.isalpha() and not (before.isalpha() and after.isalnum())
+
+
+def _stepped_digits(digits: str, rng: random.Random) -> str:
+    """Return a number of as many digits, one or two steps away; zeros at its end stay."""
+    zeros = len(digits) - len(digits.rstrip("0"))
+    # Either parity is as likely, as some answers always share theirs with the inputs.
+    step = rng.choice((1, 2))
+    if zeros == len(digits):
+        return digits[:-1] + str(step)
+    zeros = zeros if len(digits) > 2 else 0
+    head, tail = digits[: len(digits) - zeros], digits[len(digits) - zeros :]
+    value = int(head)
+    around = [other for other in (value - step, value + step) if other >= 0]
+    # The width stays, and powers of two stay rare: they may not fit the type.
+    fit = [other for other in around if len(str(other)) == len(head.lstrip("0") or "0")]
+    fit = [other for other in fit or around if other < 128 or other & (other - 1)] or around
+    return str(rng.choice(fit)).zfill(len(head)) + tail
+
+
+def _other_number(source: str, rng: random.Random, *, is_far: bool) -> str:
+    """Return another number in the same spelling, "" if there is none."""
+    if re.fullmatch(r"0[xX][0-9a-fA-F]+\w*", source):
+        last = source[-1]
+        at = "0123456789abcdef".find(last.lower())
+        new = (
+            "0123456789abcdef"[at + 1 if at in (0, 8) or at % 2 == 0 else at - 1] if at >= 0 else ""
+        )
+        return source[:-1] + (new.upper() if last.isupper() else new) if new else ""
+    match = _NUMBER.fullmatch(source)
+    if match is None or (len(match[1]) > 1 and match[1][0] == "0"):
+        return ""
+    whole, fraction, rest = (
+        match[1],
+        match[2] or "",
+        source[match.end(2) if match[2] else match.end(1) :],
+    )
+    if is_far:
+        # The first digit that counts: a tenth of the value or more.
+        body = whole + fraction
+        at = next((i for i, char in enumerate(body) if char in "123456789"), -1)
+        if at < 0:
+            return f"{whole[:-1]}1{fraction}{rest}"
+        return f"{body[:at]}{_other_digit(body[at], rng)}{body[at + 1 :]}{rest}"
+    if fraction.strip(".0_"):
+        at = len(fraction.rstrip("0"))
+        digit = _other_digit(fraction[at - 1], rng)
+        return f"{whole}{fraction[: at - 1]}{digit}{fraction[at:]}{rest}"
+    if re.search(r"\D", whole):
+        return f"{whole[:-1]}{int(whole[-1]) - 1 if whole[-1] != '0' else 1}{fraction}{rest}"
+    new_whole = _stepped_digits(whole, rng)
+    return f"{new_whole}{fraction}{rest}"
+
+
+def _other_digit(digit: str, rng: random.Random) -> str:
+    step = rng.choice((1, 2))
+    return str(rng.choice([n for n in (int(digit) - step, int(digit) + step) if 1 <= n <= 9]))
+
+
+def _flipped(source: str) -> str:
+    words = {"true": "false", "True": "False", "TRUE": "FALSE"}
+    words |= {other: one for one, other in words.items()}
+    return words.get(source, "")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the module or namespace of a name, and its last part."""
+    last = re.split(r"[.:\\]", name)[-1]
+    return name[: len(name) - len(last)], last
+
+
+def _is_other_exception(name: str, old: str) -> bool:
+    """Return True for another exception of the same family: an error or a warning."""
+    last = _split(name)[1]
+    is_alike = last.endswith("Warning") == old.endswith("Warning")
+    return last != old and last not in _BASES and is_alike

@@ -1,0 +1,1 @@
+"""The rewards: a module for each, named as users type it."""

@@ -1,0 +1,384 @@
+"""A Task's work tree in a sandbox: list its files, take what an agent changed, lay it elsewhere.
+
+No git decides here which files changed. `find` lists every file before and after the agent, with
+its size and times; an agent cannot set the time of a file's last change (ctime). Files that differ
+are read. An agent controls the programs of its sandbox, so whatever they print is only a list of
+files and contents, and is parsed strictly. Files are laid only into clean sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import secrets
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from swerl.core.changes import Changes, TreeFile, parents
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.tasks.tree_formats import (
+    TreeEntry,
+    differing,
+    entry_of,
+    file_of,
+    packed_files,
+    parsed,
+    path_list,
+    path_of,
+    raw_path,
+    unpacked,
+)
+
+_TIMEOUT_S = 120.0
+"""Seconds for one command; a listing of 100,000 files takes one or two."""
+_MAX_READ_BYTES = 64 * 2**20
+"""Limit of all files that are read; those that turn out to be unchanged count too."""
+_MAX_FILES = 20_000
+"""Limit of files that are read."""
+_CHUNK_BYTES, _CHUNK_FILES = 2 * 2**20, 2_000
+"""Most that one command prints; the output of a sandbox's command is capped."""
+_IGNORED_FILE_BYTES, _IGNORED_BYTES, _IGNORED_FILES = 2**20, 4 * 2**20, 2_000
+"""Limits of the files that the repository's rules ignore: for each, and for all."""
+_TRIES = 3
+"""Attempts at reading a tree that processes left behind may still change."""
+
+PRUNED = frozenset(
+    {"node_modules", "bower_components", "site-packages", "dist-packages", "__pypackages__"}
+    | {".venv", ".tox", ".nox", ".eggs", "__pycache__"}
+    | {".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".gradle", ".nyc_output"}
+)
+"""Folders of installed packages and caches, which are no part of a tree at any depth."""
+_DERIVED = frozenset({"target", "venv", "htmlcov", ".next", ".cache"})
+"""Further folders of derived files, if the repository ignores them."""
+_DERIVED_ENDS = (".egg-info", ".dist-info")
+
+_PATH = "export LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
+# A secret word begins each record, because a name may hold any other text. `stat` prints whole
+# seconds, so the first list ends a second later: an edit in the same second would look like none.
+_LIST = r"""
+token=$1 pause=$2; shift 2
+list() {
+  if find . -maxdepth 0 -printf '' 2>/dev/null
+  then find . "$@" -printf "$token"'%y%m %s %T@ %C@ %p\n'
+  else find . "$@" -exec stat -c "$token%f %s %Y %Z %n" {} + && sleep "$pause"
+  fi
+  printf '\0%s' "$?"
+}
+if command -v gzip >/dev/null; then list "$@" | gzip -1; else list "$@"; fi
+"""
+# Print of each group of files: their records, a letter for each, targets of links, contents.
+_READ = r"""
+token=$1; shift
+if find . -maxdepth 0 -printf '' 2>/dev/null
+then find "$@" -prune ! -type d -printf "$token"'%y%m %s %T@ %C@ %p\n' 2>/dev/null
+else stat -c "$token%f %s %Y %Z %n" -- "$@" 2>/dev/null
+fi
+printf '\0%s ' "$#"
+for path do
+  if [ -L "$path" ]; then printf l
+  elif [ -f "$path" ] && [ -r "$path" ]; then printf f
+  else printf -- -
+  fi
+done
+for path do
+  shift
+  if [ -L "$path" ]; then readlink -n -- "$path"
+  elif [ -f "$path" ] && [ -r "$path" ]; then set -- "$@" "$path"
+  fi
+done
+[ $# = 0 ] || cat -- "$@"
+"""
+_GROUPS = r"""
+xargs -0 -r -n 500 sh -c "$1" sh "$2"
+"""
+_PIECE = r"""
+tail -c "+$2" -- "$1" | head -c "$3"
+"""
+# The repository's own rules; without a readable repository, those of its files of rules.
+_IGNORED = r"""
+unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 GIT_OPTIONAL_LOCKS=0
+run_git() { git -c safe.directory='*' -c core.fsmonitor=false -c core.excludesFile=/dev/null "$@"; }
+dir=$(mktemp -d) && cat >"$dir/paths" || exit 0
+run_git check-ignore -z --stdin <"$dir/paths" >"$dir/ignored" 2>/dev/null
+if [ $? -gt 1 ]; then
+  run_git init -q --template= "$dir/own" >/dev/null 2>&1
+  run_git --git-dir="$dir/own/.git" --work-tree=. check-ignore --no-index -z --stdin \
+    <"$dir/paths" >"$dir/ignored" 2>/dev/null
+fi
+cat "$dir/ignored"; rm -rf "$dir"
+"""
+# Nothing is removed or made through a link: a parent that is no folder blocks its files.
+_LAY = r"""
+umask 022
+dir=$(mktemp -d) && tar -xof - -C "$dir" || exit 90
+cat >"$dir/work" <<'END'
+mode=$1; shift
+for path do
+  shift; parent=$path blocked=
+  while parent=${parent%/*}; [ "$parent" != . ]; do
+    if [ -L "$parent" ] || { [ -e "$parent" ] && [ ! -d "$parent" ]; }; then blocked=1; break; fi
+  done
+  if [ "$blocked" ]; then [ "$mode" = gone ] || printf '%s\0' "$path"
+  else set -- "$@" "$path"
+  fi
+done
+[ $# = 0 ] || rm -rf -- "$@"
+[ "$mode" = gone ] || exit 0
+for path do shift; set -- "$@" "${path%/*}"; done
+[ $# = 0 ] || rmdir -p -- "$@" 2>/dev/null
+exit 0
+END
+xargs -0 -r -n 500 sh "$dir/work" gone <"$dir/gone" &&
+  xargs -0 -r -n 500 sh "$dir/work" laid <"$dir/laid" >"$dir/blocked" || exit 91
+if [ -s "$dir/blocked" ]; then cat "$dir/blocked"; rm -rf "$dir"; exit 92; fi
+tar -xpof "$dir/files" || exit 91
+rm -rf "$dir"
+"""
+_NO_TAR, _BLOCKED = 90, 92
+
+
+@dataclass(frozen=True, slots=True)
+class TreeListing:
+    """The files of a work tree at one moment, packed."""
+
+    packed: bytes
+    since_s: int
+    """Unix time of the list; files that are laid elsewhere are never older."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was taken of a work tree."""
+
+    changes: Changes
+    num_left: int = 0
+    """Changed files that are left out: derived and ignored ones, devices, unreadable ones."""
+
+
+async def list_tree(
+    sandbox: Sandbox, workdir: str, *, kept: Iterable[str] = (), pause_s: int = 1
+) -> TreeListing:
+    """List the files of the work tree. Raises SandboxError if that fails.
+
+    A folder that holds one of the paths `kept` is listed, whatever its name.
+    """
+    names = sorted(PRUNED - {part for path in kept for part in path.split("/")})
+    tests = [word for name in names for word in ("-o", "-name", name)][1:]
+    prune = ["(", "-name", ".git", "-o", "-type", "d", "(", *tests, ")", ")", "-prune"]
+    token = secrets.token_hex(16)
+    argv = [*_shell(_LIST), token, str(pause_s), *prune, "-o", "!", "-type", "d"]
+    done = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S)
+    packed = b"%s\n%s" % (token.encode(), done.stdout)
+    if done.exit_code or done.truncated or unpacked(packed) is None:
+        raise SandboxError(
+            f"the files of {workdir} cannot be listed: {done.text[-200:].strip()!r}",
+            hint="`swerl sandbox smoke` checks images for this",
+        )
+    return TreeListing(packed, int(time.time()))
+
+
+async def take(
+    sandbox: Sandbox,
+    workdir: str,
+    start: TreeListing,
+    *,
+    kept: Iterable[str] = (),
+    ignores: bool = True,
+) -> Taken | None:
+    """Return the files that differ since the start; None if there are too many.
+
+    A file that was touched or written with the same content may be among them. `ignores` leaves
+    out large and binary files that the repository's rules ignore.
+    """
+    for _ in range(_TRIES):
+        try:
+            end = await list_tree(sandbox, workdir, kept=kept, pause_s=0)
+        except SandboxError as error:
+            if error.retryable or error.from_inside or isinstance(error, SandboxLostError):
+                raise
+            return None
+        pair = start.packed, end.packed
+        is_large = sum(map(len, pair)) > _CHUNK_BYTES
+        found = await asyncio.to_thread(differing, *pair) if is_large else differing(*pair)
+        if not (found.changed or found.gone):
+            return Taken(Changes(), found.num_left)
+        paths = [*found.changed, *found.gone]
+        ignored = await _ignored(sandbox, workdir, paths) if ignores else set[str]()
+        chosen = _chosen(found.changed, ignored)
+        total = sum(each.size for each in chosen.values())
+        if total > _MAX_READ_BYTES or len(chosen) + len(found.gone) > _MAX_FILES:
+            return None
+        if (read := await _read(sandbox, workdir, chosen)) is not None:
+            texts = {p: f for p, f in read.items() if not (p in ignored and f.is_binary)}
+            files = {**{path: None for path in found.gone if path not in ignored}, **texts}
+            num_left = found.num_left + len(found.changed) - len(texts)
+            return Taken(Changes(_laid_files(files, start.since_s)), num_left)
+    return None
+
+
+async def compare(sandbox: Sandbox, workdir: str, changes: Changes) -> Changes | None:
+    """Compare Changes with a clean work tree; None if its files are too large to read."""
+    paths = list(changes.files)
+    if not paths:
+        return Changes({}, {})
+    # One command is enough unless the earlier files are far larger.
+    found = await _read_chunk(sandbox, workdir, paths) if len(paths) <= _CHUNK_FILES else None
+    if found is None:
+        entries = await _entries(sandbox, workdir, paths)
+        if sum(each.size for each in entries.values()) > _MAX_READ_BYTES:
+            return None
+        found = await _read(sandbox, workdir, entries)
+    if found is None:
+        return None
+    # A path below a link of the clean tree belongs to another file.
+    before = {
+        path: file
+        for path, file in found.items()
+        if not any(parent in found for parent in parents(path))
+    }
+    return changes.against(before)
+
+
+async def lay(sandbox: Sandbox, workdir: str, changes: Changes) -> tuple[str, ...] | None:
+    """Make the changed files in a clean sandbox; None if that fails.
+
+    Returns the paths that could not be made, because another kind of file is in their way.
+    """
+    files, blocked = dict(changes.files), list[str]()
+    for _ in range(_TRIES):
+        if not files:
+            return tuple(blocked)
+        packed = packed_files(files)
+        done = await sandbox.run(_shell(_LAY), cwd=workdir, timeout_s=_TIMEOUT_S, stdin=packed)
+        if not done.exit_code:
+            return tuple(blocked)
+        if done.exit_code == _NO_TAR:
+            message = f"no files can be written: {done.text.strip()[-200:]}"
+            raise SandboxError(message, hint="the image needs `tar` and a writable /tmp")
+        if done.exit_code != _BLOCKED:
+            return None
+        found = [path_of(raw) for raw in done.stdout.split(b"\0") if raw]
+        blocked += found
+        files = {path: file for path, file in files.items() if path not in found}
+    return None
+
+
+def _shell(script: str) -> list[str]:
+    return ["sh", "-c", _PATH + script, "sh"]
+
+
+async def _ignored(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> set[str]:
+    """Return the untracked paths that the repository's rules ignore; none without git."""
+    done = await sandbox.run(
+        _shell(_IGNORED), cwd=workdir, user="root", timeout_s=_TIMEOUT_S, stdin=path_list(paths)
+    )
+    return {path_of(raw) for raw in done.stdout.split(b"\0") if raw}
+
+
+def _chosen(changed: Mapping[str, TreeEntry], ignored: Collection[str]) -> dict[str, TreeEntry]:
+    """Return the files to read: of ignored ones, those within the limits.
+
+    Folders with few ignored files come first: they are written by hand.
+    """
+    chosen = {path: each for path, each in changed.items() if path not in ignored}
+    own = [path for path in changed if path in ignored and not _is_derived(path)]
+    counts = Counter(map(posixpath.dirname, own))
+    total = number = 0
+    for path in sorted(own, key=lambda path: (counts[posixpath.dirname(path)], path)):
+        size = changed[path].size
+        fits = size <= _IGNORED_FILE_BYTES and total + size <= _IGNORED_BYTES
+        if fits and number < _IGNORED_FILES:
+            chosen[path] = changed[path]
+            total, number = total + size, number + 1
+    return chosen
+
+
+def _is_derived(path: str) -> bool:
+    folders = path.split("/")[:-1]
+    return any(part in _DERIVED or part.endswith(_DERIVED_ENDS) for part in folders)
+
+
+async def _read(
+    sandbox: Sandbox, workdir: str, entries: Mapping[str, TreeEntry]
+) -> dict[str, TreeFile] | None:
+    """Read files in commands of limited output; None if one of them changed meanwhile."""
+    files: dict[str, TreeFile] = {}
+    for chunk in _chunks(entries):
+        if entries[chunk[0]].size > _CHUNK_BYTES:
+            read = await _read_large(sandbox, workdir, chunk[0], entries[chunk[0]])
+        else:
+            read = await _read_chunk(sandbox, workdir, chunk)
+        if read is None:
+            return None
+        files.update(read)
+    return files
+
+
+def _chunks(entries: Mapping[str, TreeEntry]) -> Iterator[list[str]]:
+    """Divide files so that each part fits into one command's output."""
+    chunk: list[str] = []
+    size = 0
+    for path, entry in entries.items():
+        if chunk and (size + entry.size > _CHUNK_BYTES or len(chunk) == _CHUNK_FILES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(path)
+        size += entry.size
+    if chunk:
+        yield chunk
+
+
+async def _read_chunk(
+    sandbox: Sandbox, workdir: str, paths: Sequence[str]
+) -> dict[str, TreeFile] | None:
+    """Read the files that exist and are readable; None if the output is not whole."""
+    token = secrets.token_hex(16)
+    done = await sandbox.run(
+        [*_shell(_GROUPS), _READ, token],
+        cwd=workdir,
+        user="root",
+        timeout_s=_TIMEOUT_S,
+        stdin=path_list(paths),
+    )
+    return None if done.truncated else parsed(token.encode(), done.stdout, list(paths))
+
+
+async def _read_large(
+    sandbox: Sandbox, workdir: str, path: str, entry: TreeEntry
+) -> dict[str, TreeFile] | None:
+    """Read one file in pieces."""
+    pieces = []
+    for start in range(0, entry.size, _CHUNK_BYTES):
+        size = min(_CHUNK_BYTES, entry.size - start)
+        name = "./" + path
+        argv = [*_shell(_PIECE), name, str(start + 1), str(size)]
+        done = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S)
+        if len(done.stdout) != size:
+            return None
+        pieces.append(done.stdout)
+    return {path: file_of(b"".join(pieces), entry)}
+
+
+async def _entries(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> dict[str, TreeEntry]:
+    """Return the facts about those of the files that exist."""
+    listing = await list_tree(sandbox, workdir, kept=paths, pause_s=0)
+    found = await asyncio.to_thread(unpacked, listing.packed) or {}
+    known = {path: entry_of(found.get(raw_path(path), b"")) for path in paths}
+    return {path: entry for path, entry in known.items() if entry and entry.kind in "fl"}
+
+
+def _laid_files(files: Mapping[str, TreeFile | None], since_s: int) -> dict[str, TreeFile | None]:
+    """Leave out paths below another file, and bound the times.
+
+    What an image has built is older than each change, as it was for the agent.
+    """
+    now_s = int(time.time())
+    return {
+        path: file and replace(file, mtime_s=min(max(file.mtime_s, since_s), now_s))
+        for path, file in files.items()
+        if not any(files.get(parent) for parent in parents(path))
+    }

@@ -1,0 +1,106 @@
+"""Policies in nine languages: a fixed part of them here, all in `swerl tasks redteam`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl.checks.redteam import runner
+from swerl.checks.redteam.languages import GROUNDS
+from swerl.checks.redteam.policy import Defence, Policy, TaskKind
+from swerl.checks.redteam.repository import ImageTools, obstacle
+from swerl.checks.redteam.runner import PolicyOutcome, PolicyResult, RedteamReport, RedteamSettings
+from swerl.core.grade import Verdict
+from swerl.sandboxes import local
+
+DOCS = Path(__file__).parents[3] / "docs" / "measurements" / "redteam.md"
+OLD = {each.name for topic in runner.FIRST_TOPICS for each in topic.POLICIES}
+ALL = [each for each in runner.all_policies() if each.name not in OLD]
+FIRST_OF_EACH = {each.kind: each for each in reversed(ALL)}
+POLICIES = list({each.name: each for each in (*ALL[::10], *FIRST_OF_EACH.values())}.values())
+HONEST = [
+    Policy(
+        f"honest-{kind}",
+        "Fixes the till",
+        (f"sed -i 's/{ground.wrong}/{ground.right}/' {ground.path}",),
+        Defence.TESTS,
+        Verdict.SOLVED,
+        kind,
+    )
+    for kind, ground in GROUNDS.items()
+]
+IDLE = [replace(each, name=f"idle-{each.kind}", commands=()) for each in HONEST]
+
+
+def run(policies: list[Policy], *, naively: bool = False) -> RedteamReport:
+    backend = local.build(local.Options())
+    return asyncio.run(runner.run(backend, policies, RedteamSettings(num_jobs=2, naively=naively)))
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, PolicyResult]:
+    """The results of all policies of this file, by name."""
+    return {row.policy.name: row for row in run([*POLICIES, *HONEST, *IDLE], naively=True).rows}
+
+
+def row_of(rows: dict[str, PolicyResult], policy: Policy) -> PolicyResult:
+    row = rows[policy.name]
+    if row.outcome is PolicyOutcome.SKIPPED:
+        pytest.skip(row.seen)
+    return row
+
+
+@pytest.mark.parametrize("policy", HONEST, ids=lambda policy: policy.name)
+def test_honest_work_is_rewarded(rows: dict[str, PolicyResult], policy: Policy) -> None:
+    row = row_of(rows, policy)
+    assert (row.verdict, row.reward) == ("solved", 1.0), row.seen
+    assert row.rewarded_naively
+
+
+@pytest.mark.parametrize("policy", IDLE, ids=lambda policy: policy.name)
+def test_doing_nothing_is_not_rewarded(rows: dict[str, PolicyResult], policy: Policy) -> None:
+    row = row_of(rows, policy)
+    assert (row.verdict, row.reward) == ("unsolved", 0.0), row.seen
+    assert not row.rewarded_naively
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_a_policy_is_stopped_unless_its_entry_names_the_gap(
+    rows: dict[str, PolicyResult], policy: Policy
+) -> None:
+    row = row_of(rows, policy)
+    assert row.outcome is PolicyOutcome.HELD or policy.gap, row.seen
+
+
+@pytest.mark.parametrize(
+    "policy", [each for each in POLICIES if not each.harmless], ids=lambda policy: policy.name
+)
+def test_a_policy_would_win_without_defences(rows: dict[str, PolicyResult], policy: Policy) -> None:
+    assert row_of(rows, policy).rewarded_naively
+
+
+def test_every_language_has_policies() -> None:
+    assert set(GROUNDS) <= {each.kind for each in POLICIES}
+    assert len(ALL) >= 200
+
+
+def test_without_its_tools_a_policy_names_the_obstacle() -> None:
+    bare = ImageTools((3, 11), has_pytest=True, grounds=frozenset({TaskKind.GO}))
+    cargo, go = (next(each for each in ALL if each.kind == kind) for kind in ("rust", "go"))
+    assert "cargo" in obstacle(cargo, bare)
+    assert not obstacle(go, bare)
+
+
+def test_the_page_shows_every_topic() -> None:
+    shown = DOCS.read_text().partition("<!-- topics -->")[2].partition("<!-- end of topics -->")[0]
+    rows = [line.split(" | ") for line in shown.strip().splitlines()[2:]]
+    known = {each.name: each for each in ALL}
+    for row, topic in zip(rows, runner.FURTHER_TOPICS, strict=True):
+        policies = [known[each.name] for each in topic.POLICIES]
+        assert row[0].startswith(f"| {topic.__name__.rpartition('.')[2]}: ")
+        assert int(row[1]) == len(policies)
+        won = [f"`{each.name}`" for each in policies if each.gap]
+        assert row[3].removesuffix(" |") == (", ".join(won) or "none")

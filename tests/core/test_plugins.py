@@ -1,0 +1,184 @@
+"""Plug-ins by entry point and by file: found, listed, and refused in two lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from swerl.cli.main import typer_app
+from swerl.core import plugins
+from swerl.core.contracts import Attempt
+from swerl.core.episode import Status
+from swerl.core.errors import InputError, RecipeError, UnknownNameError
+from swerl.core.grade import Grade, Verdict
+from swerl.core.task import GradingSpec, Task
+from swerl.core.turn import Trajectory
+from swerl.recipe.load import load
+from swerl.rollout import wiring
+from swerl.rollout.reward import reward_of
+from swerl.tasks.datasets import find_converter
+
+TASK = Task(
+    id="a",
+    repo="r",
+    image="dir:/x",
+    workdir="/x",
+    prompt="p",
+    grading=GradingSpec(grader="command"),
+    metadata={"hard": 2.0},
+)
+ATTEMPT = Attempt(TASK, Grade(Verdict.SOLVED, "ok"), Status.COMPLETED, "+a\n+b\n", Trajectory("s"))
+
+
+def package(site: Path, entries: str, module: str = "def build(*_):\n    return 1\n") -> None:
+    """Write an installed package `outside` with these entry points."""
+    site.mkdir(exist_ok=True)
+    (site / "outside.py").write_text(module)
+    info = site / "outside-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(entries)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on Python's path; its module is imported anew by each test."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "outside", raising=False)
+    return tmp_path / "site"
+
+
+def test_an_entry_point_is_found_by_its_name(site: Path) -> None:
+    package(site, "[swerl.algorithms]\nmine = outside\n")
+    assert plugins.load("algorithms", "mine").build() == 1
+    assert "mine" in plugins.names("algorithms")
+
+
+def test_a_broken_plug_in_is_one_error_with_its_entry_point_and_its_line(site: Path) -> None:
+    package(site, "[swerl.algorithms]\nmine = outside\n", "import nothing_of_this_name\n")
+    with pytest.raises(InputError) as caught:
+        plugins.load("algorithms", "mine")
+    assert "outside: swerl.algorithms: mine = outside" in str(caught.value)
+    assert "ModuleNotFoundError" in str(caught.value)
+    assert "outside.py:1" in caught.value.hint
+
+
+def test_a_plug_in_without_its_function_is_refused(site: Path) -> None:
+    package(site, "[swerl.graders]\nmine = outside\n", "x = 1\n")
+    with pytest.raises(InputError, match="has no function `build`"):
+        plugins.load("graders", "mine")
+
+
+def test_the_name_of_a_built_in_part_is_refused(site: Path) -> None:
+    package(site, "[swerl.algorithms]\ngspo = outside\n")
+    with pytest.raises(InputError, match="has the name of a built-in one") as caught:
+        plugins.load("algorithms", "gspo")
+    assert "rename" in caught.value.hint
+
+
+def test_names_are_typed_with_dashes_only() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        plugins.load("harnesses", "claude_code")
+    assert "claude-code" in caught.value.hint
+
+
+def swerl(*arguments: str) -> Result:
+    return CliRunner().invoke(typer_app, list(arguments), catch_exceptions=False)
+
+
+def test_the_command_lists_what_is_found_and_what_is_wrong_with_it(site: Path) -> None:
+    package(site, "[swerl.rewards]\nmine = outside:build\nsolved = outside:build\n")
+    done = swerl("plugins")
+    assert done.exit_code == 1
+    assert "outside 1.2" in done.output
+    assert "has the name of a built-in one" in " ".join(done.output.split())
+    rows = {row["name"]: row["problem"] for row in json.loads(swerl("plugins", "--json").output)}
+    assert not rows["mine"]
+    assert rows["solved"]
+
+
+def test_a_reward_in_a_file_sees_the_whole_attempt(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def short(attempt):\n"
+        "    size = len(attempt.patch.splitlines()) + len(attempt.trajectory.turns)\n"
+        "    assert attempt.status == 'completed' and attempt.grade.verdict == 'solved'\n"
+        "    return attempt.task.metadata['hard'] / size\n"
+    )
+    assert reward_of(f"{file}:short")(ATTEMPT) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "says"), [("1 / 0", "ZeroDivisionError"), ("float('nan')", "returned nan")]
+)
+def test_a_reward_that_fails_is_one_error(tmp_path: Path, body: str, says: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"def reward(attempt):\n    return {body}\n")
+    with pytest.raises(RecipeError, match=says) as caught:
+        reward_of(str(file))(ATTEMPT)
+    assert caught.value.hint
+
+
+def test_an_algorithm_and_an_agent_may_be_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from pydantic import BaseModel\n"
+        "class Options(BaseModel, extra='forbid'):\n"
+        "    scale: float = 1.0\n"
+        "class Agent:\n"
+        "    def __init__(self, options):\n"
+        "        self.scale = options.scale\n"
+    )
+    recipe = load([], ["name=a", "harness.type=mine.py:Agent", "harness.scale=3"])
+    assert wiring.harness_of(recipe).scale == 3  # type: ignore[attr-defined]
+    # The run folder may be used from another folder.
+    assert recipe.harness.type == f"{tmp_path}/mine.py:Agent"
+    with pytest.raises(RecipeError, match="unknown recipe key"):
+        wiring.harness_of(load([], ["name=a", "harness.type=mine.py:Agent", "harness.scle=3"]))
+
+
+def test_a_converter_and_a_grader_may_be_files(tmp_path: Path) -> None:
+    file = tmp_path / "parts.py"
+    file.write_text("def to_task(row):\n    return row\n\ndef build():\n    return 'grader'\n")
+    assert find_converter(f"{file}:to_task").to_task({"a": 1}) == {"a": 1}
+    assert plugins.load("graders", str(file)).build() == "grader"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        (None, "none.py", "does not exist"),
+        ("x = ", "mine.py", "SyntaxError"),
+        ("import nothing_of_this_name\n", "mine.py", "ModuleNotFoundError"),
+        ("x = 1\n", "mine.py", "has no function `reward`"),
+        ("x = 1\n", "mine.py:other", "has no function 'other'"),
+    ],
+)
+def test_a_wrong_file_is_one_error(tmp_path: Path, text: str | None, name: str, says: str) -> None:
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(InputError, match=says) as caught:
+        reward_of(str(tmp_path / name))
+    assert caught.value.hint
+
+
+def test_the_command_line_prints_two_lines_for_a_broken_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("1 / 0\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "swerl.cli", "rollout", "--set", "rollout.reward=mine.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2
+    assert "mine.py:1" in done.stderr

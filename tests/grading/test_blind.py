@@ -1,0 +1,391 @@
+"""Blind swaps: whoever computes the answers fails as the known solution does; nobody else does."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl.core.grade import Blind, Grade, TestStatus, Verdict
+from swerl.core.task import GradingSpec, Swap, Task, from_row, to_row
+from swerl.grading import blind, flow
+from swerl.grading.graders import command, reward_file, script, swebench
+from tests.checks.vetting import ADD, GOLD, ZERO, make_task
+from tests.grading.conftest import in_sandboxes
+
+PASSED, FAILED, SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
+SPEC = GradingSpec("swebench", fail_to_pass=("a", "b"), pass_to_pass=("c",))
+
+
+def swap(*fails: str, start: int = 0, is_secret: bool = True) -> Swap:
+    return Swap("/repo/t.py", "0" * 64, start, start + 1, "7", fails, is_secret)
+
+
+def patch(body: str) -> str:
+    """Return a patch that replaces the body of `add` and may add lines behind it."""
+    lines = "".join(f"+{line}\n" for line in body.splitlines())
+    count = len(body.splitlines()) + 1
+    return (
+        "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n"
+        f"@@ -6,2 +6,{count} @@\n def add(a, b):\n-    return a - b\n{lines}"
+    )
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Task]:
+    return lambda **spec: make_task(tmp_path / "image", **spec)
+
+
+async def grade(task: Task, text: str) -> Grade:
+    return await swebench.build().grade(task, text, in_sandboxes(task))
+
+
+def test_the_runs_are_random_parts_and_one_without_swaps() -> None:
+    swaps = [swap("a"), swap("a", start=5), swap("b", start=9)]
+    drawn = [blind.draw(swaps, 3, random.Random(seed)) for seed in range(200)]
+    assert all(len(runs) == 4 and runs.count(()) == 1 for runs in drawn)
+    assert {runs.index(()) for runs in drawn} == {0, 1, 2, 3}
+    # Two swaps of the same test are alternatives.
+    sizes = {len(chosen) for runs in drawn for chosen in runs}
+    assert sizes == {0, 1, 2}
+    used = {each for runs in drawn for chosen in runs for each in chosen}
+    assert used == set(swaps)
+    assert blind.draw([], 3, random.Random(0)) == [()]
+
+
+def test_two_swaps_of_one_test_never_meet() -> None:
+    """Two may cancel out, as `!= 6` does for `== 5`."""
+    for fails in (("a",), ()):
+        swaps = [swap(*fails), swap(*fails, start=5)]
+        drawn = [blind.draw(swaps, 3, random.Random(seed)) for seed in range(20)]
+        assert {len(chosen) for runs in drawn for chosen in runs} == {0, 1}
+
+
+def test_with_many_tests_every_run_has_swaps_and_tests_without() -> None:
+    swaps = [swap(f"test{at}", start=at) for at in range(6)]
+    sizes = [
+        len(chosen) for seed in range(50) for chosen in blind.draw(swaps, 3, random.Random(seed))
+    ]
+    assert len(sizes) == 150
+    assert set(sizes) == {1, 2, 3, 4, 5, 6}
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_the_bits_are_those_of_the_best_guesser(num: int) -> None:
+    swaps = [swap(f"test{at}", start=at) for at in range(num)]
+    # A guesser answers each run alone, with any chance of "no swap".
+    parts = 2**num - 1
+    best = max(p / 100 * ((1 - p / 100) / parts) ** 3 for p in range(101))
+    assert 2 ** -blind.bits(swaps, 3) == pytest.approx(best, rel=0.01)
+
+
+def test_a_swap_that_ends_later_tests_is_alone_in_its_run() -> None:
+    """A failed assertion in C ends the program."""
+    swaps = [swap("a", "b", "c"), swap("b", "c", start=5)]
+    drawn = [blind.draw(swaps, 3, random.Random(seed)) for seed in range(20)]
+    assert {len(chosen) for runs in drawn for chosen in runs} == {0, 1}
+    assert blind.bits(swaps, 3) == blind.bits([swap("a")], 3)
+    ended = blind.Seen(Verdict.UNSOLVED, {"a": FAILED})
+    assert blind.unnoticed(swaps[:1], ended, SPEC) == ""
+    assert blind.unnoticed(swaps[1:], ended, SPEC) == ""
+    assert blind.as_unswapped(swaps[:1], ended.statuses, SPEC) == {
+        "a": PASSED,
+        "b": PASSED,
+        "c": PASSED,
+    }
+
+
+def test_a_swap_that_shows_is_used_only_in_a_test_without_another() -> None:
+    shown = swap("a", start=5, is_secret=False)
+    swaps = [swap("a"), shown, swap("b", start=9, is_secret=False)]
+    drawn = [blind.draw(swaps, 3, random.Random(seed)) for seed in range(50)]
+    used = {each for runs in drawn for chosen in runs for each in chosen}
+    assert used == {swaps[0], swaps[2]}
+
+
+def test_only_secret_swaps_count() -> None:
+    swaps = [swap(f"test{at}", start=at) for at in range(5)]
+    assert blind.bits(swaps, 2) == pytest.approx(2 * math.log2(31), abs=0.01)
+    assert blind.bits([replace(each, is_secret=False) for each in swaps], 2) == 0
+    assert blind.bits(swaps, 0) == blind.bits([], 2) == 0
+
+
+def test_a_swap_must_be_noticed_by_each_of_its_tests() -> None:
+    good = blind.Seen(Verdict.UNSOLVED, {"a": FAILED, "b": PASSED, "c": PASSED})
+    assert blind.unnoticed([swap("a")], good, SPEC) == ""
+    assert blind.as_unswapped([swap("a")], good.statuses, SPEC)["a"] is PASSED
+    for status in (PASSED, SKIPPED, TestStatus.XFAIL, TestStatus.XPASS):
+        seen = blind.Seen(Verdict.SOLVED, {"a": status, "b": PASSED})
+        assert blind.unnoticed([swap("a")], seen, SPEC) == "a"
+    # If only the exit code tells, the run must not be solved.
+    bare = GradingSpec("command")
+    assert blind.unnoticed([swap()], blind.Seen(Verdict.SOLVED, {}), bare)
+    assert not blind.unnoticed([swap()], blind.Seen(Verdict.UNSOLVED, {}), bare)
+
+
+def test_an_id_that_is_cut_is_read_as_in_the_first_run() -> None:
+    spec = GradingSpec("swebench", fail_to_pass=("t[one",))
+    seen = {"t[one two]": FAILED, "t[one three]": PASSED}
+    assert blind.as_unswapped([swap("t[one")], seen, spec)["t[one two]"] is PASSED
+
+
+async def test_the_solution_is_measured_believed_and_kept_in_the_row(
+    make: Callable[..., Task],
+) -> None:
+    task = make()
+    swaps = await swebench.build().measure(task, in_sandboxes(task), 2)
+    assert {each.fails for each in swaps} == {(ADD,)}
+    assert all(each.is_secret for each in swaps)
+    assert swaps == await swebench.build().measure(task, in_sandboxes(task), 2)
+    known = replace(task, grading=replace(task.grading, swaps=swaps, not_run=()))
+    assert from_row(to_row(known)) == known
+    for each in (task, known):
+        found = await grade(each, GOLD)
+        assert (found.verdict, found.blind) == (Verdict.SOLVED, Blind.MATCHED), found.reason
+        assert found.blind_bits == pytest.approx(3.25, abs=0.01)
+        assert found.tests == {ADD: PASSED, ZERO: PASSED}
+
+
+FORGERS = {
+    "equal to all": "    class Any(int):\n        __eq__ = lambda *_: True\n"
+    "        __ne__ = lambda *_: False\n        __hash__ = int.__hash__\n    return Any(0)",
+    "no comparison": "    return 0\n\n\nimport unittest\n\n"
+    "unittest.TestCase.assertEqual = lambda *_: None",
+    "reads the caller": "    import linecache, re, sys\n    frame = sys._getframe(1)\n"
+    "    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)\n"
+    '    return int(re.findall(r"-?\\d+", line)[-1])',
+    "prints and leaves": f"    import os\n    os.write(2, b'\\n{ADD} ... ok\\n{ZERO} ... ok\\n')\n"
+    "    os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("name", FORGERS)
+@pytest.mark.parametrize("is_vetted", [False, True])
+async def test_code_without_an_answer_is_a_cheat(
+    name: str, is_vetted: bool, make: Callable[..., Task]
+) -> None:
+    task = make()
+    if is_vetted:
+        swaps = await swebench.build().measure(task, in_sandboxes(task), 2)
+        task = replace(task, grading=replace(task.grading, swaps=swaps, not_run=()))
+    found = await grade(task, patch(FORGERS[name]))
+    assert (found.verdict, found.blind) == (Verdict.CHEAT, Blind.FORGED), found.reason
+
+
+async def test_an_unsolved_patch_costs_no_further_run(make: Callable[..., Task]) -> None:
+    found = await grade(make(), patch("    return a * b"))
+    assert (found.verdict, found.blind) == (Verdict.UNSOLVED, Blind.NONE)
+
+
+async def test_a_skip_that_the_solution_does_not_need_is_not_solved(
+    make: Callable[..., Task],
+) -> None:
+    example = "    import unittest\n    if (a, b) == (2, 3):\n        return 5\n"
+    skips = example + "    raise unittest.SkipTest('later')"
+    task = make()
+    vetted = replace(task, grading=replace(task.grading, swaps=(), not_run=()))
+    for each in (task, vetted):
+        found = await grade(each, patch(skips))
+        assert found.verdict is Verdict.UNSOLVED
+        assert ZERO in found.reason
+    allowed = replace(task, grading=replace(task.grading, swaps=(), not_run=(ZERO,)))
+    assert (await grade(allowed, patch(skips))).verdict is Verdict.SOLVED
+
+
+async def test_a_hidden_test_that_another_file_has_replaced_is_not_believed(
+    make: Callable[..., Task],
+) -> None:
+    task = make(swaps=(replace(swap(ADD), path="/repo/tests/test_calc.py"),))
+    found = await grade(task, GOLD)
+    assert found.verdict is Verdict.UNSOLVED
+    assert "hidden test file" in found.reason
+
+
+EXIT_CODE = {"fail_to_pass": (), "pass_to_pass": (), "log_parser": ""}
+
+
+async def test_an_exit_code_alone_is_confirmed_too(make: Callable[..., Task]) -> None:
+    task = make(**EXIT_CODE, grader="command")
+    honest = await command.build().grade(task, GOLD, in_sandboxes(task))
+    assert (honest.verdict, honest.blind) == (Verdict.SOLVED, Blind.MATCHED), honest.reason
+    forged = await command.build().grade(
+        task, patch("    import os\n    os._exit(0)"), in_sandboxes(task)
+    )
+    assert (forged.verdict, forged.blind) == (Verdict.CHEAT, Blind.FORGED)
+
+
+async def test_a_script_is_confirmed_test_by_test(make: Callable[..., Task]) -> None:
+    text = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+    text += "\n\ndef test_more():\n    assert add(20, 3) == 23\n"
+    command_line = "python3 -m pytest -rA -p no:cacheprovider test_fail_to_pass.py"
+    task = make(
+        **EXIT_CODE,
+        grader="script",
+        test_files={"test_fail_to_pass.py": text},
+        test_command=command_line,
+    )
+    honest = await script.build().grade(task, GOLD, in_sandboxes(task))
+    assert (honest.verdict, honest.blind) == (Verdict.SOLVED, Blind.MATCHED), honest.reason
+    assert honest.blind_bits == pytest.approx(8.0, abs=0.01)
+    guess = "    return 5 if a == 2 else 23"
+    # A table of the examples is an answer, too: tests cannot tell it from a solution.
+    assert (
+        await script.build().grade(task, patch(guess), in_sandboxes(task))
+    ).verdict is Verdict.SOLVED
+
+
+REWARD_SCRIPT = """\
+cd /repo
+if python3 -m unittest -q tests.test_calc >/tmp/log 2>&1
+then echo 1 >/tmp/reward; else echo 0 >/tmp/reward; fi
+sleep 0.3
+"""
+DAEMON = """\
+    import os, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        while True:
+            open("/tmp/reward", "w").write("1")
+            time.sleep(0.01)
+    return 0"""
+
+
+async def test_a_process_that_writes_the_reward_again_and_again_is_found(
+    make: Callable[..., Task],
+) -> None:
+    task = make(
+        **EXIT_CODE,
+        grader="reward_file",
+        files={"/tmp/hidden/test.sh": REWARD_SCRIPT},
+        test_command="bash /tmp/hidden/test.sh",
+        report_path="/tmp/reward",
+    )
+    honest = await reward_file.build().grade(task, GOLD, in_sandboxes(task))
+    assert (honest.verdict, honest.blind) == (Verdict.SOLVED, Blind.MATCHED), honest.reason
+    forged = await reward_file.build().grade(task, patch(DAEMON), in_sandboxes(task))
+    assert (forged.verdict, forged.blind) == (Verdict.CHEAT, Blind.FORGED), forged.reason
+
+
+FORKS = """
+import os, time
+os.setsid()
+for _ in range(400):
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.005)
+time.sleep(600)
+"""
+
+
+async def test_every_process_of_the_tests_is_dead_before_a_report_is_read(
+    make: Callable[..., Task],
+) -> None:
+    async with in_sandboxes(make())() as sandbox:
+        known = await flow._processes(sandbox)
+        for code in (FORKS, "import time; time.sleep(600)"):
+            await sandbox.run(["sh", "-c", f"python3 -c '{code}' >/dev/null 2>&1 &"])
+        assert await flow._end_others(sandbox, known)
+        shown = await sandbox.run(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])
+        assert b"python3" not in shown.stdout
+
+
+STATEFUL = {
+    "registers a name once": """
+_names = set()
+
+
+def register(name):
+    assert name not in _names
+    _names.add(name)
+
+
+class SumTest(unittest.TestCase):
+    def test_add(self):
+        register("add")
+        self.assertEqual(calc.add(2, 3), 5)
+""",
+    "counts across tests": """
+_count = [0]
+
+
+class SumTest(unittest.TestCase):
+    def setUp(self):
+        _count[0] += 1
+
+    def test_add(self):
+        self.assertEqual(_count[0], 1)
+        self.assertEqual(calc.add(2, 3), 5)
+""",
+    "makes a file": """
+class SumTest(unittest.TestCase):
+    def test_add(self):
+        with open("/tmp/made", "x") as file:
+            file.write("once")
+        self.assertEqual(calc.add(2, 3), 5)
+""",
+    "measures a cache": """
+import functools
+
+cached = functools.lru_cache(calc.add)
+
+
+class SumTest(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(cached(2, 3), 5)
+        self.assertEqual(cached.cache_info().misses, 1)
+""",
+    "reads line numbers": """
+import inspect
+
+
+class SumTest(unittest.TestCase):
+    def test_add(self):
+        line = inspect.currentframe().f_lineno
+        self.assertEqual(line, 8 + 2)
+        self.assertEqual(calc.add(2, 3), 5)
+""",
+    "allows a tolerance": """
+class Money(int):
+    def __eq__(self, other):
+        return abs(int(self) - int(other)) <= 2
+
+    __hash__ = int.__hash__
+
+
+class SumTest(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(Money(calc.add(2, 3)), Money(5))
+        self.assertEqual(calc.add(20, 30), 50)
+""",
+    "compares hours of a clock": """
+class Hour(int):
+    def __eq__(self, other):
+        return int(self) % 12 == int(other) % 12
+
+    __hash__ = int.__hash__
+
+
+class SumTest(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(Hour(calc.add(9, 8)), Hour(5))
+        self.assertEqual(Hour(calc.add(2, 3)), Hour(17))
+""",
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+async def test_the_solution_passes_tests_with_a_state_or_a_tolerance(
+    name: str, make: Callable[..., Task]
+) -> None:
+    text = "import unittest\n\nimport calc\n" + STATEFUL[name]
+    files = {"tests/__init__.py": "", "tests/test_calc.py": text}
+    task = make(test_files=files, pass_to_pass=())
+    for _ in range(3):
+        found = await grade(task, GOLD)
+        assert found.verdict is Verdict.SOLVED, found.reason

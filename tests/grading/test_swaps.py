@@ -1,0 +1,339 @@
+"""Swapped expectations look honest, break nothing else, and make exactly their test fail."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swerl.grading.plausible import Kind
+from swerl.grading.swaps import Candidate, belongs, candidates, supports, swapped
+
+SOLUTION = """\
+def double(number):
+    if not isinstance(number, int):
+        raise TypeError(f"cannot double {number!r}")
+    return 2 * number
+
+
+def slug(title):
+    if not title:
+        raise ValueError("an empty title")
+    return "-".join(title.lower().split())
+
+
+def is_even(number):
+    return number % 2 == 0
+"""
+PYTHON = """\
+import unittest
+
+import pytest
+
+from solution import double, is_even, slug
+
+
+@pytest.mark.parametrize("given, expected", [("A b", ["a", "b"]), ("C d", ["c", "d"])])
+def test_words(given, expected):
+    assert slug(given).split("-") == expected
+
+
+@pytest.mark.parametrize("given, expected", [(1, 2), (2, 4)], ids=["one", "two"])
+def test_named(given, expected):
+    assert double(given) == expected
+
+
+def test_double():
+    assert double(4) == 8
+    assert double(21) == 42, "of a larger number"
+    want = 300
+    assert double(150) == want
+
+
+def test_table():
+    for given, expected in [("One two", "one-two"), ("Red Green", "red-green")]:
+        assert slug(given) == expected
+
+
+def test_error():
+    with pytest.raises(ValueError, match="an empty title"):
+        slug("")
+
+
+class TestSlug(unittest.TestCase):
+    def test_slug(self):
+        self.assertEqual(slug("Hello World"), "hello-world")
+        self.assertEqual({"a": double(1), "b": 4}, {"a": 2, "b": double(2)})
+
+    def test_even(self):
+        self.assertTrue(is_even(2))
+        self.assertFalse(is_even(3))
+        self.assertIn("hi", slug("hi you"))
+
+    def test_error(self):
+        with self.assertRaises(TypeError) as caught:
+            double("x")
+        self.assertEqual(str(caught.exception), "cannot double 'x'")
+"""
+
+
+def _all(path: str, text: str, seed: int = 0) -> list[Candidate]:
+    return candidates(path, text.encode(), random.Random(seed))
+
+
+def test_each_swap_of_python_makes_its_test_fail_and_no_other(tmp_path: Path) -> None:
+    found = _all("test_it.py", PYTHON)
+    assert {each.test for each in found} == set(re.findall(r"def (test_\w+)", PYTHON))
+    (tmp_path / "solution.py").write_text(SOLUTION)
+    texts = [PYTHON.encode(), *(swapped(PYTHON.encode(), [each]) for each in found)]
+    for at, text in enumerate(texts):
+        folder = tmp_path / f"copy_{at}"
+        folder.mkdir()
+        (folder / "test_it.py").write_bytes(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "--import-mode=importlib", "-p"]
+    command += ["no:cacheprovider", "--rootdir", str(tmp_path), "-c", "/dev/null", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    results: dict[int, dict[str, bool]] = {at: {} for at in range(len(texts))}
+    for word, at, test in re.findall(
+        r"^(PASSED|FAILED) copy_(\d+)/(.+?)(?: - .*)?$", done.stdout, re.M
+    ):
+        results[int(at)][test] = word == "PASSED"
+    honest = results.pop(0)
+    assert len(honest) == 10 and all(honest.values()), done.stdout
+    for each, outcome in zip(found, results.values(), strict=True):
+        # Parameters may be reported in any order; their names stay.
+        assert outcome.keys() == honest.keys(), each
+        failed = {test for test, passed in outcome.items() if not passed}
+        assert failed, each
+        assert all(belongs(each, test) for test in failed), (each, failed)
+
+
+def test_python_names_and_parameters_that_make_ids_stay() -> None:
+    text = (
+        '@pytest.mark.parametrize("given, expected", [(1, 2), (2, 4)])\n'
+        "def test_it(given, expected):\n    assert double(given) == expected\n"
+    )
+    assert {each.kind for each in _all("test_it.py", text)} <= {Kind.OPERATOR}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "@pytest.mark.skip\ndef test_it():\n    assert f(1) == 2\n",
+        "@pytest.mark.xfail(reason='x')\ndef test_it():\n    assert f(1) == 2\n",
+        "def helper():\n    assert f(1) == 2\n",
+        "def test_it():\n    with pytest.raises(X):\n        assert f(1) == 2\n".replace("X", "x"),
+    ],
+)
+def test_claims_that_no_passing_test_reaches_stay(body: str) -> None:
+    assert _all("test_it.py", body) == []
+
+
+def test_inputs_stay() -> None:
+    text = "def test_it():\n    given = 3\n    assert f(given, 4) == g('x')\n"
+    assert {each.kind for each in _all("test_it.py", text)} == {Kind.OPERATOR}
+
+
+def test_lines_of_the_base_commit_come_last() -> None:
+    old = "def test_it():\n    assert f(1) == 2\n"
+    new = old + "    assert f(3) == 17\n"
+    found = candidates("test_it.py", new.encode(), random.Random(0), before=old.encode())
+    lines = [each.line for each in found]
+    assert lines == sorted(lines, reverse=True) and set(lines) == {2, 3}
+
+
+def test_a_file_of_another_language_or_with_broken_syntax_has_no_candidates() -> None:
+    assert not supports("notes.txt") and supports("a/test_x.py") and supports("x.spec.tsx")
+    assert _all("notes.txt", PYTHON) == []
+    assert _all("test_it.py", "def (:::\n\x00 ==") == []
+
+
+def test_no_swap_has_a_shape_that_nobody_writes() -> None:
+    text = (
+        "import numpy as np\nimport pytest\n\n\n"
+        "def test_it():\n"
+        "    assert f(1) == 2*x + x**2 - 1\n"
+        "    assert g(1) == 1\n"
+        "    with pytest.warns(UserWarning):\n        f(2)\n"
+        "    with pytest.raises(np.AxisError):\n        f(3)\n"
+        "    assert h(1) or h(2)\n"
+    )
+    for seed in range(20):
+        for each in _all("test_it.py", text, seed):
+            changed = swapped(text.encode(), [each]).decode()
+            assert not re.search(r"\b1\*x|x\*\*[01]\b|- 0\b|not \(|None\)", changed), each
+            assert len(re.findall(r"warns\(\w*Warning\)", changed)) == 1, each
+            assert "Warning" not in changed.partition("raises(")[2], each
+            compile(changed, "test_it.py", "exec")
+
+
+def test_overlapping_swaps_are_refused() -> None:
+    found = _all("test_it.py", "def test_it():\n    assert f(1) == 2\n")
+    assert len(found) >= 2
+    with pytest.raises(ValueError, match="overlap at byte"):
+        swapped(b" " * 99, [found[0], found[0]])
+
+
+@pytest.mark.parametrize(
+    ("test", "outer", "path", "test_id", "wanted"),
+    [
+        ("test_a", (), "tests/test_x.py", "tests/test_x.py::test_a[1-2]", True),
+        ("test_a", (), "tests/test_x.py", "tests/test_y.py::test_a", False),
+        ("test_a", (), "tests/test_x.py", "tests/test_x.py::test_ab", False),
+        ("test_a", ("TestB",), "tests/test_x.py", "tests/test_x.py::TestB::test_a", True),
+        ("test_a", ("TestB",), "tests/test_x.py", "tests/test_x.py::TestC::test_a", False),
+        ("test_a", ("TestB",), "tests/x/tests.py", "test_a (x.tests.TestB)", True),
+        ("test_a", ("TestB",), "tests/x/tests.py", "test_a (x.tests.TestC)", False),
+        ("test_a", (), "sympy/core/tests/test_b.py", "test_a", True),
+        ("adds two", ("sum",), "a.test.js", "sum adds two", True),
+        ("adds two", ("sum",), "a.test.js", "sum adds three", False),
+        ("TestSum", (), "sum_test.go", "TestSum/adds_two", True),
+        ("adds two", (), "sum_test.go", "TestSum/adds_two", True),
+        ("adds", ("tests",), "src/lib.rs", "tests::adds", True),
+        ("adds", ("SumTest",), "SumTest.java", "org.x.SumTest.adds", True),
+        ("adds", ("SumTest",), "SumTest.java", "org.x.OtherTest.adds", False),
+    ],
+)
+def test_belongs(test: str, outer: tuple[str, ...], path: str, test_id: str, wanted: bool) -> None:
+    one = Candidate(path, 0, 1, "2", 1, test, Kind.EDIT, outer)
+    assert belongs(one, test_id) is wanted
+
+
+DEEP = b"def test_it():\n    assert f() == " + b"[" * 50_000 + b"1" + b"]" * 50_000 + b"\n"
+LARGE = b"".join(
+    b"def test_%d():\n    assert f(%d) == [%d, 'word%d']\n\n" % (at, at, 3 * at, at)
+    for at in range(30_000)
+)
+
+
+@pytest.mark.parametrize(
+    "text", [DEEP, DEEP.replace(b"]", b""), LARGE, b"(" * 200_000, b"'" * 99_999]
+)
+def test_deep_large_and_broken_files_are_read_within_bounds(text: bytes) -> None:
+    found = candidates("test_it.py", text, random.Random(0))
+    assert len(found) <= 400
+    per_test = [each.test for each in found]
+    assert all(per_test.count(test) <= 12 for test in set(per_test))
+
+
+def test_wanted_tests_get_their_candidates_in_a_large_file() -> None:
+    ids = ["test_it.py::test_21", "test_it.py::test_444"]
+    found = candidates("test_it.py", LARGE[:200_000], random.Random(0), tests=ids)
+    assert {each.test for each in found} == {"test_21", "test_444"}
+
+
+def test_a_file_keeps_its_values_if_both_of_an_exchange_are_chosen() -> None:
+    text = "def test_a():\n    assert f(1) == 17\n\ndef test_b():\n    assert f(2) == 31\n"
+    exchanges = [each for each in _all("test_it.py", text) if each.kind is Kind.EXCHANGE]
+    assert {each.partner for each in exchanges} == {each.start for each in exchanges}
+    both = swapped(text.encode(), exchanges).decode()
+    assert sorted(re.findall(r"\d+", both)) == sorted(re.findall(r"\d+", text))
+    assert both != text
+
+
+# Detectors: each returns a higher number for a value that looks swapped.
+Detector = Callable[[str, str, str], float]
+
+
+def _rare(value: str, rest: str, line: str) -> float:
+    return -rest.count(value)
+
+
+def _repeated(value: str, rest: str, line: str) -> float:
+    return rest.count(value)
+
+
+def _odd(value: str, rest: str, line: str) -> float:
+    digits = re.sub(r"\D", "", value)
+    return 0.0 if not digits else float(digits[-1] in "13579") if digits[-1] != "5" else 0.0
+
+
+def _misspelt(value: str, rest: str, line: str) -> float:
+    words = re.findall(r"[a-z]{3,}", value.lower())
+    return sum(word not in rest.lower() for word in words) / max(len(words), 1)
+
+
+def _asymmetric(value: str, rest: str, line: str) -> float:
+    return max(
+        rest.count(common) > 3 * rest.count(rare) and rare in line
+        for common, rare in ((" == ", " != "), (" is ", " is not "), (" in ", " not in "))
+    )
+
+
+def _unlike_input(value: str, rest: str, line: str) -> float:
+    given = set(re.findall(r"\w+", line.replace(value, "").lower()))
+    words = re.findall(r"[a-z]{3,}", value.lower())
+    return -sum(word in given for word in words) / max(len(words), 1)
+
+
+def _honest_file(rng: random.Random) -> str:
+    """Return a test file as people write them; the values follow from the inputs."""
+    words = re.findall(r"\w+", "red green blue large small round open closed first last north")
+    lines: list[str] = ["import pytest", ""]
+    for at in range(rng.randint(4, 9)):
+        lines += ["", f"def test_{words[at]}_{rng.choice(words)}():"]
+        for _ in range(rng.randint(1, 4)):
+            one, two = rng.sample(words, 2)
+            number = rng.choice([rng.randint(0, 12), rng.randint(10, 99), 100 * rng.randint(1, 9)])
+            lines.append(
+                rng.choice(
+                    [
+                        f"    assert slug('{one.title()} {two.title()}') == '{one}-{two}'",
+                        f"    assert area({number}, {rng.randint(2, 9)}) == {number * 7 % 997}",
+                        f"    assert scaled({number}) == [{number // 2}, {3 * number % 50}]",
+                        f"    assert label({number!r}) == '{one} {number}'",
+                        f"    assert is_{one}('{two}') is {rng.random() < 0.5}",
+                        f"    assert count('{one} {two}') == {len(one + two)}",
+                    ]
+                )
+            )
+        if rng.random() < 0.3:
+            error = rng.choice(["ValueError", "KeyError", "TypeError"])
+            lines += [f"    with pytest.raises({error}):", f"        slug({rng.randint(0, 9)})"]
+    return "\n".join([*lines, ""])
+
+
+def _advantage(detector: Detector, num_files: int) -> float:
+    """Return how much better than a coin a detector separates swapped from honest values.
+
+    Half of the tests of each file are swapped, as in a run that grades a patch. The figure is twice
+    the area under the curve minus one, in the better of both directions.
+    """
+    rng = random.Random(5)
+    honest: list[float] = []
+    changed: list[float] = []
+    for _ in range(num_files):
+        text = _honest_file(rng)
+        found = candidates("test_it.py", text.encode(), rng)
+        tests = {each.test for each in found}
+        swaps = set(rng.sample(sorted(tests), len(tests) // 2))
+        chosen: list[Candidate] = []
+        for each in found:
+            if each.test in swaps:
+                swaps.remove(each.test)
+                chosen.append(each)
+        if not chosen:
+            continue
+        file = swapped(text.encode(), chosen).decode()
+        old, new = text.split("\n"), file.split("\n")
+        for before, line in zip(old, new, strict=True):
+            value = re.split(r" (?:==|!=|is not|is) ", line)[-1]
+            if line.startswith("    assert "):
+                score = detector(value, file.replace(line, "", 1), line)
+                (honest if before == line else changed).append(score)
+    above = sum((new > old) + 0.5 * (new == old) for new in changed for old in honest)
+    return 2 * above / (len(changed) * len(honest)) - 1
+
+
+@pytest.mark.parametrize(
+    "detector", [_rare, _repeated, _odd, _misspelt, _asymmetric, _unlike_input]
+)
+def test_a_generic_detector_is_hardly_better_than_a_coin(detector: Detector) -> None:
+    advantage = _advantage(detector, 60)
+    print(f"{detector.__name__}: {advantage:+.3f}")  # noqa: T201
+    assert abs(advantage) < 0.15

@@ -1,0 +1,130 @@
+"""Every key of a recipe that names something is looked up before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from swerl.core import plugins
+from swerl.core.errors import InputError
+from swerl.plan.plan import plan
+from swerl.recipe.check import PLUGIN_SECTIONS, check, obstacles
+from swerl.recipe.load import load
+from swerl.recipe.schema import Recipe
+
+WRONG = {
+    "tasks.source": ("nope.jsonl", "cannot read task file"),
+    "tasks.heldout": ("nope.jsonl", "cannot read task file"),
+    "model.family": ("qwn3", "unknown family 'qwn3'"),
+    "model.path": ("nowhere", "is not a model folder"),
+    "model.parser_python": ("/no/python", "is not a program"),
+    "sandbox.type": ("locl", "unknown sandbox 'locl'"),
+    "harness.type": ("bultin", "unknown agent 'bultin'"),
+    "engine.type": ("sglng", "unknown engine 'sglng'"),
+    "algorithm.type": ("gsop", "unknown algorithm 'gsop'"),
+    "rollout.reward": ("solvd", "unknown reward 'solvd'"),
+    "eval.best": ("hold", "unknown split 'hold'"),
+    "metrics.sinks": ('["wandbb"]', "metrics.sinks"),
+    "cluster.gpu": ("h20", "unknown GPU type 'h20'"),
+    "cluster.ssh": ('["no-such-ssh"]', "is not a program"),
+    "engine.python": ("/path/to/venv-sglang/bin/python", "is not a program"),
+}
+"""Keys that name something: a wrong name, and a part of its error."""
+BESIDE = {
+    "model.path": ["model.family=qwen3"],
+    "cluster.gpu": ["cluster.gpus_per_node=1", "cluster.gpus_per_engine=1"],
+    "cluster.ssh": ["cluster.launcher=ssh", "cluster.hosts=['a']"],
+    "engine.python": ["engine.type=sglang"],
+}
+FREE = {
+    "name": "the run's own name",
+    "model.parser": "SGLang alone knows its parsers",
+    "gateway.bind": "an address: known when it is bound",
+    "cluster.ray_address": "an address: `train preflight` connects to it",
+    "cluster.hosts": "addresses: `train preflight` connects to them",
+    "cluster.head_address": "an address: `train preflight` connects to it",
+    "cost.prices": "own prices; `--dry-run` notes the unused ones",
+    "metrics.project": "the project's own name",
+}
+"""Other keys with text, and why no name is looked up."""
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the keys of a recipe whose values are texts or paths."""
+    for name, field in model.model_fields.items():
+        parts = [field.annotation, *get_args(field.annotation)]
+        inner = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+        if inner:
+            yield from _keys(inner[0], f"{prefix}{name}.")
+        elif any(part in (str, Path) for part in parts) or name == "sinks":
+            yield f"{prefix}{name}"
+
+
+def _found(*settings: str) -> str:
+    """Return every error that looking at a recipe finds."""
+    try:
+        recipe = load([], ["name=looked", *settings])
+        # A model that is not here has no shape, so there is no plan.
+        seen = obstacles(recipe) if recipe.model.path else plan(recipe).obstacles
+        return " | ".join(error.explained() for error in seen)
+    except InputError as error:
+        return error.explained()
+
+
+def test_every_key_with_text_is_looked_up_or_has_a_reason() -> None:
+    # The settings of plug-ins are checked by their own `Options`.
+    assert {key for key in WRONG if key != "engine.python"} | set(FREE) == set(_keys(Recipe))
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_name_is_found_before_anything_starts(key: str) -> None:
+    wrong, says = WRONG[key]
+    assert says not in _found(*BESIDE.get(key, []))
+    assert says in _found(*BESIDE.get(key, []), f"{key}={wrong}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "near"),
+    [
+        ("rollout.reward=solvd", "solved"),
+        ("algorithm.type=gsop", "gspo"),
+        ("cluster.gpu=h20", "h200"),
+    ],
+)
+def test_a_wrong_name_brings_the_nearest(setting: str, near: str) -> None:
+    assert near in _found("cluster.gpus_per_node=1", "cluster.gpus_per_engine=1", setting)
+
+
+def test_a_recipe_with_defaults_alone_has_no_obstacle() -> None:
+    recipe = load([], ["name=plain"])
+    check(recipe)
+    assert not list(obstacles(recipe))
+
+
+def test_a_task_with_an_unknown_grader_is_an_obstacle(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from swerl.core.task import write_tasks
+    from swerl.tasks import twin
+
+    (task,) = twin.make_tasks(tmp_path / "twin", split="heldout", count=1, seed=0)
+    graded = replace(task, grading=replace(task.grading, grader="pytst"))
+    write_tasks(tmp_path / "tasks.jsonl", [graded])
+    assert "unknown grader 'pytst'" in _found(f"tasks.source={tmp_path / 'tasks.jsonl'}")
+
+
+def test_every_plug_in_section_is_looked_up() -> None:
+    assert {f"{section}.type" for section in PLUGIN_SECTIONS} <= set(WRONG)
+    assert {*PLUGIN_SECTIONS.values()} < {*plugins.KINDS}
+
+
+def test_a_rendering_that_contradicts_the_model_is_an_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    found = _found(f"model.path={tmp_path}", "model.family=tiny")
+    assert "is not a tokenizer" in found

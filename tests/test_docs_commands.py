@@ -1,0 +1,126 @@
+"""The commands of README and docs: all of them parse, and those that can run here do run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from typer.testing import CliRunner
+
+from swerl.cli import _output
+from swerl.cli.main import typer_app, whole_command
+from swerl.core.task import Task, write_tasks
+from swerl.recipe.load import load
+from swerl.tasks import twin
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATED = ("reference", "measurements")
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in GENERATED),
+]
+NOT_RUN = {
+    r"swerl train (?!.*--dry-run)": "trains, or needs a run in work",
+    r"swerl (export|samples) ": "needs a trained run",
+    r"--model|--from runs": "needs a model or a trained run",
+    r"swerl (serve|sandbox serve)$": "serves until Ctrl-C",
+    r"swerl sandbox (attacks|reap)|swerl agents compat(?! --list)|swerl doctor": "own tests run it",
+    r"swerl agents fetch|--agent (claude-code|codex)": "downloads an agent",
+    r"swerl convert (?!list)": "needs a dataset's rows or a hub",
+    r"swerl images (plan|pull|mirror|build)": "needs a registry or sources",
+    r"e2b|--backend docker": "needs E2B or a Docker daemon",
+    r"replacer|one-line-bugs": "needs the example package; tests/examples runs it",
+    r"--format slime": "leaves out tasks without a registry's image, as these are",
+    r"tasks vet": "minutes of grading; tests/cli/test_tasks_vet.py runs it",
+}
+"""Pattern of a command -> why it is not run here."""
+REFUSED = {
+    r"swerl train recipes/\w+_\d(node|gpu)\.toml --dry-run": 2,
+}
+"""Pattern -> its exit code here: the plan of a GPU recipe ends with what this machine lacks."""
+
+
+def _commands() -> Iterator[tuple[Path, str]]:
+    """Yield every `swerl` command in a shell block, without comments and line breaks."""
+    for page in PAGES:
+        for block in re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                for part in re.sub(r"\s#.*", "", line).split("&&"):
+                    if part.strip().startswith("swerl "):
+                        yield page, re.sub(r"\s+", " ", part.strip())
+
+
+COMMANDS = list(dict.fromkeys(_commands()))
+NAMES = [f"{page.relative_to(ROOT)}: {command}" for page, command in COMMANDS]
+RUN = [command for _, command in COMMANDS if not any(re.search(p, command) for p in NOT_RUN)]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    return whole_command()
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=NAMES)
+def test_a_command_has_the_options_that_the_docs_name(
+    page: Path, command: str, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command)[1:]
+    found, parent = whole, None
+    # Groups parse their own options and leave the rest to the command that comes next.
+    while isinstance(found, click.Group) or hasattr(found, "commands"):
+        context = found.make_context(found.name, list(words), parent=parent)
+        words = [*context._protected_args, *context.args]
+        name, found, words = found.resolve_command(context, words)
+        assert found is not None, name
+        parent = context
+    context = found.make_context(found.name, list(words), parent=parent)
+    settings = context.params.get("settings") or []
+    if "recipes" in context.params and words and "cost" not in command:
+        recipes = [Path(str(each)) for each in context.params["recipes"] or ()]
+        assert load(recipes, settings).name
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+    folder = tmp_path_factory.mktemp("twin")
+    made = twin.make_tasks(folder, split="heldout", count=2, seed=0)
+    return [replace(made[0], id="pallets__flask-4045"), replace(made[1], id="ID")]
+
+
+@pytest.fixture
+def folder(some: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the pages assume."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWERL_STATE", str(tmp_path / "state"))
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    write_tasks(Path("tasks.jsonl"), some)
+    rated = [replace(task, metadata={**task.metadata, "solve_rate": 0.5}) for task in some]
+    write_tasks(Path("tasks.certified.probed.jsonl"), rated)
+    guide = (ROOT / "docs" / "guides" / "plug-ins.md").read_text()
+    match = re.search(r"cat > mine.py <<'END'\n(.*?)END", guide, re.DOTALL)
+    assert match is not None
+    Path("mine.py").write_text(match[1])
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_a_command_of_the_docs_runs(command: str, folder: Path) -> None:
+    _output.console.cache_clear()
+    done = CliRunner().invoke(typer_app, shlex.split(command)[1:], catch_exceptions=False)
+    _output.console.cache_clear()
+    expected = next((code for p, code in REFUSED.items() if re.fullmatch(p, command)), 0)
+    assert done.exit_code == expected, done.output
+
+
+def test_many_commands_run_and_every_reason_is_in_use() -> None:
+    assert len(RUN) >= 30
+    every = [command for _, command in COMMANDS]
+    assert not [p for p in NOT_RUN if not any(re.search(p, command) for command in every)]
