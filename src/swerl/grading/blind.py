@@ -24,7 +24,7 @@ from swerl.core.grade import TestStatus, Verdict
 from swerl.core.task import GradingSpec, Swap, Task
 from swerl.grading.plausible import Kind
 from swerl.grading.sections import paths
-from swerl.grading.statuses import Statuses, status_of
+from swerl.grading.statuses import Statuses, reported, statuses_of
 from swerl.grading.swaps import Candidate, belongs, candidates, supports
 
 _FEW_TESTS = 3
@@ -107,8 +107,8 @@ def is_declared(spec: GradingSpec) -> bool:
 
 def unnoticed(swaps: Sequence[Swap], seen: Seen, spec: GradingSpec) -> str:
     """Return a test that did not fail though it had a swap; empty if every swap was noticed."""
-    for test in _wanted(swaps):
-        if not _fails(status_of(test, seen.statuses)):
+    for test, status in statuses_of(_wanted(swaps), seen.statuses).items():
+        if not _fails(status):
             return test
     if swaps and not is_declared(spec) and seen.verdict is Verdict.SOLVED:
         return "the test command"
@@ -120,14 +120,13 @@ def as_unswapped(
 ) -> Statuses:
     """Return the report as it would be without swaps: tests that fail as predicted are good."""
     found = dict(seen)
-    for test in _wanted(swaps):
+    wanted = _wanted(swaps)
+    statuses = statuses_of(wanted, seen)
+    for test, names in reported(wanted, seen).items():
         good = TestStatus(spec.expected.get(test, "PASSED").lower())
-        for name, status in seen.items():
-            is_cut = test.count("[") > test.count("]") and name.startswith(test)
-            if (name == test or is_cut) and status.fails:
-                found[name] = good
+        found.update({name: good for name in names if seen[name].fails})
         # A failed assertion in C ends the program, so that no later test is reported.
-        if status_of(test, seen) is TestStatus.MISSING:
+        if statuses[test] is TestStatus.MISSING:
             found[test] = good
     return found
 
@@ -233,7 +232,7 @@ def measured(run: Sequence[Trial], seen: Seen, spec: GradingSpec) -> list[Swap]:
     ended them all, so it must be the only one.
     """
     if is_declared(spec):
-        found = {test: status_of(test, seen.statuses) for test in _declared(spec)}
+        found = statuses_of(_declared(spec), seen.statuses)
         is_cut = any(status is TestStatus.MISSING for status in found.values())
         if is_cut and len(run) > 1:
             return []

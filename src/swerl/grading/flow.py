@@ -30,7 +30,7 @@ from swerl.grading import blind
 from swerl.grading.log_parsers import LogError, find_parser
 from swerl.grading.prepare import bring_files, changes_of, prepare
 from swerl.grading.reading import read_durations, read_log
-from swerl.grading.statuses import Judgement, Parser, status_of
+from swerl.grading.statuses import Judgement, Parser, statuses_of
 from swerl.grading.swaps import swapped
 
 _LOG_CHARS = 200_000
@@ -237,7 +237,7 @@ class _Grading:
         """Return a test that did not run to a pass, though it does with the known solution."""
         spec = self.task.grading
         declared = [*spec.fail_to_pass, *spec.pass_to_pass] or list(seen.statuses)
-        odd = blind.not_run({test: status_of(test, seen.statuses) for test in declared})
+        odd = blind.not_run(statuses_of(declared, seen.statuses))
         if not odd or spec.expected:
             return ""
         allowed = spec.not_run
@@ -246,7 +246,7 @@ class _Grading:
             if solution is None:
                 return ""
             known = (await solution._run()).seen.statuses
-            allowed = blind.not_run({test: status_of(test, known) for test in odd})
+            allowed = blind.not_run(statuses_of(odd, known))
         return next((test for test in odd if test not in allowed), "")
 
     async def _blind(self, swaps: Sequence[Swap], files: Sequence[str]) -> Grade:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
 from typing import TypeAlias
 
 from swerl.core.grade import TestStatus, Verdict
@@ -66,10 +65,7 @@ def judge_lists(spec: GradingSpec, statuses: Mapping[str, TestStatus]) -> Judgem
 
     A skip is accepted for `pass_to_pass` only: a test that the patch must fix has to run.
     """
-    names = (*spec.fail_to_pass, *spec.pass_to_pass)
-    # Sorted once: a hostile log names very many tests, and a Task may declare many cut ids.
-    ordered = sorted(statuses) if any(map(_is_cut, names)) else []
-    tests = {name: status_of(name, statuses, ordered) for name in names}
+    tests = statuses_of((*spec.fail_to_pass, *spec.pass_to_pass), statuses)
     must_run = set(spec.fail_to_pass)
     bad = [
         name
@@ -84,30 +80,36 @@ def judge_lists(spec: GradingSpec, statuses: Mapping[str, TestStatus]) -> Judgem
     return Judgement(Verdict.UNSOLVED, reason, tests)
 
 
-def status_of(
-    name: str, statuses: Mapping[str, TestStatus], ordered: Sequence[str] | None = None
-) -> TestStatus:
-    """Return a declared test's status; `ordered` are the sorted names, if the caller has them.
+def statuses_of(names: Iterable[str], statuses: Mapping[str, TestStatus]) -> Statuses:
+    """Return the status of each declared test; MISSING if none or too little of it is reported.
+
+    If several reported tests belong to one id, all of them must pass. If only some of them are
+    skipped, the status is MISSING.
+    """
+    tests = reported(names, statuses)
+    return {name: _together({statuses[each] for each in tests[name]}) for name in tests}
+
+
+def reported(names: Iterable[str], statuses: Mapping[str, TestStatus]) -> dict[str, list[str]]:
+    """Return for each declared id the reported tests that it means.
 
     Some datasets cut a parametrised id at its first space, so that a bracket stays open. Such an id
-    means every test that it begins, and passes if all of them do. If some pass and some are
-    skipped, its status is MISSING.
+    means every test that it begins.
     """
-    if name in statuses:
-        return statuses[name]
-    if not _is_cut(name):
-        return TestStatus.MISSING
-    ordered = sorted(statuses) if ordered is None else ordered
-    following = islice(ordered, bisect_left(ordered, name), None)
-    tests = takewhile(lambda test: test.startswith(name), following)
-    matches = {statuses[test] for test in tests}
+    found = {name: [name] if name in statuses else [] for name in names}
+    cut = [name for name, tests in found.items() if not tests and name.count("[") > name.count("]")]
+    # Sorted once: a hostile log names very many tests, and a Task may declare many cut ids.
+    ordered = sorted(statuses) if cut else []
+    for name in cut:
+        first = bisect_left(ordered, name)
+        end = bisect_left(ordered, True, first, key=lambda test: not test.startswith(name))
+        found[name] = ordered[first:end]
+    return found
+
+
+def _together(found: set[TestStatus]) -> TestStatus:
     for status in (TestStatus.FAILED, TestStatus.ERROR):
-        if status in matches:
+        if status in found:
             return status
-    if all(status.passes for status in matches) or matches == {TestStatus.SKIPPED}:
-        return next(iter(sorted(matches)), TestStatus.MISSING)
-    return TestStatus.MISSING
-
-
-def _is_cut(name: str) -> bool:
-    return name.count("[") > name.count("]")
+    is_known = len(found) == 1 or all(status.passes for status in found)
+    return min(found, default=TestStatus.MISSING) if is_known else TestStatus.MISSING
