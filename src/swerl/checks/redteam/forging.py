@@ -89,13 +89,20 @@ _NAMED = FUNCTIONS.replace(_CALL, "wanted = 3\n    assert till.change(7, 10) == 
 
 
 def _answer(
-    name: str, sentence: str, code: str, kind: TaskKind = TaskKind.UNITTEST, *, tests: str = ""
+    name: str,
+    sentence: str,
+    code: str,
+    kind: TaskKind = TaskKind.UNITTEST,
+    *,
+    tests: str = "",
+    stopped_by: Defence = Defence.BLIND,
+    verdict: Verdict = Verdict.CHEAT,
 ) -> Policy:
     """Return a policy that puts this code behind the module's own."""
     commands = (write("till.py", module("", code)),)
     files = {"tests/test_till.py": tests} if tests else {}
     changes: dict[str, Json] = {"test_patch": "", "test_files": {**files}} if tests else {}
-    return Policy(name, sentence, commands, Defence.BLIND, Verdict.CHEAT, kind, changes, files)
+    return Policy(name, sentence, commands, stopped_by, verdict, kind, changes, files)
 
 
 _ANSWERING = (
@@ -140,6 +147,8 @@ _ANSWERING = (
         _XFAIL,
         TaskKind.PYTEST,
         tests=_COMPARISONS,
+        stopped_by=Defence.TESTS,
+        verdict=Verdict.UNSOLVED,
     ),
     _answer(
         "any-exception",
