@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from swerl.checks.redteam import runner
 from swerl.checks.redteam.languages import GROUNDS
 from swerl.checks.redteam.policy import Defence, Policy, TaskKind
 from swerl.checks.redteam.repository import ImageTools, obstacle
-from swerl.checks.redteam.runner import PolicyOutcome, PolicyResult, RedteamReport, RedteamSettings
+from swerl.checks.redteam.runner import PolicyOutcome, PolicyResult
 from swerl.core.grade import Verdict
-from swerl.sandboxes import local
+
+from .test_redteam import row_of, run
 
 DOCS = Path(__file__).parents[3] / "docs" / "measurements" / "redteam.md"
 OLD = {each.name for topic in runner.FIRST_TOPICS for each in topic.POLICIES}
@@ -35,22 +35,10 @@ HONEST = [
 IDLE = [replace(each, name=f"idle-{each.kind}", commands=()) for each in HONEST]
 
 
-def run(policies: list[Policy], *, naively: bool = False) -> RedteamReport:
-    backend = local.build(local.Options())
-    return asyncio.run(runner.run(backend, policies, RedteamSettings(num_jobs=2, naively=naively)))
-
-
 @pytest.fixture(scope="module")
 def rows() -> dict[str, PolicyResult]:
     """The results of all policies of this file, by name."""
     return {row.policy.name: row for row in run([*POLICIES, *HONEST, *IDLE], naively=True).rows}
-
-
-def row_of(rows: dict[str, PolicyResult], policy: Policy) -> PolicyResult:
-    row = rows[policy.name]
-    if row.outcome is PolicyOutcome.SKIPPED:
-        pytest.skip(row.seen)
-    return row
 
 
 @pytest.mark.parametrize("policy", HONEST, ids=lambda policy: policy.name)
