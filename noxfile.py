@@ -21,6 +21,7 @@ SGLANG_ENV = Path(".nox/sglang-cpu")
 SGLANG_PACKAGES = ("sglang==0.5.21", "gguf")
 SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
 SGLANG_TESTS = (
+    "tests/plan/test_starts.py",
     "tests/training/test_twin_sglang.py",
     "tests/training/weight_sync/test_weight_sync_sglang.py",
     "tests/training/weight_sync/test_experts_sglang.py",

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swerl.cli._plan_view import _rows
 from swerl.cluster.node import LocalNode, Node, ProcessEnd, ProcessSpec
 from swerl.cluster.open import Nodes, open_nodes, place
 from swerl.cluster.sglang_servers import node_servers
 from swerl.core.errors import RecipeError
+from swerl.engines import sglang
 from swerl.plan.plan import RecipePlan, plan
 from swerl.recipe.load import load
 from swerl.rollout.wiring import sglang_launch
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
+from tests.engines._served import sglang_python
 
 ROOT = Path(__file__).parents[2]
 GPU_RECIPES = [
@@ -122,6 +127,10 @@ def _planned(name: str, *settings: str) -> RecipePlan:
     return plan(load([ROOT / f"recipes/{name}.toml"], settings))
 
 
+def _flags(command: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, _, value in (each.partition("=") for each in command[3:])}
+
+
 def _gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(env["CUDA_VISIBLE_DEVICES"].split(","))
 
@@ -142,6 +151,17 @@ async def test_a_recipe_starts_what_its_plan_shows(
     # Colocated: the k-th engine rank uses the GPU of the k-th trainer rank.
     assert held == ranks
     for _, command, env in engines:
+        flags = _flags(command)
+        assert found.memory is not None
+        cache = found.memory.cache
+        assert float(flags["--mem-fraction-static"]) == cache.share
+        assert int(flags["--cuda-graph-max-bs-decode"]) == cache.batch >= cache.sequences
+        assert ("--language-model-only" in flags) == ("Qwen3.6" in str(found.recipe.model.path))
+        # The dry run shows this command, but for the model and the address.
+        shown = dict(_rows(found))["engines"].partition("started with ")[2].split()
+        assert set(command[3:]) - set(shown) == {
+            f"{name}={flags[name]}" for name in ("--model-path", "--host", "--port")
+        }
         assert env["NCCL_CUMEM_ENABLE"] == "0"
         assert len(_gpus(env)) == layout.gpus_per_engine
         assert f"--tp-size={layout.gpus_per_engine}" in command
@@ -180,6 +200,37 @@ async def test_fewer_visible_gpus_than_the_recipe_has_are_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(RecipeError, match="CUDA_VISIBLE_DEVICES"):
         await _machines(_planned("qwen4b_1node"), tmp_path)
+
+
+async def test_flags_of_the_recipe_replace_those_of_the_plan() -> None:
+    given = '["--mem-fraction-static=0.7", "--cuda-graph-max-bs-decode", "40"]'
+    found = _planned("qwen35b_8node", f"engine.flags={given}")
+    assert found.memory is not None
+    assert (found.memory.cache.share, found.memory.cache.batch) == (0.7, 40)
+    assert found.engine_flags == ("--language-model-only",)
+
+
+def test_sglang_knows_every_flag() -> None:
+    """Unlike `--cuda-graph-max-bs`, which SGLang 0.5.21 refuses as ambiguous."""
+    python = sglang_python()
+    flags = [*_planned("qwen35b_8node").engine_flags, "--tp-size=8", "--enable-memory-saver"]
+    parse = (
+        "import argparse, sys; from sglang.srt.server_args import ServerArgs; "
+        "parser = argparse.ArgumentParser(); ServerArgs.add_cli_args(parser); "
+        "found = parser.parse_args(sys.argv[1:]); "
+        "print(found.mem_fraction_static, found.language_model_only)"
+    )
+    command = [str(python), "-c", parse, "--model-path=m", *flags]
+    env = {**os.environ, **sglang.environment(sglang.Options(cpu=True))}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env=env, check=False
+    )
+    assert done.stdout.split()[-2:] == ["0.812", "True"], done.stderr[-2000:]
+
+
+def test_an_engine_never_captures_more_replies_than_sglang_itself() -> None:
+    found = _planned("qwen4b_1node", "rollout.concurrency=4000")
+    assert "--cuda-graph-max-bs-decode=256" in found.engine_flags
 
 
 async def test_settings_of_servers_without_a_cluster_are_refused_with_one() -> None:

@@ -159,7 +159,23 @@ def _engines(plan: RecipePlan) -> str:
     if not layout.num_gpus:
         return f"{layout.num_engines} {kind} on CPU"
     place = "on the trainer's GPUs, in turn" if layout.colocated else "on GPUs of their own"
-    return f"{layout.num_engines} {kind} of {_gpus(layout.gpus_per_engine)}, {place}"
+    text = f"{layout.num_engines} {kind} of {_gpus(layout.gpus_per_engine)}, {place}"
+    return f"{text}\nstarted with {_flags(plan)}" if kind == "sglang" else text
+
+
+def _flags(plan: RecipePlan) -> str:
+    """Return the flags of a server's command, without its model and address."""
+    from pathlib import Path
+
+    from swerl.engines.sglang import server_command
+    from swerl.rollout.wiring import sglang_launch
+
+    options, planned = sglang_launch(plan.recipe)
+    given = options.model_copy(update={"flags": (*planned, *options.flags)})
+    size, saver = plan.layout.gpus_per_engine, plan.layout.colocated
+    command = server_command(given, Path(), host="", port=0, num_gpus=size, saver=saver)
+    addresses = ("--model-path", "--host", "--port")
+    return " ".join(each for each in command[3:] if not each.startswith(addresses))
 
 
 def _gpus(count: int) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, product
+from math import floor
 
 from swerl.core.errors import RecipeError
 from swerl.plan.activations import activation_bytes, logit_bytes
@@ -19,10 +20,8 @@ from swerl.plan.parameters import RankParams, model_params, rank_params
 from swerl.plan.shape import Shape
 from swerl.recipe.schema import Recipe, TrainerSection
 
-STATIC_SHARE = 0.85
-"""Fraction of a GPU for weights and cache if the engine's flags do not set it: about SGLang's own
-default. The flag is `--mem-fraction-static`."""
-_FLAG = "--mem-fraction-static"
+_SHARE_FLAG = "--mem-fraction-static"
+_BATCH_FLAG = "--cuda-graph-max-bs-decode"
 _BF16 = 2
 _FP32 = 4
 
@@ -31,10 +30,16 @@ CONTEXT_GIB = 1.5
 """CUDA context, kernels and cuBLAS workspace of each process on a GPU. Assumed."""
 COLLECTIVES_GIB = 1.5
 """NCCL channels and buffers of all groups of a rank. Assumed."""
-GRAPHS_GIB = 2.0
-"""The engine's CUDA graphs and their pools, which stay on the GPU while it sleeps. Assumed."""
-ENGINE_WORK_GIB = GRAPHS_GIB + 2.0
-"""The same, and activations of one prompt chunk. Assumed."""
+GRAPH_POOL_GIB = 1.0
+"""Activations in the pool of the engine's CUDA graphs, which stay while it sleeps. Assumed."""
+CHUNK_GIB = 2.0
+"""Activations of one prompt chunk, where `engine.flags` set the engine's share. Assumed."""
+STATE_RATIO = 0.9
+"""Memory of linear-attention states over that of keys and values: SGLang's
+`--mamba-full-memory-ratio`."""
+STATES_PER_REQUEST = 5
+"""States that SGLang keeps for a running request of a hybrid model: three, and two for its overlap
+schedule (`mem_cache/kv_cache_configurator.py: _calculate_mamba_ratio`)."""
 GATHERED = 3
 """Copies of the largest tensor while it is gathered: the ranks' parts, their pieces, the whole."""
 BUCKET_GIB = 1.0
@@ -46,7 +51,7 @@ _GROWN = ("expert_parallel", "context_parallel", "pipeline_parallel", "tensor_pa
 """Sizes that may be multiplied; the one that slows training least comes first."""
 _TIMES = (2, 4, 8)
 _ENGINE_HINT = (
-    "raise cluster.gpus_per_engine, or give engine.flags another --mem-fraction-static; "
+    f"raise cluster.gpus_per_engine, or give engine.flags another {_SHARE_FLAG}; "
     "or shorten rollout.max_context_tokens"
 )
 _Changes = dict[str, int | bool]
@@ -59,6 +64,16 @@ class KvCache:
     weights: float
     pool: float
     """Keys, values and states of linear attention."""
+    graphs: float
+    """CUDA graphs, which stay while the engine sleeps."""
+    work: float
+    """Graphs, and activations of one prompt chunk."""
+    share: float
+    """Weights and pool, as a fraction of the memory that is free when the engine starts."""
+    batch: int
+    """Replies in the largest CUDA graph."""
+    running: int | None
+    """Requests that the states of linear attention allow at once; None without such layers."""
     tokens: int
     """Tokens that fit into the engine's cache."""
     contexts: float
@@ -155,15 +170,14 @@ def plan_memory(
     precision = PRECISIONS[recipe.trainer.dtype]
     state = training_state(rank_params(shape, layout), layout, precision)
     offload = recipe.trainer.offload_optimizer
-    train = _train(recipe, shape, layout, state) | {
+    train = _train(recipe, shape, layout, state, cache) | {
         "reference": state.weights / _GIB if reference else 0.0
     }
-    rest = CONTEXT_GIB + COLLECTIVES_GIB if layout.colocated else 0.0
     rollout = {
         "weights": cache.weights,
         "KV cache": cache.pool,
-        "engine's work": ENGINE_WORK_GIB,
-        "contexts": CONTEXT_GIB + rest,
+        "engine's work": cache.work,
+        "contexts": CONTEXT_GIB + _asleep_gib(layout),
     }
     return MemoryPlan(
         phases=(
@@ -192,7 +206,14 @@ def training_state(
     )
 
 
-def _train(recipe: Recipe, shape: Shape, layout: Layout, state: TrainingState) -> dict[str, float]:
+def _asleep_gib(layout: Layout) -> float:
+    """Return the memory that a sleeping trainer keeps on an engine's GPU."""
+    return CONTEXT_GIB + COLLECTIVES_GIB if layout.colocated else 0.0
+
+
+def _train(
+    recipe: Recipe, shape: Shape, layout: Layout, state: TrainingState, cache: KvCache
+) -> dict[str, float]:
     trainer = recipe.trainer
     positions = trainer.tokens_per_micro_batch
     wider = PRECISIONS[trainer.dtype].weight / BF16.weight
@@ -208,7 +229,7 @@ def _train(recipe: Recipe, shape: Shape, layout: Layout, state: TrainingState) -
     parts["gaps"] = GAPS * sum(parts.values())
     own = CONTEXT_GIB + COLLECTIVES_GIB
     if layout.colocated:
-        return parts | {"contexts": own + CONTEXT_GIB, "engine's graphs": GRAPHS_GIB}
+        return parts | {"contexts": own + CONTEXT_GIB, "engine's graphs": cache.graphs}
     return parts | {"contexts": own}
 
 
@@ -269,21 +290,78 @@ def kv_cache(recipe: Recipe, shape: Shape, layout: Layout, *, gpu_gib: float) ->
 
     A token keeps a key and a value for every key-value head of every attention layer, in bf16 (Kwon
     et al. 2023, arXiv 2309.06180, section 3.1); heads are split over the engine's GPUs, never below
-    one. A sequence keeps each linear layer's fp32 state, key width times value width a head, and
-    the last positions before its convolution, whatever its length.
+    one. SGLang 0.5.21 gives linear attention's states, each with the convolution's last inputs, a
+    fixed part of the pool (`mem_cache/kv_cache_configurator.py: _handle_max_mamba_cache`).
     """
-    weights = model_params(shape).total * _BF16 / layout.gpus_per_engine / _GIB
-    pool = max(0.0, static_share(recipe) * gpu_gib - weights)
+    size = layout.gpus_per_engine
+    weights = model_params(shape).total * _BF16 / size / _GIB
     sequences = -(-recipe.rollout.concurrency // layout.num_engines)
-    left = pool * _GIB - sequences * state_bytes(shape, layout.gpus_per_engine)
-    tokens = max(0, int(left / token_bytes(shape, layout.gpus_per_engine)))
+    batch = _graph_batch(recipe, size, sequences)
+    # SGLang measures the free memory at its start: a sleeping trainer's is gone from it.
+    free = gpu_gib - CONTEXT_GIB - _asleep_gib(layout)
+    graphs = _captured_gib(gpu_gib, batch) + GRAPH_POOL_GIB
+    given = _flag(recipe, _SHARE_FLAG)
+    if given is None:
+        work = _reserved_gib(gpu_gib, size, batch)
+        share = max(0.001, floor(1000 * (1 - work / free)) / 1000)
+    else:
+        work, share = graphs + CHUNK_GIB, _fraction(given)
+    pool = max(0.0, share * free - weights)
+    left, running = pool * _GIB, None
+    if state := state_bytes(shape, size):
+        states = max(0, int(left * STATE_RATIO / (1 + STATE_RATIO) / state) - 1)
+        running = states // STATES_PER_REQUEST
+        left -= (states + 1) * state  # one more is padding
+    tokens = max(0, int(left / token_bytes(shape, size)))
     return KvCache(
         weights=weights,
         pool=pool,
+        graphs=graphs,
+        work=work,
+        share=share,
+        batch=batch,
+        running=running,
         tokens=tokens,
         contexts=tokens / recipe.rollout.max_context_tokens,
         sequences=sequences,
     )
+
+
+def _captured_gib(gpu_gib: float, batch: int) -> float:
+    """Return the memory of CUDA graphs outside of torch's pools, as `_reserved_gib` counts it."""
+    num_prompt_graphs = 74 if gpu_gib > 160 else 58
+    return (2 * batch + 8 * num_prompt_graphs) / 1024
+
+
+def _reserved_gib(gpu_gib: float, num_gpus: int, batch: int) -> float:
+    """Return the memory that SGLang 0.5.21 keeps free of weights and cache by default.
+
+    In MiB: 512, 1.5 a token of a prompt chunk, 128 a GPU, 2 a reply of the largest graph, and 8 a
+    graph of prompts (`arg_groups/memory_hook.py: handle_gpu_memory_settings`).
+    """
+    chunk = 16_384 if gpu_gib > 160 else 8_192
+    return _captured_gib(gpu_gib, batch) + (512 + 1.5 * chunk + 128 * num_gpus) / 1024
+
+
+def _graph_batch(recipe: Recipe, num_gpus: int, sequences: int) -> int:
+    """Return the replies of the largest graph: twice an engine's mean load, as sessions spread
+    unevenly, and at most SGLang's own default."""
+    given = _flag(recipe, _BATCH_FLAG)
+    if given and given.isdecimal():
+        return int(given)
+    return min(max(16, 2 * sequences), 256 if num_gpus < 4 else 512)
+
+
+def engine_flags(recipe: Recipe, shape: Shape, planned: MemoryPlan) -> tuple[str, ...]:
+    """Return the flags that fit SGLang to a plan, without those that `engine.flags` set."""
+    cache = planned.cache
+    flags = [f"{_BATCH_FLAG}={cache.batch}"]
+    if planned.capacity is not None:
+        flags.append(f"{_SHARE_FLAG}={cache.share:g}")
+    if shape.has_vision:
+        # Without it the engine also loads the vision tower, and keeps memory for images.
+        flags.append("--language-model-only")
+    return tuple(flag for flag in flags if _flag(recipe, flag.partition("=")[0]) is None)
 
 
 def token_bytes(shape: Shape, num_gpus: int) -> float:
@@ -302,20 +380,22 @@ def state_bytes(shape: Shape, num_gpus: int) -> float:
     return shape.num_linear_layers * (recurrent + convolution) / num_gpus
 
 
-def static_share(recipe: Recipe) -> float:
-    """Return the fraction of a GPU for an engine's weights and cache. Raises RecipeError."""
-    flags = " ".join(str(flag) for flag in recipe.engine.options.get("flags", ()))
-    _, found, after = flags.replace("=", " ").partition(_FLAG)
-    if not found:
-        return STATIC_SHARE
-    value = after.split()[0] if after.split() else ""
+def _flag(recipe: Recipe, name: str) -> str | None:
+    """Return the value of a flag in `engine.flags`, "" if it has none; None without the flag."""
+    words = " ".join(map(str, recipe.engine.options.get("flags", ()))).replace("=", " ").split()
+    if name not in words:
+        return None
+    return next(iter(words[words.index(name) + 1 :]), "")
+
+
+def _fraction(value: str) -> float:
     try:
         share = float(value)
     except ValueError:
         share = 0.0
     if not 0 < share < 1:
         raise RecipeError(
-            f"engine.flags has {_FLAG} {value!r}, which is not a fraction of a GPU",
+            f"engine.flags has {_SHARE_FLAG} {value!r}, which is not a fraction of a GPU",
             hint="give a number between 0 and 1, such as 0.8",
         )
     return share

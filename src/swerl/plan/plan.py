@@ -12,7 +12,7 @@ from swerl.core import plugins
 from swerl.core.errors import EXTRAS, InputError, RecipeError, missing_package, unknown
 from swerl.plan.cost import Estimate, estimate, from_recipe, group_factor, used_prices
 from swerl.plan.layout import Layout, layout
-from swerl.plan.memory import GPUS, MemoryPlan, check_memory, plan_memory
+from swerl.plan.memory import GPUS, MemoryPlan, check_memory, engine_flags, plan_memory
 from swerl.plan.parameters import model_params
 from swerl.plan.shape import Shape, shape_of
 from swerl.plan.simulation.simulate import Simulation, simulate
@@ -100,6 +100,11 @@ class RecipePlan:
         if self.memory is None or self.memory.capacity is None:
             return None
         return simulate(self.recipe, self.shape, self.layout, self.memory.cache)
+
+    @property
+    def engine_flags(self) -> tuple[str, ...]:
+        """Flags that fit SGLang servers to this plan; none on CPU."""
+        return engine_flags(self.recipe, self.shape, self.memory) if self.memory else ()
 
     @property
     def episodes_per_step(self) -> int:
@@ -225,6 +230,11 @@ def _memory_notes(recipe: Recipe, planned: MemoryPlan) -> list[str]:
         share = planned.train.total / planned.capacity
         notes.append(f"training fills {share:.0%} of a GPU: the plan is not exact enough for that")
     cache = planned.cache
+    if cache.running is not None and cache.running < cache.sequences:
+        notes.append(
+            f"an engine holds linear-attention states of {cache.running} requests at once and "
+            f"serves {cache.sequences} episodes: the others wait"
+        )
     if cache.contexts < cache.sequences:
         notes.append(
             f"an engine's cache holds {cache.contexts:.1f} full contexts and serves "

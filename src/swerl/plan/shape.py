@@ -52,6 +52,8 @@ class Shape:
     """True if the query projection also computes a gate of the same size."""
     tied: bool = False
     """True if input and output embeddings are one matrix."""
+    has_vision: bool = False
+    """True if the model also reads images; its vision tower is neither trained nor counted."""
 
     @property
     def num_attention_layers(self) -> int:
@@ -138,6 +140,7 @@ def shape_from_config(name: str, whole: Mapping[str, Any]) -> Shape:
                 "attn_output_gate", bool(config.get("linear_num_key_heads"))
             ),
             tied=config.get("tie_word_embeddings", False),
+            has_vision="vision_config" in whole,
         )
     except KeyError as error:
         raise RecipeError(

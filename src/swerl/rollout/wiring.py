@@ -101,9 +101,11 @@ async def open_engine(
 def sglang_launch(recipe: Recipe) -> tuple[sglang.Options, tuple[str, ...]]:
     """Return the settings of a run's SGLang servers, and the flags that its plan adds.
 
-    Raises RecipeError on settings that only apply to servers without a cluster.
+    Raises RecipeError on settings that only apply to servers without a cluster, and on a recipe
+    without a plan.
     """
     from swerl.engines import sglang
+    from swerl.plan.plan import plan
 
     options = sglang.Options.model_validate(recipe.engine.options)
     if recipe.cluster.gpus_per_node and (options.servers > 1 or options.gpus_per_server):
@@ -111,7 +113,7 @@ def sglang_launch(recipe: Recipe) -> tuple[sglang.Options, tuple[str, ...]]:
             "engine.servers and engine.gpus_per_server do nothing beside cluster.gpus_per_node",
             hint="remove them; cluster.gpus_per_engine sets size and number of the servers",
         )
-    return options, ()
+    return options, plan(recipe).engine_flags
 
 
 def draining_of(recipe: Recipe, engine: Engine) -> DrainingEngine | None:
