@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import Parts
 from swerl.rollout.reward import reward_of
 from swerl.runs.layout import Best, RunFolder, open_run
-from swerl.training.evaluation import evaluate, is_due, pass_at_k, rate, summary
+from swerl.training.evaluation import evaluate, is_due
 
 SPLITS = {"heldout": [Task("a", "r", "host", "/w", "p", GradingSpec("command"))], "empty": []}
 
@@ -81,21 +80,6 @@ async def run_at(folder: RunFolder, step: int, events: list[Event], **section: A
     await evaluate(SPLITS, step, parts_of(events), folder, section=settings, schedule=schedule)
 
 
-def test_lost_attempts_are_in_no_mean_and_are_counted() -> None:
-    groups = [
-        group("a", "solved", "unsolved"),
-        group("b", "infra", "solved"),
-        group("c", "infra", "infra"),
-        group("d", "timeout", "cheat"),
-    ]
-    found = summary(groups, 2)
-    assert found["pass_at_1"]["mean"] == pytest.approx((0.5 + 1.0 + 0.0) / 3)
-    assert found["pass_at_1"]["num_tasks"] == 3
-    assert (found["pass_at_k"]["mean"], found["pass_at_k"]["num_tasks"]) == (0.5, 2)
-    assert (found["num_attempts"], found["num_lost"]) == (5, 3)
-    assert found["verdicts"]["infra"] == 3
-
-
 async def test_an_evaluation_is_emitted_written_and_done_once(asked, tmp_path: Path) -> None:
     events: list[Event] = []
     with open_run(tmp_path / "run", {}) as folder:
@@ -152,39 +136,3 @@ async def test_mixed_weights_are_reported(monkeypatch, tmp_path: Path) -> None:
 def test_evaluations_come_first_and_at_every_nth_step() -> None:
     assert [step for step in range(7) if is_due(step, EvalSection(every=3))] == [0, 3, 6]
     assert [step for step in range(7) if is_due(step, EvalSection())] == [0]
-
-
-@pytest.mark.parametrize("num_solved", range(6))
-@pytest.mark.parametrize("k", range(1, 6))
-def test_pass_at_k_is_the_share_of_all_choices_of_k_attempts(num_solved: int, k: int) -> None:
-    attempts = [True] * num_solved + [False] * (5 - num_solved)
-    choices = list(combinations(attempts, k))
-    expected = sum(any(choice) for choice in choices) / len(choices)
-    assert pass_at_k(5, num_solved, k) == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_interval_of_single_attempts_is_wilsons() -> None:
-    found = rate([1.0] * 8 + [0.0] * 2)
-    assert (found.method, found.num_tasks, found.mean) == ("wilson", 10, 0.8)
-    # Written out from the formula: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n).
-    assert (found.low, found.high) == (
-        pytest.approx(0.4902, abs=1e-4),
-        pytest.approx(0.9433, abs=1e-4),
-    )
-
-
-def test_if_all_tasks_are_alike_the_interval_keeps_a_width() -> None:
-    assert rate([0.0] * 20).high == pytest.approx(0.1611, abs=1e-4)
-    assert rate([1.0] * 20).low == pytest.approx(1 - 0.1611, abs=1e-4)
-    assert rate([0.5] * 20).method == "wilson"
-    assert (rate([]).low, rate([]).high) == (0.0, 1.0)
-
-
-def test_the_bootstrap_over_tasks_agrees_with_the_normal_approximation() -> None:
-    values = [index % 5 / 4 for index in range(400)]
-    found = rate(values)
-    deviation = (sum((value - 0.5) ** 2 for value in values) / 400) ** 0.5
-    assert found.method == "bootstrap"
-    assert found.low == pytest.approx(0.5 - 1.96 * deviation / 20, abs=0.005)
-    assert found.high == pytest.approx(0.5 + 1.96 * deviation / 20, abs=0.005)
-    assert rate(values) == found

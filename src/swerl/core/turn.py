@@ -116,6 +116,8 @@ class Turn:
     """False if the engine returned no token ids (a debugging engine)."""
     num_reported: int = 0
     """Sampled tokens by the count of an engine that returns no token ids."""
+    num_prompt_reported: int = 0
+    """Tokens of the whole prompt by that count."""
     malformed_calls: int = 0
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
@@ -136,6 +138,17 @@ class Trajectory:
     def num_sampled_tokens(self) -> int:
         """Sampled tokens of all Turns, by the engine's own count where it returns no ids."""
         return sum(len(turn.output_ids) + turn.num_reported for turn in self.turns)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of every Turn's whole prompt; a token counts again in each prompt that has it."""
+        ends: dict[int | None, int] = {None: 0}
+        total = 0
+        for turn in self.turns:
+            prompt = ends[turn.parent] + len(turn.prompt_ids)
+            ends[turn.index] = prompt + len(turn.output_ids)
+            total += prompt + turn.num_prompt_reported
+        return total
 
     def leaves(self) -> Iterator[Turn]:
         """Yield the Turns that no other Turn continues, in order."""

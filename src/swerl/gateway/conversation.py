@@ -269,20 +269,15 @@ class Conversation:
             duration_s=time.monotonic() - answer.started_s,
             trainable=sampled.trainable,
             num_reported=0 if sampled.trainable else sampled.usage.completion_tokens,
+            num_prompt_reported=0 if sampled.trainable else sampled.usage.prompt_tokens,
             malformed_calls=sampled.parsed.malformed_calls,
             message=message if self._prompter.rereads else None,
             is_rewritten=prompt.is_rewritten,
             weight_changes=completion.weight_changes,
             routed=completion.routed,
         )
-        reply = ChatReply(
-            id=token_hex(12),
-            message=message,
-            finish=finish,
-            usage=sampled.usage,
-            model=prompt.request.model,
-            malformed_calls=node.malformed_calls,
-        )
+        usage, model = sampled.usage, prompt.request.model
+        reply = ChatReply(token_hex(12), message, finish, usage, model, node.malformed_calls)
         self._history.add(prompt.match, message, node)
         self._sent[node] = answer
         return reply, node

@@ -56,6 +56,8 @@ class ReplyNode:
     malformed_calls: int
     num_reported: int = 0
     """Sampled tokens by the count of an engine that returns no ids."""
+    num_prompt_reported: int = 0
+    """Tokens of the prompt by that count."""
     index: int | None = None
     """Number of its Turn; None until a client has received the reply."""
     message: Message | None = None
@@ -82,6 +84,7 @@ class ReplyNode:
             duration_s=self.duration_s,
             trainable=self.trainable,
             num_reported=self.num_reported,
+            num_prompt_reported=self.num_prompt_reported,
             malformed_calls=self.malformed_calls,
             weight_changes=self.weight_changes,
             routed=self.routed,

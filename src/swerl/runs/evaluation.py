@@ -1,0 +1,210 @@
+"""An evaluation as data: each Task's result, the summary of all, and the comparison of two.
+
+`swerl eval` and the evaluations inside training write the same file, `evals/<name>.json`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from swerl.core.episode import Group
+from swerl.core.errors import InputError, RunError
+from swerl.core.files import read_json
+from swerl.core.grade import Verdict
+from swerl.runs.statistics import difference, exact_p_value, noise_floor, pass_at_k, rate
+
+_LOOKS = 5
+"""Looks of a sequential evaluation while each Task gets one attempt; more save little."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """The attempts at one Task. Only learnable attempts are counted, in the costs too."""
+
+    task: str
+    attempts: int
+    solved: int
+    verdicts: tuple[str, ...]
+    """Of every attempt, the lost ones included."""
+    repo: str = ""
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens of every request, cached ones included."""
+    seconds: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """Share of the counted attempts that solved the Task."""
+        return self.solved / self.attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A finished evaluation."""
+
+    path: Path
+    results: Mapping[str, TaskResult]
+    """By Task id, without Tasks whose attempts were all lost."""
+    num_lost_tasks: int
+    dollars_per_attempt: float | None = None
+
+
+def result_of(group: Group, repo: str = "") -> TaskResult:
+    """Sum up the Episodes of a Task."""
+    counted = [episode for episode in group.episodes if episode.learnable]
+    return TaskResult(
+        task=group.task_id,
+        attempts=len(counted),
+        solved=sum(episode.verdict is Verdict.SOLVED for episode in counted),
+        verdicts=tuple(str(episode.verdict) for episode in group.episodes),
+        repo=repo,
+        sampled_tokens=sum(each.trajectory.num_sampled_tokens for each in counted),
+        prompt_tokens=sum(each.trajectory.num_prompt_tokens for each in counted),
+        seconds=round(sum(each.timings.get("total", 0.0) for each in counted), 2),
+    )
+
+
+def summary(results: Sequence[TaskResult], k: int) -> dict[str, Any]:
+    """Return pass@1 and pass@k with their intervals, the costs and each Task's result, as JSON.
+
+    A Task without a learnable attempt is in neither mean; one with fewer than k is not in pass@k.
+    """
+    counted = [each for each in results if each.attempts]
+    full = [each for each in counted if each.attempts >= k]
+    return {
+        "k": k,
+        "pass_at_1": asdict(rate([each.value for each in counted])),
+        "pass_at_k": asdict(rate([pass_at_k(each.attempts, each.solved, k) for each in full])),
+        "verdicts": dict(Counter(verdict for each in results for verdict in each.verdicts)),
+        "num_attempts": sum(each.attempts for each in results),
+        "num_lost": sum(len(each.verdicts) - each.attempts for each in results),
+        "noise_floor": noise_floor((each.attempts, each.solved) for each in counted),
+        "sampled_tokens": sum(each.sampled_tokens for each in results),
+        "prompt_tokens": sum(each.prompt_tokens for each in results),
+        "seconds": round(sum(each.seconds for each in results), 2),
+        "tasks": [asdict(each) for each in results],
+    }
+
+
+def read(path: Path) -> Evaluation:
+    """Read an evaluation's file, or the only one of a run folder. Raises InputError, RunError."""
+    found = path
+    if path.is_dir():
+        files = sorted(path.glob("evals/*.json"))
+        if len(files) != 1:
+            names = (
+                ", ".join(each.name for each in files[:5]) or "the command that began it resumes"
+            )
+            message = f"{path} has {len(files)} finished evaluations"
+            raise InputError(message, hint=f"name one file in {path / 'evals'}: {names}")
+        found = files[0]
+    elif not path.exists():
+        raise InputError(f"there is no evaluation {path}", hint="`swerl eval` prints its folder")
+    value = read_json(found)
+    try:
+        results = [
+            TaskResult(**{**row, "verdicts": tuple(row["verdicts"])}) for row in value["tasks"]
+        ]
+        dollars, attempts = value.get("dollars"), value["num_attempts"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{found} is not an evaluation: {error!r}", hint="name a file that `swerl eval` wrote"
+        ) from error
+    counted = {each.task: each for each in results if each.attempts}
+    each_dollars = None if dollars is None or not attempts else dollars / attempts
+    return Evaluation(found, counted, len(results) - len(counted), each_dollars)
+
+
+def compare(a: Evaluation, b: Evaluation) -> dict[str, Any]:
+    """Return the paired comparison of two evaluations as JSON; differences are B - A.
+
+    Only Tasks with a counted attempt on both sides are paired. Raises InputError if there is none.
+    """
+    paired = [(a.results[name], b.results[name]) for name in a.results if name in b.results]
+    if not paired:
+        hint = "both must evaluate the same tasks; lost attempts are repeated by the same command"
+        raise InputError(f"{a.path} and {b.path} have no task in common", hint=hint)
+    by_repo: dict[str, list[tuple[TaskResult, TaskResult]]] = {}
+    for pair in paired:
+        by_repo.setdefault(pair[1].repo or pair[0].repo, []).append(pair)
+    found = _compared(paired)
+    floors = [
+        noise_floor((each.attempts, each.solved) for each in side)
+        for side in zip(*paired, strict=True)
+    ]
+    known = [floor for floor in floors if floor is not None]
+    return {
+        "a": str(a.path),
+        "b": str(b.path),
+        **found,
+        "num_only_a": len(a.results) - len(paired),
+        "num_only_b": len(b.results) - len(paired),
+        "num_lost_tasks": [a.num_lost_tasks, b.num_lost_tasks],
+        # Half of each floor's variance is one side's.
+        "noise_floor": sqrt(fmean(each**2 for each in known)) if len(known) == 2 else None,
+        "cost": _costs(a, b, paired, found["difference"]["mean"]),
+        "repos": [{"repo": repo, **_compared(pairs)} for repo, pairs in sorted(by_repo.items())],
+    }
+
+
+def _compared(paired: Sequence[tuple[TaskResult, TaskResult]]) -> dict[str, Any]:
+    differences = [b.value - a.value for a, b in paired]
+    return {
+        "num_tasks": len(paired),
+        "pass_at_1": [fmean(a.value for a, _ in paired), fmean(b.value for _, b in paired)],
+        "difference": asdict(difference(differences)),
+        "p_value": exact_p_value(differences),
+        "num_b_better": sum(each > 0 for each in differences),
+        "num_a_better": sum(each < 0 for each in differences),
+    }
+
+
+def _costs(
+    a: Evaluation, b: Evaluation, paired: Sequence[tuple[TaskResult, TaskResult]], gain: float
+) -> dict[str, Any]:
+    """Return each cost of an attempt for A and B, and its increase for each point gained."""
+    sides = [[pair[side] for pair in paired] for side in (0, 1)]
+    attempts = [sum(each.attempts for each in side) for side in sides]
+    found: dict[str, Any] = {}
+    for name in ("sampled_tokens", "prompt_tokens", "seconds"):
+        total = [sum(getattr(each, name) for each in side) for side in sides]
+        found[name] = [total[0] / attempts[0], total[1] / attempts[1]]
+    found["dollars"] = [a.dollars_per_attempt, b.dollars_per_attempt]
+    return {
+        name: {"a": low, "b": high, "per_point": _per_point(low, high, gain)}
+        for name, (low, high) in found.items()
+    }
+
+
+def _per_point(a: float | None, b: float | None, gain: float) -> float | None:
+    return None if a is None or b is None or not gain else (b - a) / (100 * gain)
+
+
+def blocks(baseline: Mapping[str, TaskResult], k: int) -> Iterator[list[tuple[str, int]]]:
+    """Yield (Task, its number of attempts after this block) for each look of a comparison.
+
+    First each Task gets one attempt, in a random order. Further attempts, up to k, go first to the
+    Tasks that lower the variance most. Only the baseline decides, so no block depends on the
+    results of the new policy, nor on the order in which its Episodes end.
+    """
+    order = sorted(baseline)
+    random.Random(0).shuffle(order)
+    # Jeffreys' prior keeps a Task that the baseline always or never solves from counting as sure.
+    chances = {name: (each.solved + 0.5) / (each.attempts + 1) for name, each in baseline.items()}
+
+    def saving(name: str, attempts: int) -> float:
+        return chances[name] * (1 - chances[name]) / (attempts * (attempts + 1))
+
+    more = [(name, attempts + 1) for name in order for attempts in range(1, k)]
+    more.sort(key=lambda each: -saving(each[0], each[1] - 1))
+    size = -(-len(order) // _LOOKS)
+    for slots in ([(name, 1) for name in order], more):
+        for start in range(0, len(slots), size):
+            yield slots[start : start + size]

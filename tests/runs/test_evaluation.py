@@ -1,0 +1,142 @@
+"""Which attempts count, what is paired, and what a comparison says of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.errors import InputError, RunError
+from swerl.core.grade import Grade, Verdict
+from swerl.core.turn import Trajectory, Turn
+from swerl.runs import evaluation
+from swerl.runs.evaluation import TaskResult, blocks, compare, read, result_of, summary
+
+
+def group(task: str, *verdicts: str) -> Group:
+    turn = Turn(0, None, (1, 1, 1), (2,), (0.0,), Finish.STOP, "000003")
+    later = Turn(1, 0, (1,), (2, 2), (0.0, 0.0), Finish.STOP, "000003")
+    trajectory = Trajectory("s", (turn, later))
+    return Group(
+        task,
+        tuple(
+            Episode(f"e/{task}.{k}", task, Status.COMPLETED, Grade(Verdict(verdict)), 0.0,
+                    trajectory, timings={"total": 2.0})
+            for k, verdict in enumerate(verdicts)
+        ),
+    )  # fmt: skip
+
+
+def result(task: str, solved: int, attempts: int = 4, **fields: Any) -> TaskResult:
+    return TaskResult(task, attempts, solved, ("solved",) * attempts, **fields)
+
+
+def written(path: Path, *results: TaskResult, dollars: float | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**summary(results, 4), "dollars": dollars}))
+    return path
+
+
+def test_lost_attempts_are_in_no_mean_and_are_counted() -> None:
+    groups = map(result_of, [
+        group("a", "solved", "unsolved"),
+        group("b", "infra", "solved"),
+        group("c", "infra", "infra"),
+        group("d", "timeout", "cheat"),
+    ])  # fmt: skip
+    found = summary(list(groups), 2)
+    assert found["pass_at_1"]["mean"] == pytest.approx((0.5 + 1.0 + 0.0) / 3)
+    assert found["pass_at_1"]["num_tasks"] == 3
+    assert (found["pass_at_k"]["mean"], found["pass_at_k"]["num_tasks"]) == (0.5, 2)
+    assert (found["num_attempts"], found["num_lost"]) == (5, 3)
+    assert found["verdicts"]["infra"] == 3
+
+
+def test_the_tokens_of_counted_attempts_are_summed() -> None:
+    found = result_of(group("a", "solved", "unsolved", "infra"), "r")
+    # Each attempt: prompts of 3 and of 3 + 1 + 1 tokens.
+    assert (found.sampled_tokens, found.prompt_tokens, found.seconds) == (6, 16, 4.0)
+    assert (found.repo, found.value) == ("r", 0.5)
+
+
+def test_tasks_are_paired_by_id_and_the_others_are_counted(tmp_path: Path) -> None:
+    a = written(
+        tmp_path / "a.json", result("x", 1, repo="r"), result("y", 4, repo="r"), result("only", 4)
+    )
+    b = written(
+        tmp_path / "b.json",
+        *(result("x", 3, repo="r"), result("y", 4, repo="r"), result("new", 0)),
+        result("lost", 0, 0),
+    )
+    found = compare(read(a), read(b))
+    assert (found["num_tasks"], found["num_only_a"], found["num_only_b"]) == (2, 1, 1)
+    assert found["num_lost_tasks"] == [0, 1]
+    assert found["difference"]["mean"] == 0.25
+    assert (found["num_b_better"], found["num_a_better"], found["p_value"]) == (1, 0, 1.0)
+    assert [(each["repo"], each["num_tasks"]) for each in found["repos"]] == [("r", 2)]
+    assert found["noise_floor"] > 0
+
+
+def test_the_cost_of_a_point_is_the_increase_for_each_point_gained(tmp_path: Path) -> None:
+    a = written(tmp_path / "a.json", result("x", 2, sampled_tokens=400), dollars=0.4)
+    b = written(tmp_path / "b.json", result("x", 3, sampled_tokens=900), dollars=1.4)
+    cost = compare(read(a), read(b))["cost"]
+    assert cost["sampled_tokens"] == {"a": 100.0, "b": 225.0, "per_point": 5.0}
+    assert cost["dollars"]["per_point"] == pytest.approx(0.01)
+    same = compare(read(a), read(a))["cost"]
+    assert same["dollars"]["per_point"] is None
+
+
+def test_what_is_no_evaluation_is_one_clear_error(tmp_path: Path) -> None:
+    a = written(tmp_path / "a.json", result("x", 2))
+    b = written(tmp_path / "b.json", result("y", 2))
+    with pytest.raises(InputError, match="no task in common"):
+        compare(read(a), read(b))
+    with pytest.raises(InputError, match="there is no evaluation"):
+        read(tmp_path / "absent")
+    with pytest.raises(InputError, match="0 finished evaluations"):
+        read(tmp_path)
+    for text in ("{", "[]", '{"tasks": [{"task": 1}]}', '{"tasks": 3}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(RunError):
+            read(tmp_path / "bad.json")
+    run = tmp_path / "run"
+    first = written(run / "evals" / "eval-heldout-00000.json", result("x", 2))
+    assert read(run).path == first
+    written(run / "evals" / "eval-heldout-00002.json", result("x", 2))
+    with pytest.raises(InputError, match="2 finished evaluations") as error:
+        read(run)
+    assert "eval-heldout-00002.json" in error.value.hint
+
+
+def test_an_evaluation_of_an_earlier_release_can_be_read(tmp_path: Path) -> None:
+    row = {"task": "x", "attempts": 2, "solved": 1, "verdicts": ["solved", "unsolved"]}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"step": 3, "num_attempts": 2, "tasks": [row]}))
+    assert read(path).results["x"].value == 0.5
+
+
+def test_blocks_give_each_task_one_attempt_before_the_undecided_get_more() -> None:
+    baseline = {name: result(name, solved) for name, solved in
+                [("never", 0), ("half", 2), ("mostly", 3), ("always", 4), ("few", 1)]}  # fmt: skip
+    found = list(blocks(baseline, 4))
+    first = [slot for block in found[:5] for slot in block]
+    assert sorted(first) == sorted((name, 1) for name in baseline)
+    later = [slot for block in found[5:] for slot in block]
+    assert later[0] == ("half", 2)
+    assert len(set(first + later)) == 20
+    for name in baseline:
+        assert [number for task, number in later if task == name] == [2, 3, 4]
+    assert found == list(blocks(baseline, 4))
+    assert sum(map(len, evaluation.blocks(baseline, 1))) == 5
+
+
+def test_rows_of_a_file_are_results(tmp_path: Path) -> None:
+    kept = result("x", 2, repo="r", sampled_tokens=5, seconds=1.5)
+    path = written(tmp_path / "a.json", kept)
+    assert asdict(read(path).results["x"]) == asdict(kept)
