@@ -91,6 +91,49 @@ def test_a_port_in_use_is_named() -> None:
     assert (found.check, "in use" in found.found) == (f"port {port}", True)
 
 
+def kernels(gpu: str, triton: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, MachineFinding]:
+    """Return the findings on a machine that has `email` in the place of kernels."""
+    monkeypatch.setattr(checks, "versions", lambda: {"triton": triton} if triton else {})
+    return {each.check: each for each in checks.check_kernels("n1", ("email",), gpu)}
+
+
+def test_absent_kernels_fail_with_the_extra_that_has_them() -> None:
+    (found,) = checks.check_kernels("n1", ("no_such_kernels",), "b200")
+    assert (found.state, found.found) == (FindingState.FAIL, "not installed: no_such_kernels")
+    assert "swerl[gpu]" in found.fix and "trainer.require_kernels = false" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("gpu", "triton", "good"),
+    [
+        ("h100", "3.7.1", True),
+        ("h200", "3.7.0", False),
+        ("h100", "3.4.0+git1", False),
+        ("h100", "3.3.1", True),
+        ("h100", "", False),
+    ],
+)
+def test_a_triton_that_computes_wrong_gradients_fails(
+    gpu: str, triton: str, good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = kernels(gpu, triton, monkeypatch)
+    assert found["kernels"].state is FindingState.OK
+    assert (found["triton"].state is FindingState.OK) == good
+
+
+def test_other_gpus_take_any_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "triton" not in kernels("b200", "3.6.0", monkeypatch)
+
+
+@pytest.mark.slow
+async def test_a_run_without_its_kernels_does_not_start(tmp_path: Path) -> None:
+    node = LocalNode(name="n1")
+    with pytest.raises(ClusterError, match="kernels: not installed: no_such"):
+        await require_fit(
+            RECIPE, Nodes((node,), (node,)), tmp_path, disk_bytes=1, modules=("no_such",)
+        )
+
+
 async def test_too_little_disk_is_reported_with_the_size_needed(tmp_path: Path) -> None:
     asked = checks.MachineNeed("n1", "127.0.0.1", checks.GpuNeed(0, ""), tmp_path, 1 << 60)
     disk = checks._check_disk(asked)

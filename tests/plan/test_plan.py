@@ -11,7 +11,7 @@ from swerl.cli._output import console
 from swerl.cli._plan_view import show_plan
 from swerl.core.errors import RecipeError, UnknownNameError
 from swerl.plan.parameters import model_params
-from swerl.plan.plan import RecipePlan, plan
+from swerl.plan.plan import RecipePlan, kernel_modules, plan
 from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
 from swerl.recipe.schema import ModelSection, Recipe
@@ -139,6 +139,16 @@ def test_unknown_model_names_the_nearest_and_the_way_out() -> None:
         planned("model.path=Qwen3.6-35B")
     assert "qwen3.6-35b-a3b" in caught.value.hint
     assert "config.json" in caught.value.hint
+
+
+def test_only_gpus_for_linear_attention_require_its_kernels() -> None:
+    def needed(name: str, *settings: str) -> tuple[str, ...]:
+        recipe = load([RECIPE.with_name(f"{name}.toml")], settings)
+        return kernel_modules(recipe, shape_of(recipe.model))
+
+    assert needed("qwen35b_8node") == ("fla",)
+    assert needed("qwen35b_8node", "trainer.require_kernels=false") == ()
+    assert needed("qwen4b_1node") == needed("twin_cpu") == ()
 
 
 def test_plan_is_shown_with_layout_hours_and_bill() -> None:

@@ -25,7 +25,7 @@ from swerl.core.events import ignore
 from swerl.core.files import disk_errors
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
-from swerl.plan.plan import plan_disk
+from swerl.plan.plan import kernel_modules, plan_disk
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
 from swerl.rollout import wiring
@@ -50,8 +50,12 @@ async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[MachineFinding]
         logs.mkdir(parents=True, exist_ok=True)
     spread = bool(recipe.cluster.sandbox_cpus)
     async with open_nodes(recipe, logs) as nodes:
-        disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most + REST_BYTES
-        async for finding in check_nodes(recipe, nodes, root, disk_bytes=disk_bytes):
+        shape = shape_of(recipe.model)
+        disk_bytes = plan_disk(recipe, shape).most + REST_BYTES
+        modules = kernel_modules(recipe, shape)
+        async for finding in check_nodes(
+            recipe, nodes, root, disk_bytes=disk_bytes, modules=modules
+        ):
             yield finding
         if spread:
             async for finding in _check_on_nodes(recipe, nodes, logs):

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("swerl", "torch", "megatron-core", "ray")
+PACKAGES = ("swerl", "torch", "megatron-core", "ray", "fla-core", "triton")
 TORCH_S = 180.0
 NVIDIA_SMI_S = 60.0
 FIELDS = "index,uuid,name,driver_version,memory.total,memory.used"
@@ -77,6 +78,8 @@ class MachineNeed:
     disk: Path
     disk_bytes: int
     """Bytes that must be free there."""
+    modules: tuple[str, ...] = ()
+    """Kernels that must be installed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def examine(need: MachineNeed) -> list[MachineFinding]:
     return [
         *check_gpus(need.node, need.gpus),
         _check_torch(need.node, need.gpus.num_gpus),
+        *check_kernels(need.node, need.modules, need.gpus.kind),
         *check_ports(need.node, need.address, (0,)),
         _check_disk(need),
     ]
@@ -200,6 +204,27 @@ def _check_torch(node: str, num_gpus: int) -> MachineFinding:
     good = not num_gpus or (is_up == "True" and int(count) >= num_gpus)
     fix = "this torch needs a driver of its CUDA version or newer: install one"
     return check_result(node, "torch", found, good=good, fix=fix)
+
+
+def check_kernels(node: str, modules: Sequence[str], gpu: str) -> Iterator[MachineFinding]:
+    """Check that the modules of GPU kernels are installed, and that Triton compiles them right.
+
+    On Hopper, Triton 3.4 to 3.7.0 computes wrong gradients of the gated delta rule, and fla-core
+    0.6 refuses it at the first backward pass (`fla.ops.common.chunk_o: chunk_bwd_dqkwg`).
+    """
+    if not modules:
+        return
+    absent = [name for name in modules if find_spec(name) is None]
+    found = f"not installed: {', '.join(absent)}" if absent else ", ".join(modules)
+    fix = "pip install 'swerl[gpu]'; or set trainer.require_kernels = false for a slow loop"
+    yield check_result(node, "kernels", found, good=not absent, fix=fix)
+    if not gpu.startswith(("h100", "h200")) or find_spec("tilelang"):
+        return
+    triton = versions().get("triton", "")
+    numbers = tuple(int(part) for part in triton.split("+")[0].split(".") if part.isdecimal())
+    good = bool(numbers) and not (3, 4) <= numbers < (3, 7, 1)
+    fix = "pip install 'triton>=3.7.1', or tilelang: its gradients are wrong on this GPU"
+    yield check_result(node, "triton", triton or "not installed", good=good, fix=fix)
 
 
 def check_ports(node: str, address: str, ports: Iterable[int]) -> Iterator[MachineFinding]:

@@ -27,14 +27,20 @@ ALL_REDUCE_S = 300.0
 
 
 async def check_nodes(
-    recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int
+    recipe: Recipe,
+    nodes: Nodes,
+    folder: Path,
+    *,
+    disk_bytes: int,
+    modules: tuple[str, ...] = (),
 ) -> AsyncIterator[MachineFinding]:
     """Yield the findings machine by machine, then those about all of them together.
 
-    `folder` is the run's; it exists, and all machines share it.
+    `folder` is the run's; it exists, and all machines share it. `modules` are kernels that each
+    machine must have.
     """
     examined = await asyncio.gather(
-        *(_examine(node, recipe, folder, disk_bytes) for node in nodes.all)
+        *(_examine(node, recipe, folder, disk_bytes, modules) for node in nodes.all)
     )
     for findings in examined:
         for each in findings:
@@ -52,11 +58,18 @@ async def check_nodes(
         yield each
 
 
-async def require_fit(recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int) -> None:
-    """Raise ClusterError if a check failed, naming the first ones."""
+async def require_fit(
+    recipe: Recipe,
+    nodes: Nodes,
+    folder: Path,
+    *,
+    disk_bytes: int,
+    modules: tuple[str, ...] = (),
+) -> None:
+    """Raise ClusterError if a check failed, naming the first ones; see `check_nodes`."""
     failed = [
         each
-        async for each in check_nodes(recipe, nodes, folder, disk_bytes=disk_bytes)
+        async for each in check_nodes(recipe, nodes, folder, disk_bytes=disk_bytes, modules=modules)
         if each.state is FindingState.FAIL
     ]
     if failed:
@@ -67,10 +80,10 @@ async def require_fit(recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes:
 
 
 async def _examine(
-    node: Node, recipe: Recipe, folder: Path, disk_bytes: int
+    node: Node, recipe: Recipe, folder: Path, disk_bytes: int, modules: tuple[str, ...]
 ) -> Sequence[MachineFinding]:
     gpus = GpuNeed(recipe.cluster.gpus_per_node, recipe.cluster.gpu, node.gpus)
-    need = MachineNeed(node.name, node.address, gpus, folder.resolve(), disk_bytes)
+    need = MachineNeed(node.name, node.address, gpus, folder.resolve(), disk_bytes, modules)
     try:
         return await node.call(checks.examine, need)
     except (ClusterError, OSError) as error:

@@ -185,6 +185,7 @@ class RunStoppedError(SwerlError, RuntimeError):
 
 EXTRAS = {
     "twin": ("matplotlib", "megatron", "numpy", "psutil", "pyarrow", "safetensors", "torch"),
+    "gpu": ("fla",),
     "cluster": ("ray",),
     "docker": ("docker",),
     "e2b": ("e2b",),

@@ -78,6 +78,12 @@ def _episode_bytes(recipe: Recipe, shape: Shape) -> int:
     return tokens * (_TOKEN + experts * _EXPERT)
 
 
+def kernel_modules(recipe: Recipe, shape: Shape) -> tuple[str, ...]:
+    """Return the modules that every machine of a run must have for fast GPU kernels."""
+    wanted = recipe.cluster.gpus_per_node and recipe.trainer.require_kernels
+    return EXTRAS["gpu"] if wanted and shape.num_linear_layers else ()
+
+
 @dataclass(frozen=True, slots=True)
 class RecipePlan:
     """The plan of a consistent recipe."""

@@ -21,7 +21,7 @@ from swerl.core.errors import RankLostError
 from swerl.core.events import Emit, Notice, Progress, fan_out
 from swerl.core.experts import open_spool
 from swerl.core.files import disk_errors
-from swerl.plan.plan import plan_disk
+from swerl.plan.plan import kernel_modules, plan_disk
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
 from swerl.rollout.wiring import (
@@ -169,8 +169,9 @@ async def _checked(
     """Check GPUs and clusters before anything starts there. Raises ClusterError."""
     if recipe.cluster.launcher != "local" or recipe.cluster.gpus_per_node:
         emit(Progress("checking machines", 0, len(nodes.all)))
-        disk_bytes = plan_disk(recipe, shape_of(recipe.model)).most
-        await require_fit(recipe, nodes, folder.root, disk_bytes=disk_bytes)
+        shape = shape_of(recipe.model)
+        disk_bytes, modules = plan_disk(recipe, shape).most, kernel_modules(recipe, shape)
+        await require_fit(recipe, nodes, folder.root, disk_bytes=disk_bytes, modules=modules)
     yield
 
 
