@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from swerl.grading.log_parsers import PARSERS, find_parser
+from swerl.grading.log_parsers import PARSERS, LogError, find_parser, parse_log
 from swerl.grading.python_logs import durations
+from swerl.grading.statuses import MAX_TESTS
 
 from .agreement import foreign
 from .test_runner_logs import CASES
@@ -102,3 +103,26 @@ def test_a_hostile_log_takes_linear_time(name: str) -> None:
     read = durations if name == "durations" else find_parser(name)
     for make in hostile(SAMPLES.get(name, PYTEST), random.Random(name), NUM_DRAWN):
         assert_linear(read, make)
+
+
+@pytest.mark.parametrize("line", ["✔ {}", "- {}"])
+def test_a_log_of_too_many_tests_is_not_read(line: str) -> None:
+    log = "\n".join(line.format(number) for number in range(MAX_TESTS + 1))
+    with pytest.raises(LogError, match="it names more than 500,000 tests"):
+        parse_log(find_parser("mocha"), log)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "test"),
+    [
+        ("phpunit", "A{0} (B)\n", "✔ t\n"),
+        ("phpunit_timed", "A{0} (B)\n", "✔ t [1 ms]\n"),
+        ("karma", "Starting browser\n  A{0}\n", "    ✔ t\n"),
+        ("doctest", '<doctest><TestCase name="{0}">', '<SubCase name="t"/>'),
+    ],
+)
+def test_a_long_suite_with_many_tests_is_not_read(name: str, start: str, test: str) -> None:
+    end = "</TestCase></doctest>" if name == "doctest" else ""
+    log = start.format("x" * 100_000) + test * 1_000 + end
+    with pytest.raises(LogError, match="the names of its tests exceed 67,108,864 characters"):
+        parse_log(find_parser(name), log)

@@ -72,3 +72,19 @@ CASES = {
 def test_names_and_statuses(name: str) -> None:
     log, statuses = CASES[name]
     assert find_parser(name)(log) == statuses
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("✔ adds 3ms", "adds"),
+        ("✔ adds  ( 1.25 S )", "adds"),
+        ("✔ adds 1.2.5s", "adds 1."),
+        ("✔ waits 5 s (5ms)", "waits 5 s"),
+        ("✔ takes 5s less", "takes 5s less"),
+        ("✔ adds(7 s", "adds"),
+        ("✔ 30 ms", None),
+    ],
+)
+def test_mocha_names_have_no_duration_at_their_end(line: str, name: str | None) -> None:
+    assert find_parser("mocha")(line) == ({name: PASSED} if name else {})

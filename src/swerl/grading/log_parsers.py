@@ -20,11 +20,9 @@ from typing import Any, cast
 from swerl.core.errors import GradingError, unknown
 from swerl.core.grade import TestStatus
 from swerl.grading import python_logs, runner_logs
-from swerl.grading.statuses import Parser, Statuses, worst
+from swerl.grading.statuses import MAX_TESTS, Parser, Statuses, worst
 
 _MEMORY_BYTES = 4 << 30
-_MAX_TESTS = 500_000
-"""Largest number of tests of one log; the largest honest one has a tenth."""
 _PART_TESTS = 5_000
 _LINE = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +(\S.*)")
 
@@ -72,8 +70,8 @@ def read_in_child(address: str, limit_s: int) -> None:
     found: dict[str, Any] = {}
     try:
         found = parse_log(parse, sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
-        if len(found) > _MAX_TESTS:
-            raise LogError(f"it names {len(found):,} tests")
+        if len(found) > MAX_TESTS:
+            raise LogError(f"it names more than {MAX_TESTS:,} tests")
     except LogError as error:
         found, problem = {}, str(error)
     items = iter(found.items())

@@ -115,20 +115,23 @@ def sympy(log: str) -> Statuses:
 
 def django(log: str) -> Statuses:
     """Read unittest's verbose lines `test (class) ... ok`, also with other output between."""
-    found: list[Line] = []
+    return worst(_django_lines(log))
+
+
+def _django_lines(log: str) -> Iterator[Line]:
     open_test: str | None = None
     for line in lines(log):
         if _DJANGO_VERSION in line:
-            found.append((_DJANGO_VERSION, TestStatus.PASSED))
+            yield _DJANGO_VERSION, TestStatus.PASSED
         has_result = " ... " in line
         if has_result:
             open_test = line.split(" ... ")[0]
         if has_result or line.startswith(("FAIL:", "ERROR:")):
-            found.extend(_django_results(line))
+            yield from _django_results(line)
         if line.startswith("ok") and open_test is not None:
-            found.append((open_test, TestStatus.PASSED))
-    found.extend((test, TestStatus.PASSED) for test in _django_cut(log))
-    return worst(found)
+            yield open_test, TestStatus.PASSED
+    for test in _django_cut(log):
+        yield test, TestStatus.PASSED
 
 
 def r2e(log: str) -> Statuses:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from itertools import chain
 
 from swerl.core.grade import TestStatus
 from swerl.grading.statuses import Line, Parser, Statuses, by_line, lines, worst
@@ -48,13 +50,16 @@ def jest(log: str) -> Statuses:
 
 def karma(log: str) -> Statuses:
     """Read karma's mocha reporter: `suite > … > test`, until its summary."""
-    found: list[Line] = []
+    return worst(_karma_lines(log))
+
+
+def _karma_lines(log: str) -> Iterator[Line]:
     suites: list[str] = []
     depth = -1
     started = False
     for line in filter(None, log.split("\n")):
         if line.startswith("SUMMARY:"):
-            break
+            return
         if "Starting browser" in line:
             started = True
             continue
@@ -63,8 +68,7 @@ def karma(log: str) -> Statuses:
             continue
         indent, mark, name = match["indent"], match["mark"], match["name"]
         if mark:
-            status = _PASSED if mark == "✔" else _FAILED
-            found.append((" > ".join([*suites, name]), status))
+            yield " > ".join([*suites, name]), _PASSED if mark == "✔" else _FAILED
         elif indent and len(indent) > depth:
             suites.append(name)
             depth = len(indent)
@@ -72,7 +76,6 @@ def karma(log: str) -> Statuses:
             # A line further left closes one suite and opens none, as in SWE-bench.
             suites[-1:] = []
             depth = len(indent)
-    return worst(found)
 
 
 _MAVEN_TEST = re.compile(r".*-Dtest=(\S+)")
@@ -114,22 +117,24 @@ def maven(log: str) -> Statuses:
 
 def gradle(log: str) -> Statuses:
     """Read lines `class > test PASSED`; the status may be on a later line."""
-    found: list[Line] = []
+    return worst(_gradle_lines(log))
+
+
+def _gradle_lines(log: str) -> Iterator[Line]:
     open_test = ""
     for line in lines(log):
         if line.endswith(_GRADLE_WORDS) and (match := _GRADLE_LINE.match(line)):
-            found.append((match[1], _JVM_WORDS[match[2]]))
+            yield match[1], _JVM_WORDS[match[2]]
             open_test = ""
         elif ">" in line and (match := _GRADLE_NAME.match(line)):
             open_test = match[1]
         elif open_test and line in _GRADLE_WORDS:
-            found.append((open_test, _JVM_WORDS[line]))
+            yield open_test, _JVM_WORDS[line]
             open_test = ""
-    return worst(found)
 
 
 _DOCTEST_START, _DOCTEST_END = "<doctest", "</doctest>"
-_PHP_SUITE = re.compile(r"(?=.*\)$)(\w.+) \(.+\)")
+_PHP_SUITE = re.compile(r"(\w.+) \(.+\)")
 _PHP_TEST = re.compile(r"\s*([✔✘↩])\s*(.*)")
 _PHP_MARKS = {"✔": _PASSED, "✘": _FAILED, "↩": _SKIPPED}
 _REDIS_FILE = re.compile(r"(?<!\s)\s+in\s+\S+$")
@@ -185,30 +190,32 @@ def redis(log: str) -> Statuses:
 
 def googletest(log: str) -> Statuses:
     """Read lines `[ OK ] suite.test (0 ms)`; lines of the summary have no time."""
-    found: list[Line] = []
-    for line in lines(log):
-        timed = line.endswith(")") and _GOOGLETEST_TIMED.match(line)
-        if timed and (match := _GOOGLETEST_LINE.match(timed[1])):
-            found.append((match[2], _PASSED if match[1] == "OK" else _FAILED))
-    return worst(found)
+    timed = (_GOOGLETEST_TIMED.match(line) for line in lines(log) if line.endswith(")"))
+    found = (_GOOGLETEST_LINE.match(each[1]) for each in timed if each)
+    return worst((each[2], _PASSED if each[1] == "OK" else _FAILED) for each in found if each)
 
 
 def minitest(log: str) -> Statuses:
     """Read `name. = 0.01 s = .`: the last dot, F or E of a line counts."""
-    found: list[Line] = []
+    return worst(_minitest_lines(log))
+
+
+def _minitest_lines(log: str) -> Iterator[Line]:
     for line in lines(log):
         if "=" not in line or ". " not in line:
             continue
         end = max(map(line.rfind, _MINITEST_WORDS))
         name = line[: max(end, 0)].rpartition("=")[0].rpartition(". ")[0]
         if name:
-            found.append((name, _MINITEST_WORDS[line[end]]))
-    return worst(found)
+            yield name, _MINITEST_WORDS[line[end]]
 
 
 def doctest(log: str) -> Statuses:
     """Read the XML reports of C++'s doctest: a subcase passes if all its expressions do."""
-    found: list[Line] = []
+    return worst(_doctest_lines(log))
+
+
+def _doctest_lines(log: str) -> Iterator[Line]:
     for piece in log.split(_DOCTEST_END)[:-1]:
         _, start, report = piece.partition(_DOCTEST_START)
         cases = _DoctestReport()
@@ -218,15 +225,16 @@ def doctest(log: str) -> Statuses:
             parser.close()
         except ElementTree.ParseError:
             continue
-        found.extend(cases.found)
-    return worst(found)
+        for case, name, status in cases.found:
+            yield f"{case} > {name}", status
 
 
 class _DoctestReport:
     """Collects the subcases of one report of C++'s doctest. Implements an XML parser's target."""
 
     def __init__(self) -> None:
-        self.found: list[Line] = []
+        self.found: list[tuple[str | None, str | None, TestStatus]] = []
+        """Case, subcase and status."""
         self._cases: list[str | None] = []
         self._parts: list[tuple[str | None, bool]] = []
         """Name of each open subcase, and whether all its expressions so far pass."""
@@ -244,7 +252,7 @@ class _DoctestReport:
             self._cases.pop()
         elif tag == "SubCase" and self._cases:
             name, is_good = self._parts.pop()
-            self.found.append((f"{self._cases[-1]} > {name}", _PASSED if is_good else _FAILED))
+            self.found.append((self._cases[-1], name, _PASSED if is_good else _FAILED))
             # A failure inside a subcase also fails the subcases around it.
             if self._parts and not is_good:
                 self._parts[-1] = self._parts[-1][0], False
@@ -255,22 +263,22 @@ class _DoctestReport:
 
 def phpunit(log: str) -> Statuses:
     """Read `phpunit --testdox` without colours, whose layout differs: `suite > test`."""
-    found: list[Line] = []
+    return worst(_php_lines(log))
+
+
+def _php_lines(log: str) -> Iterator[Line]:
     suite: str | None = None
     for line in filter(None, log.split("\n")):
-        if match := _PHP_SUITE.fullmatch(line):
+        if line.endswith(")") and (match := _PHP_SUITE.fullmatch(line)):
             suite = match[1]
         elif match := _PHP_TEST.fullmatch(line):
-            found.append((f"{suite} > {match[2]}", _PHP_MARKS[match[1]]))
-    return worst(found)
+            yield f"{suite} > {match[2]}", _PHP_MARKS[match[1]]
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# A search must not start again inside of a run of blanks or digits.
-_TIME = re.compile(
-    r"(?<!\s)\s*+(?:\(\s*+)?+(?<!\d)\d++(?:\.\d++)?+\s*+(?:ms|s)\s*+\)?+\s*+$", re.IGNORECASE
-)
-_PHP_TIME = re.compile(r"(?<!\s)\s*+\[\s*+\d++(?:\.\d++)?+\s*+(?:ms|s)\s*+\]\s*+$", re.IGNORECASE)
+# Durations are matched from the right, on the reversed name: a search would try every position.
+_TIME = re.compile(r"\s*+(?:\)\s*+)?+sm?+\s*+\d++(?:\.\d++)?+(?:\s*+\()?+\s*+", re.IGNORECASE)
+_PHP_TIME = re.compile(r"\s*+\]\s*+sm?+\s*+\d++(?:\.\d++)?+\s*+\[\s*+", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r'\b(\w++)="([^"]*)"')
 _JUNIT_MARKS = {"<failure": _FAILED, "<error": TestStatus.ERROR, "<skipped": _SKIPPED}
 
@@ -313,21 +321,27 @@ def _by_rules(first: str, *rules: tuple[str, TestStatus], is_timed: bool = False
     one look. `is_timed` removes durations from the names.
     """
     can_match = re.compile(first).match
-    compiled = [(re.compile(pattern), status) for pattern, status in rules]
+    match_any = re.compile("|".join(pattern for pattern, _ in rules)).match
+    statuses = [status for _, status in rules]
 
     def parse(log: str) -> Statuses:
-        found: list[Line] = []
-        for line in filter(can_match, lines(_ANSI.sub("", log))):
-            matches = ((pattern.match(line), status) for pattern, status in compiled)
-            first = next(((match, status) for match, status in matches if match), None)
-            if not first:
-                continue
-            name = _TIME.sub("", first[0][1]) if is_timed else first[0][1]
-            if name.strip():
-                found.append((name.strip(), first[1]))
-        return worst(found)
+        return worst(named(log))
+
+    def named(log: str) -> Iterator[Line]:
+        for match in map(match_any, filter(can_match, lines(_ANSI.sub("", log)))):
+            # Each rule has one group, so the number of the last group is that of the rule.
+            if match and (rule := match.lastindex):
+                name = _without_time(_TIME, match[rule]) if is_timed else match[rule].strip()
+                if name:
+                    yield name, statuses[rule - 1]
 
     return parse
+
+
+def _without_time(reversed_time: re.Pattern[str], name: str) -> str:
+    """Return a stripped name without the duration that it ends with."""
+    match = reversed_time.match(name[::-1])
+    return name[: len(name) - match.end()].strip() if match else name.strip()
 
 
 elixir = _by_rules(
@@ -378,7 +392,7 @@ mocha_headings = _by_rules(
 
 def phpunit_timed(log: str) -> Statuses:
     """Read `phpunit --testdox` and drop durations from names."""
-    return worst((_PHP_TIME.sub("", name).strip(), s) for name, s in phpunit(log).items())
+    return worst((_without_time(_PHP_TIME, name), s) for name, s in _php_lines(log))
 
 
 def junit(log: str) -> Statuses:
@@ -388,18 +402,17 @@ def junit(log: str) -> Statuses:
     it stands, so that output cannot hide one.
     """
     first, *others = log.split("<![CDATA[")
+    if not others:
+        return worst(_junit_cases(log))
     reported = _junit_cases(first + "".join(part.partition("]]>")[2] for part in others))
-    return worst([*(line for line in _junit_cases(log) if line[1].fails), *reported])
+    return worst(chain((line for line in _junit_cases(log) if line[1].fails), reported))
 
 
-def _junit_cases(text: str) -> list[Line]:
-    found: list[Line] = []
+def _junit_cases(text: str) -> Iterator[Line]:
     for case in text.split("<testcase")[1:]:
         tag, _, rest = case.partition(">")
         body = "" if tag.endswith("/") else rest.partition("</testcase>")[0]
         attributes = dict(_ATTRIBUTE.findall(tag))
         if name := attributes.get("name"):
             marks = (status for mark, status in _JUNIT_MARKS.items() if mark in body)
-            full_name = f"{attributes.get('classname', '')} {name}".strip()
-            found.append((full_name, next(marks, _PASSED)))
-    return found
+            yield f"{attributes.get('classname', '')} {name}".strip(), next(marks, _PASSED)

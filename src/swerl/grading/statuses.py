@@ -15,6 +15,11 @@ Statuses: TypeAlias = dict[str, TestStatus]
 Parser: TypeAlias = Callable[[str], Statuses]
 Line: TypeAlias = tuple[str, TestStatus]
 
+MAX_TESTS = 500_000
+"""Largest number of tests of one log; the largest honest one has a tenth."""
+_MAX_CHARS = 1 << 26
+"""Most characters of the names on all lines of one log: eight times the largest log. A suite's name
+becomes a part of each test's."""
 NUM_NAMED = 3
 """Tests that a reason names; the rest are counted."""
 _WEIGHT = {TestStatus.FAILED: 2, TestStatus.ERROR: 2, TestStatus.SKIPPED: 1}
@@ -27,10 +32,22 @@ def lines(log: str) -> Iterator[str]:
 
 
 def worst(lines: Iterable[Line]) -> Statuses:
-    """Return the status of each test: its worst line, and the last of equally bad ones."""
+    """Return the status of each test: its worst line, and the last of equally bad ones.
+
+    Raises ValueError on more tests or longer names than an honest log has.
+    """
     found: Statuses = {}
+    num_chars = 0
     for name, status in lines:
-        if name not in found or _WEIGHT.get(status, 0) >= _WEIGHT.get(found[name], 0):
+        num_chars += len(name)
+        if num_chars > _MAX_CHARS:
+            raise ValueError(f"the names of its tests exceed {_MAX_CHARS:,} characters")
+        known = found.get(name)
+        if known is None:
+            if len(found) >= MAX_TESTS:
+                raise ValueError(f"it names more than {MAX_TESTS:,} tests")
+            found[name] = status
+        elif _WEIGHT.get(status, 0) >= _WEIGHT.get(known, 0):
             found[name] = status
     return found
 
